@@ -1,0 +1,21 @@
+"""Editing: the text being edited is the draft, and most of it is accepted."""
+
+import asyncio
+
+from llm_spec import GivenText, SpeculativeConfig, SpeculativeDecoder, open_provider
+
+
+async def main() -> None:
+    target = open_provider("builtin:target")
+    prompt = "def test_missing_link(self):"
+    before = (await SpeculativeDecoder(None, target).decode(prompt, max_tokens=48)).content
+    draft = GivenText(before.replace("self", "this", 1))  # the same but for one word
+    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens"))
+    result = await decoder.decode(prompt, max_tokens=48)
+    assert result.content == before
+    print(result.content)
+    print(result.summary())
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,59 @@
+"""A provider of your own: four members, checked by the conformance suite, then used as target."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+from llm_spec import (
+    Capabilities,
+    ChatRequest,
+    ChatResponse,
+    Finish,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    StopMatcher,
+    StreamEvent,
+    complete_from_stream,
+)
+from llm_spec.testing import check_provider
+
+
+class Parrot:
+    """Repeats the last message, word by word."""
+
+    name = "example:parrot"
+    capabilities = Capabilities()
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with aclosing(self._answer(request)) as events:  # whoever opens a stream closes it, on every path
+            yield events
+
+    async def _answer(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        words = request.messages[-1].text.split()
+        limit = request.max_tokens or len(words)
+        stop = StopMatcher(request.stop)  # lets text through, but never a stop string or the beginning of one
+        for word in words[:limit]:
+            for delta in stop.push(word + " "):
+                yield delta
+            await asyncio.sleep(0)
+        for delta in stop.flush():
+            yield delta
+        yield Finish("stop" if stop.matched or len(words) <= limit else "length")
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        return await complete_from_stream(self, request)
+
+    async def aclose(self) -> None: ...
+
+
+async def main() -> None:
+    await check_provider(Parrot)
+    decoder = SpeculativeDecoder(Parrot(), Parrot(), SpeculativeConfig(strategy="regenerate"))
+    result = await decoder.decode("what a draft is worth can be measured before anything is paid for")
+    print(result.content)
+    print(result.summary())
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,26 @@
+"""Only verified text is streamed; each round says what became of its draft."""
+
+import asyncio
+
+from llm_spec import Round, SpeculativeDecoder, SpeculativeFinish, TextDelta
+
+
+async def main() -> None:
+    async with (
+        SpeculativeDecoder("builtin:draft", "builtin:target") as decoder,
+        decoder.stream("def parse_header(self, line):", rounds=True, max_tokens=48) as events,
+    ):
+        async for event in events:
+            match event:
+                case TextDelta(text=text, origin=origin):
+                    print(f"{origin:>10}  {text!r}")
+                case Round():
+                    print(f"     round  {event.num_accepted_tokens} of {event.num_draft_tokens} accepted")
+                case SpeculativeFinish(result=result) if result is not None:
+                    print(result.stats.summary())
+                case _:
+                    pass
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

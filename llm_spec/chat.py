@@ -1,0 +1,327 @@
+"""Chat values: messages, requests, usage and stream events. Frozen, no I/O.
+
+Field names follow OpenAI's chat completions where such a field exists there; a mapping in that shape is accepted at
+every public door (`ChatMessage.from_openai`, `ChatRequest.create`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
+
+from llm_spec._checks import check_number
+from llm_spec.errors import InvalidRequestError
+
+__all__ = [
+    "ChatMessage",
+    "ChatRequest",
+    "ChatResponse",
+    "Fallback",
+    "Finish",
+    "FinishReason",
+    "Messages",
+    "Origin",
+    "ReasoningDelta",
+    "RequestOptions",
+    "Role",
+    "Round",
+    "Sampling",
+    "StoppedBy",
+    "StreamEvent",
+    "TextDelta",
+    "ToolCall",
+    "ToolCallDelta",
+    "Usage",
+]
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+StoppedBy = Literal[
+    "eos",  # the model ended its answer
+    "stop_string",
+    "tool_calls",
+    "content_filter",
+    "max_tokens",  # the request's own limit
+    "max_total_tokens",  # the decoder's limits …
+    "max_iterations",
+    "deadline",
+    "context_length",  # the model's window is full
+]
+Origin = Literal["plain", "accepted", "correction", "bonus"]
+ContentPart: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One complete function call by the model; `arguments` is the JSON text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message; `content` is text, or OpenAI content parts (kept as they are), or None beside tool calls."""
+
+    role: Role
+    content: str | tuple[ContentPart, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in get_args(Role):
+            raise InvalidRequestError(f"message role is {self.role!r}; it must be one of {', '.join(get_args(Role))}")
+        if type(self.content) not in (str, tuple, type(None)):
+            raise InvalidRequestError(
+                f"message content is of type {type(self.content).__name__}; it must be text, a tuple of parts or None"
+            )
+
+    @classmethod
+    def from_openai(cls, message: Mapping[str, Any]) -> ChatMessage:
+        """Read an OpenAI chat message; raises InvalidRequestError naming the field that is wrong."""
+        content = message.get("content")
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            content = tuple(cast("Sequence[ContentPart]", content))
+        try:
+            calls = tuple(
+                ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+                for call in message.get("tool_calls") or ()
+            )
+            return cls(message["role"], content, message.get("name"), calls, message.get("tool_call_id"))
+        except (KeyError, TypeError) as error:
+            raise InvalidRequestError(f"message is not in OpenAI's chat format: {error!r}") from error
+
+    def to_openai(self) -> dict[str, Any]:
+        """The message as an OpenAI chat dict, absent fields left out."""
+        out: dict[str, Any] = {"role": self.role}
+        out["content"] = list(self.content) if isinstance(self.content, tuple) else self.content
+        if self.name is not None:
+            out["name"] = self.name
+        if self.tool_calls:
+            out["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            out["tool_call_id"] = self.tool_call_id
+        return out
+
+    @property
+    def text(self) -> str:
+        """The message's text, parts joined; a part that is not text contributes nothing."""
+        if isinstance(self.content, tuple):
+            return "".join(str(part.get("text", "")) for part in self.content if part.get("type") == "text")
+        return self.content or ""
+
+
+Messages: TypeAlias = "str | Sequence[ChatMessage | Mapping[str, Any]]"
+
+
+def _as_messages(messages: Messages) -> tuple[ChatMessage, ...]:
+    if isinstance(messages, str):
+        return (ChatMessage("user", messages),)
+    return tuple(m if isinstance(m, ChatMessage) else ChatMessage.from_openai(m) for m in messages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the target draws its next token; None leaves a choice to the target's own default (a local model: greedy).
+
+    Filters apply in this order: logit bias and penalties, temperature, top-k, top-p, min-p. `repetition_penalty`
+    counts prompt and answer (arXiv 1909.05858), `presence_penalty` and `frequency_penalty` the answer alone (OpenAI).
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number(InvalidRequestError, "temperature", self.temperature, 0.0, 100.0)
+        check_number(InvalidRequestError, "top_p", self.top_p, 0.0, 1.0, above=True)
+        check_number(InvalidRequestError, "top_k", self.top_k, 1, None, integer=True)
+        check_number(InvalidRequestError, "min_p", self.min_p, 0.0, 1.0)
+        check_number(InvalidRequestError, "repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        check_number(InvalidRequestError, "presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_number(InvalidRequestError, "frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_number(InvalidRequestError, "seed", self.seed, 0, 2**64 - 1, integer=True)
+        for token_id, bias in self.logit_bias.items():
+            check_number(InvalidRequestError, "logit_bias key", token_id, 0, integer=True)
+            check_number(InvalidRequestError, f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+
+
+class RequestOptions(TypedDict, total=False):
+    """What may be said of a request beside its messages, by keyword, wherever a request is made."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any] | None
+    response_format: Mapping[str, Any] | None
+    prefix: str
+    prediction: str | None
+    extra: Mapping[str, Any]
+
+
+_SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(Sampling))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """One request to a provider.
+
+    `prefix` is assistant text that the answer continues (it is not repeated in the answer), `prediction` a guess at
+    the answer; only some targets understand them. `extra` goes to a remote target untouched.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str | Mapping[str, Any] | None = None
+    response_format: Mapping[str, Any] | None = None
+    prefix: str = ""
+    prediction: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise InvalidRequestError("messages is empty; give at least one message")
+        check_number(InvalidRequestError, "max_tokens", self.max_tokens, 1, None, integer=True)
+        if not all(self.stop):
+            raise InvalidRequestError("stop holds an empty string; every stop string must have a character")
+
+    @classmethod
+    def create(cls, messages: Messages, **options: Unpack[RequestOptions]) -> ChatRequest:
+        """Make a request of messages (a text alone is one user message) and options given by keyword."""
+        unknown = options.keys() - RequestOptions.__annotations__.keys()
+        if unknown:
+            raise InvalidRequestError(f"unknown request option {sorted(unknown)[0]!r}")
+        values: dict[str, Any] = dict(options)
+        sampling = Sampling(**{k: values.pop(k) for k in list(values) if k in _SAMPLING_FIELDS})
+        stop = values.pop("stop", None) or ()
+        values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        values["tools"] = tuple(values.get("tools") or ())
+        return cls(messages=_as_messages(messages), sampling=sampling, **values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens as the provider counted them; addition adds field by field."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_input_tokens: int = 0
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(Usage)})
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next piece of the answer; `origin` says how a speculative round came by it."""
+
+    text: str
+    origin: Origin = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """The next piece of the model's reasoning, where a provider shows it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of the call at `index`; `id` and `name` come with its first piece, `arguments` adds up."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One finished round: a draft and its verification (`num_draft_tokens` 0: a plain step).
+
+    `num_accepted_tokens` leading drafted tokens were confirmed; `num_emitted_tokens` also counts the correction or
+    bonus and is smaller where EOS, a stop string or a cap ended the answer. `next_token_id` is that correction or
+    bonus, None where tokens are unknown. Times are seconds of this process's clock.
+    """
+
+    index: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_emitted_tokens: int
+    next_token_id: int | None = None
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+    @property
+    def rejection_index(self) -> int | None:
+        """Index in the draft of the first token that was not confirmed, None if all were."""
+        return self.num_accepted_tokens if self.num_accepted_tokens < self.num_draft_tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """The draft failed or was given up: from here the target goes on alone. `reason` is for people and logs."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last event of every stream that ends well.
+
+    `usage` is None where the provider does not count, `stopped_by` where it does not say; `draft_usage` is what a
+    draft beside it used.
+    """
+
+    finish_reason: FinishReason
+    usage: Usage | None = None
+    stopped_by: StoppedBy | None = None
+    draft_usage: Usage | None = None
+
+
+StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta | Round | Fallback | Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatResponse:
+    """A whole answer."""
+
+    message: ChatMessage
+    finish_reason: FinishReason
+    usage: Usage | None = None
+    reasoning: str = ""
+    stopped_by: StoppedBy | None = None
+
+    @property
+    def content(self) -> str:
+        """The answer's text."""
+        return self.message.text

@@ -1,0 +1,260 @@
+"""SpeculativeDecoder: request in, strategy chosen, verified events out. It is an LlmProvider itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any, Self, TypeVar, Unpack
+
+from structlog.contextvars import bound_contextvars
+
+from llm_spec.chat import (
+    ChatRequest,
+    ChatResponse,
+    Fallback,
+    Finish,
+    Messages,
+    RequestOptions,
+    Round,
+    StreamEvent,
+)
+from llm_spec.config import SpeculativeConfig
+from llm_spec.drafting.model import ProviderDraft
+from llm_spec.errors import LlmSpecError, TargetError
+from llm_spec.provider import Capabilities, DraftProvider, LlmProvider, complete_from_stream
+from llm_spec.recording import Recording
+from llm_spec.registry import open_draft, open_provider
+from llm_spec.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.strategies import Strategy, choose_strategy
+from llm_spec.telemetry import log_event, new_request_id
+
+__all__ = ["SpeculativeDecoder"]
+
+T = TypeVar("T")
+P = TypeVar("P", bound=DraftProvider | LlmProvider)
+
+
+class SpeculativeDecoder:
+    """A target that answers with the help of a draft.
+
+    Draft and target are providers (the caller closes them) or strings such as `builtin:draft` (opened here, closed by
+    `aclose`); a draft of None means plain decoding. Calls may run concurrently; they share nothing but the providers.
+
+        async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
+            result = await decoder.decode("def area(radius):", max_tokens=64)
+    """
+
+    def __init__(
+        self,
+        draft: DraftProvider | LlmProvider | str | None,
+        target: LlmProvider | str,
+        config: SpeculativeConfig | None = None,
+    ) -> None:
+        self.config = config or SpeculativeConfig()
+        self._owned: list[DraftProvider | LlmProvider] = []
+        self._target = self._own(open_provider(target)) if isinstance(target, str) else target
+        if isinstance(draft, str):
+            self._draft: DraftProvider | None = self._own(open_draft(draft))
+        else:
+            self._draft = ProviderDraft(draft) if isinstance(draft, LlmProvider) else draft
+
+    def _own(self, opened: P) -> P:
+        self._owned.append(opened)
+        return opened
+
+    @property
+    def name(self) -> str:
+        """`target+draft`."""
+        return self._target.name if self._draft is None else f"{self._target.name}+{self._draft.name}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The target's, without direct access to its tokens: that would leave the draft out."""
+        return replace(self._target.capabilities, token_model=None)
+
+    async def decode(self, request: Messages | ChatRequest, **options: Unpack[RequestOptions]) -> SpeculativeResult:
+        """Answer at once.
+
+        `request` is a text (one user message), chat messages, OpenAI chat dicts, or a whole ChatRequest; `options`
+        are those of ChatRequest.create. Raises InvalidRequestError, UnsupportedError for a strategy that cannot serve
+        this pair, and TargetError with the text so far; never for a draft. Cancelling it stops the work behind it.
+        """
+        async with self.stream(request, **options) as events:
+            async for event in events:
+                if isinstance(event, SpeculativeFinish) and event.result is not None:
+                    return event.result
+        raise TargetError(f"{self.name} ended without a result")
+
+    @asynccontextmanager
+    async def stream(
+        self, request: Messages | ChatRequest, *, rounds: bool = False, **options: Unpack[RequestOptions]
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        """Answer piece by piece, verified text alone; the last event is a `SpeculativeFinish` with the result.
+
+        `rounds=True` also gives `Round` and `Fallback` events. Arguments and errors are those of `decode`.
+        """
+        asked = request if isinstance(request, ChatRequest) else ChatRequest.create(request, **options)
+        async with aclosing(self._answer(asked, rounds=rounds)) as events:
+            yield events
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        """The answer as any provider gives it; `decode` says more."""
+        return await complete_from_stream(self, request)
+
+    async def aclose(self) -> None:
+        """Close the providers that were opened here from strings."""
+        while self._owned:
+            await self._owned.pop().aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _prepared(self, request: ChatRequest) -> ChatRequest:
+        """The request with this decoder's token cap and seed, where it brings none that binds more."""
+        cap, sampling = self.config.max_total_tokens, request.sampling
+        if cap is not None:
+            request = replace(request, max_tokens=min(cap, request.max_tokens or cap))
+        seed = sampling.seed if sampling.seed is not None else self.config.seed
+        if seed is None and sampling.temperature and self._target.capabilities.token_model is not None:
+            seed = secrets.randbits(63)  # so that the result can tell it
+        return replace(request, sampling=replace(sampling, seed=seed))
+
+    async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:
+        request = self._prepared(asked)
+        strategy = choose_strategy(self._draft, self._target, request, self.config)
+        recording = Recording(request)
+        upstream = _Upstream(self._target.name, self.config.deadline_s, recording)
+        with upstream.log_context():
+            self._log_start(strategy, request)
+        async with AsyncExitStack() as stack:
+            running = strategy.run(self._draft, self._target, request, self.config)
+            events = await upstream.step(stack.enter_async_context(running))
+            while events is not None:
+                event = await upstream.step(anext(events, None))
+                if event is None:
+                    break
+                recording.add(event)
+                if isinstance(event, Finish):
+                    break
+                if isinstance(event, Round | Fallback):
+                    with upstream.log_context():
+                        _log_progress(event)
+                if rounds or not isinstance(event, Round | Fallback):
+                    yield event
+        finish = self._finish(recording, upstream, asked)
+        result = recording.result(
+            finish,
+            strategy=strategy.name,
+            promise=strategy.promise(self._target, self.config),
+            target=self._target.name,
+            draft=None if self._draft is None or strategy.name == "plain" else self._draft.name,
+        )
+        with upstream.log_context():
+            self._log_end(result)
+        yield SpeculativeFinish(finish.finish_reason, finish.usage, finish.stopped_by, finish.draft_usage, result)
+
+    def _finish(self, recording: Recording, upstream: _Upstream, asked: ChatRequest) -> Finish:
+        """How the answer ended, in this decoder's words."""
+        if upstream.deadline_reached:
+            return Finish("length", None, "deadline")
+        finish = recording.finish
+        if finish is None:
+            raise TargetError(
+                f"{self._target.name} ended its stream without a finish reason", partial_text=recording.content
+            )
+        by_cap = finish.finish_reason == "length" and finish.stopped_by in (None, "max_tokens")
+        if by_cap and recording.request.max_tokens is not None:
+            ours = recording.request.max_tokens != asked.max_tokens
+            return replace(finish, stopped_by="max_total_tokens" if ours else "max_tokens")
+        return finish
+
+    def _log_start(self, strategy: Strategy, request: ChatRequest) -> None:
+        content: dict[str, Any] = (
+            {"messages": [m.to_openai() for m in request.messages]} if self.config.log_content else {}
+        )
+        log_event(
+            "request_started",
+            strategy=strategy.name,
+            target=self._target.name,
+            draft=None if self._draft is None else self._draft.name,
+            num_messages=len(request.messages),
+            max_tokens=request.max_tokens,
+            **content,
+        )
+
+    def _log_end(self, result: SpeculativeResult) -> None:
+        content: dict[str, Any] = {"content": result.content} if self.config.log_content else {}
+        log_event(
+            "request_finished",
+            strategy=result.strategy,
+            finish_reason=result.finish_reason,
+            stopped_by=result.stopped_by,
+            total_s=round(result.timings.total_s, 6),
+            **result.stats.to_dict(),
+            **content,
+        )
+
+
+class _Upstream:
+    """Waiting for one request's strategy: under its deadline, its request id and its error rules."""
+
+    def __init__(self, target_name: str, deadline_s: float | None, recording: Recording) -> None:
+        self._target_name = target_name
+        self._recording = recording
+        self._deadline = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
+        self._request_id = new_request_id()
+        self.deadline_reached = False
+
+    def log_context(self) -> AbstractContextManager[None]:
+        """The request's id, for whoever logs inside."""
+        return bound_contextvars(request_id=self._request_id)
+
+    async def step(self, awaitable: Awaitable[T]) -> T | None:
+        """Await one thing of the strategy; None when the deadline comes first. What is not ours becomes TargetError."""
+        timeout = asyncio.timeout_at(self._deadline)
+        try:
+            with self.log_context():
+                async with timeout:
+                    return await awaitable
+        except LlmSpecError as error:
+            if isinstance(error, TargetError):
+                error.partial_text = error.partial_text or self._recording.content
+            self._log_failure(error)
+            raise
+        except Exception as error:
+            if isinstance(error, TimeoutError) and timeout.expired():
+                self.deadline_reached = True
+                return None
+            self._log_failure(error)
+            raise TargetError(
+                f"target {self._target_name} failed: {type(error).__name__}: {error}",
+                partial_text=self._recording.content,
+            ) from error
+
+    def _log_failure(self, error: Exception) -> None:
+        log_event("request_failed", level=logging.ERROR, error=type(error).__name__)
+
+
+def _log_progress(event: Round | Fallback) -> None:
+    match event:
+        case Fallback():
+            log_event("draft_failed", level=logging.WARNING, reason=event.reason)
+        case Round():
+            log_event(
+                "round",
+                level=logging.DEBUG,
+                index=event.index,
+                num_draft_tokens=event.num_draft_tokens,
+                num_accepted_tokens=event.num_accepted_tokens,
+                draft_ms=round(event.draft_s * 1e3, 3),
+                verify_ms=round(event.verify_s * 1e3, 3),
+            )

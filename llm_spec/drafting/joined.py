@@ -1,0 +1,104 @@
+"""Several drafts as one: round by round, the first that is sure enough drafts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+from llm_spec._checks import check_number
+from llm_spec.chat import ChatRequest
+from llm_spec.errors import ConfigError, DraftError
+from llm_spec.provider import (
+    DraftPiece,
+    DraftProvider,
+    DraftToken,
+    TokenChooser,
+    TokenDraft,
+    TokenDrafter,
+    TokenModel,
+)
+
+__all__ = ["JoinedDraft"]
+
+
+class JoinedDraft:
+    """Cheap drafts first: `JoinedDraft(PromptLookup(), ProviderDraft(model))` asks the model where lookup is unsure.
+
+    A round is drafted by the first of `drafts` whose confidence in its first token is at least `min_confidence`
+    (one that cannot say counts as sure), else by the last. Text drafts: the first that writes anything.
+    """
+
+    def __init__(self, *drafts: DraftProvider, min_confidence: float = 0.8) -> None:
+        check_number(ConfigError, "number of drafts", len(drafts), 1, integer=True)
+        check_number(ConfigError, "min_confidence", min_confidence, 0.0, 1.0)
+        self._drafts = drafts
+        self._min_confidence = min_confidence
+
+    @property
+    def name(self) -> str:
+        return "+".join(draft.name for draft in self._drafts)
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        async with aclosing(self._pieces(request, max_tokens)) as pieces:
+            yield pieces
+
+    async def aclose(self) -> None:
+        async with AsyncExitStack() as stack:
+            for draft in self._drafts:
+                stack.push_async_callback(draft.aclose)
+
+    def token_draft_refusal(self, target: TokenModel) -> str | None:
+        for draft in self._drafts:
+            if not isinstance(draft, TokenDrafter):
+                return f"draft {draft.name} gives text, not token ids"
+            if (refusal := draft.token_draft_refusal(target)) is not None:
+                return refusal
+        return None
+
+    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:
+        opened: list[TokenDraft] = []
+        try:
+            for draft in self._drafts:
+                if not isinstance(draft, TokenDrafter):
+                    raise DraftError(f"draft {draft.name} gives text, not token ids")
+                opened.append(draft.open_token_draft(target, choose, prompt_ids))
+        except BaseException:
+            _JoinedTokens(opened, self._min_confidence).close()
+            raise
+        return _JoinedTokens(opened, self._min_confidence)
+
+    async def _pieces(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
+        for draft in self._drafts:
+            written = False
+            async with draft.draft(request, max_tokens) as pieces:
+                async for piece in pieces:
+                    written = written or bool(piece.text)
+                    if written or draft is self._drafts[-1]:
+                        yield piece
+            if written:
+                return
+
+
+class _JoinedTokens:
+    def __init__(self, drafts: Sequence[TokenDraft], min_confidence: float) -> None:
+        self._drafts = drafts
+        self._min_confidence = min_confidence
+
+    def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        for draft in self._drafts:
+            guesses = draft.propose(context_ids)
+            first = next(guesses, None)
+            if first is not None and (draft is self._drafts[-1] or self._is_sure(first)):
+                yield first
+                yield from guesses
+                return
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for draft in self._drafts:
+                stack.callback(draft.close)
+
+    def _is_sure(self, token: DraftToken) -> bool:
+        return token.confidence is None or token.confidence >= self._min_confidence

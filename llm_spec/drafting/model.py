@@ -1,0 +1,107 @@
+"""A provider as draft: any chat model piece by piece, and a local one token by token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+from llm_spec.chat import ChatRequest, Finish, StreamEvent, TextDelta
+from llm_spec.errors import DraftError
+from llm_spec.provider import (
+    DraftPiece,
+    DraftToken,
+    LlmProvider,
+    TokenChooser,
+    TokenDraft,
+    TokenModel,
+    read_prompt,
+)
+
+__all__ = ["ProviderDraft"]
+
+
+class ProviderDraft:
+    """Let a provider draft. Where its model runs in this process, it proposes token ids to targets of its tokenizer."""
+
+    def __init__(self, provider: LlmProvider) -> None:
+        self._provider = provider
+
+    @property
+    def name(self) -> str:
+        return self._provider.name
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        prefix = request.prefix if self._provider.capabilities.continue_prefix else ""
+        request = replace(request, max_tokens=max_tokens, prefix=prefix, tools=(), tool_choice=None)
+        async with self._provider.stream(request) as events, aclosing(_pieces(events)) as pieces:
+            yield pieces
+
+    async def aclose(self) -> None:
+        await self._provider.aclose()
+
+    def token_draft_refusal(self, target: TokenModel) -> str | None:
+        model = self._provider.capabilities.token_model
+        if model is None:
+            return f"draft {self.name} gives text, not token ids"
+        if model.tokenizer.fingerprint != target.tokenizer.fingerprint or model.vocab_size != target.vocab_size:
+            return (
+                f"draft {self.name} (vocabulary {model.vocab_size}) and target {target.name} (vocabulary "
+                f"{target.vocab_size}) have different tokenizers"
+            )
+        return None
+
+    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:
+        model, refusal = self._provider.capabilities.token_model, self.token_draft_refusal(target)
+        if model is None or refusal is not None:
+            raise DraftError(str(refusal))
+        return _ModelDraft(model, choose, prompt_ids)
+
+
+class _ModelDraft:
+    """Drafting with a cache of its own, which keeps whatever of it the target has confirmed."""
+
+    def __init__(self, model: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> None:
+        self._context_length = model.context_length
+        self._choose = choose
+        self._cached_ids = list(prompt_ids[:-1])
+        self._session = model.open(exact=False)
+        try:
+            read_prompt(self._session, self._cached_ids)
+        except BaseException:
+            self._session.close()
+            raise
+
+    def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        self._keep_agreeing(context_ids)
+        ids = list(context_ids)
+        unread = ids[len(self._cached_ids) :]
+        while len(ids) < self._context_length:
+            logits = self._session.forward(unread, num_rows=1)[0]
+            self._cached_ids += unread
+            token = self._choose(logits, ids)
+            yield token
+            unread = [token.token_id]
+            ids.append(token.token_id)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _keep_agreeing(self, context_ids: Sequence[int]) -> None:
+        """Cut the cache back to what it shares with the context, at least one token of which must be left to read."""
+        limit = min(len(self._cached_ids), len(context_ids) - 1)
+        agree = next((i for i in range(limit) if self._cached_ids[i] != context_ids[i]), limit)
+        del self._cached_ids[agree:]
+        self._session.truncate(agree)
+
+
+async def _pieces(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[DraftPiece]:
+    async for event in events:
+        match event:
+            case TextDelta(text=text) if text:
+                yield DraftPiece(text)
+            case Finish():
+                yield DraftPiece("", finish_reason=event.finish_reason, usage=event.usage)
+            case _:
+                pass

@@ -1,0 +1,66 @@
+"""Where a sequence's end has occurred before: what prompt lookup and given texts rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Final, Generic, TypeVar
+
+__all__ = ["Follower", "NgramIndex"]
+
+T = TypeVar("T", bound=Hashable)
+
+_FOLLOWED_NGRAM: Final = 8
+
+
+class NgramIndex(Generic[T]):
+    """A growing sequence (token ids, words) that finds what followed its own or another sequence's last items before.
+
+    The longest match wins, up to `max_ngram` items and at least `min_ngram`; among equals the latest. Adding an item
+    and searching each cost at most `max_ngram` dictionary look-ups.
+    """
+
+    def __init__(self, max_ngram: int, min_ngram: int = 1) -> None:
+        self.items: list[T] = []
+        self._sizes = range(max_ngram, min_ngram - 1, -1)
+        self._ends: dict[tuple[T, ...], int] = {}  # n-gram -> index of the item after its latest occurrence
+
+    def extend(self, items: Sequence[T]) -> None:
+        """Append items. The n-grams that end with the very last item become findable once something follows them."""
+        for item in items:
+            end = len(self.items)
+            for size in self._sizes:
+                if size <= end:
+                    self._ends[tuple(self.items[end - size :])] = end
+            self.items.append(item)
+
+    def find(self, tail: Sequence[T]) -> tuple[int, int] | None:
+        """Index of the item that followed the longest indexed end of `tail`, and that end's length; None: no match."""
+        for size in self._sizes:
+            if size <= len(tail):
+                at = self._ends.get(tuple(tail[len(tail) - size :]))
+                if at is not None:
+                    return at, size
+        return None
+
+
+class Follower(Generic[T]):
+    """Where an answer stands in a given sequence: straight on while they agree, else behind the longest match."""
+
+    def __init__(self, items: Sequence[T]) -> None:
+        self._index = NgramIndex[T](_FOLLOWED_NGRAM)
+        self._index.extend(items)
+        self.items = self._index.items
+        self._num_answered = 0
+        self._at: int | None = 0
+
+    def position(self, answered: Sequence[T]) -> int | None:
+        """Index of the item that should come after `answered` (which grows from call to call); None: lost."""
+        new = list(answered[self._num_answered :])
+        follows = self._at is not None and self.items[self._at : self._at + len(new)] == new
+        if follows and self._at is not None:
+            self._at += len(new)
+        else:
+            found = self._index.find(answered)
+            self._at = None if found is None else found[0]
+        self._num_answered = len(answered)
+        return self._at

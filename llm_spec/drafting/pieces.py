@@ -1,0 +1,26 @@
+"""Text cut into pieces that stand for tokens where a target's own tokenizer is out of reach."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+from llm_spec.provider import DraftPiece
+
+__all__ = ["draft_pieces", "split_pieces"]
+
+# A word with the space before it, a run of spaces, one newline, or one other sign: about what tokenizers make of text.
+_PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
+
+
+def split_pieces(text: str) -> list[str]:
+    """Cut text into pieces; joined they are the text again."""
+    return _PIECE.findall(text)
+
+
+async def draft_pieces(texts: Sequence[str]) -> AsyncGenerator[DraftPiece]:
+    """Texts that are all there already, in the form of a draft."""
+    for text in texts:
+        yield DraftPiece(text)
+    yield DraftPiece("", finish_reason="stop")

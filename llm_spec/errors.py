@@ -1,0 +1,77 @@
+"""The exception tree, named for what the caller can do about it.
+
+    LlmSpecError
+    ├── ConfigError              the program's configuration is wrong: change the named field
+    │   ├── UnknownProviderError     no such provider name: choose one of those listed
+    │   └── MissingExtraError        the provider's packages are not installed: install the named extra
+    ├── InvalidRequestError      this request cannot be served: change the named field
+    ├── UnsupportedError         the chosen strategy cannot serve this pair or request: choose another, or `auto`
+    ├── ModelLoadError           a local model's files are missing or broken: fix the named file
+    └── TargetError              the target failed while answering; `partial_text` is what had been verified
+        └── ModelOutputError         a local model computed something that is no law (NaN logits)
+
+A failing draft raises none of these to the caller: it is logged, counted (`DraftError` names it there) and the target
+goes on alone. `asyncio.CancelledError` is never translated.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "DraftError",
+    "InvalidRequestError",
+    "LlmSpecError",
+    "MissingExtraError",
+    "ModelLoadError",
+    "ModelOutputError",
+    "TargetError",
+    "UnknownProviderError",
+    "UnsupportedError",
+]
+
+
+class LlmSpecError(Exception):
+    """Base of every error that this library raises on purpose."""
+
+
+class ConfigError(LlmSpecError, ValueError):
+    """A configuration value is out of its range; the message names the field, the value and the range."""
+
+
+class UnknownProviderError(ConfigError):
+    """A provider name that no installed package registers."""
+
+
+class MissingExtraError(ConfigError):
+    """A provider whose optional packages are not installed; the message holds the command that installs them."""
+
+
+class InvalidRequestError(LlmSpecError, ValueError):
+    """A request field has a value that cannot be served; the message names both."""
+
+
+class UnsupportedError(LlmSpecError):
+    """The strategy asked for by name cannot serve this pair or this request; the message says why."""
+
+
+class ModelLoadError(LlmSpecError):
+    """A local model cannot be loaded; the message names the file and what is wrong with it."""
+
+
+class TargetError(LlmSpecError):
+    """The target failed while answering.
+
+    `partial_text` is the verified text up to the failure; it has been streamed already where the caller streams.
+    """
+
+    def __init__(self, message: str, *, partial_text: str = "") -> None:
+        super().__init__(message)
+        self.partial_text = partial_text
+
+
+class ModelOutputError(TargetError):
+    """A local target computed logits that define no probability law (NaN, or nothing but minus infinity)."""
+
+
+class DraftError(LlmSpecError):
+    """A draft failed; only ever logged and counted, never raised out of a decoder."""

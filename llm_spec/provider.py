@@ -1,0 +1,323 @@
+"""The contract: what a provider, a draft and a local token model are.
+
+Everything here is a Protocol: a class fits by having the members, it inherits nothing. `llm_spec.testing.conformance`
+checks an implementation against what the docstrings promise.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+from llm_spec.chat import (
+    ChatMessage,
+    ChatRequest,
+    ChatResponse,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    StreamEvent,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
+from llm_spec.errors import TargetError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.floating[Any]]
+
+__all__ = [
+    "Capabilities",
+    "DraftPiece",
+    "DraftProvider",
+    "DraftToken",
+    "LlmProvider",
+    "ProviderEntry",
+    "TokenChooser",
+    "TokenDraft",
+    "TokenDrafter",
+    "TokenModel",
+    "TokenSession",
+    "Tokenizer",
+    "add_call",
+    "complete_from_stream",
+    "read_prompt",
+]
+
+# Prompts are read in pieces of this many tokens, with and without speculation alike (so the caches agree), because
+# a cancelled request should not have to wait for all of a long one.
+_PREFILL_TOKENS: Final = 256
+
+
+# ---------------------------------------------------------------------------------------------- chat
+
+
+@runtime_checkable
+class LlmProvider(Protocol):
+    """A chat model. Safe for concurrent requests; whoever made it calls `aclose`."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in results and logs, `provider:model`."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this model can do beyond chat, as far as is known now."""
+        ...
+
+    def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """Answer piece by piece; the last event is a `Finish`.
+
+        Leaving the context, by whatever way, ends the work behind it. Raises InvalidRequestError for what the model
+        cannot serve and TargetError when it fails; cancellation passes through.
+        """
+        ...
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        """Answer at once; the same text as `stream` would give."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release what the provider holds; calling it twice is harmless."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPiece:
+    """The next piece of a draft. `token_ids` where the draft knows them; the last piece has a `finish_reason`."""
+
+    text: str
+    token_ids: tuple[int, ...] | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+class DraftProvider(Protocol):
+    """Where guesses at the answer come from. It may be wrong, slow or broken: the answer never depends on it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
+        """Guess how the answer goes on after `request.prefix`, at most `max_tokens` tokens, in pieces as they come.
+
+        A draft that cannot continue a prefix answers from the start. Leaving the context ends the work behind it.
+        """
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a model can do beyond chat. None or False: it cannot, or it is not known yet."""
+
+    context_length: int | None = None
+    tools: bool = False
+    response_format: bool = False
+    continue_prefix: bool = False
+    token_model: TokenModel | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderEntry:
+    """What a package registers in the entry-point group `llm_spec.providers`: how to make a provider or a draft.
+
+    `load(model, base_url)` makes it; model is "" and base_url None where the string has none. `requires` are import
+    names that `install` (a command) brings.
+    """
+
+    load: Callable[[str, str | None], LlmProvider | DraftProvider]
+    summary: str
+    requires: tuple[str, ...] = ()
+    install: str = ""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The modules of `requires` that are not installed."""
+        return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
+
+
+# ------------------------------------------------------------------------------------ local token models
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Equal `fingerprint`: the same ids mean the same text."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a stretch of the answer; nothing is added, and control tokens in the text are only text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, control tokens left out; undecodable bytes become U+FFFD."""
+        ...
+
+    def encode_chat(self, request: ChatRequest) -> list[int]:
+        """The prompt: chat template applied, ready for the answer, or for what follows `request.prefix`."""
+        ...
+
+
+class TokenModel(Protocol):
+    """A decoder-only model in this process. Loaded once, shared by requests; each opens a session of its own.
+
+    `same_text`: checked on this machine, the logits of a position do not depend on how many tokens a `forward` of at
+    most `max_width` was given with it, nor on their values. Then one seed gives one text, with and without speculation.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def max_width(self) -> int:
+        """Most tokens that one verifying `forward` may be given."""
+        ...
+
+    @property
+    def same_text(self) -> bool: ...
+
+    def open(self, *, exact: bool = True) -> TokenSession:
+        """A new, empty key-value cache. `exact=False`: whatever is fastest, rows may depend on the width."""
+        ...
+
+
+class TokenSession(Protocol):
+    """One key-value cache, used by one thread at a time; whoever opened it closes it."""
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        ...
+
+    def forward(self, token_ids: Sequence[int], *, num_rows: int) -> FloatArray:
+        """Append tokens; return the logits after each of the last `num_rows` of them.
+
+        [num_rows, vocab_size], float32, valid until the next call. Longer calls than `max_width` are prefill: they
+        are split as the model likes, and `num_rows` must be 1.
+        """
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# ----------------------------------------------------------------------------------- drafting by token
+
+
+@dataclass(frozen=True, slots=True)
+class DraftToken:
+    """One drafted token.
+
+    `confidence` in 0..1 is how sure the draft is of it (None: it cannot say); it only steers the lookahead. `law` is
+    the distribution that the token was drawn from ([vocab_size], sums to 1), None where it was not drawn but given:
+    all mass on the token.
+    """
+
+    token_id: int
+    confidence: float | None = None
+    law: FloatArray | None = None
+
+
+class TokenChooser(Protocol):
+    """How a drafting model picks its token; the request's own sampling, so that draft and target agree often."""
+
+    def __call__(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        """Pick the token after `context_ids` from its logits ([vocab_size])."""
+        ...
+
+
+class TokenDraft(Protocol):
+    """Drafting for one request; used by one thread at a time."""
+
+    def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        """Yield guesses for the tokens that follow prompt and confirmed answer, one by one, for as long as asked."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class TokenDrafter(Protocol):
+    """A draft that can propose token ids of a target's own vocabulary; optional beside `DraftProvider`."""
+
+    def token_draft_refusal(self, target: TokenModel) -> str | None:
+        """Why it cannot draft for this target; None: it can."""
+        ...
+
+    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:
+        """Begin drafting for one request (a model reads the prompt now); whoever opened it closes it."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------- helpers
+
+
+async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> ChatResponse:
+    """`complete` for a provider whose native form is `stream`."""
+    text, reasoning = "", ""
+    calls: dict[int, ToolCall] = {}
+    async with provider.stream(request) as events:
+        async for event in events:
+            match event:
+                case TextDelta():
+                    text += event.text
+                case ReasoningDelta():
+                    reasoning += event.text
+                case ToolCallDelta():
+                    calls[event.index] = add_call(calls.get(event.index), event)
+                case Finish():
+                    message = ChatMessage(
+                        "assistant", text or None, tool_calls=tuple(call for _, call in sorted(calls.items()))
+                    )
+                    return ChatResponse(
+                        message=message,
+                        finish_reason=event.finish_reason,
+                        usage=event.usage,
+                        reasoning=reasoning,
+                        stopped_by=event.stopped_by,
+                    )
+                case _:
+                    pass
+    raise TargetError(f"{provider.name} ended its stream without a finish reason", partial_text=text)
+
+
+def add_call(call: ToolCall | None, delta: ToolCallDelta) -> ToolCall:
+    """A tool call with one more piece of it."""
+    if call is None:
+        return ToolCall(delta.id or "", delta.name or "", delta.arguments)
+    return ToolCall(call.id or delta.id or "", call.name or delta.name or "", call.arguments + delta.arguments)
+
+
+def read_prompt(session: TokenSession, token_ids: Sequence[int], cancelled: Callable[[], bool] | None = None) -> None:
+    """Let a session read a prompt, piece by piece, until it is read or `cancelled` says so."""
+    for start in range(0, len(token_ids), _PREFILL_TOKENS):
+        if cancelled is not None and cancelled():
+            return
+        session.forward(token_ids[start : start + _PREFILL_TOKENS], num_rows=1)

@@ -1,0 +1,93 @@
+"""`provider:model[@base_url]` strings to objects, through the entry points of installed packages.
+
+A package registers a `ProviderEntry` under its name in the entry-point group `llm_spec.providers`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from llm_spec.drafting.joined import JoinedDraft
+from llm_spec.drafting.model import ProviderDraft
+from llm_spec.errors import ConfigError, MissingExtraError, UnknownProviderError
+from llm_spec.provider import DraftProvider, LlmProvider, ProviderEntry
+
+__all__ = ["ProviderSpec", "open_draft", "open_provider", "registered_providers"]
+
+_GROUP: Final = "llm_spec.providers"
+_SPEC: Final = re.compile(r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.+))?)?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderSpec:
+    """The parts of a provider string."""
+
+    provider: str
+    model: str
+    base_url: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> ProviderSpec:
+        """Take `provider:model[@http…]` apart; raises ConfigError for anything else."""
+        match = _SPEC.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"provider is {text!r}; write it as provider:model or provider:model@http://host/v1")
+        return cls(match["provider"], match["model"] or "", match["base_url"])
+
+
+def registered_providers() -> dict[str, ProviderEntry]:
+    """All installed entries by name. Imports the packages that register them, not what those require."""
+    return {point.name: _entry(point) for point in sorted(entry_points(group=_GROUP), key=lambda p: p.name)}
+
+
+def open_provider(text: str) -> LlmProvider:
+    """Make the chat model that a string names; the caller closes it.
+
+    Raises UnknownProviderError, MissingExtraError (with the command that installs what is missing), ConfigError, and
+    what the provider raises for its model.
+    """
+    opened = _open(text)
+    if not isinstance(opened, LlmProvider):
+        raise ConfigError(f"{text!r} is a draft, not a model that can answer; use it as draft")
+    return opened
+
+
+def open_draft(text: str) -> DraftProvider:
+    """Make the draft that a string names, a chat model or a bare draft; the caller closes it. Raises as above.
+
+    `lookup+builtin:draft` joins drafts: the cheap one first, the next where that is unsure (`JoinedDraft`).
+    """
+    drafts = [ProviderDraft(d) if isinstance(d, LlmProvider) else d for d in map(_open, _joined(text))]
+    return drafts[0] if len(drafts) == 1 else JoinedDraft(*drafts)
+
+
+def _joined(text: str) -> list[str]:
+    """The parts between `+`, where each names a provider (a path may hold a `+` too)."""
+    parts = text.split("+")
+    known = {point.name for point in entry_points(group=_GROUP)}
+    return parts if all(part.partition(":")[0] in known for part in parts) else [text]
+
+
+def _open(text: str) -> LlmProvider | DraftProvider:
+    spec = ProviderSpec.parse(text)
+    points = {point.name: point for point in entry_points(group=_GROUP)}
+    if spec.provider not in points:
+        raise UnknownProviderError(
+            f"provider {spec.provider!r} (in {text!r}) is not known; installed are: {', '.join(sorted(points))}"
+        )
+    entry = _entry(points[spec.provider])
+    if entry.missing:
+        raise MissingExtraError(
+            f"provider {spec.provider!r} needs {', '.join(entry.missing)}, not installed here; run: {entry.install}"
+        )
+    return entry.load(spec.model, spec.base_url)
+
+
+def _entry(point: EntryPoint) -> ProviderEntry:
+    entry: object = point.load()
+    if not isinstance(entry, ProviderEntry):
+        raise ConfigError(f"entry point {point.name} = {point.value} is no ProviderEntry")
+    return entry

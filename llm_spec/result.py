@@ -1,0 +1,216 @@
+"""What a request gave and what it took: SpeculativeResult and SpeculativeStats."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from llm_spec.chat import ChatMessage, Finish, FinishReason, Round, StoppedBy, ToolCall, Usage
+
+__all__ = [
+    "Guarantee",
+    "SpeculativeFinish",
+    "SpeculativeResult",
+    "SpeculativeStats",
+    "Timings",
+]
+
+# exact: the target's own output, the same greedy text and the same law when sampling. lossy: the rule may change it.
+Guarantee: TypeAlias = Literal["exact", "lossy"]
+
+_ENOUGH_PLAIN_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeStats:
+    """Counts and times of rounds; the names are those the field uses. Addition adds requests up."""
+
+    num_rounds: int = 0
+    num_spec_steps: int = 0  # rounds in which something was drafted
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_emitted_tokens: int = 0
+    num_fallbacks: int = 0  # drafts that failed
+    acceptance_histogram: tuple[int, ...] = ()  # [n]: speculative rounds in which n drafted tokens were accepted
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    num_plain_steps: int = 0
+    plain_s: float = 0.0  # the part of verify_s that plain steps took
+
+    def __add__(self, other: SpeculativeStats) -> SpeculativeStats:
+        sums: dict[str, Any] = {
+            f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(SpeculativeStats)
+        }
+        ours, theirs = self.acceptance_histogram, other.acceptance_histogram
+        width = max(len(ours), len(theirs))
+        padded = zip(ours + (0,) * (width - len(ours)), theirs + (0,) * (width - len(theirs)), strict=True)
+        sums["acceptance_histogram"] = tuple(a + b for a, b in padded)
+        return SpeculativeStats(**sums)
+
+    @property
+    def num_wasted_draft_tokens(self) -> int:
+        """Drafted tokens that the target did not confirm."""
+        return self.num_draft_tokens - self.num_accepted_draft_tokens
+
+    @property
+    def draft_acceptance_rate(self) -> float | None:
+        """Accepted / drafted; None when nothing was drafted."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted / speculative rounds (the correction or bonus counts); None when there were none."""
+        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else None
+
+    @property
+    def speedup(self) -> float | None:
+        """Plain steps' time for the same tokens / time taken; None when this run has too few plain steps to tell."""
+        spent = self.draft_s + self.verify_s
+        if self.num_plain_steps < _ENOUGH_PLAIN_STEPS or not self.num_spec_steps or not spent:
+            return None
+        return self.num_emitted_tokens * self.plain_s / self.num_plain_steps / spent
+
+    @property
+    def time_saved_s(self) -> float | None:
+        """Seconds saved against plain steps, negative when speculation lost time; None as for `speedup`."""
+        return None if self.speedup is None else (self.speedup - 1) * (self.draft_s + self.verify_s)
+
+    @classmethod
+    def of_round(cls, report: Round) -> SpeculativeStats:
+        """One round, to be added to others."""
+        drafted = report.num_draft_tokens > 0
+        return cls(
+            num_rounds=1,
+            num_spec_steps=int(drafted),
+            num_draft_tokens=report.num_draft_tokens,
+            num_accepted_draft_tokens=report.num_accepted_tokens,
+            num_emitted_tokens=report.num_emitted_tokens,
+            acceptance_histogram=(0,) * report.num_accepted_tokens + (1,) if drafted else (),
+            draft_s=report.draft_s,
+            verify_s=report.verify_s,
+            num_plain_steps=int(not drafted),
+            plain_s=0.0 if drafted else report.verify_s,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, derived figures too, as JSON values."""
+        derived = ("num_wasted_draft_tokens", "draft_acceptance_rate", "mean_acceptance_length", "time_saved_s")
+        return dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
+
+    def summary(self) -> str:
+        """A few words for people."""
+        if not self.num_spec_steps:
+            return f"{self.num_emitted_tokens} tokens in {self.num_rounds} plain steps"
+        return (
+            f"{self.num_emitted_tokens} tokens in {self.num_rounds} rounds; "
+            f"{self.num_accepted_draft_tokens} of {self.num_draft_tokens} drafted tokens accepted "
+            f"({self.draft_acceptance_rate:.0%}), {self.mean_acceptance_length:.2f} tokens a speculative round"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Seconds of this process's clock. `first_text_s` and `total_s` count from the request, None where nothing came.
+
+    `draft_s` and `verify_s` are inside the rounds; `other_s` is what is left: prompt reading and this library.
+    """
+
+    total_s: float
+    first_text_s: float | None
+    draft_s: float
+    verify_s: float
+
+    @property
+    def other_s(self) -> float:
+        """Time outside rounds (a concurrent draft can make the parts exceed the whole: then 0)."""
+        return max(0.0, self.total_s - self.draft_s - self.verify_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeResult:
+    """A whole answer, how it came about, and what it took.
+
+    `guarantee` is the strategy's promise. `same_text`: with this seed (or greedily) the target alone would have given
+    this very text, on this machine. `usage` is the target's, `draft_usage` the draft's, None where not counted.
+    `plain_s` is the time of a plain run measured beside this one, where the caller made one.
+    """
+
+    content: str
+    finish_reason: FinishReason
+    stopped_by: StoppedBy | None
+    strategy: str
+    guarantee: Guarantee
+    same_text: bool
+    target: str
+    draft: str | None
+    seed: int | None
+    stats: SpeculativeStats
+    rounds: tuple[Round, ...]
+    timings: Timings
+    usage: Usage | None
+    draft_usage: Usage | None = None
+    fallbacks: tuple[str, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    plain_s: float | None = None
+
+    @property
+    def message(self) -> ChatMessage:
+        """The answer as a chat message."""
+        return ChatMessage("assistant", self.content or None, tool_calls=self.tool_calls)
+
+    @property
+    def speedup(self) -> float | None:
+        """Plain time / time taken, from measured times alone; None where this run has no plain figure."""
+        return self.plain_s / self.timings.total_s if self.plain_s is not None else self.stats.speedup
+
+    @property
+    def speedup_basis(self) -> str | None:
+        """Which measurement `speedup` rests on."""
+        if self.plain_s is not None:
+            return "a plain run beside this one, whole time"
+        return None if self.speedup is None else f"{self.stats.num_plain_steps} plain steps of this run"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        stats = self.stats
+        return {
+            "content": self.content,
+            "strategy": self.strategy,
+            "guarantee": self.guarantee,
+            "same_text": self.same_text,
+            "target": self.target,
+            "draft": self.draft,
+            "seed": self.seed,
+            "finish_reason": self.finish_reason,
+            "stopped_by": self.stopped_by,
+            "draft_tokens": stats.num_draft_tokens,
+            "accepted_tokens": stats.num_accepted_draft_tokens,
+            "acceptance_rate": stats.draft_acceptance_rate,
+            "speedup": self.speedup,
+            "speedup_basis": self.speedup_basis,
+            "rounds": [dataclasses.asdict(report) for report in self.rounds],
+            "metrics": stats.to_dict(),
+            "usage": {
+                "target": None if self.usage is None else dataclasses.asdict(self.usage),
+                "draft": None if self.draft_usage is None else dataclasses.asdict(self.draft_usage),
+                "wasted": stats.num_wasted_draft_tokens,
+            },
+            "timings": dataclasses.asdict(self.timings) | {"other_s": self.timings.other_s, "plain_s": self.plain_s},
+            "fallbacks": list(self.fallbacks),
+            "tool_calls": [dataclasses.asdict(call) for call in self.tool_calls],
+            "reasoning": self.reasoning,
+        }
+
+    def summary(self) -> str:
+        """A line or two for people."""
+        speedup = "" if self.speedup is None else f"\n{self.speedup:.2f}x against {self.speedup_basis}"
+        return f"{self.strategy} ({self.guarantee}): {self.stats.summary()}, {self.timings.total_s:.3f} s{speedup}"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeFinish(Finish):
+    """A decoder's last event: a `Finish` that carries the whole result."""
+
+    result: SpeculativeResult | None = None

@@ -1,0 +1,45 @@
+"""`plain`: the target alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Final
+
+from llm_spec.chat import ChatRequest, StreamEvent
+from llm_spec.config import SpeculativeConfig
+from llm_spec.generation import GenerationLimits, stream_token_model
+from llm_spec.provider import DraftProvider, LlmProvider
+from llm_spec.strategies.base import Promise
+
+__all__ = ["PLAIN", "PlainStrategy"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStrategy:
+    """No speculation; any target."""
+
+    name: str = "plain"
+
+    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> None:  # noqa: ARG002 - every target can
+        return None
+
+    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:  # noqa: ARG002 - it is the target's own
+        return Promise("exact", same_text=True)
+
+    def run(
+        self,
+        draft: DraftProvider | None,  # noqa: ARG002 - nothing is drafted
+        target: LlmProvider,
+        request: ChatRequest,
+        config: SpeculativeConfig,
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        model = target.capabilities.token_model
+        if model is None:
+            return target.stream(request)
+        limits = GenerationLimits(max_iterations=config.max_iterations)
+        return stream_token_model(model, request, limits=limits)
+
+
+PLAIN: Final = PlainStrategy()

@@ -1,0 +1,128 @@
+"""`regenerate`: the target answers for itself, and the draft is only compared with it.
+
+Never faster than plain. It measures what a draft is worth for a target before anything is paid for: the answer is
+replayed as rounds of `_LOOKAHEAD` pieces of text, the draft realigned after each difference. Pieces stand for tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
+from llm_spec.config import SpeculativeConfig
+from llm_spec.drafting.ngrams import Follower
+from llm_spec.drafting.pieces import split_pieces
+from llm_spec.errors import UnsupportedError
+from llm_spec.provider import DraftProvider, LlmProvider
+from llm_spec.strategies.base import Promise
+from llm_spec.strategies.plain import PLAIN
+
+__all__ = ["REGENERATE", "RegenerateStrategy", "replay_rounds"]
+
+_LOOKAHEAD: Final = 8
+_DRAFT_TOKENS: Final = 1024  # where the request sets no limit
+
+
+@dataclass(frozen=True, slots=True)
+class RegenerateStrategy:
+    """Any target, any draft."""
+
+    name: str = "regenerate"
+
+    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:  # noqa: ARG002 - every target can
+        return "there is no draft" if draft is None else None
+
+    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:  # noqa: ARG002 - it is the target's own
+        return Promise("exact", same_text=True)
+
+    @asynccontextmanager
+    async def run(
+        self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        if draft is None:
+            raise UnsupportedError("strategy 'regenerate' cannot be used: there is no draft")
+        guess = _Guess()
+        limit = config.max_draft_tokens if config.max_draft_tokens is not None else request.max_tokens or _DRAFT_TOKENS
+        drafting = asyncio.create_task(guess.collect(draft, request, limit))
+        try:
+            async with (
+                PLAIN.run(None, target, request, config) as events,
+                aclosing(_compared(events, guess, drafting, config.draft_timeout_s)) as out,
+            ):
+                yield out
+        finally:
+            drafting.cancel()
+            await asyncio.wait([drafting])
+
+
+@dataclass(slots=True)
+class _Guess:
+    """What the draft has written so far."""
+
+    text: str = ""
+    usage: Usage | None = None
+    failure: str | None = None
+
+    async def collect(self, draft: DraftProvider, request: ChatRequest, max_tokens: int) -> None:
+        try:
+            async with draft.draft(request, max_tokens) as pieces:
+                async for piece in pieces:
+                    self.text += piece.text
+                    self.usage = piece.usage or self.usage
+        except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
+            self.failure = f"{type(error).__name__}: {error}"
+
+
+async def _compared(
+    events: AsyncIterator[StreamEvent], guess: _Guess, drafting: asyncio.Task[None], timeout_s: float
+) -> AsyncGenerator[StreamEvent]:
+    answer = ""
+    async for event in events:
+        match event:
+            case TextDelta():
+                answer += event.text
+                yield event
+            case Round():
+                pass  # the target's own plain steps: here the rounds are the comparison's
+            case Finish():
+                _, late = await asyncio.wait([drafting], timeout=timeout_s)
+                if late or guess.failure is not None:
+                    yield Fallback(guess.failure or f"the draft took longer than {timeout_s} s after the answer")
+                for report in replay_rounds(guess.text, answer):
+                    yield report
+                yield replace(event, draft_usage=guess.usage)
+            case _:
+                yield event
+
+
+def replay_rounds(draft: str, answer: str) -> Iterator[Round]:
+    """The rounds that `draft` would have made of `answer`, were both cut into pieces and the draft realigned."""
+    answered, follower = split_pieces(answer), Follower(split_pieces(draft))
+    done = index = 0
+    while done < len(answered):
+        start = follower.position(answered[:done])
+        proposal = [] if start is None else follower.items[start : start + _LOOKAHEAD]
+        agree = sum(1 for _ in _agreeing(proposal, answered[done:]))
+        emitted = min(agree + 1, len(answered) - done)
+        yield Round(
+            index=index,
+            num_draft_tokens=len(proposal),
+            num_accepted_tokens=agree,
+            num_emitted_tokens=emitted,
+        )
+        done += emitted
+        index += 1
+
+
+def _agreeing(proposal: list[str], answered: list[str]) -> Iterator[str]:
+    for drafted, true in zip(proposal, answered, strict=False):
+        if drafted != true:
+            return
+        yield true
+
+
+REGENERATE: Final = RegenerateStrategy()

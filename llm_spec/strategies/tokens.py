@@ -1,0 +1,67 @@
+"""`tokens`: a local target reads its draft's token ids, lookahead + 1 positions in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Final
+
+from llm_spec.chat import ChatRequest, StreamEvent
+from llm_spec.config import SpeculativeConfig
+from llm_spec.errors import UnsupportedError
+from llm_spec.generation import GenerationLimits, stream_token_model
+from llm_spec.provider import DraftProvider, LlmProvider, TokenDrafter
+from llm_spec.strategies.base import Promise
+
+__all__ = ["TOKENS", "TokensStrategy"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokensStrategy:
+    """Exact by `coupled` and `rejection` acceptance; with `coupled` also the same text, where the model can show it."""
+
+    name: str = "tokens"
+
+    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:  # noqa: ARG002 - the request does not matter
+        model = target.capabilities.token_model
+        if model is None:
+            return f"target {target.name} does not run in this process"
+        if draft is None:
+            return "there is no draft"
+        drafter = _token_drafter(draft)
+        if drafter is None:
+            return f"draft {draft.name} gives text, not token ids"
+        return drafter.token_draft_refusal(model)
+
+    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:
+        model = target.capabilities.token_model
+        same_text = config.acceptance == "coupled" and model is not None and model.same_text
+        return Promise("lossy" if config.acceptance.startswith("lossy") else "exact", same_text)
+
+    def run(
+        self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        model = target.capabilities.token_model
+        drafter = _token_drafter(draft)
+        if model is None or drafter is None:
+            raise UnsupportedError(f"strategy 'tokens' cannot be used: {self.supports(draft, target, request)}")
+        return stream_token_model(
+            model,
+            request,
+            drafter=drafter,
+            acceptance=config.acceptance,
+            lookahead=config.lookahead,
+            limits=GenerationLimits(
+                max_iterations=config.max_iterations,
+                max_draft_tokens=config.max_draft_tokens,
+                draft_timeout_s=config.draft_timeout_s,
+            ),
+        )
+
+
+def _token_drafter(draft: object) -> TokenDrafter | None:
+    return draft if isinstance(draft, TokenDrafter) else None
+
+
+TOKENS: Final = TokensStrategy()

@@ -1,0 +1,32 @@
+"""Log events, through structlog: one per round and per request, each with the request's id.
+
+An application that has configured structlog gets them through its own processors. In any other they go to the
+standard library's logger `llm_spec`, which is silent below WARNING unless the application says otherwise.
+Message text is never among the fields, except by `SpeculativeConfig.log_content`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import Any, Final
+
+import structlog
+
+__all__ = ["log_event", "new_request_id"]
+
+_STDLIB: Final = logging.getLogger("llm_spec")
+
+
+def new_request_id() -> str:
+    """A short random id that ties the events of one request together."""
+    return secrets.token_hex(6)
+
+
+def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
+    """Log one event; `request_id` and whatever else structlog's contextvars hold come along."""
+    if structlog.is_configured():
+        structlog.get_logger("llm_spec").log(level, event, **fields)
+    elif _STDLIB.isEnabledFor(level):
+        fields = {**structlog.contextvars.get_contextvars(), **fields}
+        _STDLIB.log(level, "%s %s", event, " ".join(f"{name}={value!r}" for name, value in fields.items()))

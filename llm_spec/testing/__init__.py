@@ -1,0 +1,25 @@
+"""Fakes, a virtual clock and a conformance suite, for this library's tests and for those of others; needs no pytest."""
+
+from llm_spec.testing.clock import VirtualClockEventLoop, run_virtual
+from llm_spec.testing.conformance import ConformanceError, check_draft, check_provider
+from llm_spec.testing.random_draft import RANDOM_DRAFT, RandomDraft
+from llm_spec.testing.scripted import Script, ScriptedProvider
+from llm_spec.testing.token_conformance import check_token_model
+from llm_spec.testing.token_models import ByteTokenizer, CharTokenizer, LocalProvider, TableModel
+
+__all__ = [
+    "RANDOM_DRAFT",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "ConformanceError",
+    "LocalProvider",
+    "RandomDraft",
+    "Script",
+    "ScriptedProvider",
+    "TableModel",
+    "VirtualClockEventLoop",
+    "check_draft",
+    "check_provider",
+    "check_token_model",
+    "run_virtual",
+]

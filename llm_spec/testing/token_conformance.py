@@ -1,0 +1,199 @@
+"""Check that a token model, its sessions and its tokenizer keep what `llm_spec.provider` promises of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_spec.chat import ChatRequest
+from llm_spec.testing.conformance import ConformanceError
+
+if TYPE_CHECKING:
+    from llm_spec.provider import TokenModel, TokenSession
+
+__all__ = ["check_token_model"]
+
+FloatArray = NDArray[np.floating[Any]]
+
+_TEXTS: Final = (
+    "",
+    "Hello, world!",
+    "  two  spaces,\ta tab\nand a new line\n",
+    "naïve café, 日本語 😀",
+    "<|endoftext|> </s> <eos>",
+)
+_PROMPT_LENGTHS: Final = (1, 7, 40)
+_CLOSE: Final = 0.05  # the same row, whatever the rounding: half precision and other kernels stay well below it
+
+
+def check_token_model(model: TokenModel, *, texts: Sequence[str] = _TEXTS) -> None:
+    """Check a model and its tokenizer; `texts` are such as its tokenizer can give back unchanged.
+
+    It runs in the calling thread. Raises ConformanceError, and what the model raises.
+    """
+    _Check(model).all(texts)
+
+
+class _Check:
+    def __init__(self, model: TokenModel) -> None:
+        self.model = model
+        self._rng = random.Random(0)  # noqa: S311 - repeatable, not secret
+
+    def require(self, held: bool, promise: str) -> None:
+        if not held:
+            raise ConformanceError(f"{self.model.name or 'a model without a name'}: {promise}")
+
+    def all(self, texts: Sequence[str]) -> None:
+        self.sizes()
+        self.round_trip(texts)
+        self.chat(texts)
+        self.closing_twice()
+        self.shape()
+        self.long_forward()
+        self.independent_sessions()
+        for length in _PROMPT_LENGTHS:
+            if length + self.model.max_width <= self.model.context_length:
+                self.truncated(length)
+                if self.model.same_text:
+                    self.same_rows(length)
+
+    # ---------------------------------------------------------------------------------------- values
+
+    def sizes(self) -> None:
+        model = self.model
+        self.require(bool(model.name), "name must not be empty")
+        self.require(model.vocab_size > 0, f"vocab_size must be positive; it is {model.vocab_size}")
+        self.require(model.max_width >= 1, f"max_width must be at least 1; it is {model.max_width}")
+        self.require(model.context_length > 1, f"context_length must be above 1; it is {model.context_length}")
+        self.require(bool(model.tokenizer.fingerprint), "the tokenizer's fingerprint must not be empty")
+        self.require_ids(sorted(model.tokenizer.eos_token_ids), "eos_token_ids")
+
+    def round_trip(self, texts: Sequence[str]) -> None:
+        tokenizer = self.model.tokenizer
+        for text in texts:
+            token_ids = tokenizer.encode(text)
+            self.require_ids(token_ids, f"the ids of {text!r}")
+            self.require(not tokenizer.eos_token_ids & {*token_ids}, f"encode({text!r}) must not add or read an EOS")
+            back = tokenizer.decode(token_ids)
+            self.require(back == text, f"decode(encode({text!r})) must give it back; it gave {back!r}")
+        for token_id in tokenizer.eos_token_ids:
+            shown = tokenizer.decode([token_id])
+            self.require(not shown, f"decode must leave EOS {token_id} out; it gave {shown!r}")
+
+    def chat(self, texts: Sequence[str]) -> None:
+        tokenizer = self.model.tokenizer
+        text = next((text for text in texts if text), "")
+        prompt_ids = tokenizer.encode_chat(ChatRequest.create(text))
+        self.require(bool(prompt_ids), "encode_chat must give at least one id")
+        self.require_ids(prompt_ids, "the ids of a prompt")
+        if text:
+            continued = tokenizer.encode_chat(ChatRequest.create(text, prefix=text))
+            self.require(len(continued) > len(prompt_ids), "encode_chat must put the request's prefix into the prompt")
+
+    def require_ids(self, token_ids: Sequence[int], what: str) -> None:
+        held = all(0 <= token_id < self.model.vocab_size for token_id in token_ids)
+        self.require(held, f"{what} must be below vocab_size {self.model.vocab_size}; they are {list(token_ids)}")
+
+    # -------------------------------------------------------------------------------------- sessions
+
+    def closing_twice(self) -> None:
+        session = self.model.open()
+        self.require(session.length == 0, f"a new session must be empty; its length is {session.length}")
+        self.rows(session, self.ids(1))
+        session.close()
+        try:
+            session.close()
+        except Exception as error:
+            raise ConformanceError(f"{self.model.name}: closing twice must be harmless; it raised {error!r}") from error
+
+    def shape(self) -> None:
+        width = min(self.model.max_width, self.model.context_length)
+        token_ids = self.ids(width)
+        with closing(self.model.open()) as session:
+            rows = self.rows(session, token_ids)
+        for num_rows in sorted({1, (width + 1) // 2, width}):
+            with closing(self.model.open()) as session:
+                logits = session.forward(token_ids, num_rows=num_rows).copy()
+                self.require_logits(logits, num_rows)
+                self.require_length(session, width)
+            last = np.allclose(logits, rows[-num_rows:], rtol=_CLOSE, atol=_CLOSE)
+            self.require(last, f"num_rows={num_rows} must give the last {num_rows} rows")
+
+    def long_forward(self) -> None:
+        num = self.model.max_width + 1
+        if num <= self.model.context_length:
+            with closing(self.model.open()) as session:
+                self.require_logits(session.forward(self.ids(num), num_rows=1), 1)
+                self.require_length(session, num)
+
+    def truncated(self, length: int) -> None:
+        tail_ids = self.ids(self.model.max_width)
+        with closing(self.model.open()) as session:
+            session.forward(self.ids(length), num_rows=1)
+            first = self.rows(session, tail_ids)
+            self.truncate(session, length)
+            self.rows(session, self.ids(self.model.max_width))
+            self.truncate(session, length)
+            again = self.rows(session, tail_ids)
+        same = np.array_equal(first, again)
+        self.require(same, f"after truncate({length}) the same tokens must give the same logits")
+
+    def same_rows(self, length: int) -> None:
+        prompt_ids, tail_ids = self.ids(length), self.ids(self.model.max_width)
+        with closing(self.model.open()) as session:
+            session.forward(prompt_ids, num_rows=1)
+            alone = np.concatenate([self.rows(session, [token_id]) for token_id in tail_ids])
+            for width in range(1, len(tail_ids) + 1):
+                self.truncate(session, length)
+                rows = self.rows(session, tail_ids[:width])
+                self.require_same(rows, alone[:width], f"at width {width} after {length} tokens")
+                self.truncate(session, length)
+                rows = self.rows(session, [tail_ids[0], *self.ids(width - 1)])
+                self.require_same(rows[:1], alone[:1], f"with other tokens behind it after {length} tokens")
+
+    def independent_sessions(self) -> None:
+        ids = [self.ids(4), self.ids(4)]
+        alone: list[FloatArray] = []
+        for own_ids in ids:
+            with closing(self.model.open()) as session:
+                alone += [self.rows(session, [token_id]) for token_id in own_ids]
+        with closing(self.model.open()) as first:
+            with closing(self.model.open()) as second:
+                mixed = [
+                    (self.rows(first, [ours]), self.rows(second, [theirs])) for ours, theirs in zip(*ids, strict=True)
+                ]
+            self.require_length(first, 4)
+        held = np.array_equal([*(a for a, _ in mixed), *(b for _, b in mixed)], alone)
+        self.require(held, "two sessions must not disturb each other")
+
+    # ----------------------------------------------------------------------------------------- parts
+
+    def ids(self, num: int) -> list[int]:
+        return [self._rng.randrange(self.model.vocab_size) for _ in range(num)]
+
+    def rows(self, session: TokenSession, token_ids: Sequence[int]) -> FloatArray:
+        """Logits after each token, to keep: [len(token_ids), vocab_size]."""
+        return session.forward(token_ids, num_rows=len(token_ids)).copy()
+
+    def truncate(self, session: TokenSession, length: int) -> None:
+        session.truncate(length)
+        self.require_length(session, length)
+
+    def require_logits(self, logits: FloatArray, num_rows: int) -> None:
+        shape = (num_rows, self.model.vocab_size)
+        self.require(logits.shape == shape, f"logits must be of shape {shape}; they are {logits.shape}")
+        self.require(logits.dtype == np.float32, f"logits must be float32; they are {logits.dtype}")
+        self.require(not np.isnan(logits).any(), "logits must not be NaN")
+
+    def require_length(self, session: TokenSession, length: int) -> None:
+        self.require(session.length == length, f"length must be {length}; it is {session.length}")
+
+    def require_same(self, rows: FloatArray, alone: FloatArray, where: str) -> None:
+        if not np.array_equal(rows, alone):
+            most = float(np.abs(rows - alone).max())
+            raise ConformanceError(f"{self.model.name}: same_text is set, but logits differ by {most:.3g} {where}")

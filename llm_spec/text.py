@@ -1,0 +1,102 @@
+"""Token ids to text that may be shown: whole characters only, never a stop string nor the beginning of one.
+
+Both classes are one answer's state and do no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from llm_spec.chat import Origin, TextDelta
+from llm_spec.provider import Tokenizer
+
+__all__ = ["IncrementalDecoder", "StopMatcher", "merge_deltas"]
+
+_UNDECODED: Final = "\N{REPLACEMENT CHARACTER}"
+# A character has at most 4 bytes, so at most 4 tokens; what is still undecodable after more of them never will be.
+_MAX_HELD_TOKENS: Final = 8
+
+
+class IncrementalDecoder:
+    """Decode ids one by one; bytes of an incomplete UTF-8 character are held back until the rest has come.
+
+    Each piece is the difference between two decodings that begin at the same earlier token, so tokenizers whose
+    text for an id depends on its neighbour (leading spaces) come out as in one decoding of the whole.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._shown: list[int] = []  # the tokens of the last piece: context for the next
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Add a token; return the text that is complete now, often of this very token."""
+        self._held.append(token_id)
+        return self._take(final=len(self._held) > _MAX_HELD_TOKENS)
+
+    def flush(self) -> str:
+        """Return what is still held back, undecodable bytes as U+FFFD."""
+        return self._take(final=True)
+
+    def _take(self, *, final: bool) -> str:
+        before = self._tokenizer.decode(self._shown)
+        text = self._tokenizer.decode(self._shown + self._held)
+        if not final and text.endswith(_UNDECODED):
+            return ""
+        self._shown, self._held = self._held or self._shown, []
+        return text[len(before) :]
+
+
+class StopMatcher:
+    """Let text through up to the first stop string; hold back what may be the beginning of one.
+
+    After `matched` is set nothing more comes out. Where several stop strings match, the one that begins first wins.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(stop)
+        self._held: list[TextDelta] = []
+        self.matched: str | None = None
+
+    def push(self, text: str, origin: Origin = "plain") -> list[TextDelta]:
+        """Add text; return the pieces that may be shown now."""
+        if self.matched is not None or not text:
+            return []
+        self._held.append(TextDelta(text, origin))
+        held_text = "".join(delta.text for delta in self._held)
+        found = min(((at, s) for s in self._stop if (at := held_text.find(s)) >= 0), default=None)
+        if found is not None:
+            self.matched = found[1]
+            return self._release(found[0])
+        return self._release(len(held_text) - self._longest_beginning(held_text))
+
+    def flush(self) -> list[TextDelta]:
+        """Return what is still held back: the answer ended and no stop string came of it."""
+        return [] if self.matched is not None else self._release(sum(len(delta.text) for delta in self._held))
+
+    def _longest_beginning(self, text: str) -> int:
+        """Length of the longest end of `text` with which a stop string begins."""
+        longest = min(len(text), max(map(len, self._stop), default=1) - 1)
+        return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in self._stop)), 0)
+
+    def _release(self, num_characters: int) -> list[TextDelta]:
+        out: list[TextDelta] = []
+        while self._held and num_characters > 0:
+            delta = self._held.pop(0)
+            out.append(TextDelta(delta.text[:num_characters], delta.origin))
+            if len(delta.text) > num_characters:
+                self._held.insert(0, TextDelta(delta.text[num_characters:], delta.origin))
+            num_characters -= len(delta.text)
+        return out
+
+
+def merge_deltas(deltas: Sequence[TextDelta]) -> list[TextDelta]:
+    """Join neighbours of the same origin."""
+    out: list[TextDelta] = []
+    for delta in deltas:
+        if out and out[-1].origin == delta.origin:
+            out[-1] = TextDelta(out[-1].text + delta.text, delta.origin)
+        else:
+            out.append(delta)
+    return out

@@ -1,0 +1,228 @@
+"""Which drafted tokens the target confirms, and which token it puts after them.
+
+accepted    leading drafted tokens that the target confirmed
+correction  the target's own token at the first one that it did not confirm
+bonus       the target's extra token when it confirmed all of them
+
+`Coupled` and `Rejection` leave the target's distribution as it is; a rule that can change it says `lossy` in its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_spec.errors import ConfigError
+from llm_spec.provider import DraftToken
+from llm_spec.tokens.noise import Purpose, uniform_number
+from llm_spec.tokens.sampling import Sampler, check_best_logit
+
+__all__ = [
+    "AcceptanceName",
+    "AcceptanceRule",
+    "Coupled",
+    "LossyTypical",
+    "Rejection",
+    "Verdict",
+    "make_rule",
+    "residual",
+]
+
+FloatArray: TypeAlias = NDArray[np.floating[Any]]
+AcceptanceName: TypeAlias = Literal["coupled", "rejection", "lossy_typical"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`num_accepted` leading drafted tokens stand; `next_token_id` follows them: the correction, or the bonus."""
+
+    num_accepted: int
+    next_token_id: int
+
+
+class AcceptanceRule(Protocol):
+    """How one request drafts and verifies; used by one thread at a time."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output's distribution can differ from the target's."""
+        ...
+
+    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        """Pick a drafting model's token after `context_ids` from its logits ([draft_vocab_size]): a TokenChooser."""
+        ...
+
+    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> Verdict:
+        """Judge a proposal by the target's logits, [len(proposal) + 1, vocab_size].
+
+        Row i follows `context_ids` and the first i drafted tokens; rows after the first rejection are not used.
+        """
+        ...
+
+
+class Coupled:
+    """The target draws its own token at every position; a drafted token is accepted if it is that token.
+
+    Draft and target draw with the same noise (Daliri et al., arXiv 2408.07978), so they often agree, and one seed gives
+    one text, whatever is drafted. Greedy is temperature 0 of the same rule.
+    """
+
+    lossy: Final = False
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        return _choose_coupled(self._sampler, logits, context_ids)
+
+    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> Verdict:
+        return _verify_equal(self._sampler, logits, context_ids, proposal)
+
+
+class Rejection:
+    """Accept a drafted token with probability `min(1, p_target / p_draft)`, else draw from what the draft left over.
+
+    Leviathan et al., arXiv 2211.17192. Both laws are taken after all filters; a token without a law was given, not
+    drawn: all of p_draft is on it. Accepts more often than `Coupled`, but the text depends on what was drafted.
+    """
+
+    lossy: Final = False
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._round_index = 0
+
+    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        if self._sampler.greedy:
+            return _choose_coupled(self._sampler, logits, context_ids)
+        law = self._sampler.law(self._sampler.fit(logits), context_ids)
+        token_id = self._draw(law, len(context_ids), Purpose.DRAFT)
+        return DraftToken(token_id, float(law[token_id]), law)
+
+    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> Verdict:
+        if self._sampler.greedy:
+            return _verify_equal(self._sampler, logits, context_ids, proposal)
+        verdict = self._verify(logits, [*context_ids], proposal)
+        self._round_index += 1
+        return verdict
+
+    def _verify(self, logits: FloatArray, context: list[int], proposal: Sequence[DraftToken]) -> Verdict:
+        for index, token in enumerate(proposal):
+            p_target = self._sampler.law(logits[index], context)
+            p_draft = 1.0 if token.law is None else float(token.law[token.token_id])
+            # strictly below: a token that the target cannot say is never accepted, whatever the uniform
+            if not self._uniform(len(context), Purpose.ACCEPT) * p_draft < p_target[token.token_id]:
+                return Verdict(index, self._draw(residual(p_target, token), len(context), Purpose.RESIDUAL))
+            context.append(token.token_id)
+        p_target = self._sampler.law(logits[len(proposal)], context)
+        return Verdict(len(proposal), self._draw(p_target, len(context), Purpose.BONUS))
+
+    def _uniform(self, position: int, purpose: Purpose) -> float:
+        return uniform_number(self._sampler.seed, position, purpose, self._round_index)
+
+    def _draw(self, law: NDArray[np.float64], position: int, purpose: Purpose) -> int:
+        """Inverse transform: the first token at which the cumulated law exceeds the uniform; never one of zero mass."""
+        cumulated = law.cumsum()
+        return int(cumulated.searchsorted(self._uniform(position, purpose) * cumulated[-1], side="right"))
+
+
+class LossyTypical:
+    """Accept a drafted token that is typical: `p_target > min(epsilon, delta * exp(-entropy))`. LOSSY.
+
+    Medusa, arXiv 2401.10774, section 3.3.1. What follows the accepted tokens is the target's own draw.
+    """
+
+    lossy: Final = True
+
+    def __init__(self, sampler: Sampler, *, epsilon: float = 0.3, delta: float = 0.09) -> None:
+        self._sampler = sampler
+        self._epsilon = epsilon
+        self._delta = delta
+
+    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        return _choose_coupled(self._sampler, logits, context_ids)
+
+    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> Verdict:
+        context = [*context_ids]
+        for index, token in enumerate(proposal):
+            law = self._sampler.law(logits[index], context)
+            if not law[token.token_id] > min(self._epsilon, self._delta * math.exp(-_entropy(law))):
+                break
+            context.append(token.token_id)
+        num_accepted = len(context) - len(context_ids)
+        return Verdict(num_accepted, self._sampler.choose(logits[num_accepted], context))
+
+
+def make_rule(name: AcceptanceName, sampler: Sampler) -> AcceptanceRule:
+    """One request's rule by its name in `SpeculativeConfig.acceptance`."""
+    rules: dict[AcceptanceName, Callable[[Sampler], AcceptanceRule]] = {
+        "coupled": Coupled,
+        "rejection": Rejection,
+        "lossy_typical": LossyTypical,
+    }
+    if name not in rules:
+        raise ConfigError(f"acceptance is {name!r}; it must be one of {', '.join(rules)}")
+    return rules[name](sampler)
+
+
+def residual(p_target: NDArray[np.float64], token: DraftToken) -> NDArray[np.float64]:
+    """What a rejected token leaves of the target's law, not normalised: `max(0, p_target - p_draft)`, [vocab_size].
+
+    The target's law itself where nothing is left: then the laws are equal, and only rounding rejected the token.
+    """
+    if token.law is None:
+        left = p_target.copy()
+        left[token.token_id] = 0.0
+    else:
+        left = np.maximum(p_target - token.law, 0.0)
+    return left if left.any() else p_target
+
+
+def _choose_coupled(sampler: Sampler, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+    """The sampler's own token, and how likely it is (greedy: at temperature 1)."""
+    fitted = sampler.fit(logits)
+    if sampler.greedy:
+        law = sampler.adjusted(fitted, context_ids)
+        token_id = int(law.argmax())
+        check_best_logit(float(law[token_id]), len(context_ids))
+    else:
+        law = sampler.log_law(fitted, context_ids)
+        token_id = sampler.draw(law, len(context_ids))
+    # relative to the chosen token: one subtraction and no second maximum; a rare token underflows to confidence 0
+    best = law.max()
+    return DraftToken(token_id, float(np.exp(law[token_id] - best) / np.exp(law - best).sum()))
+
+
+def _verify_equal(
+    sampler: Sampler, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]
+) -> Verdict:
+    """Accept drafted tokens while they are the ones that the sampler draws from the target's logits."""
+    if sampler.greedy and sampler.plain:
+        return _verify_argmax(logits, len(context_ids), proposal)
+    context = [*context_ids]
+    for index, token in enumerate(proposal):
+        token_id = sampler.choose(logits[index], context)
+        if token_id != token.token_id:
+            return Verdict(index, token_id)
+        context.append(token_id)
+    return Verdict(len(proposal), sampler.choose(logits[len(proposal)], context))
+
+
+def _verify_argmax(logits: FloatArray, position: int, proposal: Sequence[DraftToken]) -> Verdict:
+    best_ids: list[int] = logits.argmax(axis=-1).tolist()
+    for index, best_id in enumerate(best_ids):
+        check_best_logit(float(logits[index, best_id]), position + index)
+        if index == len(proposal) or proposal[index].token_id != best_id:
+            return Verdict(index, best_id)
+    raise ValueError(f"logits has {len(best_ids)} rows; {len(proposal)} drafted tokens need one more than that")
+
+
+def _entropy(law: NDArray[np.float64]) -> float:
+    """In nats; a token of zero mass adds nothing."""
+    mass = law[law > 0.0]
+    return float(-(mass * np.log(mass)).sum())

@@ -1,0 +1,191 @@
+"""From logits to a law, and from a law to a token.
+
+Filters apply in this order: logit bias, repetition penalty (prompt and answer), presence and frequency penalty (answer
+alone), temperature, top-k, top-p, min-p. Draft and target apply the same ones, and penalties see the drafted tokens
+before the position they are computed for (dropping them on verified tokens is vLLM #42744).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
+
+from llm_spec.chat import Sampling
+from llm_spec.errors import InvalidRequestError, ModelOutputError
+from llm_spec.tokens.noise import Purpose, gumbel
+from llm_spec.tokens.philox import Array
+
+__all__ = ["Sampler", "adjusted_logits", "check_best_logit", "is_greedy", "is_plain", "log_law"]
+
+_MIN_TEMPERATURE = 1e-30  # below this the division would overflow; the law is one-hot long before
+_BLOCK_NUMBERS = 2**15  # noise computed in one call: numpy's overhead is gone and the work still fits in the L2 cache
+_CACHED_POSITIONS = 34  # the longest draft, its bonus and one more
+
+
+def is_greedy(sampling: Sampling) -> bool:
+    """Whether the token is the most likely one: temperature 0, or not given."""
+    return not sampling.temperature
+
+
+def is_plain(sampling: Sampling) -> bool:
+    """Whether logits are used as they come: no bias and no penalty, so that a row does not depend on the context."""
+    return (
+        not sampling.logit_bias
+        and sampling.repetition_penalty in {None, 1.0}
+        and not sampling.presence_penalty
+        and not sampling.frequency_penalty
+    )
+
+
+def adjusted_logits(logits: Array, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int) -> Array:
+    """Logits [vocab_size] after bias and penalties: float64, or the same array where there are none."""
+    if is_plain(sampling):
+        return logits
+    xp: Any = array_namespace(logits)
+    out = xp.astype(logits, xp.float64)
+    for token_id, bias in sampling.logit_bias.items():
+        out[token_id] += bias
+    if sampling.repetition_penalty not in {None, 1.0}:
+        seen_ids = list(set(context_ids))
+        seen = out[seen_ids]
+        out[seen_ids] = xp.where(seen > 0, seen / sampling.repetition_penalty, seen * sampling.repetition_penalty)
+    presence, frequency = sampling.presence_penalty or 0.0, sampling.frequency_penalty or 0.0
+    if presence or frequency:
+        for token_id, count in Counter(context_ids[num_prompt_tokens:]).items():
+            out[token_id] -= presence + frequency * count
+    return out
+
+
+def log_law(logits: Array, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int) -> Array:
+    """Log-probabilities up to a constant, [vocab_size] float64, -inf where filtered; greedy: 0 at the best token.
+
+    Raises ModelOutputError for logits that hold NaN or +inf, or nothing but -inf.
+    """
+    adjusted = adjusted_logits(logits, sampling, context_ids, num_prompt_tokens)
+    xp: Any = np if isinstance(adjusted, np.ndarray) else array_namespace(adjusted)
+    check_best_logit(float(adjusted.max()), len(context_ids))
+    if not sampling.temperature:
+        law = xp.full_like(adjusted, -math.inf, dtype=xp.float64)
+        law[int(xp.argmax(adjusted))] = 0.0
+        return law
+    law = xp.astype(adjusted, xp.float64) / max(sampling.temperature, _MIN_TEMPERATURE)
+    top_k = sampling.top_k if sampling.top_k is not None and sampling.top_k < law.shape[0] else None
+    top_p = sampling.top_p if sampling.top_p is not None and sampling.top_p < 1.0 else None
+    if top_k is not None or top_p is not None:
+        law = _keep_top(xp, law, top_k, top_p)
+    if sampling.min_p:
+        law = xp.where(law >= xp.max(law) + math.log(sampling.min_p), law, -math.inf)
+    return law
+
+
+def check_best_logit(value: float, position: int) -> None:
+    """Raise ModelOutputError unless the largest logit of a row is finite (NaN and +inf come out as the largest)."""
+    if not math.isfinite(value):
+        fault = "hold NaN" if math.isnan(value) else "hold +inf" if value > 0 else "are all -inf"
+        raise ModelOutputError(f"the model's logits at position {position} {fault}")
+
+
+def _keep_top(xp: Any, law: Array, top_k: int | None, top_p: float | None) -> Array:
+    """Keep the `top_k` largest, and of those the fewest whose mass reaches `top_p` (at least one)."""
+    num_kept = law.shape[0] if top_k is None else top_k
+    ordered = _descending(xp, law, min(num_kept + 1, law.shape[0]))
+    if top_p is not None:
+        mass = xp.cumulative_sum(xp.exp(ordered[:num_kept] - ordered[0]))
+        num_kept = 1 + int(xp.count_nonzero(mass < top_p * mass[-1]))
+    border = ordered[num_kept - 1]
+    keep = law >= border
+    if num_kept < ordered.shape[0] and bool(
+        ordered[num_kept] == border
+    ):  # a tie: exactly num_kept stay, lower ids first
+        tied = law == border
+        room = num_kept - int(xp.count_nonzero(law > border))
+        keep = keep & (~tied | (xp.cumulative_sum(xp.astype(tied, xp.int64)) <= room))
+    return xp.where(keep, law, -math.inf)
+
+
+def _descending(xp: Any, law: Array, count: int) -> Array:
+    """The `count` largest values, largest first."""
+    if isinstance(law, np.ndarray) and count < law.shape[0]:  # a full sort of 4,096 takes 2.5 times as long
+        law = np.partition(law, -count)[-count:]
+    return xp.flip(xp.sort(law))[:count]
+
+
+class Sampler:
+    """Draws one request's tokens; shared by its draft and its target, used by one thread at a time.
+
+    The noise of a position is the same whoever asks and however often, so draft and target draw the same token where
+    their laws agree (Daliri et al., arXiv 2408.07978).
+    """
+
+    def __init__(self, sampling: Sampling, *, vocab_size: int, num_prompt_tokens: int, seed: int) -> None:
+        outside = [token_id for token_id in sampling.logit_bias if token_id >= vocab_size]
+        if outside:
+            raise InvalidRequestError(
+                f"logit_bias names token {outside[0]}; the model has tokens 0 to {vocab_size - 1}"
+            )
+        self.sampling = sampling
+        self.vocab_size = vocab_size
+        self.num_prompt_tokens = num_prompt_tokens
+        self.seed = seed
+        self.greedy = is_greedy(sampling)
+        self.plain = is_plain(sampling)
+        self._block_length = max(1, _BLOCK_NUMBERS // vocab_size)
+        self._num_blocks = _CACHED_POSITIONS // self._block_length + 2
+        self._blocks: dict[int, NDArray[np.float64]] = {}
+
+    def choose(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> int:
+        """The token at position `len(context_ids)`, from its logits ([vocab_size])."""
+        if self.greedy:
+            scores = self.adjusted(logits, context_ids)
+            best = int(scores.argmax())
+            check_best_logit(float(scores[best]), len(context_ids))
+            return best
+        return self.draw(self.log_law(logits, context_ids), len(context_ids))
+
+    def draw(self, law: NDArray[np.float64], position: int) -> int:
+        """The token that a law ([vocab_size] log-probabilities up to a constant) gives at a position."""
+        return int((law + self.noise(position)).argmax())
+
+    def adjusted(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.floating[Any]]:
+        """`adjusted_logits` of this request."""
+        scores: NDArray[np.floating[Any]] = adjusted_logits(logits, self.sampling, context_ids, self.num_prompt_tokens)
+        return scores
+
+    def log_law(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.float64]:
+        """`log_law` of this request."""
+        law: NDArray[np.float64] = log_law(logits, self.sampling, context_ids, self.num_prompt_tokens)
+        return law
+
+    def law(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.float64]:
+        """The probabilities that a token is drawn with after all filters: [vocab_size], sums to 1."""
+        law = self.log_law(logits, context_ids)
+        law -= law.max()
+        np.exp(law, out=law)
+        law /= law.sum()
+        return law
+
+    def fit(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+        """A draft's logits in the target's vocabulary: padding columns differ between models (vLLM #10913)."""
+        missing = self.vocab_size - logits.shape[0]
+        if missing > 0:
+            return np.concatenate([logits, np.full(missing, -np.inf, dtype=logits.dtype)])
+        return logits[: self.vocab_size] if missing else logits
+
+    def noise(self, position: int) -> NDArray[np.float64]:
+        """Gumbel noise of a position, [vocab_size]; several positions are computed ahead, and the oldest dropped."""
+        index, offset = divmod(position, self._block_length)
+        block = self._blocks.get(index)
+        if block is None:
+            positions = np.arange(index * self._block_length, (index + 1) * self._block_length, dtype=np.int64)
+            block = gumbel(self.seed, positions, self.vocab_size, Purpose.TOKEN)
+            if len(self._blocks) >= self._num_blocks:
+                del self._blocks[next(iter(self._blocks))]
+            self._blocks[index] = block
+        row: NDArray[np.float64] = block[offset]
+        return row

@@ -1,0 +1,168 @@
+"""Running estimates that forget: what a lookahead is decided by. Plain floats, about a microsecond an update."""
+
+from __future__ import annotations
+
+from llm_spec._checks import check_number
+from llm_spec.errors import ConfigError
+
+__all__ = ["AcceptanceEstimate", "CostAverage", "CostLine", "ExponentialMovingAverage"]
+
+_OUTLIER = 3.0  # a time beyond this many times the expected one counts as that much: a hiccup, or a new level
+_REFUTED = 0.5  # a time below this part of the expected one refutes it: times are only ever disturbed upward
+_DOUBT = 0.1  # what earlier evidence is worth once it has been refuted
+
+
+class ExponentialMovingAverage:
+    """Mean of a series in which a value's weight halves every `half_life` values (or falls by `1 - alpha` each).
+
+    The first value counts in full; `value` is None before it.
+    """
+
+    def __init__(self, *, alpha: float | None = None, half_life: float | None = None) -> None:
+        check_number(ConfigError, "alpha", alpha, 0.0, 1.0, above=True)
+        check_number(ConfigError, "half_life", half_life, 0.0, above=True)
+        if half_life is not None and alpha is None:
+            alpha = 1.0 - 0.5 ** (1.0 / half_life)
+        elif alpha is None or half_life is not None:
+            raise ConfigError(f"alpha is {alpha!r} and half_life is {half_life!r}; give exactly one of them")
+        self.alpha = alpha
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.value: float | None = None
+        self.count = 0
+
+    def update(self, value: float) -> float:
+        """Add a value; return the new mean."""
+        self.value = value if self.value is None else self.value + self.alpha * (value - self.value)
+        self.count += 1
+        return self.value
+
+
+class AcceptanceEstimate:
+    """How often a drafted token is accepted: accepted / (accepted + first rejections), older tokens weighing less.
+
+    Tokens behind a rejection were never judged: counting them (accepted / drafted) would make a long lookahead look
+    like a bad draft. `half_life` is in judged tokens; the prior counts as `prior_weight` of them and does not fade.
+    """
+
+    def __init__(self, *, half_life: float, prior: float, prior_weight: float) -> None:
+        self._keep = 0.5 ** (1.0 / half_life)
+        self._prior = prior
+        self._prior_weight = prior_weight
+        self.accepted = 0.0
+        self.rejected = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Acceptance per judged token, in 0..1."""
+        return self.rate_given(self._prior)
+
+    def rate_given(self, prior: float) -> float:
+        """The same with another prior of the same weight."""
+        weight = self._prior_weight
+        return (self.accepted + weight * prior) / (self.accepted + self.rejected + weight)
+
+    def update(self, num_accepted: int, *, rejected: bool) -> None:
+        """Add a round: leading tokens that were accepted, and whether another was rejected."""
+        if num_accepted:
+            self.forget(num_accepted)
+            self.accepted += num_accepted
+        if rejected:
+            self.forget(1)
+            self.rejected += 1.0
+
+    def forget(self, num_tokens: int) -> None:
+        """Let the evidence age by so many tokens."""
+        keep = self._keep**num_tokens
+        self.accepted *= keep
+        self.rejected *= keep
+
+
+class CostAverage:
+    """Seconds per token, robust against hiccups; recent rounds weigh more."""
+
+    def __init__(self, *, half_life: float) -> None:
+        self._keep = 0.5 ** (1.0 / half_life)
+        self._seconds = 0.0
+        self._tokens = 0.0
+
+    @property
+    def value(self) -> float | None:
+        """None before the first update."""
+        return self._seconds / self._tokens if self._tokens else None
+
+    def update(self, num_tokens: int, seconds: float) -> None:
+        """Add a round of `num_tokens` (at least 1)."""
+        keep, seconds = _judge(seconds, None if self.value is None else self.value * num_tokens)
+        self._seconds = self._keep * keep * self._seconds + seconds
+        self._tokens = self._keep * keep * self._tokens + num_tokens
+
+
+class CostLine:
+    """Seconds of a forward as a line over its width (tokens given to it): least squares that forget.
+
+    Plain steps and wider ones forget separately: a long stretch of one must not wipe out what is known of the other.
+
+    The prior is one pseudo-observation, `cost(9) = prior_ratio * cost(1)`, of weight `prior_weight`; it has no scale,
+    so it holds in any unit and keeps the line determined when every width was the same.
+    """
+
+    def __init__(self, *, half_life: float, prior_ratio: float = 1.5, prior_weight: float = 0.1) -> None:
+        self._keep = 0.5 ** (1.0 / half_life)
+        self._tilt = (prior_ratio - 1.0) / 8.0
+        self._prior = 64.0 * prior_weight
+        self._alone = [0.0, 0.0]  # sums over plain steps: of the weights w, and of w y
+        self._wide = [0.0, 0.0, 0.0, 0.0, 0.0]  # over wider ones, x = width - 1: of w, w x, w x x, w y, w x y
+        self._base, self._slope = 1.0, self._tilt
+
+    @property
+    def base(self) -> float:
+        """Seconds of one token alone; 1 before the first update."""
+        return self._base
+
+    @property
+    def slope(self) -> float:
+        """Seconds that one token more costs."""
+        return self._slope
+
+    def update(self, width: int, seconds: float) -> None:
+        """Add a forward of `width` tokens (at least 1)."""
+        x = width - 1
+        known = self._alone[0] + self._wide[0]
+        keep, y = _judge(seconds, self._base + self._slope * x if known else None)
+        if keep < 1.0:
+            self._alone = [keep * value for value in self._alone]
+            self._wide = [keep * value for value in self._wide]
+        if x:
+            terms = (1.0, x, x * x, y, x * y)
+            self._wide = [self._keep * value + term for value, term in zip(self._wide, terms, strict=True)]
+        else:
+            self._alone = [self._keep * value + term for value, term in zip(self._alone, (1.0, y), strict=True)]
+        self._solve()
+
+    def _solve(self) -> None:
+        """Minimise `sum w (y - base - slope x)^2 + prior (slope - tilt base)^2`; neither may be negative."""
+        weight, sum_x, sum_xx, sum_y, sum_xy = self._wide
+        weight += self._alone[0]
+        sum_y += self._alone[1]
+        ones = weight + self._prior * self._tilt**2
+        cross = sum_x - self._prior * self._tilt
+        squares = sum_xx + self._prior
+        determinant = ones * squares - cross * cross
+        self._base = (sum_y * squares - sum_xy * cross) / determinant
+        self._slope = (sum_xy * ones - sum_y * cross) / determinant
+        mean = sum_y / weight
+        if self._slope < 0.0:
+            self._base, self._slope = mean, 0.0
+        self._base = max(self._base, 0.05 * mean)
+
+
+def _judge(seconds: float, expected: float | None) -> tuple[float, float]:
+    """How far to keep earlier evidence, and the time to add to it."""
+    if expected is None:
+        return 1.0, seconds
+    if seconds < _REFUTED * expected:
+        return _DOUBT, seconds
+    return 1.0, min(seconds, _OUTLIER * expected)

@@ -1,0 +1,76 @@
+"""Carry blocking work to an event loop: iterate in a thread, consume in a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from contextlib import aclosing, asynccontextmanager, closing
+from typing import TypeVar
+
+__all__ = ["iterate_in_thread"]
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def iterate_in_thread(make: Callable[[threading.Event], Iterator[T]]) -> AsyncGenerator[AsyncIterator[T]]:
+    """Run `make(cancelled)` and its iteration in a worker thread; yield its items on the loop as they come.
+
+    Leaving the context sets `cancelled` and returns when the thread has ended, so that nothing of a request outlives
+    it; the iterator should look at `cancelled` at least once per step. What the iterator raises, the consumer gets.
+    """
+    loop = asyncio.get_running_loop()
+    items: asyncio.Queue[T | None] = asyncio.Queue()
+    cancelled = threading.Event()
+
+    started = threading.Event()
+
+    def work() -> None:
+        started.set()
+        if cancelled.is_set():
+            return  # left before its turn came: nobody listens any more
+        try:
+            with closing(_as_generator(make(cancelled))) as produced:
+                for item in produced:
+                    loop.call_soon_threadsafe(items.put_nowait, item)
+                    if cancelled.is_set():
+                        return
+        finally:
+            loop.call_soon_threadsafe(items.put_nowait, None)
+
+    thread = loop.run_in_executor(None, contextvars.copy_context().run, work)
+    try:
+        async with aclosing(_items(items, thread)) as out:
+            yield out
+    finally:
+        cancelled.set()
+        if started.is_set():
+            await _ended(thread)
+        else:
+            thread.cancel()
+
+
+def _as_generator(items: Iterator[T]) -> Generator[T]:
+    yield from items
+
+
+async def _items(items: asyncio.Queue[T | None], thread: asyncio.Future[None]) -> AsyncGenerator[T]:
+    while (item := await items.get()) is not None:
+        yield item
+    await thread  # raises what the iterator raised
+
+
+async def _ended(thread: asyncio.Future[None]) -> None:
+    """Wait for the thread even while being cancelled; its error has been told, or nobody asks any more."""
+    interrupted: asyncio.CancelledError | None = None
+    while not thread.done():
+        try:
+            await asyncio.wait([thread])
+        except asyncio.CancelledError as error:
+            interrupted = error
+    if not thread.cancelled():
+        thread.exception()
+    if interrupted is not None:
+        raise interrupted

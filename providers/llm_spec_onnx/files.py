@@ -1,0 +1,42 @@
+"""Reading a model folder: every missing or broken file becomes one clear error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from llm_spec import ModelLoadError
+
+__all__ = ["find_file", "read_json", "read_text"]
+
+
+def find_file(folder: Path, *names: str) -> Path:
+    """The first of `names` that is in the folder; raises ModelLoadError when none is."""
+    if not folder.is_dir():
+        raise ModelLoadError(f"model folder {folder} does not exist; give a folder with {names[0]} in it")
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise ModelLoadError(f"model folder {folder} has no {' or '.join(names)}")
+
+
+def read_text(path: Path) -> str:
+    """A text file; raises ModelLoadError when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """A JSON object; {} when it is optional and absent. Raises ModelLoadError for anything else."""
+    if optional and not path.is_file():
+        return {}
+    try:
+        value = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise ModelLoadError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} holds no JSON object")
+    return cast("dict[str, Any]", value)

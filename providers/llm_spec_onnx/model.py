@@ -1,0 +1,158 @@
+"""A decoder-only ONNX model as a TokenModel.
+
+Inputs and outputs carry the names of Hugging Face's exports: `input_ids, attention_mask[, position_ids],
+past_key_values.N.key/value -> logits, present.N.key/value`. Where past and present may be one buffer (our own pair, and
+exports for onnxruntime-genai), rolling back is moving a length; elsewhere the cache is what the model returned, cut.
+
+One text with and without speculation needs equal logits, and matrix kernels differ with the number of rows: a single
+row takes another path than two or more. So an exact session never runs one row alone, but adds a row whose result is
+thrown away; `_rows_agree` checks on this machine, when the model is loaded, that then nothing else matters.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from llm_spec import ConfigError, ModelLoadError, TokenSession
+from llm_spec_onnx.files import find_file, read_json
+from llm_spec_onnx.sessions import Graph, GrowingSession, SharedSession
+from llm_spec_onnx.tokenizer import FolderTokenizer
+
+__all__ = ["OnnxModel"]
+
+ort: Any = importlib.import_module("onnxruntime")  # it has no type information: one Any instead of a hundred unknowns
+
+_DEFAULT_CONTEXT: Final = 2048  # where config.json does not say
+_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(float16)": np.dtype(np.float16),
+}
+_KNOWN_INPUT: Final = re.compile(r"input_ids|attention_mask|position_ids|past_key_values\.\d+\.(key|value)")
+
+
+class OnnxModel:
+    """A model folder, loaded: `model.onnx` (or `onnx/model.onnx`), config.json and the tokenizer's files.
+
+    `threads` is onnxruntime's for one forward: more than one helps large models only, and spoils small drafts.
+    `exact=False` gives up the same-text promise for a plain step that is a few per cent faster.
+    Raises ModelLoadError naming the file that is missing or broken.
+    """
+
+    max_width = 33  # the longest lookahead and the token before it
+
+    def __init__(self, folder: str | Path, *, name: str | None = None, threads: int = 1, exact: bool = True) -> None:
+        folder = Path(folder).expanduser()
+        if threads < 1:
+            raise ConfigError(f"threads is {threads}; it must be at least 1")
+        self.name = name or f"onnx:{folder}"
+        path = find_file(folder, "model.onnx", "onnx/model.onnx")
+        self.tokenizer = FolderTokenizer(folder)
+        self._graph = _load_graph(path, read_json(folder / "config.json", optional=True), threads)
+        self._shared = _shares_cache(self._graph.session, folder)
+        self.vocab_size = self._graph.vocab_size
+        self.context_length = self._graph.context_length
+        if self.tokenizer.vocab_size > self.vocab_size:
+            raise ModelLoadError(
+                f"tokenizer.json in {folder} has {self.tokenizer.vocab_size} ids, but {path.name} gives logits for "
+                f"{self.vocab_size}; they belong to different models"
+            )
+        self._exact = exact
+        self.same_text = exact and self._rows_agree()
+
+    def open(self, *, exact: bool = True) -> TokenSession:
+        return self._session(min_rows=2 if exact and self._exact else 1)
+
+    def _session(self, min_rows: int) -> TokenSession:
+        kind = SharedSession if self._shared else GrowingSession
+        return kind(self._graph, min_rows)
+
+    def _rows_agree(self) -> bool:
+        """Whether positions read in one wide forward have the same bits when they are read in others.
+
+        The others begin at every kind of offset, are of every kind of width (one token, padded, among them) and are
+        followed by other tokens than the true ones; kernels work in blocks of at most 16.
+        """
+        generator = np.random.default_rng(0)
+        start, width = 21, self.max_width
+        token_ids = [int(t) for t in generator.integers(0, self.tokenizer.vocab_size, start + width)]
+        session = self.open()
+        try:
+            session.forward(token_ids[:start], num_rows=1)
+            reference = session.forward(token_ids[start:], num_rows=width).copy()
+            for offset in (0, 1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 18, 23, 29):
+                count = 1 + int(generator.integers(0, min(width - offset, 16)))
+                session.truncate(start + offset)
+                others = [0] * int(generator.integers(0, 4)) if count > 1 else []
+                read = token_ids[start + offset : start + offset + count] + others
+                rows = session.forward(read, num_rows=len(read))[:count]
+                if not np.array_equal(rows, reference[offset : offset + count]):
+                    return False
+                session.truncate(start + offset)
+                session.forward(token_ids[start + offset : start + width], num_rows=1)
+        finally:
+            session.close()
+        return True
+
+
+def _load_graph(path: Path, config: dict[str, Any], threads: int) -> Graph:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 4  # errors come as exceptions; onnxruntime's own lines would only repeat them
+    try:
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise ModelLoadError(f"{path} is no model that onnxruntime {ort.__version__} can load: {error}") from error
+    inputs: dict[str, Any] = {node.name: node for node in session.get_inputs()}
+    outputs: dict[str, Any] = {node.name: node for node in session.get_outputs()}
+    cache_names = tuple(name for name in inputs if name.startswith("past_key_values."))
+    odd = [name for name in inputs if not _KNOWN_INPUT.fullmatch(name)]
+    if odd or not cache_names or "input_ids" not in inputs or "logits" not in outputs:
+        what = f"input {odd[0]!r} is unknown" if odd else "input_ids, past_key_values.N.key/value or logits is missing"
+        raise ModelLoadError(f"{path} is not exported as a decoder with a key-value cache: {what}")
+    _, num_kv_heads, _, head_dim = _cache_shape(path, inputs[cache_names[0]].shape)
+    vocab_size = outputs["logits"].shape[-1]
+    if not isinstance(vocab_size, int):
+        vocab_size = config.get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise ModelLoadError(f"{path} does not say how wide its logits are, nor does config.json (vocab_size)")
+    return Graph(
+        session=session,
+        cache_names=cache_names,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        cache_dtype=_dtype(path, inputs[cache_names[0]].type),
+        logits_dtype=_dtype(path, outputs["logits"].type),
+        takes_positions="position_ids" in inputs,
+        vocab_size=vocab_size,
+        context_length=int(config.get("max_position_embeddings", _DEFAULT_CONTEXT)),
+    )
+
+
+def _cache_shape(path: Path, shape: list[Any]) -> tuple[int, int, int, int]:
+    if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
+        raise ModelLoadError(
+            f"{path} has a cache of shape {shape}; it must be [batch, kv_heads, length, head_dim] with kv_heads and "
+            "head_dim fixed"
+        )
+    return (1, shape[1], 0, shape[3])
+
+
+def _dtype(path: Path, onnx_type: str) -> np.dtype[Any]:
+    if onnx_type not in _DTYPES:
+        raise ModelLoadError(f"{path} computes in {onnx_type}; only {', '.join(_DTYPES)} are supported")
+    return _DTYPES[onnx_type]
+
+
+def _shares_cache(session: Any, folder: Path) -> bool:
+    """Whether past and present may be one buffer: our own mark, or that of onnxruntime-genai's exports."""
+    if session.get_modelmeta().custom_metadata_map.get("llm_spec.kv_cache") == "shared":
+        return True
+    genai = read_json(folder / "genai_config.json", optional=True)
+    return bool(genai.get("search", {}).get("past_present_share_buffer", False))

@@ -1,0 +1,112 @@
+"""The tokenizer and chat template of a model folder in Hugging Face's layout."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as RustTokenizer
+
+from llm_spec import ChatRequest, InvalidRequestError, ModelLoadError
+from llm_spec_onnx.files import find_file, read_json, read_text
+
+__all__ = ["FolderTokenizer"]
+
+
+class FolderTokenizer:
+    """`tokenizer.json` with its chat template (`chat_template.jinja`, or the field of tokenizer_config.json).
+
+    The template runs in jinja2's sandbox with what Hugging Face's templates expect (`messages`,
+    `add_generation_prompt`, `bos_token`, `eos_token`, `raise_exception`, `strftime_now`). As everywhere with such
+    templates, a control token that a message spells out is a control token.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = find_file(folder, "tokenizer.json")
+        text = read_text(path)
+        self._folder = folder
+        self._prompts, self._answers = _load(text, path), _load(text, path)
+        self._answers.encode_special_tokens = True  # what a model or a draft spells out is text
+        config = read_json(folder / "tokenizer_config.json", optional=True)
+        self._special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        self.eos_token_ids = self._find_eos_ids(folder)
+        self.fingerprint = _fingerprint(text)
+        self._template = _template(folder, config)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids in use, control tokens counted."""
+        return self._prompts.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        return self._answers.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._prompts.decode(token_ids, skip_special_tokens=True)
+
+    def encode_chat(self, request: ChatRequest) -> list[int]:
+        if self._template is None:
+            raise InvalidRequestError(f"the model in {self._folder} has no chat template and cannot take messages")
+        messages = [{**message.to_openai(), "content": message.text} for message in request.messages]
+        try:
+            prompt = self._template.render(messages=messages, add_generation_prompt=True, **self._special)
+        except TemplateError as error:
+            raise InvalidRequestError(f"the chat template in {self._folder} refuses these messages: {error}") from error
+        return self._prompts.encode(prompt, add_special_tokens=False).ids + self.encode(request.prefix)
+
+    def _find_eos_ids(self, folder: Path) -> frozenset[int]:
+        for name in ("generation_config.json", "config.json"):
+            found = read_json(folder / name, optional=True).get("eos_token_id")
+            if found is not None:
+                return frozenset([found] if isinstance(found, int) else found)
+        by_text = self._prompts.token_to_id(self._special["eos_token"])
+        return frozenset() if by_text is None else frozenset([by_text])
+
+
+def _load(text: str, path: Path) -> RustTokenizer:
+    try:
+        return RustTokenizer.from_str(text)
+    except Exception as error:  # the package raises bare Exception
+        raise ModelLoadError(f"{path} is no tokenizer file: {error}") from error
+
+
+def _token_text(token: Any) -> str:
+    """A special token of tokenizer_config.json: a text, or an object with its text."""
+    return str(cast("dict[str, Any]", token)["content"]) if isinstance(token, dict) else str(token or "")
+
+
+def _fingerprint(text: str) -> str:
+    """Equal for files that give the same ids: what only affects truncation and padding is left out."""
+    parts: dict[str, Any] = json.loads(text)
+    relevant = {name: parts.get(name) for name in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
+
+
+def _template(folder: Path, config: dict[str, Any]) -> Any:
+    path = folder / "chat_template.jinja"
+    source: Any = read_text(path) if path.is_file() else config.get("chat_template")
+    if isinstance(source, list):  # several by name, the older layout
+        by_name = {t.get("name"): t.get("template") for t in cast("list[dict[str, Any]]", source)}
+        source = by_name.get("default")
+    if source is None:
+        return None
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as Hugging Face renders them
+    environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise ModelLoadError(f"the chat template in {folder} is broken: {error}") from error
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,100 @@
+"""The public surface is a tested list, and importing it is cheap."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.resources
+import inspect
+import pkgutil
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import llm_spec
+
+HEAVY = ["openai", "anthropic", "torch", "onnxruntime", "aiohttp", "tokenizers", "jinja2", "transformers", "pytest"]
+
+
+def modules() -> list[str]:
+    return ["llm_spec", *(m.name for m in pkgutil.walk_packages(llm_spec.__path__, "llm_spec."))]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_every_all_is_sorted_and_true(name: str) -> None:
+    """`__all__` is in ruff's order (constants, classes, functions), without repeats, and names what is there."""
+    module: ModuleType = importlib.import_module(name)
+    exported: list[str] = getattr(module, "__all__", [])
+    assert exported == sorted(exported, key=isort_order)
+    assert len(set(exported)) == len(exported)
+    assert [member for member in exported if not hasattr(module, member)] == []
+
+
+def isort_order(name: str) -> tuple[int, str]:
+    if name.isupper() and len(name) > 1:
+        return 0, name
+    return (1 if name[0].isupper() else 2), name
+
+
+@pytest.mark.parametrize("name", [name for name in llm_spec.__all__ if not name.startswith("__")])
+def test_every_public_class_and_function_has_a_docstring(name: str) -> None:
+    """A user who asks for help on a public name gets some that was written for it."""
+    member: object = getattr(llm_spec, name)
+    if not (inspect.isclass(member) or inspect.isfunction(member)):
+        return  # a union of types has no docstring
+    text = inspect.getdoc(member) or ""
+    assert len(text.split()) >= 3
+    assert not text.startswith(f"{name}("), "a dataclass's generated docstring"
+
+
+def test_the_public_names_are_these() -> None:
+    """What users build on changes only on purpose."""
+    expected = """
+        Capabilities ChatMessage ChatRequest ChatResponse ConfigError CostAware DraftError DraftPiece DraftProvider
+        DraftToken Ewma Fallback Finish Fixed Generation GenerationLimits GivenText InvalidRequestError LlmProvider
+        LlmSpecError LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError PromptLookup ProviderDraft
+        ProviderEntry ReasoningDelta Round Sampling SpeculativeConfig SpeculativeDecoder SpeculativeFinish
+        SpeculativeResult SpeculativeStats StreamEvent TargetError TextDelta Threshold Timings TokenChooser TokenDraft
+        TokenDrafter TokenModel TokenRound TokenSession Tokenizer ToolCall ToolCallDelta UnknownProviderError
+        UnsupportedError Usage __version__ complete_from_stream generate_events open_draft open_provider
+        registered_providers stream_token_model
+    """
+    assert sorted(llm_spec.__all__) == sorted(expected.split())
+
+
+@pytest.mark.parametrize("statement", ["import llm_spec", "import llm_spec.testing", "import llm_spec.cli"])
+def test_importing_loads_no_sdk_and_no_model_runtime(statement: str) -> None:
+    """Neither the package nor what it ships beside it loads any provider's packages."""
+    code = f"{statement}, sys; print(*sys.modules)"
+    loaded = run_python(code).split()
+    assert [name for name in HEAVY if name in loaded] == []
+    assert not any(name.startswith("llm_spec_") for name in loaded)
+
+
+def test_importing_is_quick_beyond_numpy() -> None:
+    """Below 100 ms beyond numpy (the best of several, as another process may be busy)."""
+    code = "import numpy, time; t = time.perf_counter(); import llm_spec; print(time.perf_counter() - t)"
+    run_python(code)  # compiled by now
+    assert min(float(run_python(code)) for _ in range(4)) < 0.1
+
+
+def test_listing_providers_loads_no_model_runtime() -> None:
+    """What is installed can be listed without loading it."""
+    loaded = run_python("import llm_spec, sys; llm_spec.registered_providers(); print(*sys.modules)").split()
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    """A consumer's type checker reads our types."""
+    assert [name for name in ("py.typed",) if not (importlib.resources.files("llm_spec") / name).is_file()] == []
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    """`__version__` and the installed metadata agree."""
+    assert importlib.metadata.version("llm-spec") == llm_spec.__version__
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout  # noqa: S603 - our own interpreter and code

@@ -1,0 +1,207 @@
+"""Results and statistics: measured, added up, serialisable, and readable by people."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_spec import Round, SpeculativeResult, SpeculativeStats, Timings, Usage
+from llm_spec.tokens.statistics import ExponentialMovingAverage
+
+
+def report(drafted: int, accepted: int, *, draft_s: float = 0.0, verify_s: float = 0.0) -> Round:
+    return Round(
+        index=0,
+        num_draft_tokens=drafted,
+        num_accepted_tokens=accepted,
+        num_emitted_tokens=accepted + 1,
+        draft_s=draft_s,
+        verify_s=verify_s,
+    )
+
+
+def stats_of(*reports: Round) -> SpeculativeStats:
+    return sum(map(SpeculativeStats.of_round, reports), SpeculativeStats())
+
+
+def result_of(stats: SpeculativeStats, *, total_s: float = 2.0, plain_s: float | None = None) -> SpeculativeResult:
+    return SpeculativeResult(
+        content="héllo",
+        finish_reason="stop",
+        stopped_by="eos",
+        strategy="tokens",
+        guarantee="exact",
+        same_text=True,
+        target="t",
+        draft="d",
+        seed=1,
+        stats=stats,
+        rounds=(report(2, 1),),
+        timings=Timings(total_s=total_s, first_text_s=0.1, draft_s=stats.draft_s, verify_s=stats.verify_s),
+        usage=Usage(input_tokens=1, output_tokens=2),
+        plain_s=plain_s,
+    )
+
+
+def test_counts_of_hand_made_rounds() -> None:
+    """Rounds, steps, drafted, accepted, emitted and wasted are counted as DESIGN.md defines them."""
+    stats = stats_of(report(4, 4), report(4, 1), report(0, 0), report(2, 0))
+    assert (stats.num_rounds, stats.num_spec_steps, stats.num_plain_steps) == (4, 3, 1)
+    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (10, 5)
+    assert stats.num_emitted_tokens == 5 + 2 + 1 + 1
+    assert stats.num_wasted_draft_tokens == 5
+    assert stats.draft_acceptance_rate == 0.5
+    assert stats.mean_acceptance_length == pytest.approx(1 + 5 / 3)
+    assert stats.acceptance_histogram == (1, 1, 0, 0, 1)
+
+
+def test_the_correction_is_not_counted_as_accepted() -> None:
+    """A round that rejects its first token has accepted nothing, though it emits one."""
+    stats = stats_of(report(3, 0))
+    assert (stats.num_accepted_draft_tokens, stats.num_emitted_tokens, stats.draft_acceptance_rate) == (0, 1, 0.0)
+
+
+def test_nothing_measured_is_none_not_zero() -> None:
+    """Rates of nothing are None."""
+    stats = SpeculativeStats()
+    assert stats.draft_acceptance_rate is None
+    assert stats.mean_acceptance_length is None
+    assert stats.speedup is None
+    assert stats.time_saved_s is None
+
+
+def test_speedup_is_a_ratio_of_times() -> None:
+    """Time that plain steps would have taken for the same tokens, over the time taken; not a count of tokens."""
+    stats = stats_of(report(0, 0, verify_s=1.0), report(3, 3, draft_s=0.5, verify_s=1.5))
+    assert stats.speedup == pytest.approx(5 * 1.0 / 3.0)
+    assert stats.time_saved_s == pytest.approx(5.0 - 3.0)
+
+
+def test_a_slowdown_is_told() -> None:
+    """Negative savings are reported as they are."""
+    stats = stats_of(report(0, 0, verify_s=1.0), report(8, 0, draft_s=4.0, verify_s=2.0))
+    assert stats.speedup == pytest.approx(2 / 7)
+    assert stats.time_saved_s == pytest.approx(-5.0)
+
+
+def test_without_a_plain_step_there_is_no_speedup() -> None:
+    """No figure is made up where nothing plain was measured, and a plain run has none either."""
+    assert stats_of(report(3, 3, draft_s=0.5, verify_s=1.5)).speedup is None
+    assert stats_of(report(0, 0, verify_s=1.0)).speedup is None
+
+
+ROUNDS = st.lists(st.integers(0, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=12)
+
+
+@given(ROUNDS, ROUNDS)
+def test_adding_requests_up_is_counting_their_rounds_together(
+    first: list[tuple[int, int]], second: list[tuple[int, int]]
+) -> None:
+    """Statistics of two requests add up to those of all their rounds; an empty one changes nothing."""
+    one, two = stats_of(*(report(*r) for r in first)), stats_of(*(report(*r) for r in second))
+    assert one + two == two + one == stats_of(*(report(*r) for r in first + second))
+    assert one + SpeculativeStats() == one
+    assert sum(one.acceptance_histogram) == one.num_spec_steps
+    assert sum(n * count for n, count in enumerate(one.acceptance_histogram)) == one.num_accepted_draft_tokens
+
+
+def test_the_metrics_have_the_names_of_the_field() -> None:
+    """The serialised metrics use DESIGN.md's names, and are JSON."""
+    metrics = json.loads(json.dumps(stats_of(report(4, 2), report(0, 0, verify_s=1.0)).to_dict()))
+    assert metrics["num_spec_steps"] == 1
+    assert metrics["num_draft_tokens"] == 4
+    assert metrics["num_accepted_draft_tokens"] == 2
+    assert metrics["mean_acceptance_length"] == 3.0
+    assert metrics["draft_acceptance_rate"] == 0.5
+    assert metrics["acceptance_histogram"] == [0, 0, 1]
+
+
+def test_stats_summary_is_for_people() -> None:
+    """The summary is one line with the counts in it."""
+    text = stats_of(report(4, 2), report(4, 4)).summary()
+    assert "\n" not in text
+    assert "6 of 8" in text
+    assert "75%" in text
+    assert "plain" in stats_of(report(0, 0)).summary()
+    assert SpeculativeStats().summary()
+
+
+# ------------------------------------------------------------------------------------------- results
+
+
+def test_a_result_is_json() -> None:
+    """One object with everything the issue lists, that survives JSON."""
+    out = json.loads(json.dumps(result_of(stats_of(report(4, 2))).to_dict()))
+    keys = ["content", "strategy", "guarantee", "finish_reason", "stopped_by", "draft_tokens", "accepted_tokens"]
+    keys += ["acceptance_rate", "speedup", "speedup_basis", "rounds", "metrics", "usage", "timings"]
+    assert [key for key in keys if key not in out] == []
+    assert out["content"] == "héllo"
+    assert set(out["usage"]) == {"target", "draft", "wasted"}
+    assert out["usage"]["wasted"] == 2
+    assert out["usage"]["draft"] is None
+
+
+def test_speedup_is_null_where_no_plain_figure_was_measured() -> None:
+    """Speedup and its basis are both None then."""
+    out = result_of(stats_of(report(4, 2, verify_s=1.0))).to_dict()
+    assert out["speedup"] is None
+    assert out["speedup_basis"] is None
+
+
+def test_speedup_against_a_plain_run_is_whole_time_against_whole_time() -> None:
+    """With a measured plain run, the ratio is that of the two total times, and the basis says so."""
+    result = result_of(stats_of(report(4, 2)), total_s=2.0, plain_s=3.0)
+    assert result.speedup == pytest.approx(1.5)
+    assert "plain run" in str(result.speedup_basis)
+
+
+def test_speedup_from_plain_steps_says_how_many() -> None:
+    """Without a plain run the plain steps inside this one serve, and the basis says that."""
+    result = result_of(stats_of(report(0, 0, verify_s=1.0), report(3, 3, verify_s=1.0)))
+    assert result.speedup == pytest.approx(2.5)
+    assert "1 plain step" in str(result.speedup_basis)
+
+
+def test_result_summary_is_for_people() -> None:
+    """Strategy, guarantee and speedup are in it."""
+    text = result_of(stats_of(report(4, 2)), plain_s=3.0).summary()
+    assert "tokens (exact)" in text
+    assert "1.50x" in text
+
+
+def test_the_message_can_go_back_into_a_conversation() -> None:
+    """The answer is an assistant message."""
+    message = result_of(SpeculativeStats()).message
+    assert message.to_openai() == {"role": "assistant", "content": "héllo"}
+
+
+def test_times_outside_rounds_are_never_negative() -> None:
+    """A draft that ran beside the target can make the parts exceed the whole; the rest is 0 then."""
+    assert Timings(total_s=1.0, first_text_s=None, draft_s=0.7, verify_s=0.6).other_s == 0.0
+    assert Timings(total_s=2.0, first_text_s=None, draft_s=0.7, verify_s=0.6).other_s == pytest.approx(0.7)
+
+
+# ------------------------------------------------------------------------------------- moving average
+
+
+def test_moving_average_by_hand() -> None:
+    """The first value counts in full, each later one by alpha; reset forgets all."""
+    average = ExponentialMovingAverage(alpha=0.25)
+    assert average.value is None
+    assert average.update(1.0) == 1.0
+    assert average.update(0.0) == pytest.approx(0.75)
+    assert average.count == 2
+    average.reset()
+    assert (average.value, average.count) == (None, 0)
+
+
+def test_half_life_means_what_it_says() -> None:
+    """After `half_life` further values the first has half its weight."""
+    average = ExponentialMovingAverage(half_life=4)
+    average.update(1.0)
+    for _ in range(4):
+        average.update(0.0)
+    assert average.value == pytest.approx(0.5)

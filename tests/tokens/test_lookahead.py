@@ -1,0 +1,248 @@
+"""Policies refuse bad limits, and CostAware comes close to the best fixed lookahead, plain steps included."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from llm_spec.errors import ConfigError
+from llm_spec.tokens.lookahead import (
+    CostAware,
+    Ewma,
+    Fixed,
+    LookaheadController,
+    LookaheadPolicy,
+    RoundReport,
+    Threshold,
+)
+
+Token = tuple[float, float | None]  # how likely the next drafted token is accepted, and the draft's confidence in it
+Model = Callable[[int, random.Random], Token]
+
+
+# ------------------------------------------------------------------------------------------------ simulation
+
+
+def constant(acceptance: float) -> Model:
+    return lambda position, rng: (acceptance, None)  # noqa: ARG005 # a Model
+
+
+def noise_confidence(acceptance: float) -> Model:
+    """Confidence says nothing."""
+    return lambda position, rng: (acceptance, rng.random())  # noqa: ARG005 # a Model
+
+
+def true_confidence(acceptance: float) -> Model:
+    """Confidence is the probability of acceptance, which varies around its mean."""
+
+    def token(position: int, rng: random.Random) -> Token:  # noqa: ARG001 # a Model
+        chance = rng.betavariate(4 * acceptance, 4 * (1 - acceptance))
+        return chance, chance
+
+    return token
+
+
+def regimes(low: float, high: float) -> Model:
+    """A hundred tokens that are easy to guess, a hundred that are not."""
+    return lambda position, rng: (low if position // 100 % 2 else high, None)  # noqa: ARG005 # a Model
+
+
+def simulate(
+    policy: LookaheadPolicy,
+    model: Model,
+    draft: float,
+    slope: float,
+    *,
+    num_tokens: int,
+    seed: int = 0,
+    hiccups: float = 0.0,
+) -> float:
+    """Tokens per plain step's time. What the controller is told is up to 10 % off, and tenfold in a hiccup."""
+    rng = random.Random(seed)  # noqa: S311 # no secret
+    controller = policy.start()
+    spent, position = 0.0, 0
+
+    def measured(seconds: float) -> float:
+        return seconds * (1 + 0.1 * rng.random()) * (10 if hiccups and rng.random() < hiccups else 1)
+
+    while position < num_tokens:
+        num_draft, num_accepted, confidences = draft_round(controller, model, position, rng)
+        verify_s, draft_s = 1 + slope * num_draft, draft * num_draft
+        spent += verify_s + draft_s
+        position += num_accepted + 1
+        controller.update(RoundReport(num_draft, num_accepted, measured(draft_s), measured(verify_s), confidences))
+    return position / spent
+
+
+def draft_round(
+    controller: LookaheadController, model: Model, position: int, rng: random.Random
+) -> tuple[int, int, list[float | None]]:
+    confidences: list[float | None] = []
+    num_accepted, limit = 0, controller.limit()
+    while len(confidences) < limit and (not confidences or controller.more(confidences)):
+        chance, confidence = model(position + len(confidences), rng)
+        num_accepted += num_accepted == len(confidences) and rng.random() < chance
+        confidences.append(confidence)
+    return len(confidences), num_accepted, confidences
+
+
+def best_fixed(model: Model, draft: float, slope: float) -> float:
+    """The best of the fixed lookaheads, plain steps (1 token a step) included."""
+    fixed = [simulate(Fixed(g), model, draft, slope, num_tokens=6000) for g in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)]
+    return max(1.0, *fixed)
+
+
+def best_constant(acceptance: float, draft: float, slope: float) -> float:
+    """The same for constant acceptance, in closed form."""
+    tokens = [(1 - acceptance ** (g + 1)) / (1 - acceptance) for g in range(17)]
+    return max(tokens[g] / (1 + g * (draft + slope)) for g in range(17))
+
+
+COSTS = [(0.05, 0.02), (0.05, 0.3), (0.15, 0.1), (0.3, 0.02), (0.3, 0.3)]  # of a drafted token, of a verified one
+
+
+@pytest.mark.parametrize(("draft", "slope"), COSTS)
+@pytest.mark.parametrize("acceptance", [0.3, 0.5, 0.7, 0.85, 0.95])
+def test_cost_aware_comes_within_three_per_cent_of_the_best(acceptance: float, draft: float, slope: float) -> None:
+    """At constant acceptance: 0.97 of the best fixed lookahead, hence never below 0.97 of plain."""
+    found = simulate(CostAware(), constant(acceptance), draft, slope, num_tokens=20_000)
+    assert found >= 0.97 * best_constant(acceptance, draft, slope)
+
+
+@pytest.mark.parametrize(("draft", "slope"), COSTS)
+@pytest.mark.parametrize(
+    "model", [noise_confidence(0.7), true_confidence(0.5), true_confidence(0.85), regimes(0.2, 0.9)]
+)
+def test_cost_aware_uses_confidence_and_follows_regimes(model: Model, draft: float, slope: float) -> None:
+    """With confidences, informative or not, and in regimes: 0.97 of the best fixed lookahead or more."""
+    assert simulate(CostAware(), model, draft, slope, num_tokens=10_000) >= 0.97 * best_fixed(model, draft, slope)
+
+
+def test_true_confidence_beats_every_fixed_lookahead() -> None:
+    """A draft that knows when it is unsure is worth more than any fixed lookahead."""
+    model = true_confidence(0.85)
+    found = simulate(CostAware(), model, 0.15, 0.1, num_tokens=20_000)
+    assert found >= 1.02 * best_fixed(model, 0.15, 0.1)
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.7, 0.95])
+def test_hiccups_do_not_wreck_it(acceptance: float) -> None:
+    """Two per cent of times being tenfold costs at most five per cent."""
+    found = simulate(CostAware(), constant(acceptance), 0.15, 0.1, num_tokens=20_000, hiccups=0.02)
+    assert found >= 0.95 * best_constant(acceptance, 0.15, 0.1)
+
+
+@pytest.mark.parametrize(("draft", "slope"), COSTS)
+@pytest.mark.parametrize("acceptance", [0.3, 0.5, 0.7, 0.85, 0.95])
+def test_short_answers_from_a_cold_start(acceptance: float, draft: float, slope: float) -> None:
+    """Answers of 96 tokens reach 0.90 of the best lookahead, had it been known from the start, 0.95 on average."""
+    policy, model = CostAware(), constant(acceptance)
+    times = [96 / simulate(policy, model, draft, slope, num_tokens=96, seed=seed) for seed in range(60)]
+    assert 96 * len(times) / sum(times) >= 0.90 * best_constant(acceptance, draft, slope)
+
+
+def test_hopeless_draft_is_left_alone_and_tried_again() -> None:
+    """Where nothing is accepted it takes plain steps, tries ever more rarely, and resumes when drafts are good again."""
+    controller = CostAware().start()
+    limits: list[int] = []
+    for _ in range(600):
+        limits.append(controller.limit())
+        controller.update(RoundReport(limits[-1], 0, 0.1 * limits[-1], 1.0 + 0.1 * limits[-1]))
+    tries = [index for index, limit in enumerate(limits) if limit]
+    gaps = [after - before for before, after in zip(tries, tries[1:], strict=False) if after > before + 1]
+    assert len(tries) < 20
+    assert gaps == sorted(gaps)
+    for _ in range(1100):
+        limit = controller.limit()
+        controller.update(RoundReport(limit, limit, 0.1 * limit, 1.0 + 0.1 * limit))
+    assert controller.limit() == 16
+
+
+def test_a_draft_with_nothing_to_say_costs_nothing() -> None:
+    """Rounds in which the draft proposed nothing are plain steps, and times of zero are survived."""
+    controller = CostAware().start()
+    for _ in range(50):
+        controller.update(RoundReport(0, 0, 0.0, 0.0))
+    assert controller.limit() in {0, 16}
+    controller.update(RoundReport(3, 3, 0.0, 0.0, (0.5, None, 1.0)))
+    assert all(value == value for value in controller.describe().values())  # noqa: PLR0124 # not NaN
+
+
+def test_low_confidence_stops_the_draft() -> None:
+    """After an unsure token it drafts no further; after a sure one it does."""
+    controller = CostAware().start()
+    assert controller.more([0.99])
+    assert not controller.more([0.99, 0.01])
+
+
+# -------------------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize("value", [0, 33, -1])
+def test_fixed_refuses_lookaheads_outside_1_to_32(value: int) -> None:
+    """The message names field, value and range."""
+    with pytest.raises(ConfigError) as caught:
+        Fixed(value)
+    assert str(caught.value) == f"lookahead is {value}; it must be an integer at least 1 and at most 32"
+
+
+@pytest.mark.parametrize("value", [0, 33, -1])
+@pytest.mark.parametrize("policy", [CostAware, Threshold, Ewma])
+def test_policies_refuse_limits_outside_1_to_32(policy: Callable[..., LookaheadPolicy], value: int) -> None:
+    """The largest lookahead of every policy is 1 to 32."""
+    with pytest.raises(ConfigError, match=f"max_lookahead is {value}; it must be an integer at least 1 and at most 32"):
+        policy(max_lookahead=value)
+
+
+@pytest.mark.parametrize("policy", [Threshold, Ewma])
+def test_initial_lookahead_is_within_the_limit(policy: Callable[..., LookaheadPolicy]) -> None:
+    """A start above the largest lookahead is refused."""
+    with pytest.raises(ConfigError, match="initial is 5; it must be an integer at least 1 and at most 4"):
+        policy(initial=5, max_lookahead=4)
+
+
+@pytest.mark.parametrize("policy", [Fixed(3), CostAware(max_lookahead=3), Threshold(initial=3), Ewma(initial=3)])
+def test_more_never_passes_the_limit(policy: LookaheadPolicy) -> None:
+    """However sure the draft is, the round ends at its limit, and `reset` brings the start back."""
+    controller = policy.start()
+    before = dict(controller.describe())
+    assert controller.more([1.0])
+    assert not controller.more([1.0] * controller.limit())
+    for _ in range(5):
+        controller.update(RoundReport(3, 3, 0.01, 1.0, (1.0,) * 3))
+    controller.reset()
+    assert controller.describe() == before
+
+
+def test_controllers_share_nothing() -> None:
+    """Two requests of one policy learn apart."""
+    policy = CostAware()
+    first, second = policy.start(), policy.start()
+    for _ in range(20):
+        first.update(RoundReport(4, 0, 1.0, 1.0))
+    assert first.describe() != second.describe()
+    assert second.describe() == policy.start().describe()
+
+
+# -------------------------------------------------------------------------------------- the simpler policies
+
+
+def test_threshold_steps_up_and_down() -> None:
+    """One more above 0.8, one less below the minimum, unchanged between, within 1 and the limit."""
+    controller = Threshold(initial=4, max_lookahead=5).start()
+    found: list[int] = []
+    for num_accepted in (4, 5, 3, 0, 0, 0, 0, 0):
+        lookahead = controller.limit()
+        controller.update(RoundReport(lookahead, min(num_accepted, lookahead), 0.0, 0.0))
+        found.append(controller.limit())
+    assert found == [5, 5, 5, 4, 3, 2, 1, 1]
+
+
+def test_ewma_follows_the_mean_and_rests_after_a_change() -> None:
+    """The lookahead becomes mean accepted + 1, at most once per cooldown."""
+    controller = Ewma(initial=4, half_life=1.0, cooldown=2).start()
+    found: list[int] = []
+    for _ in range(8):
+        controller.update(RoundReport(controller.limit(), 0, 0.0, 0.0))
+        found.append(controller.limit())
+    assert found == [4, 4, 1, 1, 1, 1, 1, 1]

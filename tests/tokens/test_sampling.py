@@ -1,0 +1,172 @@
+"""Laws equal a naive reference, bad logits are refused, and a sampler draws from the law by position alone."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llm_spec.chat import Sampling
+from llm_spec.errors import InvalidRequestError, ModelOutputError
+from llm_spec.tokens.noise import Purpose, gumbel
+from llm_spec.tokens.sampling import Sampler, is_greedy, is_plain, log_law
+
+VOCAB_SIZE = 12
+
+
+def naive_law(
+    logits: Sequence[float], sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int
+) -> list[float]:
+    """The law, one token after the other, in Python: probabilities that sum to 1."""
+    scores = [float(value) for value in logits]
+    answer_ids = context_ids[num_prompt_tokens:]
+    for token_id in range(len(scores)):
+        scores[token_id] += sampling.logit_bias.get(token_id, 0.0)
+        if token_id in context_ids and sampling.repetition_penalty:
+            penalty = sampling.repetition_penalty
+            scores[token_id] = scores[token_id] / penalty if scores[token_id] > 0 else scores[token_id] * penalty
+        count = answer_ids.count(token_id)
+        scores[token_id] -= (sampling.presence_penalty or 0.0) * (count > 0)
+        scores[token_id] -= (sampling.frequency_penalty or 0.0) * count
+        scores[token_id] /= sampling.temperature or 1.0
+    order = sorted(range(len(scores)), key=lambda token_id: (-scores[token_id], token_id))
+    order = order[: sampling.top_k]
+    if sampling.top_p is not None and sampling.top_p < 1.0:
+        weights = [math.exp(scores[token_id] - scores[order[0]]) for token_id in order]
+        mass = np.cumsum(weights)
+        order = order[: next(n for n in range(1, len(order) + 1) if mass[n - 1] >= sampling.top_p * mass[-1])]
+    if sampling.min_p:
+        order = [t for t in order if scores[t] >= scores[order[0]] + math.log(sampling.min_p)]
+    weights = [math.exp(scores[t] - scores[order[0]]) if t in order else 0.0 for t in range(len(scores))]
+    return [weight / sum(weights) for weight in weights]
+
+
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.2, 0.7, 1.0, 3.0]),
+    top_k=st.none() | st.integers(1, 15),
+    top_p=st.none() | st.sampled_from([0.01, 0.3, 0.5, 0.75, 0.9, 0.999, 1.0]),
+    min_p=st.none() | st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    repetition_penalty=st.none() | st.sampled_from([0.5, 1.0, 1.3]),
+    presence_penalty=st.none() | st.sampled_from([-1.0, 0.5]),
+    frequency_penalty=st.none() | st.sampled_from([-0.5, 0.25]),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.sampled_from([-100.0, -1.0, 2.0]), max_size=3),
+)
+# few different values, so that ties at a border are common; -inf is a masked token
+LOGITS = st.lists(
+    st.sampled_from([-math.inf, -3.0, -1.0, 0.0, 0.5, 2.0, 4.0]), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE
+).filter(lambda values: max(values) > -math.inf)
+CONTEXTS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=3, max_size=9)
+
+
+@settings(max_examples=400, deadline=None)
+@given(LOGITS, SAMPLINGS, CONTEXTS)
+def test_law_equals_the_naive_reference(logits: list[float], sampling: Sampling, context_ids: list[int]) -> None:
+    """Bias, penalties, temperature, top-k, top-p and min-p, in that order, keep exactly the reference's tokens."""
+    found = make_sampler(sampling, num_prompt_tokens=3).law(np.array(logits, dtype=np.float32), context_ids)
+    np.testing.assert_allclose(found, naive_law(logits, sampling, context_ids, 3), rtol=1e-9, atol=1e-12)
+
+
+def test_law_of_torch_logits_is_the_same() -> None:
+    """torch tensors go through the same filters."""
+    torch = pytest.importorskip("torch")
+    logits = np.random.default_rng(1).normal(size=40).round(1)
+    sampling = Sampling(temperature=0.7, top_k=9, top_p=0.8, min_p=0.05, repetition_penalty=1.2, logit_bias={3: 2.0})
+    ours, theirs = (log_law(values, sampling, [1, 2, 3], 1) for values in (logits, torch.from_numpy(logits)))
+    np.testing.assert_allclose(theirs.numpy(), ours, rtol=1e-12)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_top_k_keeps_exactly_k_of_tied_tokens(top_k: int) -> None:
+    """Among tokens that tie at the border the lower ids stay."""
+    law = log_law(np.array([0.0, 1.0, 0.0, 1.0, 1.0]), Sampling(temperature=1.0, top_k=top_k), [], 0)
+    assert np.flatnonzero(np.isfinite(law)).tolist() == [1, 3, 4][:top_k]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "greedy"), [(Sampling(), True), (Sampling(temperature=0.0), True), (Sampling(temperature=0.1), False)]
+)
+def test_greedy_is_temperature_zero_or_none(sampling: Sampling, greedy: bool) -> None:
+    """A local model without a temperature is greedy."""
+    assert is_greedy(sampling) is greedy
+
+
+def test_greedy_applies_bias_and_penalties_and_ignores_filters() -> None:
+    """Greedy takes the best token after bias and penalties."""
+    logits = np.array([1.0, 3.0, 2.9, 0.0])
+    assert make_sampler(Sampling(top_k=1), vocab_size=4).choose(logits, [0]) == 1
+    assert make_sampler(Sampling(repetition_penalty=1.5), vocab_size=4).choose(logits, [1]) == 2
+    assert make_sampler(Sampling(presence_penalty=1.0), vocab_size=4).choose(logits, [0, 1]) == 2
+    assert make_sampler(Sampling(logit_bias={3: 10.0}), vocab_size=4).choose(logits, [0]) == 3
+
+
+def test_plain_means_no_bias_and_no_penalty() -> None:
+    """Neutral values are as good as none."""
+    assert is_plain(Sampling(temperature=1.0, top_k=3, repetition_penalty=1.0, presence_penalty=0.0))
+    for adjusted in (
+        Sampling(repetition_penalty=1.1), Sampling(presence_penalty=0.1), Sampling(frequency_penalty=-0.1),
+        Sampling(logit_bias={0: 1.0}),
+    ):  # fmt: skip # one table
+        assert not is_plain(adjusted)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=2)])
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        ([0.0, math.nan, 1.0], "the model's logits at position 2 hold NaN"),
+        ([0.0, math.inf, 1.0], "the model's logits at position 2 hold +inf"),
+        ([-math.inf] * 3, "the model's logits at position 2 are all -inf"),
+    ],
+)
+def test_logits_that_are_no_law_are_refused(sampling: Sampling, logits: list[float], message: str) -> None:
+    """NaN, +inf and nothing but -inf raise ModelOutputError naming the position."""
+    with pytest.raises(ModelOutputError) as caught:
+        make_sampler(sampling, vocab_size=3).choose(np.array(logits, dtype=np.float32), [0, 1])
+    assert str(caught.value) == message
+
+
+def test_bias_outside_the_vocabulary_is_refused() -> None:
+    """A logit bias for a token that the model does not have names that token."""
+    with pytest.raises(InvalidRequestError, match="token 12; the model has tokens 0 to 11"):
+        make_sampler(Sampling(logit_bias={12: 1.0}))
+
+
+def test_token_is_the_argmax_of_law_and_noise() -> None:
+    """The token at a position is the argmax of log-law plus Gumbel noise of (seed, position, token)."""
+    logits = np.random.default_rng(2).normal(size=VOCAB_SIZE)
+    sampler = make_sampler(Sampling(temperature=0.5), seed=77)
+    for position in range(50):
+        noise = gumbel(77, np.array([position]), VOCAB_SIZE, Purpose.TOKEN)[0]
+        assert sampler.choose(logits, [0] * position) == int(np.argmax(logits / 0.5 + noise))
+
+
+def test_noise_cache_is_bounded_and_forgetting_changes_nothing() -> None:
+    """Far positions push old rows out, and a row computed again is the same."""
+    sampler = make_sampler(Sampling(temperature=1.0), vocab_size=4096)
+    first = sampler.noise(0).copy()
+    for position in range(0, 2000, 3):
+        sampler.noise(position)
+    assert sum(block.shape[0] for block in sampler._blocks.values()) <= 64  # pyright: ignore[reportPrivateUsage] # the promise
+    assert np.array_equal(sampler.noise(0), first)
+
+
+def test_tiny_temperature_does_not_overflow() -> None:
+    """The smallest temperature is greedy in effect, without a warning."""
+    logits = np.array([1.0, 50.0, -50.0], dtype=np.float32)
+    assert make_sampler(Sampling(temperature=5e-324), vocab_size=3).choose(logits, []) == 1
+
+
+def test_draft_logits_of_another_width_are_fitted() -> None:
+    """A draft's padding columns are cut, and missing ones are filled with tokens it cannot say."""
+    sampler = make_sampler(Sampling())
+    assert sampler.fit(np.zeros(VOCAB_SIZE + 3)).shape == (VOCAB_SIZE,)
+    assert sampler.fit(np.zeros(VOCAB_SIZE - 2))[-2:].tolist() == [-math.inf, -math.inf]
+
+
+def make_sampler(
+    sampling: Sampling, *, vocab_size: int = VOCAB_SIZE, num_prompt_tokens: int = 1, seed: int = 0
+) -> Sampler:
+    return Sampler(sampling, vocab_size=vocab_size, num_prompt_tokens=num_prompt_tokens, seed=seed)

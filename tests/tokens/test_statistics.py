@@ -1,0 +1,125 @@
+"""Running estimates converge, forget, and are not wrecked by a hiccup."""
+
+import pytest
+
+from llm_spec.errors import ConfigError
+from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, CostLine, ExponentialMovingAverage
+
+
+def test_moving_average_starts_at_the_first_value_and_halves_by_half_life() -> None:
+    """The first value counts in full, and after a half-life of others it counts half."""
+    average = ExponentialMovingAverage(half_life=4)
+    assert average.value is None
+    assert average.update(1.0) == 1.0
+    for _ in range(4):
+        average.update(0.0)
+    assert average.value == pytest.approx(0.5)
+    assert average.count == 5
+    average.reset()
+    assert (average.value, average.count) == (None, 0)
+
+
+def test_moving_average_by_alpha() -> None:
+    """Alpha is the weight of the newest value."""
+    average = ExponentialMovingAverage(alpha=0.25)
+    average.update(0.0)
+    assert average.update(1.0) == pytest.approx(0.25)
+
+
+def test_moving_average_takes_exactly_one_way_to_forget() -> None:
+    """Neither or both of alpha and half-life, or one out of range, is a configuration error."""
+    for options in ({}, {"alpha": 0.5, "half_life": 3.0}, {"alpha": 0.0}, {"alpha": 1.5}, {"half_life": -1.0}):
+        with pytest.raises(ConfigError):
+            ExponentialMovingAverage(**options)
+
+
+def test_acceptance_does_not_count_tokens_behind_a_rejection() -> None:
+    """Accepted / (accepted + first rejections): 3 of 4 judged, however long the draft was."""
+    estimate = AcceptanceEstimate(half_life=1e9, prior=0.5, prior_weight=0.0)
+    estimate.update(3, rejected=True)
+    assert estimate.rate == pytest.approx(0.75)
+    estimate.update(2, rejected=False)
+    assert estimate.rate == pytest.approx(5 / 6)
+
+
+def test_acceptance_forgets_towards_its_prior() -> None:
+    """The evidence halves in a half-life, the prior stays."""
+    estimate = AcceptanceEstimate(half_life=10, prior=0.5, prior_weight=1.0)
+    estimate.update(0, rejected=True)
+    estimate.forget(10)
+    assert estimate.rejected == pytest.approx(0.5)
+    estimate.forget(1000)
+    assert estimate.rate == pytest.approx(0.5)
+
+
+def test_line_finds_base_and_slope() -> None:
+    """Widths 1 to 9 determine the line, whatever the unit."""
+    line = CostLine(half_life=64)
+    for index in range(300):
+        width = 1 + index % 9
+        line.update(width, 2e-3 * (1.0 + 0.2 * (width - 1)))
+    assert line.base == pytest.approx(2e-3, rel=0.02)
+    assert line.slope == pytest.approx(4e-4, rel=0.02)
+
+
+def test_line_of_one_width_is_the_prior_to_scale() -> None:
+    """Where every forward was equally wide, nine positions cost 1.5 of one."""
+    line = CostLine(half_life=64)
+    for _ in range(10):
+        line.update(5, 0.010)
+    assert line.base + 4 * line.slope == pytest.approx(0.010)
+    assert line.base + 8 * line.slope == pytest.approx(1.5 * line.base)
+
+
+def test_line_keeps_what_a_long_stretch_of_plain_steps_does_not_show() -> None:
+    """Two thousand plain steps do not wipe out the slope."""
+    line = CostLine(half_life=64)
+    for _ in range(20):
+        line.update(1, 1.0)
+        line.update(5, 2.2)
+    for _ in range(2000):
+        line.update(1, 1.0)
+    assert line.slope == pytest.approx(0.3, rel=0.05)
+
+
+def test_line_survives_hiccups() -> None:
+    """Single times ten times too long, the very first included, move the line little and not for long."""
+    line = CostLine(half_life=64)
+    line.update(5, 20.0)
+    for index in range(60):
+        line.update(1 + 4 * (index % 2), (10.0 if index == 40 else 1.0) * (1.0 + 0.1 * 4 * (index % 2)))
+    assert line.base == pytest.approx(1.0, rel=0.15)
+    assert line.slope == pytest.approx(0.1, abs=0.05)
+
+
+def test_line_follows_a_lasting_change() -> None:
+    """A cost that has risen tenfold and stays there is followed within a few half-lives."""
+    line = CostLine(half_life=8)
+    for factor, rounds in ((1.0, 30), (10.0, 60)):
+        for index in range(rounds):
+            line.update(1 + 4 * (index % 2), factor * (1.0 + 0.4 * (index % 2)))
+    assert line.base == pytest.approx(10.0, rel=0.1)
+
+
+def test_line_and_average_stand_times_of_zero() -> None:
+    """A virtual clock that does not move divides nothing by zero."""
+    line, average = CostLine(half_life=8), CostAverage(half_life=8)
+    for width in (1, 5, 1):
+        line.update(width, 0.0)
+        average.update(width, 0.0)
+    assert (line.base, line.slope, average.value) == (0.0, 0.0, 0.0)
+
+
+def test_cost_average_is_per_token_and_survives_hiccups() -> None:
+    """Seconds per token, weighted by tokens; a hiccup counts three times at most, and a low time refutes it."""
+    average = CostAverage(half_life=64)
+    assert average.value is None
+    average.update(4, 4.0)
+    average.update(1, 0.5)
+    assert average.value is not None
+    for _ in range(20):
+        average.update(4, 0.4)
+    average.update(4, 4.0)
+    for _ in range(20):
+        average.update(4, 0.4)
+    assert average.value == pytest.approx(0.1, rel=0.1)

@@ -1,0 +1,451 @@
+"""Train, or replace, the built-in pair of models: a small Llama target and the draft distilled from it.
+
+The text is the source of the running Python's standard library, half as raw files, half as chats that `ast` cuts out
+of it: the user gives a signature and docstring, the assistant the body. Every 50th file is held out.
+
+    train_pair.py data --out DIR                                    counts, and DIR/prompts.jsonl
+    train_pair.py tokenizer --out DIR                               byte-level BPE with the chat template
+    train_pair.py target --tokenizer DIR --out DIR --minutes 60
+    train_pair.py answers --target DIR --out FILE --minutes 15      the target's own answers, with its hidden states
+    train_pair.py draft --target DIR --out DIR --minutes 30 [--init DIR] [--answers FILE ...]
+    train_pair.py agree --target DIR --prompts FILE --draft DIR ... acceptance, greedy and at temperature 1
+
+A draft is judged on what the target itself writes, so distilling on the target's own answers raises acceptance more
+than distilling on the corpus. An answer is stored with the target's last hidden states, 512 bytes a token: one product
+with the output embedding gives back its whole distribution, and the target need not run again.
+
+Needs torch, transformers and tokenizers. Trains in float32 on the CPU, writes Hugging Face folders in float16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import math
+import random
+import sysconfig
+import textwrap
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name everyone knows it by
+from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+ROLES = ["<|user|>", "<|assistant|>", "<|system|>"]
+NAMED_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "<|end|>", "pad_token": "<pad>"}
+SPECIAL_TOKENS = ["<unk>", "<s>", "</s>", "<pad>", *ROLES, "<|end|>"]
+BOS_ID, PAD_ID, END_ID = 1, 3, 7
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{m['role']}}|>{{m['content']}}"
+    "{% if not loop.last or add_generation_prompt or m['role']!='assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+TARGET_SHAPE, DRAFT_SHAPE = (256, 704, 8, 4, 64), (192, 512, 2, 6, 32)  # of SIZES
+HOLD_OUT_EVERY = 50
+UNPARSABLE_DATA = "lib2to3/tests/data/"  # written not to parse: left out before every 50th file is counted
+MAX_PROMPT_TOKENS, MAX_NEW_TOKENS = 160, 96
+
+Source = tuple[str, list["Chat"]]  # a file's text and the chats in it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """What the user gives, and what the standard library answers."""
+
+    prompt: str
+    reference: str
+
+    @property
+    def opening(self) -> str:
+        """The chat template's rendering up to where the assistant begins."""
+        return f"<|user|>{self.prompt}<|end|><|assistant|>"
+
+
+class Answer(NamedTuple):
+    """The target's continuation of a prompt: what follows the first `num_prompt` of the ids."""
+
+    ids: Tensor  # [num_prompt + num_answer], int16
+    num_prompt: int
+    hidden: Tensor  # [num_answer, hidden_size], float16: the target's last states, each of which predicted one token
+
+
+def chats_in(tree: ast.Module, lines: Sequence[str]) -> Iterator[Chat]:
+    """Each function as a chat: signature, docstring and leading comments, then its body."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        body = node.body if ast.get_docstring(node, clean=False) is None else node.body[1:]
+        if not body:
+            continue
+        first = min([body[0].lineno, *(d.lineno for d in getattr(body[0], "decorator_list", []))])
+        whole = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])).split("\n")
+        if num_head := first - node.lineno:
+            yield Chat(prompt="\n".join(whole[:num_head]), reference="\n".join(whole[num_head:]))
+
+
+def read_stdlib() -> tuple[list[Source], list[Source]]:
+    """The standard library's (training, held-out) files."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py") if "site-packages" not in p.parts)
+    parts: tuple[list[Source], list[Source]] = ([], [])
+    for rank, path in enumerate(p for p in paths if not p.startswith(UNPARSABLE_DATA)):
+        try:
+            text = (root / path).read_text("utf-8")
+            with warnings.catch_warnings(action="ignore"):
+                tree = ast.parse(text)
+        except (SyntaxError, ValueError):
+            continue
+        parts[rank % HOLD_OUT_EVERY == 0].append((text, list(chats_in(tree, text.splitlines()))))
+    return parts
+
+
+def read_prompts(path: Path | None) -> list[Chat]:
+    rows = map(json.loads, path.read_text("utf-8").splitlines()) if path else ()
+    return [Chat(prompt=row["messages"][0]["content"], reference=row["reference"]) for row in rows]
+
+
+def training_sources(held_out: Sequence[Chat]) -> list[Source]:
+    """Leave out every file that contains a held-out reference, whatever its indentation, and every equal prompt."""
+    references = {" ".join(chat.reference.split()) for chat in held_out}
+    prompts = {chat.prompt for chat in held_out}
+    kept = []
+    for text, chats in read_stdlib()[0]:
+        flat = " ".join(text.split())
+        if not any(reference in flat for reference in references):
+            kept.append((text, [chat for chat in chats if chat.prompt not in prompts]))
+    return kept
+
+
+def encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+
+def corpus(tokenizer: Any, sources: Sequence[Source], rng: random.Random) -> Tensor:
+    """One stream of token ids, [num_tokens]: files and chats in random order, about as many tokens of either."""
+    documents = [[*ids, END_ID] for ids in encode(tokenizer, [text for text, _ in sources])]
+    chats = [f"{chat.opening}{chat.reference}<|end|>" for _, chats in sources for chat in chats]
+    rng.shuffle(chats)
+    room = sum(map(len, documents))
+    for ids in encode(tokenizer, chats):
+        if room > 0:
+            documents.append(ids)
+        room -= len(ids)
+    rng.shuffle(documents)
+    return torch.tensor([token for ids in documents for token in ids])
+
+
+def new_model(vocab_size: int, shape: Sequence[int]) -> LlamaForCausalLM:
+    config: dict[str, Any] = dict(zip(SIZES, shape, strict=True))
+    config |= {"max_position_embeddings": 4096, "num_key_value_heads": 2, "rms_norm_eps": 1e-6}
+    config |= {"bos_token_id": BOS_ID, "eos_token_id": END_ID, "pad_token_id": PAD_ID, "tie_word_embeddings": True}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **config))
+
+
+def load(folder: Path) -> tuple[LlamaForCausalLM, Any]:
+    """A model in float32 and its tokenizer."""
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+
+
+def save(model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
+    """Write a Hugging Face folder in float16; `model` stays as it is."""
+    half = LlamaForCausalLM(model.config).to(torch.float16)
+    half.load_state_dict(model.state_dict())
+    half.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def batches_of_one_length(prompts: Iterable[list[int]], size: int, rng: random.Random) -> list[Tensor]:
+    """Prompts grouped so that none needs padding, each [at most `size`, length], in random order."""
+    groups: dict[int, list[list[int]]] = defaultdict(list)
+    for ids in prompts:
+        groups[len(ids)].append(ids)
+    for group in groups.values():
+        rng.shuffle(group)
+    batches = [torch.tensor(g[i : i + size]) for g in groups.values() for i in range(0, len(g), size)]
+    rng.shuffle(batches)
+    return batches
+
+
+@torch.inference_mode()
+def answer(model: LlamaForCausalLM, prompts: Tensor, temperature: float) -> list[Answer]:
+    """Continue `prompts`, [batch, num_prompt]; greedily at temperature 0."""
+    cache, rows, current = DynamicCache(config=model.config), torch.arange(len(prompts)), prompts
+    new_ids: list[list[int]] = [[] for _ in rows]
+    hidden: list[list[Tensor]] = [[] for _ in rows]
+    for _ in range(MAX_NEW_TOKENS):
+        states = model.model(current, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        logits = model.lm_head(states)
+        if temperature > 0:
+            logits = logits / temperature - torch.empty_like(logits).exponential_().log()
+        current = logits.argmax(-1, keepdim=True)
+        for row, token, state in zip(rows.tolist(), current[:, 0].tolist(), states.half(), strict=True):
+            new_ids[row].append(token)
+            hidden[row].append(state)
+        alive = (current[:, 0] != END_ID).nonzero()[:, 0]
+        if len(alive) == 0:
+            break
+        if len(alive) < len(rows):  # what has ended costs nothing further
+            rows, current = rows[alive], current[alive]
+            cache.batch_select_indices(alive)
+    return [
+        Answer(torch.cat([prompt, torch.tensor(ids)]).short(), len(prompt), torch.stack(states))
+        for prompt, ids, states in zip(prompts, new_ids, hidden, strict=True)
+    ]
+
+
+def held_out_answers(target: LlamaForCausalLM, tokenizer: Any, chats: Sequence[Chat]) -> list[list[Answer]]:
+    """The target's answers, [greedy, sampled at temperature 1]: the same at every call."""
+    torch.manual_seed(0)
+    batches = batches_of_one_length(encode(tokenizer, [c.opening for c in chats]), 64, random.Random(0))
+    return [[row for batch in batches for row in answer(target, batch, t)] for t in (0.0, 1.0)]
+
+
+@torch.inference_mode()
+def acceptance(draft: LlamaForCausalLM, lm_head: Any, greedy: list[Answer], sampled: list[Answer]) -> dict[str, float]:
+    """Accepted share of tokens: greedy; at temperature 1 coupled, and by rejection sampling (1 - TV)."""
+    matches = coupled = overlap = 0.0
+    for ids, num_prompt, _ in greedy:
+        proposed = draft(ids[None].long()).logits[0, num_prompt - 1 : -1].argmax(-1)
+        matches += float((proposed == ids[num_prompt:]).sum())
+    generator = torch.Generator().manual_seed(0)
+    for ids, num_prompt, hidden in sampled:
+        p_draft = draft(ids[None].long()).logits[0, num_prompt - 1 : -1].softmax(-1)
+        p_target = lm_head(hidden.float()).softmax(-1)
+        overlap += float(torch.minimum(p_draft, p_target).sum())
+        noise = torch.empty_like(p_draft).exponential_(generator=generator)  # argmax of p / noise is a sample of p
+        coupled += float(((p_draft / noise).argmax(-1) == (p_target / noise).argmax(-1)).sum())
+    num_greedy, num_sampled = (sum(len(row.hidden) for row in rows) for rows in (greedy, sampled))
+    at_t1 = {"coupled_t1": coupled / num_sampled, "rejection_t1": overlap / num_sampled}
+    return {"greedy": matches / num_greedy, **at_t1}
+
+
+class Trainer:
+    """AdamW with warm-up and a linear decay to zero, over `steps` or `minutes`, whichever ends first."""
+
+    def __init__(self, model: LlamaForCausalLM, args: argparse.Namespace) -> None:
+        self.model, self.step, self.start_s = model.train(), 0, time.monotonic()
+        self.lr: float = args.lr
+        self.num_steps: int = args.steps
+        self.minutes: float = args.minutes
+        decayed = [p for p in model.parameters() if p.dim() > 1]
+        norms = [p for p in model.parameters() if p.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
+
+    @property
+    def elapsed_min(self) -> float:
+        return (time.monotonic() - self.start_s) / 60
+
+    @property
+    def progress(self) -> float:
+        return max(self.step / self.num_steps, self.elapsed_min / self.minutes)
+
+    def update(self, loss: Tensor) -> None:
+        lr = self.lr * min(1.0, (self.step + 1) / 50) * max(0.0, 1 - self.progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]  # torch leaves it untyped in some releases
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        if self.step % 50 == 0:
+            print(f"{self.elapsed_min:6.1f} min  step {self.step}  loss {float(loss.detach()):.4f}", flush=True)
+
+
+def windows(stream: Tensor, batch: int) -> Iterator[Tensor]:
+    """Random windows of the stream, [batch, 257], for ever."""
+    while True:
+        yield torch.stack([stream[s : s + 257] for s in torch.randint(len(stream) - 257, (batch,)).tolist()])
+
+
+def corpus_batches(target: LlamaForCausalLM, stream: Tensor, batch: int) -> Iterator[list[Answer]]:
+    """For ever: windows of the corpus, as if the target had answered their first token with the rest."""
+    for ids in windows(stream, batch):
+        with torch.inference_mode():
+            hidden = target.model(ids[:, :-1]).last_hidden_state
+        yield [Answer(row, 1, states) for row, states in zip(ids, hidden, strict=True)]
+
+
+def answer_batches(answers: list[Answer], num_tokens: int, rng: random.Random) -> Iterator[list[Answer]]:
+    """For ever: answers of like length, about `num_tokens` together; each pass over them is in a new order."""
+    while True:
+        batches: list[list[Answer]] = [[]]
+        for row in sorted(answers, key=lambda row: len(row.ids) + rng.random() * 8):
+            if len(batches[-1]) * len(row.ids) > num_tokens:
+                batches.append([])
+            batches[-1].append(row)
+        rng.shuffle(batches)
+        yield from batches
+
+
+def distillation_loss(draft: LlamaForCausalLM, lm_head: Any, rows: list[Answer], kl_weight: float) -> Tensor:
+    """Cross-entropy to a mixture of the target's law and the text: the first is its KL, but for a constant."""
+    ids = torch.nn.utils.rnn.pad_sequence([row.ids.long() for row in rows], True, PAD_ID)
+    predicts = torch.zeros_like(ids, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        predicts[i, row.num_prompt - 1 : len(row.ids) - 1] = True
+    logits = draft.lm_head(draft.model(ids).last_hidden_state[predicts])  # [num_positions, vocab_size]
+    with torch.no_grad():
+        wanted = lm_head(torch.cat([row.hidden for row in rows]).float()).softmax(-1).mul_(kl_weight)
+        wanted[torch.arange(len(wanted)), ids[:, 1:][predicts[:, :-1]]] += 1 - kl_weight
+    return F.cross_entropy(logits, wanted)
+
+
+def command_data(args: argparse.Namespace) -> None:
+    training, held_out = training_sources(read_prompts(args.exclude_prompts)), read_stdlib()[1]
+    for name, part in (("training", training), ("held out", held_out)):
+        num_chats, num_characters = sum(len(chats) for _, chats in part), sum(len(text) for text, _ in part)
+        print(f"{name}: {len(part)} files, {num_chats} chats, {num_characters} characters")
+    usable = [c for _, chats in held_out for c in chats if len(c.prompt) <= 600 and 20 < len(c.reference) <= 2000]
+    chosen = random.Random(args.seed).sample(usable, min(200, len(usable)))
+    rows = [{"messages": [{"role": "user", "content": c.prompt}], "reference": c.reference} for c in chosen]
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def command_tokenizer(args: argparse.Namespace) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=4096, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet)
+    sources = training_sources(read_prompts(args.exclude_prompts))
+    tokenizer.train_from_iterator((text for text, _ in sources), trainer)
+    fast: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=ROLES, **NAMED_TOKENS)
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(args.out)
+
+
+def command_target(args: argparse.Namespace) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    sources = training_sources(read_prompts(args.exclude_prompts))
+    text = windows(corpus(tokenizer, sources, random.Random(args.seed)), args.batch)
+    model = new_model(len(tokenizer), TARGET_SHAPE)
+    trainer = Trainer(model, args)
+    while trainer.progress < 1:
+        ids = next(text)
+        trainer.update(F.cross_entropy(model(ids[:, :-1]).logits.flatten(0, 1), ids[:, 1:].flatten()))
+    save(model, tokenizer, args.out)
+
+
+def command_answers(args: argparse.Namespace) -> None:
+    target, tokenizer = load(args.target)
+    sources = training_sources(read_prompts(args.exclude_prompts))
+    openings = sorted({chat.opening for _, chats in sources for chat in chats})
+    prompts = [ids for ids in encode(tokenizer, openings) if len(ids) <= MAX_PROMPT_TOKENS]
+    answers: list[Answer] = []
+    start_s = time.monotonic()
+    for step, batch in enumerate(batches_of_one_length(prompts, args.batch, random.Random(args.seed))):
+        elapsed_min = (time.monotonic() - start_s) / 60
+        if step >= args.steps or elapsed_min > args.minutes:
+            break
+        answers.extend(answer(target, batch, args.temperatures[step % len(args.temperatures)]))
+        print(f"{elapsed_min:6.1f} min  {len(answers)} of {len(prompts)} prompts", flush=True)
+    torch.save([tuple(row) for row in answers], args.out)
+
+
+def command_draft(args: argparse.Namespace) -> None:
+    target, tokenizer = load(args.target)
+    rng = random.Random(args.seed)
+    draft = load(args.init)[0] if args.init else new_model(len(tokenizer), DRAFT_SHAPE)
+    if args.answers:
+        answers = [Answer(*row) for path in args.answers for row in torch.load(path)]
+        batches = answer_batches(answers, args.batch * 128, rng)
+    else:
+        stream = corpus(tokenizer, training_sources(read_prompts(args.exclude_prompts)), rng)
+        batches = corpus_batches(target, stream, args.batch)
+    yardstick = held_out_answers(target, tokenizer, read_prompts(args.prompts)) if args.prompts else None
+    best = acceptance(draft, target.lm_head, *yardstick)["greedy"] if yardstick and args.init else -1.0
+
+    trainer = Trainer(draft, args)
+    next_check_min = args.check_minutes
+    while trainer.progress < 1:
+        trainer.update(distillation_loss(draft, target.lm_head, next(batches), args.kl_weight))
+        if trainer.progress < 1 and trainer.elapsed_min < next_check_min:
+            continue
+        next_check_min += args.check_minutes
+        figures = acceptance(draft, target.lm_head, *yardstick) if yardstick else {"greedy": math.inf}
+        line = " ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        line = f"{time.strftime('%H:%M:%S', time.gmtime())} UTC  step {trainer.step}  {line}\n"
+        print(line, end="", flush=True)
+        if args.log:
+            with args.log.open("a", encoding="utf-8") as log:
+                log.write(line)
+        if figures["greedy"] > best:
+            best = figures["greedy"]
+            save(draft, tokenizer, args.out)
+
+
+def command_agree(args: argparse.Namespace) -> None:
+    target, tokenizer = load(args.target)
+    yardstick = held_out_answers(target, tokenizer, read_prompts(args.prompts)[: args.steps])
+    for folder in args.draft:
+        figures = acceptance(load(folder)[0], target.lm_head, *yardstick)
+        print(folder, " ".join(f"{name} {value:.4f}" for name, value in figures.items()), flush=True)
+
+
+COMMANDS = {  # name: (function, required paths, other options)
+    "data": (command_data, "--out", "--exclude-prompts"),
+    "tokenizer": (command_tokenizer, "--out", "--exclude-prompts"),
+    "target": (command_target, "--tokenizer --out", "--exclude-prompts --lr --batch"),
+    "answers": (command_answers, "--target --out", "--exclude-prompts --batch --temperatures"),
+    "draft": (
+        command_draft,
+        "--target --out",
+        "--exclude-prompts --lr --batch --init --answers --kl-weight --prompts --check-minutes --log",
+    ),
+    "agree": (command_agree, "--target --prompts --draft", ""),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--steps": {"type": int, "default": 10**9, "help": "stop after so many batches (agree: prompts)"},
+    "--minutes": {"type": float, "default": math.inf, "help": "stop after so long"},
+    "--seed": {"type": int, "default": 0},
+    "--threads": {"type": int, "default": 1},
+    "--exclude-prompts": {"type": Path, "help": "prompts.jsonl whose files are kept out of training"},
+    "--lr": {"type": float, "default": 1e-3},
+    "--batch": {"type": int, "default": 16, "help": "prompts, windows of 256 tokens, or 128 tokens of answers"},
+    "--temperatures": {"type": float, "nargs": "+", "default": [0.0], "help": "one a batch, in turn"},
+    "--init": {"type": Path, "help": "a draft to start from"},
+    "--answers": {"type": Path, "nargs": "+", "help": "files that `answers` wrote; without, the corpus"},
+    "--kl-weight": {"type": float, "default": 0.8, "help": "the rest is cross-entropy to the text"},
+    "--prompts": {"type": Path, "help": "held-out prompts: write a draft only if it is better on them"},
+    "--check-minutes": {"type": float, "default": math.inf, "help": "measure so often"},
+    "--log": {"type": Path, "help": "file to append the measurements to"},
+}
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    for name, (run, required, optional) in COMMANDS.items():
+        sub = commands.add_parser(name)
+        sub.set_defaults(run=run)
+        for option in required.split():
+            sub.add_argument(
+                option, type=Path, required=True, nargs="+" if (name, option) == ("agree", "--draft") else None
+            )
+        for option in ("--steps --minutes --seed --threads " + optional).split():
+            sub.add_argument(option, **OPTIONS[option])
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()
