@@ -14,7 +14,8 @@ from llm_spec.provider import Tokenizer
 __all__ = ["IncrementalDecoder", "StopMatcher", "merge_deltas"]
 
 _UNDECODED: Final = "\N{REPLACEMENT CHARACTER}"
-# A character has at most 4 bytes, so at most 4 tokens; what is still undecodable after more of them never will be.
+# A character has at most 4 bytes, so at most 4 tokens: with more than that undecoded, the first ones never will be.
+_CHARACTER_TOKENS: Final = 4
 _MAX_HELD_TOKENS: Final = 8
 
 
@@ -33,25 +34,37 @@ class IncrementalDecoder:
     def push(self, token_id: int) -> str:
         """Add a token; return the text that is complete now, often of this very token."""
         self._held.append(token_id)
-        return self._take(final=len(self._held) > _MAX_HELD_TOKENS)
+        text = self._tokenizer.decode(self._shown + self._held)
+        if not text.endswith(_UNDECODED):
+            return self._show(text, len(self._held))
+        return self._show_undecodable(text) if len(self._held) > _MAX_HELD_TOKENS else ""
 
     def flush(self) -> str:
         """Return what is still held back, undecodable bytes as U+FFFD."""
-        return self._take(final=True)
+        return self._show(self._tokenizer.decode(self._shown + self._held), len(self._held))
 
-    def _take(self, *, final: bool) -> str:
-        before = self._tokenizer.decode(self._shown)
-        text = self._tokenizer.decode(self._shown + self._held)
-        if not final and text.endswith(_UNDECODED):
-            return ""
-        self._shown, self._held = self._held or self._shown, []
-        return text[len(before) :]
+    def _show(self, text: str, num_tokens: int) -> str:
+        """Give out the first held tokens, of which `text` is the decoding together with those before them."""
+        new_text = text[len(self._tokenizer.decode(self._shown)) :]
+        # a token without text (a control token) is no context by itself
+        self._shown = self._held[:num_tokens] if new_text else self._shown + self._held[:num_tokens]
+        del self._held[:num_tokens]
+        return new_text
+
+    def _show_undecodable(self, text: str) -> str:
+        """Give out what no later byte can change: all but the last tokens, cut where no character is split."""
+        for num_tokens in range(len(self._held) - _CHARACTER_TOKENS + 1, 0, -1):
+            part = self._tokenizer.decode(self._shown + self._held[:num_tokens])
+            if text.startswith(part):
+                return self._show(part, num_tokens)
+        return ""
 
 
 class StopMatcher:
     """Let text through up to the first stop string; hold back what may be the beginning of one.
 
-    After `matched` is set nothing more comes out. Where several stop strings match, the one that begins first wins.
+    After `matched` is set nothing more comes out. Where several stop strings occur, the one that is complete first
+    wins, the longest of those; so the outcome does not depend on how the text was cut.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -65,10 +78,10 @@ class StopMatcher:
             return []
         self._held.append(TextDelta(text, origin))
         held_text = "".join(delta.text for delta in self._held)
-        found = min(((at, s) for s in self._stop if (at := held_text.find(s)) >= 0), default=None)
+        found = min(((at + len(s), at, s) for s in self._stop if (at := held_text.find(s)) >= 0), default=None)
         if found is not None:
-            self.matched = found[1]
-            return self._release(found[0])
+            _, start, self.matched = found
+            return self._release(start)
         return self._release(len(held_text) - self._longest_beginning(held_text))
 
     def flush(self) -> list[TextDelta]:

@@ -8,7 +8,7 @@ of it: the user gives a signature and docstring, the assistant the body. Every 5
     train_pair.py target --tokenizer DIR --out DIR --minutes 60
     train_pair.py answers --target DIR --out FILE --minutes 15      the target's own answers, with its hidden states
     train_pair.py draft --target DIR --out DIR --minutes 30 [--init DIR] [--answers FILE ...]
-    train_pair.py agree --target DIR --prompts FILE --draft DIR ... acceptance, greedy and at temperature 1
+    train_pair.py agree --target DIR --prompts FILE --drafts DIR  acceptance, greedy and at temperature 1
 
 A draft is judged on what the target itself writes, so distilling on the target's own answers raises acceptance more
 than distilling on the corpus. An answer is stored with the target's last hidden states, 512 bytes a token: one product
@@ -17,6 +17,7 @@ with the output embedding gives back its whole distribution, and the target need
 Needs torch, transformers and tokenizers. Trains in float32 on the CPU, writes Hugging Face folders in float16.
 """
 
+# ruff: noqa: S311 - the random module shuffles training data here
 from __future__ import annotations
 
 import argparse
@@ -29,8 +30,7 @@ import textwrap
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,11 +55,8 @@ HOLD_OUT_EVERY = 50
 UNPARSABLE_DATA = "lib2to3/tests/data/"  # written not to parse: left out before every 50th file is counted
 MAX_PROMPT_TOKENS, MAX_NEW_TOKENS = 160, 96
 
-Source = tuple[str, list["Chat"]]  # a file's text and the chats in it
 
-
-@dataclass(frozen=True, kw_only=True)
-class Chat:
+class Chat(NamedTuple):
     """What the user gives, and what the standard library answers."""
 
     prompt: str
@@ -69,6 +66,9 @@ class Chat:
     def opening(self) -> str:
         """The chat template's rendering up to where the assistant begins."""
         return f"<|user|>{self.prompt}<|end|><|assistant|>"
+
+
+Source = tuple[str, list[Chat]]  # a file's text and the chats in it
 
 
 class Answer(NamedTuple):
@@ -90,7 +90,7 @@ def chats_in(tree: ast.Module, lines: Sequence[str]) -> Iterator[Chat]:
         first = min([body[0].lineno, *(d.lineno for d in getattr(body[0], "decorator_list", []))])
         whole = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])).split("\n")
         if num_head := first - node.lineno:
-            yield Chat(prompt="\n".join(whole[:num_head]), reference="\n".join(whole[num_head:]))
+            yield Chat("\n".join(whole[:num_head]), "\n".join(whole[num_head:]))
 
 
 def read_stdlib() -> tuple[list[Source], list[Source]]:
@@ -111,7 +111,7 @@ def read_stdlib() -> tuple[list[Source], list[Source]]:
 
 def read_prompts(path: Path | None) -> list[Chat]:
     rows = map(json.loads, path.read_text("utf-8").splitlines()) if path else ()
-    return [Chat(prompt=row["messages"][0]["content"], reference=row["reference"]) for row in rows]
+    return [Chat(row["messages"][0]["content"], row["reference"]) for row in rows]
 
 
 def training_sources(held_out: Sequence[Chat]) -> list[Source]:
@@ -158,8 +158,9 @@ def load(folder: Path) -> tuple[LlamaForCausalLM, Any]:
 
 def save(model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
     """Write a Hugging Face folder in float16; `model` stays as it is."""
-    half = LlamaForCausalLM(model.config).to(torch.float16)
+    half: Any = LlamaForCausalLM(model.config)
     half.load_state_dict(model.state_dict())
+    half.to(torch.float16)
     half.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -229,38 +230,33 @@ def acceptance(draft: LlamaForCausalLM, lm_head: Any, greedy: list[Answer], samp
     return {"greedy": matches / num_greedy, **at_t1}
 
 
-class Trainer:
-    """AdamW with warm-up and a linear decay to zero, over `steps` or `minutes`, whichever ends first."""
-
-    def __init__(self, model: LlamaForCausalLM, args: argparse.Namespace) -> None:
-        self.model, self.step, self.start_s = model.train(), 0, time.monotonic()
-        self.lr: float = args.lr
-        self.num_steps: int = args.steps
-        self.minutes: float = args.minutes
-        decayed = [p for p in model.parameters() if p.dim() > 1]
-        norms = [p for p in model.parameters() if p.dim() <= 1]
-        groups = [{"params": decayed, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
-
-    @property
-    def elapsed_min(self) -> float:
-        return (time.monotonic() - self.start_s) / 60
-
-    @property
-    def progress(self) -> float:
-        return max(self.step / self.num_steps, self.elapsed_min / self.minutes)
-
-    def update(self, loss: Tensor) -> None:
-        lr = self.lr * min(1.0, (self.step + 1) / 50) * max(0.0, 1 - self.progress)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]  # torch leaves it untyped in some releases
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.step += 1
-        if self.step % 50 == 0:
-            print(f"{self.elapsed_min:6.1f} min  step {self.step}  loss {float(loss.detach()):.4f}", flush=True)
+def train(
+    model: LlamaForCausalLM,
+    batches: Iterator[Any],
+    loss_of: Callable[[Any], Tensor],
+    args: argparse.Namespace,
+    check: Callable[[int], None] = print,
+) -> None:
+    """AdamW with a linear decay to zero over `--steps` or `--minutes`; `check` now and then, and at the end."""
+    matrices, norms = ([p for p in model.parameters() if (p.dim() > 1) is wanted] for wanted in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
+    start_s, step, num_checks = time.monotonic(), 0, 0
+    while (progress := max(step / args.steps, (minutes := (time.monotonic() - start_s) / 60) / args.minutes)) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * min(1.0, (step + 1) / 50) * (1 - progress)
+        loss = loss_of(next(batches))
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        if step % 50 == 0:
+            print(f"{minutes:6.1f} min  step {step}  loss {float(loss.detach()):.4f}", flush=True)
+        if minutes > (num_checks + 1) * args.check_minutes:
+            num_checks += 1
+            check(step)
+    check(step)
 
 
 def windows(stream: Tensor, batch: int) -> Iterator[Tensor]:
@@ -322,7 +318,8 @@ def command_tokenizer(args: argparse.Namespace) -> None:
     trainer = trainers.BpeTrainer(vocab_size=4096, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet)
     sources = training_sources(read_prompts(args.exclude_prompts))
     tokenizer.train_from_iterator((text for text, _ in sources), trainer)
-    fast: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=ROLES, **NAMED_TOKENS)
+    wrap: Any = PreTrainedTokenizerFast
+    fast = wrap(tokenizer_object=tokenizer, extra_special_tokens=ROLES, **NAMED_TOKENS)
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(args.out)
 
@@ -330,12 +327,13 @@ def command_tokenizer(args: argparse.Namespace) -> None:
 def command_target(args: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     sources = training_sources(read_prompts(args.exclude_prompts))
-    text = windows(corpus(tokenizer, sources, random.Random(args.seed)), args.batch)
+    batches = windows(corpus(tokenizer, sources, random.Random(args.seed)), args.batch)
     model = new_model(len(tokenizer), TARGET_SHAPE)
-    trainer = Trainer(model, args)
-    while trainer.progress < 1:
-        ids = next(text)
-        trainer.update(F.cross_entropy(model(ids[:, :-1]).logits.flatten(0, 1), ids[:, 1:].flatten()))
+
+    def loss_of(ids: Tensor) -> Tensor:
+        return F.cross_entropy(model(ids[:, :-1]).logits.flatten(0, 1), ids[:, 1:].flatten())
+
+    train(model, batches, loss_of, args)
     save(model, tokenizer, args.out)
 
 
@@ -368,16 +366,11 @@ def command_draft(args: argparse.Namespace) -> None:
     yardstick = held_out_answers(target, tokenizer, read_prompts(args.prompts)) if args.prompts else None
     best = acceptance(draft, target.lm_head, *yardstick)["greedy"] if yardstick and args.init else -1.0
 
-    trainer = Trainer(draft, args)
-    next_check_min = args.check_minutes
-    while trainer.progress < 1:
-        trainer.update(distillation_loss(draft, target.lm_head, next(batches), args.kl_weight))
-        if trainer.progress < 1 and trainer.elapsed_min < next_check_min:
-            continue
-        next_check_min += args.check_minutes
+    def check(step: int) -> None:
+        nonlocal best
         figures = acceptance(draft, target.lm_head, *yardstick) if yardstick else {"greedy": math.inf}
         line = " ".join(f"{name} {value:.4f}" for name, value in figures.items())
-        line = f"{time.strftime('%H:%M:%S', time.gmtime())} UTC  step {trainer.step}  {line}\n"
+        line = f"{time.strftime('%H:%M:%S', time.gmtime())} UTC  step {step}  {line}\n"
         print(line, end="", flush=True)
         if args.log:
             with args.log.open("a", encoding="utf-8") as log:
@@ -386,11 +379,13 @@ def command_draft(args: argparse.Namespace) -> None:
             best = figures["greedy"]
             save(draft, tokenizer, args.out)
 
+    train(draft, batches, lambda rows: distillation_loss(draft, target.lm_head, rows, args.kl_weight), args, check)
+
 
 def command_agree(args: argparse.Namespace) -> None:
     target, tokenizer = load(args.target)
     yardstick = held_out_answers(target, tokenizer, read_prompts(args.prompts)[: args.steps])
-    for folder in args.draft:
+    for folder in args.drafts:
         figures = acceptance(load(folder)[0], target.lm_head, *yardstick)
         print(folder, " ".join(f"{name} {value:.4f}" for name, value in figures.items()), flush=True)
 
@@ -398,14 +393,14 @@ def command_agree(args: argparse.Namespace) -> None:
 COMMANDS = {  # name: (function, required paths, other options)
     "data": (command_data, "--out", "--exclude-prompts"),
     "tokenizer": (command_tokenizer, "--out", "--exclude-prompts"),
-    "target": (command_target, "--tokenizer --out", "--exclude-prompts --lr --batch"),
+    "target": (command_target, "--tokenizer --out", "--exclude-prompts --lr --batch --check-minutes"),
     "answers": (command_answers, "--target --out", "--exclude-prompts --batch --temperatures"),
     "draft": (
         command_draft,
         "--target --out",
-        "--exclude-prompts --lr --batch --init --answers --kl-weight --prompts --check-minutes --log",
+        "--exclude-prompts --prompts --init --answers --lr --batch --kl-weight --check-minutes --log",
     ),
-    "agree": (command_agree, "--target --prompts --draft", ""),
+    "agree": (command_agree, "--target --prompts", "--drafts"),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "--steps": {"type": int, "default": 10**9, "help": "stop after so many batches (agree: prompts)"},
@@ -421,6 +416,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--kl-weight": {"type": float, "default": 0.8, "help": "the rest is cross-entropy to the text"},
     "--prompts": {"type": Path, "help": "held-out prompts: write a draft only if it is better on them"},
     "--check-minutes": {"type": float, "default": math.inf, "help": "measure so often"},
+    "--drafts": {"type": Path, "nargs": "+", "required": True},
     "--log": {"type": Path, "help": "file to append the measurements to"},
 }
 
@@ -432,9 +428,7 @@ def parse_args() -> argparse.Namespace:
         sub = commands.add_parser(name)
         sub.set_defaults(run=run)
         for option in required.split():
-            sub.add_argument(
-                option, type=Path, required=True, nargs="+" if (name, option) == ("agree", "--draft") else None
-            )
+            sub.add_argument(option, type=Path, required=True)
         for option in ("--steps --minutes --seed --threads " + optional).split():
             sub.add_argument(option, **OPTIONS[option])
     return parser.parse_args()

@@ -7,9 +7,8 @@ where the caller can tell, how many streams are still open behind it.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -28,6 +27,17 @@ from llm_spec.provider import (
     TokenDrafter,
     TokenModel,
 )
+from llm_spec.testing.contexts import (
+    ConformanceError,
+    Subject,
+    cancel_after_turns,
+    check_cancellation,
+    check_closing_twice,
+    check_concurrency,
+    check_leaving,
+    check_leaving_by_exception,
+    run_check,
+)
 
 __all__ = ["ConformanceError", "check_draft", "check_provider"]
 
@@ -39,12 +49,6 @@ _REQUESTS: Final = tuple(
     ChatRequest.create(prompt, max_tokens=32, temperature=0.0, seed=0)
     for prompt in ("Count from one to twenty in words.", "Name the colours of the rainbow.")
 )
-_SETTLE_S: Final = 1.0  # how long after its stream was left a piece of work may take to be gone
-_TURNS: Final = (0, 1, 2, 3, 5, 8, 13)  # turns of the loop after which a stream is cancelled
-
-
-class ConformanceError(AssertionError):
-    """A promise of the contract is broken; the message names whose and which."""
 
 
 async def check_provider(
@@ -64,7 +68,7 @@ async def check_provider(
         provider = make()
         opened = None if num_open is None else partial(num_open, provider)
         subject = _Provider(num_open=opened, provider=provider, requests=requests, secret=secret)
-        await _run(subject, what, check(subject), patience_s)
+        await run_check(subject, what, check(subject), patience_s)
 
 
 async def check_draft(
@@ -83,53 +87,11 @@ async def check_draft(
         draft = make()
         opened = None if num_open is None else partial(num_open, draft)
         subject = _Draft(num_open=opened, draft=draft, requests=requests, target=target)
-        await _run(subject, what, check(subject), patience_s)
+        await run_check(subject, what, check(subject), patience_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Subject(ABC):
-    """What is checked."""
-
-    requests: Sequence[ChatRequest]
-    num_open: Callable[[], int] | None
-
-    @property
-    @abstractmethod
-    def name(self) -> str: ...
-
-    @abstractmethod
-    def open(self, index: int) -> AbstractAsyncContextManager[AsyncIterator[object]]:
-        """Begin to answer `requests[index]`."""
-
-    @abstractmethod
-    async def aclose(self) -> None: ...
-
-    def require(self, held: bool, promise: str) -> None:
-        if not held:
-            raise ConformanceError(f"{self.name or 'a provider without a name'}: {promise}")
-
-    async def items(self, index: int) -> list[object]:
-        """Collect all that one piece of work gives."""
-        async with self.open(index) as items:
-            return [item async for item in items]
-
-    async def require_idle(self, before: set[asyncio.Task[Any]], what: str) -> None:
-        """Wait until nothing runs any more but the tasks of `before`, those that were there before the work."""
-        deadline = asyncio.get_running_loop().time() + _SETTLE_S
-        while left := self._left_over(before):
-            self.require(asyncio.get_running_loop().time() < deadline, f"{what} must end the work behind it; {left}")
-            await asyncio.sleep(0.01)
-
-    def _left_over(self, before: set[asyncio.Task[Any]]) -> str:
-        tasks = asyncio.all_tasks() - before
-        if tasks:
-            return f"still running: {sorted(task.get_name() for task in tasks)}"
-        num_open = 0 if self.num_open is None else self.num_open()
-        return f"{num_open} streams are open" if num_open else ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Provider(_Subject):
+class _Provider(Subject):
     provider: LlmProvider
     secret: str | None
 
@@ -159,7 +121,7 @@ class _Provider(_Subject):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Draft(_Subject):
+class _Draft(Subject):
     draft: DraftProvider
     target: TokenModel | None
 
@@ -172,119 +134,6 @@ class _Draft(_Subject):
 
     async def aclose(self) -> None:
         await self.draft.aclose()
-
-
-async def _run(subject: _Subject, what: str, check: Coroutine[Any, Any, None], patience_s: float) -> None:
-    timeout = asyncio.timeout(patience_s)
-    try:
-        async with timeout:
-            await check
-    except TimeoutError:
-        subject.require(not timeout.expired(), f"{what} took longer than {patience_s} s to check")
-        raise
-    finally:
-        with suppress(Exception):  # closing is a promise of its own, and must not hide the one that was broken
-            await subject.aclose()
-
-
-# --------------------------------------------------------------------------- providers and drafts alike
-
-
-async def _check_leaving(subject: _Subject) -> None:
-    before = asyncio.all_tasks()
-    for num_read in (0, 1):
-        async with subject.open(0) as items:
-            for _ in range(num_read):
-                await anext(items, None)
-        late = None
-        with suppress(Exception):  # the end of the iteration, or that it is closed: both say that no more comes
-            late = await anext(items, None)
-        subject.require(late is None, f"nothing may come after the context was left; {late!r} came")
-        await subject.require_idle(before, "leaving a stream early")
-
-
-async def _check_leaving_by_exception(subject: _Subject) -> None:
-    before = asyncio.all_tasks()
-    told: BaseException | None = None
-    reason = RuntimeError("the consumer's own error")
-    try:
-        async with subject.open(0) as items:
-            await anext(items, None)
-            raise reason
-    except Exception as error:  # noqa: BLE001 - whatever came of it is looked at
-        told = error
-    subject.require(told is reason, f"an exception inside the context must leave it as it is; it became {told!r}")
-    await subject.require_idle(before, "an exception inside the context")
-
-
-async def _check_concurrency(subject: _Subject) -> None:
-    alone = [_text(await subject.items(index)) for index in (0, 1)]
-    async with subject.open(0) as first, subject.open(1) as second:
-        head = await anext(first, None)
-        texts = [_text([item async for item in second])]
-        texts.insert(0, _text([head, *[item async for item in first]]))
-    subject.require(texts == alone, f"streams must not disturb each other; {alone} became {texts} side by side")
-    async with subject.open(0) as kept:
-        head = await anext(kept, None)
-        async with subject.open(1) as left:
-            await anext(left, None)
-        text = _text([head, *[item async for item in kept]])
-    subject.require(text == alone[0], f"leaving one stream must not disturb another; {alone[0]!r} became {text!r}")
-
-
-async def _check_cancellation(subject: _Subject) -> None:
-    for num_turns in _TURNS:
-        await _cancel_after_turns(subject, subject.items(0), num_turns)
-    before = asyncio.all_tasks()
-    begun = asyncio.Event()
-    task = asyncio.create_task(_consume(subject, begun))
-    await begun.wait()
-    await _cancel(subject, task)
-    await subject.require_idle(before, "cancellation")
-
-
-async def _consume(subject: _Subject, begun: asyncio.Event) -> None:
-    try:
-        async with subject.open(0) as items:
-            async for _ in items:
-                begun.set()
-    finally:
-        begun.set()
-
-
-async def _cancel_after_turns(subject: _Subject, work: Coroutine[Any, Any, object], num_turns: int) -> None:
-    before = asyncio.all_tasks()
-    task = asyncio.create_task(work)
-    for _ in range(num_turns):
-        await asyncio.sleep(0)
-    await _cancel(subject, task)
-    await subject.require_idle(before, "cancellation")
-
-
-async def _cancel(subject: _Subject, task: asyncio.Task[Any]) -> None:
-    if not task.cancel():
-        return  # it had ended by itself
-    _, pending = await asyncio.wait([task], timeout=_SETTLE_S)
-    subject.require(not pending, f"cancellation must end a request; it ran on for {_SETTLE_S} s")
-    if not task.cancelled():
-        outcome = task.exception()
-        became = "swallowed" if outcome is None else f"turned into {outcome!r}"
-        subject.require(held=False, promise=f"cancellation must pass through; it was {became}")
-
-
-async def _check_closing_twice(subject: _Subject) -> None:
-    before = asyncio.all_tasks()
-    await subject.items(0)
-    await subject.aclose()
-    try:
-        await subject.aclose()
-    except Exception as error:
-        raise ConformanceError(f"{subject.name}: calling aclose twice must be harmless; it raised {error!r}") from error
-    await subject.require_idle(before, "aclose")
-
-
-def _text(items: Iterable[object]) -> str:
-    return "".join(item.text for item in items if isinstance(item, TextDelta | DraftPiece))
 
 
 # ------------------------------------------------------------------------------------------- providers
@@ -327,8 +176,7 @@ async def _check_complete(subject: _Provider) -> None:
 
 
 async def _check_cancelling_complete(subject: _Provider) -> None:
-    for num_turns in _TURNS:
-        await _cancel_after_turns(subject, subject.provider.complete(subject.requests[0]), num_turns)
+    await cancel_after_turns(subject, lambda: subject.provider.complete(subject.requests[0]))
 
 
 async def _check_max_tokens(subject: _Provider) -> None:
@@ -379,15 +227,15 @@ _PROVIDER_CHECKS: Final[Mapping[str, Callable[[_Provider], Coroutine[Any, Any, N
     "hiding secrets": _check_secret,
     "the end of a stream": _check_ending,
     "complete": _check_complete,
-    "leaving a stream": _check_leaving,
-    "leaving a stream by an exception": _check_leaving_by_exception,
-    "two streams at once": _check_concurrency,
-    "cancelling a stream": _check_cancellation,
+    "leaving a stream": check_leaving,
+    "leaving a stream by an exception": check_leaving_by_exception,
+    "two streams at once": check_concurrency,
+    "cancelling a stream": check_cancellation,
     "cancelling complete": _check_cancelling_complete,
     "max_tokens": _check_max_tokens,
     "stop strings": _check_stop,
     "continuing a prefix": _check_prefix,
-    "closing twice": _check_closing_twice,
+    "closing twice": check_closing_twice,
 }
 
 
@@ -447,10 +295,10 @@ def _choose_best(logits: FloatArray, context_ids: Sequence[int]) -> DraftToken: 
 _DRAFT_CHECKS: Final[Mapping[str, Callable[[_Draft], Coroutine[Any, Any, None]]]] = {
     "the end of a draft": _check_draft_ending,
     "the length of a draft": _check_draft_length,
-    "leaving a draft": _check_leaving,
-    "leaving a draft by an exception": _check_leaving_by_exception,
-    "two drafts at once": _check_concurrency,
-    "cancelling a draft": _check_cancellation,
+    "leaving a draft": check_leaving,
+    "leaving a draft by an exception": check_leaving_by_exception,
+    "two drafts at once": check_concurrency,
+    "cancelling a draft": check_cancellation,
     "drafting by token": _check_token_draft,
-    "closing twice": _check_closing_twice,
+    "closing twice": check_closing_twice,
 }

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec.chat import ChatRequest
-from llm_spec.testing.conformance import ConformanceError
+from llm_spec.testing.contexts import ConformanceError
 
 if TYPE_CHECKING:
     from llm_spec.provider import TokenModel, TokenSession

@@ -11,7 +11,8 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
 
 from llm_spec.tokens.philox import MASK32, Array, philox4x32
 
@@ -38,11 +39,11 @@ def uniform(seed: int, positions: Array, vocab_size: int, purpose: Purpose, roun
     must not meet the noise that it met before, since what has been seen of it steers what is drafted.
     """
     xp: Any = array_namespace(positions)
-    tokens = xp.arange(-(-vocab_size // 4), dtype=xp.int64, device=device(positions))[None, :]
+    tokens = xp.arange(-(-vocab_size // 4), dtype=xp.int64, device=positions.device)[None, :]
     position = positions[:, None]
     counter = (tokens, position & MASK32, position >> 32, _stream(purpose, round_index))
     words = philox4x32(counter, _key(seed))
-    out = xp.empty((*words[0].shape, 4), dtype=xp.float64, device=device(positions))
+    out = xp.empty((*words[0].shape, 4), dtype=xp.float64, device=positions.device)
     for lane, word in enumerate(words):
         out[..., lane] = word
     out += 0.5
@@ -53,7 +54,8 @@ def uniform(seed: int, positions: Array, vocab_size: int, purpose: Purpose, roun
 def uniform_number(seed: int, position: int, purpose: Purpose, round_index: int = 0) -> float:
     """`uniform` of token 0 at one position, in plain integers (a single number costs numpy thirty times as much)."""
     counter = (0, position & MASK32, position >> 32, _stream(purpose, round_index))
-    return (philox4x32(counter, _key(seed))[0] + 0.5) * _SCALE
+    word: int = philox4x32(counter, _key(seed))[0]
+    return (word + 0.5) * _SCALE
 
 
 def gumbel(seed: int, positions: Array, vocab_size: int, purpose: Purpose, round_index: int = 0) -> Array:
@@ -62,13 +64,20 @@ def gumbel(seed: int, positions: Array, vocab_size: int, purpose: Purpose, round
     The argmax of log-probabilities plus this noise is a draw from their law.
     """
     noise = uniform(seed, positions, vocab_size, purpose, round_index)
-    if not isinstance(noise, np.ndarray):
-        xp: Any = array_namespace(noise)
-        return -xp.log(-xp.log(noise))
+    return _gumbel_numpy(noise) if isinstance(positions, np.ndarray) else _gumbel(noise)
+
+
+def _gumbel(uniforms: Array) -> Array:
+    xp: Any = array_namespace(uniforms)
+    return -xp.log(-xp.log(uniforms))
+
+
+def _gumbel_numpy(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """In place: a block of noise is large, and new memory costs as much as the logarithm."""
     for _ in range(2):
-        np.log(noise, out=noise)
-        np.negative(noise, out=noise)
-    return noise
+        np.log(uniforms, out=uniforms)
+        np.negative(uniforms, out=uniforms)
+    return uniforms
 
 
 def _key(seed: int) -> tuple[int, int]:

@@ -54,13 +54,15 @@ def _philox_numpy(counter: Words, key: tuple[int, int]) -> Words:
         np.right_shift(pair_1, 32, out=product_1)
         product_0 *= np.uint64(_MULTIPLIERS[0])
         product_1 *= np.uint64(_MULTIPLIERS[1])
-        for pair, product, word in ((pair_0, product_1, k0), (pair_1, product_0, k1)):
-            pair <<= np.uint64(32)
-            pair ^= product
-            pair ^= np.uint64(word << 32)
+        pair_0 <<= np.uint64(32)
+        pair_1 <<= np.uint64(32)
+        pair_0 ^= product_1
+        pair_1 ^= product_0
+        pair_0 ^= np.uint64(k0 << 32)
+        pair_1 ^= np.uint64(k1 << 32)
     halves = (pair_0 >> np.uint64(32), pair_0 & MASK32, pair_1 >> np.uint64(32), pair_1 & MASK32)
-    c0, c1, c2, c3 = (half.view(np.int64) for half in halves)
-    return c0, c1, c2, c3
+    w0, w1, w2, w3 = (half.view(np.int64) for half in halves)
+    return w0, w1, w2, w3
 
 
 def _packed(high: NDArray[np.uint64], low: NDArray[np.uint64], shape: tuple[int, ...]) -> NDArray[np.uint64]:

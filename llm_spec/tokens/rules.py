@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ class Coupled:
     one text, whatever is drafted. Greedy is temperature 0 of the same rule.
     """
 
-    lossy: Final = False
+    lossy: bool = False
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -91,7 +91,7 @@ class Rejection:
     drawn: all of p_draft is on it. Accepts more often than `Coupled`, but the text depends on what was drafted.
     """
 
-    lossy: Final = False
+    lossy: bool = False
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -127,8 +127,9 @@ class Rejection:
 
     def _draw(self, law: NDArray[np.float64], position: int, purpose: Purpose) -> int:
         """Inverse transform: the first token at which the cumulated law exceeds the uniform; never one of zero mass."""
-        cumulated = law.cumsum()
-        return int(cumulated.searchsorted(self._uniform(position, purpose) * cumulated[-1], side="right"))
+        cumulated: NDArray[np.float64] = law.cumsum()
+        mass = self._uniform(position, purpose) * float(cumulated[-1])
+        return int(np.searchsorted(cumulated, mass, side="right"))
 
 
 class LossyTypical:
@@ -137,7 +138,7 @@ class LossyTypical:
     Medusa, arXiv 2401.10774, section 3.3.1. What follows the accepted tokens is the target's own draw.
     """
 
-    lossy: Final = True
+    lossy: bool = True
 
     def __init__(self, sampler: Sampler, *, epsilon: float = 0.3, delta: float = 0.09) -> None:
         self._sampler = sampler
@@ -193,7 +194,6 @@ def _choose_coupled(sampler: Sampler, logits: FloatArray, context_ids: Sequence[
     else:
         law = sampler.log_law(fitted, context_ids)
         token_id = sampler.draw(law, len(context_ids))
-    # relative to the chosen token: one subtraction and no second maximum; a rare token underflows to confidence 0
     best = law.max()
     return DraftToken(token_id, float(np.exp(law[token_id] - best) / np.exp(law - best).sum()))
 

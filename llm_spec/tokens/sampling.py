@@ -111,7 +111,7 @@ def _keep_top(xp: Any, law: Array, top_k: int | None, top_p: float | None) -> Ar
 
 def _descending(xp: Any, law: Array, count: int) -> Array:
     """The `count` largest values, largest first."""
-    if isinstance(law, np.ndarray) and count < law.shape[0]:  # a full sort of 4,096 takes 2.5 times as long
+    if xp is np and count < law.shape[0]:  # a full sort of 4,096 takes 2.5 times as long
         law = np.partition(law, -count)[-count:]
     return xp.flip(xp.sort(law))[:count]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
 
@@ -22,7 +24,7 @@ class ExponentialMovingAverage:
         check_number(ConfigError, "alpha", alpha, 0.0, 1.0, above=True)
         check_number(ConfigError, "half_life", half_life, 0.0, above=True)
         if half_life is not None and alpha is None:
-            alpha = 1.0 - 0.5 ** (1.0 / half_life)
+            alpha = 1.0 - math.pow(0.5, 1.0 / half_life)
         elif alpha is None or half_life is not None:
             raise ConfigError(f"alpha is {alpha!r} and half_life is {half_life!r}; give exactly one of them")
         self.alpha = alpha
@@ -35,9 +37,10 @@ class ExponentialMovingAverage:
 
     def update(self, value: float) -> float:
         """Add a value; return the new mean."""
-        self.value = value if self.value is None else self.value + self.alpha * (value - self.value)
+        mean = value if self.value is None else self.value + self.alpha * (value - self.value)
+        self.value = mean
         self.count += 1
-        return self.value
+        return mean
 
 
 class AcceptanceEstimate:

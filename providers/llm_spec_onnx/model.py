@@ -6,7 +6,7 @@ exports for onnxruntime-genai), rolling back is moving a length; elsewhere the c
 
 One text with and without speculation needs equal logits, and matrix kernels differ with the number of rows: a single
 row takes another path than two or more. So an exact session never runs one row alone, but adds a row whose result is
-thrown away; `_rows_agree` checks on this machine, when the model is loaded, that then nothing else matters.
+thrown away; `_rows_agree` checks on this machine, when the model is loaded, up to which width nothing else matters.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ __all__ = ["OnnxModel"]
 
 ort: Any = importlib.import_module("onnxruntime")  # it has no type information: one Any instead of a hundred unknowns
 
+_WIDTHS: Final = (32, 16, 8, 4, 2)  # most tokens of one verification: the first whose rows agree
 _DEFAULT_CONTEXT: Final = 2048  # where config.json does not say
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -42,8 +43,6 @@ class OnnxModel:
     `exact=False` gives up the same-text promise for a plain step that is a few per cent faster.
     Raises ModelLoadError naming the file that is missing or broken.
     """
-
-    max_width = 33  # the longest lookahead and the token before it
 
     def __init__(self, folder: str | Path, *, name: str | None = None, threads: int = 1, exact: bool = True) -> None:
         folder = Path(folder).expanduser()
@@ -62,7 +61,9 @@ class OnnxModel:
                 f"{self.vocab_size}; they belong to different models"
             )
         self._exact = exact
-        self.same_text = exact and self._rows_agree()
+        agreeing = next((width for width in _WIDTHS if self._rows_agree(width)), None) if exact else None
+        self.max_width = agreeing or _WIDTHS[0]
+        self.same_text = agreeing is not None
 
     def open(self, *, exact: bool = True) -> TokenSession:
         return self._session(min_rows=2 if exact and self._exact else 1)
@@ -71,29 +72,29 @@ class OnnxModel:
         kind = SharedSession if self._shared else GrowingSession
         return kind(self._graph, min_rows)
 
-    def _rows_agree(self) -> bool:
-        """Whether positions read in one wide forward have the same bits when they are read in others.
+    def _rows_agree(self, width: int) -> bool:
+        """Whether positions read in one forward of `width` have the same bits when they are read in shorter ones.
 
-        The others begin at every kind of offset, are of every kind of width (one token, padded, among them) and are
-        followed by other tokens than the true ones; kernels work in blocks of at most 16.
+        The shorter ones begin at every kind of offset; some are followed by tokens other than the true ones, in some
+        the last row counts (kernels work in blocks, and a row left alone in a block takes another path).
         """
         generator = np.random.default_rng(0)
-        start, width = 21, self.max_width
+        start = 21
         token_ids = [int(t) for t in generator.integers(0, self.tokenizer.vocab_size, start + width)]
         session = self.open()
         try:
             session.forward(token_ids[:start], num_rows=1)
             reference = session.forward(token_ids[start:], num_rows=width).copy()
-            for offset in (0, 1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 18, 23, 29):
-                count = 1 + int(generator.integers(0, min(width - offset, 16)))
+            for number, offset in enumerate({*range(0, width, max(1, width // 10)), width - 1}):
+                count = min((1, 2, 1, 3, 5, 1, 8, 13, 21)[number % 9], width - offset)
+                others = [0] * (number % 4 if count + 4 <= width else 0)
                 session.truncate(start + offset)
-                others = [0] * int(generator.integers(0, 4)) if count > 1 else []
                 read = token_ids[start + offset : start + offset + count] + others
                 rows = session.forward(read, num_rows=len(read))[:count]
                 if not np.array_equal(rows, reference[offset : offset + count]):
                     return False
                 session.truncate(start + offset)
-                session.forward(token_ids[start + offset : start + width], num_rows=1)
+                session.forward(token_ids[start + offset :], num_rows=1)
         finally:
             session.close()
         return True

@@ -97,7 +97,7 @@ def _template(folder: Path, config: dict[str, Any]) -> Any:
     if source is None:
         return None
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as Hugging Face renders them
-    environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
+    cast("dict[str, Any]", environment.globals).update(raise_exception=_raise, strftime_now=_strftime_now)
     try:
         return environment.from_string(source)
     except TemplateError as error:

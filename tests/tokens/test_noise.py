@@ -1,5 +1,8 @@
 """Noise is a pure function of seed, position and token, uniform, never 0 or 1, and independent between streams."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownLambdaType=false
+# (pytest.approx, scipy and array libraries are partly untyped)
+
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,5 +1,8 @@
 """Philox 4x32-10 gives the published words, in every kind of number that it is used with."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownLambdaType=false
+# (pytest.approx, scipy and array libraries are partly untyped)
+
 import numpy as np
 import pytest
 
@@ -35,7 +38,7 @@ def test_random123_vectors_in_numpy(counter: Words, key: tuple[int, int], words:
 def test_random123_vectors_in_torch(counter: Words, key: tuple[int, int], words: Words) -> None:
     """torch int64 tensors give the Random123 words."""
     torch = pytest.importorskip("torch")
-    found = philox4x32(tuple(torch.from_numpy(word) for word in _arrays(counter)), key)  # type: ignore[arg-type] # four of them
+    found = philox4x32(tuple(torch.from_numpy(word) for word in _arrays(counter)), key)
     assert [word.tolist() for word in found] == [[word] for word in words]
 
 

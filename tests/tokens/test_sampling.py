@@ -1,5 +1,8 @@
 """Laws equal a naive reference, bad logits are refused, and a sampler draws from the law by position alone."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownLambdaType=false
+# (pytest.approx, scipy and array libraries are partly untyped)
+
 import math
 from collections.abc import Sequence
 

@@ -1,0 +1,131 @@
+"""OnnxModel: any Hugging Face export with a key-value cache, and one clear error for what is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tiny_models import BUILTIN, MakeFolder
+from llama_onnx import CacheKind, WeightsDtype
+from llm_spec_onnx.model import OnnxModel
+from onnx import TensorProto, helper
+
+from llm_spec import ConfigError, ModelLoadError, TokenSession
+from llm_spec.testing import check_token_model
+
+
+def read_in_steps(session: TokenSession, token_ids: list[int], steps: list[int]) -> np.ndarray:
+    rows: list[np.ndarray] = []
+    for step in steps:
+        rows.append(np.array(session.forward(token_ids[:step], num_rows=step)))
+        token_ids = token_ids[step:]
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("cache", ["shared", "concat"])
+def test_conforms(make_folder: MakeFolder, cache: CacheKind) -> None:
+    """Both kinds of cache keep every promise of a token model, rows independent of the width among them."""
+    model = OnnxModel(make_folder(cache))
+    assert model.same_text
+    check_token_model(model)
+
+
+def test_builtin_conforms(builtin_target: OnnxModel) -> None:
+    """The model that counts keeps them too."""
+    assert builtin_target.same_text
+    check_token_model(builtin_target)
+
+
+def test_both_caches_compute_the_same_model(make_folder: MakeFolder) -> None:
+    """A graph with onnxruntime's own attention and one in plain operators agree up to rounding."""
+    token_ids = list(range(100, 140))
+    rows = [
+        read_in_steps(OnnxModel(make_folder(cache)).open(), token_ids, [20, 1, 5, 14]) for cache in ("shared", "concat")
+    ]
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-4)
+
+
+@pytest.mark.parametrize("weights_dtype", ["fp16", "int8", "q8"])
+def test_compressed_weights(make_folder: MakeFolder, weights_dtype: WeightsDtype) -> None:
+    """Weights stored in fewer bits give nearly the logits of the full ones."""
+    token_ids = list(range(100, 110))
+    exact, compressed = (
+        OnnxModel(make_folder(weights_dtype=dtype)).open().forward(token_ids, num_rows=10).copy()
+        for dtype in ("fp32", weights_dtype)
+    )
+    assert np.abs(exact - compressed).max() < 0.05 * np.abs(exact).max()
+
+
+def test_grows_beyond_its_first_buffer(make_folder: MakeFolder) -> None:
+    """A conversation longer than the buffer moves to a larger one and keeps what was read."""
+    model = OnnxModel(make_folder("shared"))
+    token_ids = [int(t) for t in np.random.default_rng(0).integers(0, 4096, 700)]
+    whole, stepwise = model.open(), model.open()
+    expected = whole.forward(token_ids, num_rows=1).copy()
+    for start in range(0, 700, 50):
+        rows = stepwise.forward(token_ids[start : start + 50], num_rows=1)
+    np.testing.assert_allclose(rows, expected, atol=1e-4)
+
+
+def test_unpadded_plain_steps_are_for_the_asking(make_folder: MakeFolder) -> None:
+    """`exact=False` gives up the same-text promise and says so."""
+    assert not OnnxModel(make_folder(), exact=False).same_text
+
+
+def test_rows_that_depend_on_the_width_are_found_out() -> None:
+    """The check at load sees single rows that were not padded."""
+    model = OnnxModel(BUILTIN / "target", exact=False)
+    assert not any(model._rows_agree(width) for width in (2, 8, 32))  # pyright: ignore[reportPrivateUsage]
+
+
+class TestBrokenFolders:
+    """Each broken folder is one error line that names the file."""
+
+    def test_missing_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelLoadError, match=r"nowhere does not exist"):
+            OnnxModel(tmp_path / "nowhere")
+
+    def test_empty_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelLoadError, match=r"has no model\.onnx or onnx/model\.onnx"):
+            OnnxModel(tmp_path)
+
+    def test_no_tokenizer(self, make_folder: MakeFolder) -> None:
+        folder = make_folder()
+        (folder / "tokenizer.json").unlink()
+        with pytest.raises(ModelLoadError, match=r"has no tokenizer\.json"):
+            OnnxModel(folder)
+
+    @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "tokenizer_config.json", "model.onnx"])
+    def test_cut_off_file(self, make_folder: MakeFolder, name: str) -> None:
+        folder = make_folder()
+        path = folder / name
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(ModelLoadError, match=name):
+            OnnxModel(folder)
+
+    def test_tokenizer_of_another_model(self, make_folder: MakeFolder) -> None:
+        folder = make_folder()
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        added = {"id": 5000, "content": "<|far|>", "special": True}
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        tokenizer["model"]["vocab"]["<|far|>"] = 5000
+        tokenizer["added_tokens"].append(added | flags)
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        with pytest.raises(ModelLoadError, match="belong to different models"):
+            OnnxModel(folder)
+
+    def test_export_without_cache(self, make_folder: MakeFolder) -> None:
+        folder = make_folder()
+        ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, (1, "length"))
+        out = helper.make_tensor_value_info("logits", TensorProto.INT64, (1, "length"))
+        graph = helper.make_graph([helper.make_node("Identity", ["input_ids"], ["logits"])], "g", [ids], [out])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "model.onnx")
+        with pytest.raises(ModelLoadError, match="not exported as a decoder with a key-value cache"):
+            OnnxModel(folder)
+
+    def test_threads(self, make_folder: MakeFolder) -> None:
+        with pytest.raises(ConfigError, match="threads is 0"):
+            OnnxModel(make_folder(), threads=0)

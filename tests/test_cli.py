@@ -1,0 +1,207 @@
+"""llm-spec: the text alone in a pipe, colours on a terminal, one JSON object, one line for each error."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llm_spec.cli import main
+
+PROMPT = "def test_spawnl(self):"
+LLM_SPEC = str(Path(sys.executable).parent / "llm-spec")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_piped_output_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a pipe gets is the answer, byte for byte, with and without speculation."""
+    code, text, err = run(capsys, "run", PROMPT, "--max-tokens", "24")
+    assert (code, err) == (0, "")
+    assert text.startswith("    self.addCleanup")
+    assert run(capsys, "run", PROMPT, "--max-tokens", "24", "--no-speculation")[1] == text
+
+
+@pytest.mark.parametrize("draft", ["builtin:draft", "random", "lookup", "lookup+builtin:draft"])
+@pytest.mark.parametrize("lookahead", ["3", "adaptive"])
+def test_one_seed_one_text(capsys: pytest.CaptureFixture[str], draft: str, lookahead: str) -> None:
+    """A sampled answer does not depend on who drafts, or how much."""
+    options = ("--temperature", "0.8", "--top-p", "0.9", "--seed", "5", "--max-tokens", "24")
+    speculative = run(capsys, "run", PROMPT, "--draft", draft, "--lookahead", lookahead, *options)
+    assert speculative == run(capsys, "run", PROMPT, "--no-speculation", *options)
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """--json writes one object with everything that was measured."""
+    code, out, _ = run(capsys, "run", PROMPT, "--json", "--max-tokens", "24")
+    report = json.loads(out)
+    assert code == 0
+    assert report["strategy"] == "tokens"
+    assert report["guarantee"] == "exact"
+    assert report["finish_reason"] == "length"
+    assert report["stopped_by"] == "max_tokens"
+    assert report["usage"]["target"]["output_tokens"] == 24
+    assert report["draft_tokens"] - report["accepted_tokens"] == report["usage"]["wasted"]
+    assert report["acceptance_rate"] == pytest.approx(report["accepted_tokens"] / report["draft_tokens"])
+    assert sum(r["num_emitted_tokens"] for r in report["rounds"]) == 24
+    assert {"num_spec_steps", "mean_acceptance_length", "acceptance_histogram"} <= report["metrics"].keys()
+    assert (report["speedup"] is None) == (report["speedup_basis"] is None)
+    assert {"total_s", "first_text_s", "draft_s", "verify_s"} <= report["timings"].keys()
+
+
+def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    """--compare measures a plain run beside it and says whether the text is the same."""
+    report = json.loads(run(capsys, "run", PROMPT, "--json", "--compare", "--max-tokens", "24")[1])
+    assert report["same_text_as_plain"] is True
+    assert report["speedup"] == pytest.approx(report["timings"]["plain_s"] / report["timings"]["total_s"])
+    assert "a plain run beside" in report["speedup_basis"]
+
+
+def test_no_speculation(capsys: pytest.CaptureFixture[str]) -> None:
+    """--no-speculation reports a plain run, without a speedup that nothing measured."""
+    report = json.loads(run(capsys, "run", PROMPT, "--json", "--no-speculation", "--max-tokens", "8")[1])
+    assert (report["strategy"], report["draft"], report["speedup"]) == ("plain", None, None)
+
+
+def test_prompt_from_standard_input() -> None:
+    """`-` reads the prompt from standard input."""
+    given = subprocess.run([LLM_SPEC, "run", PROMPT, "--max-tokens", "8"], capture_output=True, check=True)
+    piped = subprocess.run(
+        [LLM_SPEC, "run", "-", "--max-tokens", "8"], input=PROMPT.encode(), capture_output=True, check=True
+    )
+    assert piped.stdout == given.stdout != b""
+
+
+def test_providers(capsys: pytest.CaptureFixture[str]) -> None:
+    """`providers` lists what is installed and what each can do."""
+    code, out, _ = run(capsys, "providers")
+    assert code == 0
+    assert re.search(r"^builtin .*pair", out, re.MULTILINE)
+    assert "ready" in out
+
+
+def terminal(*arguments: str, environment: dict[str, str] | None = None) -> str:
+    """What a terminal shows."""
+    pid, descriptor = pty.fork()
+    if pid == 0:
+        os.execve(LLM_SPEC, [LLM_SPEC, *arguments], dict(os.environ) | {"TERM": "xterm"} | (environment or {}))
+    shown = b""
+    while True:
+        try:
+            block = os.read(descriptor, 65536)
+        except OSError:
+            break
+        if not block:
+            break
+        shown += block
+    os.waitpid(pid, 0)
+    os.close(descriptor)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def test_terminal() -> None:
+    """A terminal gets a legend, the answer with its origins in colours, and a summary."""
+    shown = terminal("run", PROMPT, "--max-tokens", "24", "--compare")
+    assert "\033[32mdrafted and accepted\033[0m" in shown.splitlines()[0]
+    assert "the same text" in shown.splitlines()[-1]
+    assert "drafted tokens accepted" in shown
+    answer = re.sub(r"\033\[\d+m", "", shown)
+    assert "    self.addCleanup(os_helper.unlink" in answer
+
+
+def test_no_color() -> None:
+    """NO_COLOR is respected."""
+    assert "\033[" not in terminal("run", PROMPT, "--max-tokens", "8", environment={"NO_COLOR": "1"})
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    """What a model writes is data: it cannot move the cursor or ring the bell."""
+    from llm_spec.cli import _harmless  # pyright: ignore[reportPrivateUsage]
+
+    assert _harmless("a\033[2Jb\a\n\tc é 漢") == "a\ufffd[2Jb\ufffd\n\tc é 漢"
+
+
+def test_interrupt() -> None:
+    """Ctrl-C ends it soon, without a traceback."""
+    process = subprocess.Popen(
+        [LLM_SPEC, "run", "class Test:", "--max-tokens", "4000", "--no-speculation"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)  # it is answering
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+    assert time.monotonic() - started < 10
+
+
+def test_reader_that_goes_away() -> None:
+    """`| head -c 1` ends it without a complaint."""
+    command = f"{LLM_SPEC} run '{PROMPT}' --max-tokens 64 | head -c 1"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
+    assert (ended.stdout, ended.stderr) == (b" ", b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--target", "nobody:x"], ["'nobody'", "builtin"]),
+        (["--target", "builtin:big"], ["'big'", "builtin:target"]),
+        (["--target", "onnx:/no/such/folder"], ["/no/such/folder", "does not exist"]),
+        (["--target", "lookup"], ["'lookup'", "draft"]),
+        (["--target", "::"], ["'::'", "provider:model"]),
+        (["--draft", "onnx:"], ["onnx:/path/to/model"]),
+        (["--draft", "random:x"], ["'x'"]),
+        (["--lookahead", "0"], ["lookahead is 0", "32"]),
+        (["--lookahead", "33"], ["lookahead is 33", "32"]),
+        (["--lookahead", "-1"], ["lookahead is -1", "32"]),
+        (["--lookahead", "many"], ["lookahead is 'many'"]),
+        (["--max-tokens", "-5"], ["max_tokens is -5"]),
+        (["--max-tokens", "0"], ["max_tokens is 0"]),
+        (["--temperature", "-0.5"], ["temperature is -0.5"]),
+        (["--temperature", "nan"], ["temperature is nan"]),
+        (["--top-p", "0"], ["top_p is 0.0"]),
+        (["--top-p", "1.5"], ["top_p is 1.5"]),
+        (["--seed", "-1"], ["seed is -1"]),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:
+    """Each is one line that names the field and the value, and exit code 2."""
+    code, out, err = run(capsys, "run", PROMPT, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("llm-spec: error: ")
+    assert all(word in err for word in words), err
+
+
+def test_empty_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty prompt is refused before anything is loaded."""
+    code, _, err = run(capsys, "run", " ")
+    assert code == 2
+    assert "prompt is empty" in err
+
+
+def test_missing_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without onnxruntime the error holds the command that installs it."""
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
+    code, _, err = run(capsys, "run", PROMPT)
+    assert code == 2
+    assert "pip install 'llm-spec[onnx]'" in err
+    assert err.count("\n") == 1
