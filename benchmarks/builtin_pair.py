@@ -110,9 +110,11 @@ class TimedProvider:
     async def aclose(self) -> None: ...
 
 
-def contenders(watch: Stopwatch) -> dict[str, SpeculativeDecoder]:
+def contenders(watch: Stopwatch) -> tuple[dict[str, SpeculativeDecoder], float]:
+    """Everyone who answers, and the memory (MB) that the pair alone takes."""
     target = TimedProvider(open_provider("builtin:target").capabilities.token_model, watch)
     model = ProviderDraft(TimedProvider(open_provider("builtin:draft").capabilities.token_model, watch))
+    at_rest_mb = resident_mb()
     draft = JoinedDraft(PromptLookup(), model)  # as `lookup+builtin:draft` makes it
     folder = Path(str(llm_spec_onnx.__file__)).parent / "builtin" / "target"
     fastest = TimedProvider(OnnxProvider(folder, exact=False).capabilities.token_model, watch)
@@ -120,7 +122,7 @@ def contenders(watch: Stopwatch) -> dict[str, SpeculativeDecoder]:
     def speculative(lookahead: LookaheadPolicy, draft: DraftProvider = draft) -> SpeculativeDecoder:
         return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens", lookahead=lookahead))
 
-    return {
+    decoders = {
         "plain, unpadded": SpeculativeDecoder(None, fastest),
         "plain, same text": SpeculativeDecoder(None, target),
         **{f"fixed {n}": speculative(Fixed(n)) for n in FIXED},
@@ -128,12 +130,12 @@ def contenders(watch: Stopwatch) -> dict[str, SpeculativeDecoder]:
         "adaptive, model": speculative(CostAware(), model),
         "adaptive, lookup": speculative(CostAware(), PromptLookup()),
     }
+    return decoders, at_rest_mb
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     watch = Stopwatch()
-    decoders = contenders(watch)
-    rest_mb = resident_mb()
+    decoders, at_rest_mb = contenders(watch)
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()[: arguments.prompts]
     requests = [
         ChatRequest.create(
@@ -178,12 +180,11 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "best_fixed": best,
         "adaptive_to_best_fixed": rows["adaptive"]["speedup_total"] / rows[best]["speedup_total"],
         "num_same_text": same,
-        "resident_at_rest_mb": rest_mb,
+        "resident_at_rest_mb": at_rest_mb,
     }
 
 
 def resident_mb() -> float:
-    """Resident memory after both models are loaded (the baseline's second target included)."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 

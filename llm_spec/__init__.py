@@ -33,7 +33,8 @@ from llm_spec.errors import (
     UnknownProviderError,
     UnsupportedError,
 )
-from llm_spec.generation import Generation, GenerationLimits, TokenRound, generate_events, stream_token_model
+from llm_spec.generation import Generation, GenerationLimits, TokenRound
+from llm_spec.local import generate_events, stream_token_model
 from llm_spec.provider import (
     Capabilities,
     DraftPiece,

@@ -10,37 +10,25 @@ Everything here is synchronous and belongs to one request and one thread; `worke
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from llm_spec.chat import (
-    ChatRequest,
-    Fallback,
-    Finish,
     Origin,
     Round,
     StoppedBy,
-    StreamEvent,
-    TextDelta,
-    Usage,
 )
 from llm_spec.errors import DraftError, InvalidRequestError
-from llm_spec.provider import DraftToken, TokenDraft, TokenDrafter, Tokenizer, TokenModel, read_prompt
+from llm_spec.provider import DraftToken, TokenDraft, TokenModel, read_prompt
 from llm_spec.result import SpeculativeStats
-from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
-from llm_spec.tokens.lookahead import CostAware, LookaheadController, LookaheadPolicy, RoundReport
-from llm_spec.tokens.rules import AcceptanceName, AcceptanceRule, Verdict, make_rule
-from llm_spec.tokens.sampling import Sampler
+from llm_spec.tokens.lookahead import LookaheadController, RoundReport
+from llm_spec.tokens.rules import AcceptanceRule, Verdict
 from llm_spec.tokens.statistics import ExponentialMovingAverage
-from llm_spec.worker import iterate_in_thread
 
-__all__ = ["Generation", "GenerationLimits", "TokenRound", "generate_events", "stream_token_model"]
+__all__ = ["Generation", "GenerationLimits", "TokenRound"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +79,13 @@ class Generation:
         self.lookahead = lookahead
         self.limits = limits or GenerationLimits()
         self.cancelled = cancelled or threading.Event()
-        self.stats = SpeculativeStats()
+        self.rounds: list[Round] = []
         self.acceptance = ExponentialMovingAverage(half_life=8)
         self.fallback: str | None = None
         self.stopped_by: StoppedBy | None = None
         self._open_draft = open_draft
         self._draft: TokenDraft | None = None
+        self._num_draft_tokens = 0
         self._draft_s = self._verify_s = 0.0
 
     def __enter__(self) -> Self:
@@ -115,6 +104,11 @@ class Generation:
     def __iter__(self) -> Iterator[TokenRound]:
         while self.stopped_by is None and not self.cancelled.is_set():
             yield self.step()
+
+    @property
+    def stats(self) -> SpeculativeStats:
+        """All rounds so far, or since `rounds` was cleared."""
+        return SpeculativeStats.of_rounds(self.rounds)
 
     @property
     def num_output_tokens(self) -> int:
@@ -167,7 +161,7 @@ class Generation:
             self.stopped_by = "eos"
         self.context_ids.extend(token_ids)
         report = Round(
-            index=self.stats.num_rounds,
+            index=len(self.rounds),
             num_draft_tokens=len(proposal),
             num_accepted_tokens=num_accepted,
             num_emitted_tokens=len(token_ids),
@@ -215,11 +209,12 @@ class Generation:
         if self.limits.max_tokens is not None:
             room.append(self.limits.max_tokens - self.num_output_tokens - 1)
         if self.limits.max_draft_tokens is not None:
-            room.append(self.limits.max_draft_tokens - self.stats.num_draft_tokens)
+            room.append(self.limits.max_draft_tokens - self._num_draft_tokens)
         return min(room)
 
     def _learn(self, report: Round, proposal: Sequence[DraftToken]) -> None:
-        self.stats += SpeculativeStats.of_round(report)
+        self.rounds.append(report)
+        self._num_draft_tokens += report.num_draft_tokens
         if report.num_draft_tokens:
             self.acceptance.update(report.num_accepted_tokens / report.num_draft_tokens)
         if self._draft is not None:
@@ -237,7 +232,7 @@ class Generation:
         limits = self.limits
         if limits.max_tokens is not None and self.num_output_tokens >= limits.max_tokens:
             return "max_tokens"
-        if limits.max_iterations is not None and self.stats.num_rounds >= limits.max_iterations:
+        if limits.max_iterations is not None and len(self.rounds) >= limits.max_iterations:
             return "max_iterations"
         return "context_length" if len(self.context_ids) >= self.target.context_length else None
 
@@ -253,116 +248,6 @@ class Generation:
                 draft.close()
 
 
-def generate_events(
-    target: TokenModel,
-    request: ChatRequest,
-    cancelled: threading.Event | None = None,
-    *,
-    drafter: TokenDrafter | None = None,
-    acceptance: AcceptanceName = "coupled",
-    lookahead: LookaheadPolicy | None = None,
-    limits: GenerationLimits | None = None,
-) -> Iterator[StreamEvent]:
-    """Answer a chat request with a local model: text as it is verified, a `Round` after each round, then `Finish`.
-
-    Stop strings and incomplete characters are held back. `request.max_tokens` is the only cap taken from the request;
-    a request that samples without a seed gets a random one. Raises InvalidRequestError for what a local model cannot
-    serve, and what the target raises.
-    """
-    _check_servable(target, request)
-    prompt_ids = target.tokenizer.encode_chat(request)
-    seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
-    sampler = Sampler(request.sampling, vocab_size=target.vocab_size, num_prompt_tokens=len(prompt_ids), seed=seed)
-    rule = make_rule(acceptance, sampler)
-    limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)
-    generation = Generation(
-        target,
-        prompt_ids,
-        rule,
-        (lookahead or CostAware()).start(),
-        limits=limits,
-        open_draft=None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, prompt_ids),
-        cancelled=cancelled,
-    )
-    text = _TextEmitter(target.tokenizer, request.stop)
-    with generation:
-        if generation.fallback is not None:
-            yield Fallback(generation.fallback)
-        told = generation.fallback
-        for tokens in generation:
-            report, deltas = text.show(tokens)
-            yield from deltas
-            yield report
-            if generation.fallback != told:
-                told = generation.fallback
-                yield Fallback(str(told))
-            if text.stopped:
-                break
-        yield from text.flush()
-        stopped_by: StoppedBy = "stop_string" if text.stopped else generation.stopped_by or "max_tokens"
-        yield Finish(
-            "stop" if stopped_by in ("eos", "stop_string") else "length",
-            Usage(input_tokens=len(prompt_ids), output_tokens=text.num_tokens),
-            stopped_by,
-            None if drafter is None else Usage(output_tokens=generation.stats.num_draft_tokens),
-        )
-
-
-def stream_token_model(
-    target: TokenModel,
-    request: ChatRequest,
-    *,
-    drafter: TokenDrafter | None = None,
-    acceptance: AcceptanceName = "coupled",
-    lookahead: LookaheadPolicy | None = None,
-    limits: GenerationLimits | None = None,
-) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-    """`generate_events` in a worker thread: what a local provider's `stream` returns."""
-    return iterate_in_thread(
-        partial(
-            generate_events,
-            target,
-            request,
-            drafter=drafter,
-            acceptance=acceptance,
-            lookahead=lookahead,
-            limits=limits,
-        )
-    )
-
-
-class _TextEmitter:
-    """The text of one answer: ids in, deltas out that may be shown."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self._eos_token_ids = tokenizer.eos_token_ids
-        self._decoder = IncrementalDecoder(tokenizer)
-        self._matcher = StopMatcher(stop)
-        self.num_tokens = 0
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string ended the answer."""
-        return self._matcher.matched is not None
-
-    def show(self, tokens: TokenRound) -> tuple[Round, list[TextDelta]]:
-        """What may be shown of this round, and its report with what a stop string cut off taken out."""
-        deltas: list[TextDelta] = []
-        num_emitted = 0
-        for token_id, origin in zip(tokens.token_ids, tokens.origins, strict=True):
-            num_emitted += 1
-            if token_id not in self._eos_token_ids:
-                deltas += self._matcher.push(self._decoder.push(token_id), origin)
-            if self.stopped:
-                break
-        self.num_tokens += num_emitted
-        return replace(tokens.report, num_emitted_tokens=num_emitted), merge_deltas(deltas)
-
-    def flush(self) -> list[TextDelta]:
-        """What was held back and belongs to the answer after all."""
-        return merge_deltas([*self._matcher.push(self._decoder.flush()), *self._matcher.flush()])
-
-
 def _check_prompt(target: TokenModel, prompt_ids: Sequence[int]) -> None:
     if not prompt_ids:
         raise InvalidRequestError("the prompt has no tokens; give at least one")
@@ -371,17 +256,6 @@ def _check_prompt(target: TokenModel, prompt_ids: Sequence[int]) -> None:
             f"the prompt has {len(prompt_ids)} tokens; {target.name} takes fewer than {target.context_length} "
             "(its context length)"
         )
-
-
-def _check_servable(target: TokenModel, request: ChatRequest) -> None:
-    """Refuse what a local model would have to leave out, rather than leave it out silently."""
-    asked = {"tools": request.tools, "response_format": request.response_format, "extra": request.extra}
-    for name, value in asked.items():
-        if value:
-            raise InvalidRequestError(f"{name} is set; {target.name} is a local model and cannot serve it")
-    for message in request.messages:
-        if isinstance(message.content, tuple) and any(part.get("type") != "text" for part in message.content):
-            raise InvalidRequestError(f"a message has a part that is not text; {target.name} reads text alone")
 
 
 def _as_generator(guesses: Iterator[DraftToken]) -> Generator[DraftToken]:

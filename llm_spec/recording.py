@@ -64,7 +64,7 @@ class Recording:
         self, finish: Finish, *, strategy: str, promise: Promise, target: str, draft: str | None
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
-        stats = sum(map(SpeculativeStats.of_round, self._rounds), SpeculativeStats(num_fallbacks=len(self._fallbacks)))
+        stats = SpeculativeStats.of_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
         return SpeculativeResult(
             content=self.content,
             finish_reason=finish.finish_reason,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -77,20 +79,23 @@ class SpeculativeStats:
         return None if self.speedup is None else (self.speedup - 1) * (self.draft_s + self.verify_s)
 
     @classmethod
-    def of_round(cls, report: Round) -> SpeculativeStats:
-        """One round, to be added to others."""
-        drafted = report.num_draft_tokens > 0
+    def of_rounds(cls, rounds: Sequence[Round], *, num_fallbacks: int = 0) -> SpeculativeStats:
+        """The sums over some rounds."""
+        drafted = [r for r in rounds if r.num_draft_tokens]
+        plain = [r for r in rounds if not r.num_draft_tokens]
+        accepted = Counter(r.num_accepted_tokens for r in drafted)
         return cls(
-            num_rounds=1,
-            num_spec_steps=int(drafted),
-            num_draft_tokens=report.num_draft_tokens,
-            num_accepted_draft_tokens=report.num_accepted_tokens,
-            num_emitted_tokens=report.num_emitted_tokens,
-            acceptance_histogram=(0,) * report.num_accepted_tokens + (1,) if drafted else (),
-            draft_s=report.draft_s,
-            verify_s=report.verify_s,
-            num_plain_steps=int(not drafted),
-            plain_s=0.0 if drafted else report.verify_s,
+            num_rounds=len(rounds),
+            num_spec_steps=len(drafted),
+            num_draft_tokens=sum(r.num_draft_tokens for r in drafted),
+            num_accepted_draft_tokens=sum(r.num_accepted_tokens for r in drafted),
+            num_emitted_tokens=sum(r.num_emitted_tokens for r in rounds),
+            num_fallbacks=num_fallbacks,
+            acceptance_histogram=tuple(accepted[n] for n in range(max(accepted, default=-1) + 1)),
+            draft_s=sum(r.draft_s for r in rounds),
+            verify_s=sum(r.verify_s for r in rounds),
+            num_plain_steps=len(plain),
+            plain_s=sum(r.verify_s for r in plain),
         )
 
     def to_dict(self) -> dict[str, Any]:

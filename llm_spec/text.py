@@ -29,6 +29,7 @@ class IncrementalDecoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._shown: list[int] = []  # the tokens of the last piece: context for the next
+        self._shown_text = ""  # their decoding, and of nothing before them
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
@@ -45,9 +46,10 @@ class IncrementalDecoder:
 
     def _show(self, text: str, num_tokens: int) -> str:
         """Give out the first held tokens, of which `text` is the decoding together with those before them."""
-        new_text = text[len(self._tokenizer.decode(self._shown)) :]
+        new_text = text[len(self._shown_text) :]
         # a token without text (a control token) is no context by itself
         self._shown = self._held[:num_tokens] if new_text else self._shown + self._held[:num_tokens]
+        self._shown_text = self._tokenizer.decode(self._shown) if new_text else text
         del self._held[:num_tokens]
         return new_text
 
@@ -76,6 +78,8 @@ class StopMatcher:
         """Add text; return the pieces that may be shown now."""
         if self.matched is not None or not text:
             return []
+        if not self._stop:
+            return [TextDelta(text, origin)]
         self._held.append(TextDelta(text, origin))
         held_text = "".join(delta.text for delta in self._held)
         found = min(((at + len(s), at, s) for s in self._stop if (at := held_text.find(s)) >= 0), default=None)

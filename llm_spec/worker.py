@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
 from typing import TypeVar
 
@@ -15,16 +15,19 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def iterate_in_thread(make: Callable[[threading.Event], Iterator[T]]) -> AsyncGenerator[AsyncIterator[T]]:
-    """Run `make(cancelled)` and its iteration in a worker thread; yield its items on the loop as they come.
+async def iterate_in_thread(
+    make: Callable[[threading.Event], Iterator[Sequence[T]]],
+) -> AsyncGenerator[AsyncIterator[T]]:
+    """Run `make(cancelled)` and its iteration in a worker thread; yield the items of its batches on the loop.
+
+    Batches, because each one wakes the loop, whose work then competes with the thread's for the interpreter.
 
     Leaving the context sets `cancelled` and returns when the thread has ended, so that nothing of a request outlives
     it; the iterator should look at `cancelled` at least once per step. What the iterator raises, the consumer gets.
     """
     loop = asyncio.get_running_loop()
-    items: asyncio.Queue[T | None] = asyncio.Queue()
+    batches: asyncio.Queue[Sequence[T] | None] = asyncio.Queue()
     cancelled = threading.Event()
-
     started = threading.Event()
 
     def work() -> None:
@@ -33,16 +36,16 @@ async def iterate_in_thread(make: Callable[[threading.Event], Iterator[T]]) -> A
             return  # left before its turn came: nobody listens any more
         try:
             with closing(_as_generator(make(cancelled))) as produced:
-                for item in produced:
-                    loop.call_soon_threadsafe(items.put_nowait, item)
+                for batch in produced:
+                    loop.call_soon_threadsafe(batches.put_nowait, batch)
                     if cancelled.is_set():
                         return
         finally:
-            loop.call_soon_threadsafe(items.put_nowait, None)
+            loop.call_soon_threadsafe(batches.put_nowait, None)
 
     thread = loop.run_in_executor(None, contextvars.copy_context().run, work)
     try:
-        async with aclosing(_items(items, thread)) as out:
+        async with aclosing(_items(batches, thread)) as out:
             yield out
     finally:
         cancelled.set()
@@ -56,9 +59,10 @@ def _as_generator(items: Iterator[T]) -> Generator[T]:
     yield from items
 
 
-async def _items(items: asyncio.Queue[T | None], thread: asyncio.Future[None]) -> AsyncGenerator[T]:
-    while (item := await items.get()) is not None:
-        yield item
+async def _items(batches: asyncio.Queue[Sequence[T] | None], thread: asyncio.Future[None]) -> AsyncGenerator[T]:
+    while (batch := await batches.get()) is not None:
+        for item in batch:
+            yield item
     await thread  # raises what the iterator raised
 
 

@@ -53,7 +53,7 @@ def test_a_bad_value_is_refused_by_name(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "make"),
     [
-        ("lookahead", lambda value: Fixed(value)),
+        ("lookahead", Fixed),
         ("initial", lambda value: Threshold(initial=value)),
         ("initial", lambda value: Ewma(initial=value)),
         ("max_lookahead", lambda value: Threshold(max_lookahead=value)),

@@ -27,7 +27,9 @@ def test_all_are_run() -> None:
 @pytest.mark.parametrize("name", CLAIMS)
 def test_example(name: str) -> None:
     """It ends well, without a warning, and prints what it claims."""
-    ended = subprocess.run([sys.executable, "-W", "error", EXAMPLES / name], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name], capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert not {"Traceback", "Warning"} & set(ended.stderr.split()), ended.stderr  # a failed draft may be logged
     assert CLAIMS[name] in ended.stdout

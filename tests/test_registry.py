@@ -69,7 +69,7 @@ def test_a_missing_extra_is_named_with_its_command(monkeypatch: pytest.MonkeyPat
     find_spec = importlib.util.find_spec
 
     def without_onnxruntime(name: str, package: str | None = None) -> object:
-        return None if name.split(".")[0] == "onnxruntime" else find_spec(name, package)
+        return None if name.split(".", maxsplit=1)[0] == "onnxruntime" else find_spec(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_onnxruntime)
     for text in ("builtin:target", "builtin:draft", "onnx:/models/tiny"):
@@ -94,7 +94,9 @@ def test_a_bare_draft_opens_as_it_is() -> None:
     assert draft.name == "random:7"
 
 
-@pytest.mark.parametrize("text", ["lookup:model", "lookup:@http://host", "random:x", "random:-1", "random:@http://host"])
+@pytest.mark.parametrize(
+    "text", ["lookup:model", "lookup:@http://host", "random:x", "random:-1", "random:@http://host"]
+)
 def test_what_a_draft_cannot_take_is_refused(text: str) -> None:
     """A model or address given to a draft that has none is an error, not ignored."""
     with pytest.raises(ConfigError) as caught:
@@ -152,7 +154,9 @@ def test_one_broken_package_does_not_hide_the_others(monkeypatch: pytest.MonkeyP
     install(
         monkeypatch,
         broken=object(),
-        fine=ProviderEntry(load=lambda model, base_url: ScriptedProvider("answer", name=f"{model}{base_url}"), summary=""),
+        fine=ProviderEntry(
+            load=lambda model, base_url: ScriptedProvider("answer", name=f"{model}{base_url}"), summary=""
+        ),
     )
     assert open_provider("fine:model").name == "modelNone"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -49,7 +50,7 @@ def pieces_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
 
 def bytes_in_tokens(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     borders = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[start:end] for start, end in zip(borders, borders[1:], strict=False)]
+    return [data[start:end] for start, end in itertools.pairwise(borders)]
 
 
 # --------------------------------------------------------------------------------- incremental decoding
@@ -146,7 +147,7 @@ def matched_text(stop: Sequence[str], pieces: Sequence[str]) -> str:
 
 def in_pieces(text: str, cuts: Sequence[int]) -> list[str]:
     borders = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[start:end] for start, end in zip(borders, borders[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(borders)]
 
 
 TEXTS = st.text("ab", max_size=30)
@@ -156,7 +157,7 @@ CUTS = st.lists(st.integers(0, 100), max_size=30)
 @given(TEXTS, st.text("ab", min_size=1, max_size=4), CUTS)
 def test_text_ends_where_the_stop_string_begins(text: str, stop: str, cuts: list[int]) -> None:
     """However the text is cut into pieces, what comes out is all of it up to the stop string."""
-    assert matched_text([stop], in_pieces(text, cuts)) == text.split(stop)[0]
+    assert matched_text([stop], in_pieces(text, cuts)) == text.split(stop, maxsplit=1)[0]
 
 
 @given(TEXTS, st.text("ab", min_size=1, max_size=4), CUTS)
@@ -165,7 +166,7 @@ def test_what_is_shown_is_never_taken_back(text: str, stop: str, cuts: list[int]
     matcher, shown = StopMatcher([stop]), ""
     for piece in in_pieces(text, cuts):
         shown += "".join(delta.text for delta in matcher.push(piece))
-        assert text.split(stop)[0].startswith(shown)
+        assert text.split(stop, maxsplit=1)[0].startswith(shown)
 
 
 @given(TEXTS, st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4), CUTS)
@@ -246,5 +247,10 @@ def test_origins_survive_being_held_back(pieces: list[tuple[str, Origin]]) -> No
 
 def test_neighbours_of_one_origin_are_joined() -> None:
     """Merging joins what belongs together and keeps order and origins."""
-    deltas = [TextDelta("a", "accepted"), TextDelta("b", "accepted"), TextDelta("c", "bonus"), TextDelta("d", "accepted")]
+    deltas = [
+        TextDelta("a", "accepted"),
+        TextDelta("b", "accepted"),
+        TextDelta("c", "bonus"),
+        TextDelta("d", "accepted"),
+    ]
     assert merge_deltas(deltas) == [TextDelta("ab", "accepted"), TextDelta("c", "bonus"), TextDelta("d", "accepted")]

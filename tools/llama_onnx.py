@@ -232,7 +232,7 @@ class _Llama(_Graph):
         return self.op("MatMul", hidden, self._to_float(stored, scale, full_name))
 
     def _blockwise(self, hidden: str, matrix: Array, name: str, output: str = "") -> str:
-        """MatMulNBits by `matrix` [out, in]: 8-bit weights with a scale for every 32, and 8-bit activations likewise."""
+        """MatMulNBits by `matrix` [out, in]: 8-bit weights with a scale for every 32, and activations likewise."""
         num_out, num_in = matrix.shape
         if num_in % _BLOCK:
             raise ValueError(f"{name} has {num_in} columns; q8 needs a multiple of {_BLOCK}")
@@ -246,7 +246,11 @@ class _Llama(_Graph):
             *(hidden, *stored),
             domain=_CONTRIB,
             name=output,
-            **{"K": num_in, "N": num_out, "bits": 8, "block_size": _BLOCK, "accuracy_level": 4},
+            K=num_in,
+            N=num_out,
+            bits=8,
+            block_size=_BLOCK,
+            accuracy_level=4,
         )
 
     def vector(self, name: str) -> str:

@@ -28,7 +28,7 @@ class PromptLookup:
 
     name = "lookup"
 
-    def __init__(self, *, max_ngram: int = 12, min_ngram: int = 1) -> None:
+    def __init__(self, *, max_ngram: int = 8, min_ngram: int = 1) -> None:
         check_number(ConfigError, "min_ngram", min_ngram, 1, integer=True)
         check_number(ConfigError, "max_ngram", max_ngram, min_ngram, integer=True)
         self._max_ngram = max_ngram

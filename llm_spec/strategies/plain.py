@@ -9,7 +9,8 @@ from typing import Final
 
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.config import SpeculativeConfig
-from llm_spec.generation import GenerationLimits, stream_token_model
+from llm_spec.generation import GenerationLimits
+from llm_spec.local import stream_token_model
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.strategies.base import Promise
 

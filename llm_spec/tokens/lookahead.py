@@ -211,9 +211,7 @@ _FIRST_PAUSE = 8  # plain steps before speculation is tried again; twice as many
 _LAST_PAUSE = 512
 _TRIAL_LENGTH = 2  # tokens drafted to try again, whatever they cost
 _SETTLED_ROUNDS = 16  # speculation that lasted this long was no mistake: the next pause is short again
-_MIN_SPEEDUP = (
-    1.02  # an expected gain below this is within the noise of the estimates: the plain step is the safe choice
-)
+_MIN_SPEEDUP = 1.02  # an expected gain below this is within the noise of the estimates: plain is the safe choice
 _SLIM_SPEEDUP = 2.0  # below this, what a plain step really costs matters enough to take one now and then
 _PLAIN_EVERY = 64  # rounds
 

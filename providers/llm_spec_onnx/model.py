@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ __all__ = ["OnnxModel"]
 ort: Any = importlib.import_module("onnxruntime")  # it has no type information: one Any instead of a hundred unknowns
 
 _WIDTHS: Final = (32, 16, 8, 4, 2)  # most tokens of one verification: the first whose rows agree
+_MAX_IDLE: Final = 2  # closed sessions whose buffers are kept for the next requests
 _DEFAULT_CONTEXT: Final = 2048  # where config.json does not say
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -61,16 +63,20 @@ class OnnxModel:
                 f"{self.vocab_size}; they belong to different models"
             )
         self._exact = exact
+        self._idle = {min_rows: deque[SharedSession](maxlen=_MAX_IDLE) for min_rows in (1, 2)}
         agreeing = next((width for width in _WIDTHS if self._rows_agree(width)), None) if exact else None
         self.max_width = agreeing or _WIDTHS[0]
         self.same_text = agreeing is not None
 
     def open(self, *, exact: bool = True) -> TokenSession:
-        return self._session(min_rows=2 if exact and self._exact else 1)
-
-    def _session(self, min_rows: int) -> TokenSession:
-        kind = SharedSession if self._shared else GrowingSession
-        return kind(self._graph, min_rows)
+        min_rows = 2 if exact and self._exact else 1
+        if not self._shared:
+            return GrowingSession(self._graph, min_rows)
+        idle = self._idle[min_rows]
+        try:
+            return idle.pop()
+        except IndexError:
+            return SharedSession(self._graph, min_rows, idle)
 
     def _rows_agree(self, width: int) -> bool:
         """Whether positions read in one forward of `width` have the same bits when they are read in shorter ones.

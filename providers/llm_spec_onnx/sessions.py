@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -68,12 +69,14 @@ class GrowingSession:
 class SharedSession:
     """For exports whose past and present may be one buffer: every input and output is bound once for each width.
 
-    Positions from `length` on hold leftovers that the model never reads.
+    Positions from `length` on hold leftovers that the model never reads; so a closed session's buffers and bindings,
+    which take longer to make than a round, may serve the next request: `idle` is where they wait for it.
     """
 
-    def __init__(self, graph: Graph, min_rows: int) -> None:
+    def __init__(self, graph: Graph, min_rows: int, idle: deque[SharedSession]) -> None:
         self._graph = graph
         self._min_rows = min_rows
+        self._idle = idle
         self.length = 0
         self._capacity = 0
         self._cache: list[NDArray[Any]] = []
@@ -94,8 +97,12 @@ class SharedSession:
         self.length = min(self.length, length)
 
     def close(self) -> None:
-        self._calls.clear()
-        self._cache.clear()
+        """Leave the buffers to the next session; the oldest that wait there go when there are many."""
+        if self._cache:
+            heir = SharedSession(self._graph, self._min_rows, self._idle)
+            heir._capacity, heir._cache, heir._calls = self._capacity, self._cache, self._calls
+            self._capacity, self._cache, self._calls = 0, [], {}
+            self._idle.append(heir)
 
     def _make_room(self, num_tokens: int) -> None:
         if num_tokens <= self._capacity:

@@ -96,8 +96,8 @@ def _template(folder: Path, config: dict[str, Any]) -> Any:
         source = by_name.get("default")
     if source is None:
         return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as Hugging Face renders them
-    cast("dict[str, Any]", environment.globals).update(raise_exception=_raise, strftime_now=_strftime_now)
+    environment: Any = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as Hugging Face does
+    environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
     try:
         return environment.from_string(source)
     except TemplateError as error:

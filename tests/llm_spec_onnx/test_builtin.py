@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from llm_spec_onnx.model import OnnxModel
 from tiny_models import BUILTIN
 
 from llm_spec import (
@@ -76,7 +75,7 @@ async def test_conforms() -> None:
     await check_provider(lambda: open_provider("builtin:target"))
 
 
-async def test_a_mismatched_vocabulary_is_plain_or_refused(builtin_target: OnnxModel) -> None:
+async def test_a_mismatched_vocabulary_is_plain_or_refused() -> None:
     """A draft of another tokenizer cannot propose ids to this target: `auto` decodes plainly."""
     from llm_spec import UnsupportedError
     from llm_spec.testing import LocalProvider, TableModel

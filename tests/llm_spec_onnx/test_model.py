@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from tiny_models import BUILTIN, MakeFolder
 from llama_onnx import CacheKind, WeightsDtype
 from llm_spec_onnx.model import OnnxModel
 from onnx import TensorProto, helper
+from tiny_models import BUILTIN, MakeFolder
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
 from llm_spec.testing import check_token_model
@@ -65,9 +65,9 @@ def test_grows_beyond_its_first_buffer(make_folder: MakeFolder) -> None:
     token_ids = [int(t) for t in np.random.default_rng(0).integers(0, 4096, 700)]
     whole, stepwise = model.open(), model.open()
     expected = whole.forward(token_ids, num_rows=1).copy()
-    for start in range(0, 700, 50):
-        rows = stepwise.forward(token_ids[start : start + 50], num_rows=1)
-    np.testing.assert_allclose(rows, expected, atol=1e-4)
+    for start in range(0, 650, 50):
+        stepwise.forward(token_ids[start : start + 50], num_rows=1)
+    np.testing.assert_allclose(stepwise.forward(token_ids[650:], num_rows=1), expected, atol=1e-4)
 
 
 def test_unpadded_plain_steps_are_for_the_asking(make_folder: MakeFolder) -> None:
@@ -122,7 +122,9 @@ class TestBrokenFolders:
         ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, (1, "length"))
         out = helper.make_tensor_value_info("logits", TensorProto.INT64, (1, "length"))
         graph = helper.make_graph([helper.make_node("Identity", ["input_ids"], ["logits"])], "g", [ids], [out])
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "model.onnx")
+        onnx.save(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "model.onnx"
+        )
         with pytest.raises(ModelLoadError, match="not exported as a decoder with a key-value cache"):
             OnnxModel(folder)
 

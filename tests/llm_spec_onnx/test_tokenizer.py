@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_models import BUILTIN
 from hypothesis import given
 from hypothesis import strategies as st
 from llm_spec_onnx.tokenizer import FolderTokenizer
+from tiny_models import BUILTIN
 
 from llm_spec import ChatRequest, InvalidRequestError, ModelLoadError
 
@@ -42,12 +42,16 @@ def test_chat_template() -> None:
     expected = TOKENIZER._prompts.encode("<|system|>s<|end|><|user|>u<|end|><|assistant|>").ids  # pyright: ignore[reportPrivateUsage]
     assert TOKENIZER.encode_chat(request) == expected
     prefixed = ChatRequest.create("u", prefix="    return")
-    assert TOKENIZER.encode_chat(prefixed) == TOKENIZER.encode_chat(ChatRequest.create("u")) + TOKENIZER.encode("    return")
+    assert TOKENIZER.encode_chat(prefixed) == TOKENIZER.encode_chat(ChatRequest.create("u")) + TOKENIZER.encode(
+        "    return"
+    )
 
 
 def test_content_parts_are_joined() -> None:
     """OpenAI's text parts are the text they make together."""
-    parts = ChatRequest.create([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])
+    parts = ChatRequest.create(
+        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    )
     assert TOKENIZER.encode_chat(parts) == TOKENIZER.encode_chat(ChatRequest.create("ab"))
 
 

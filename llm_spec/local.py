@@ -1,0 +1,142 @@
+"""Chat requests answered by a model in this process: text as it is verified, round by round.
+
+`generate_events` is synchronous; `stream_token_model` carries it to an event loop, and is what a local provider streams.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import partial
+
+from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StoppedBy, StreamEvent, TextDelta, Usage
+from llm_spec.errors import InvalidRequestError
+from llm_spec.generation import Generation, GenerationLimits, TokenRound
+from llm_spec.provider import TokenDrafter, Tokenizer, TokenModel
+from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
+from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
+from llm_spec.tokens.rules import AcceptanceName, make_rule
+from llm_spec.tokens.sampling import Sampler
+from llm_spec.worker import iterate_in_thread
+
+__all__ = ["generate_events", "stream_token_model"]
+
+
+def generate_events(
+    target: TokenModel,
+    request: ChatRequest,
+    cancelled: threading.Event | None = None,
+    *,
+    drafter: TokenDrafter | None = None,
+    acceptance: AcceptanceName = "coupled",
+    lookahead: LookaheadPolicy | None = None,
+    limits: GenerationLimits | None = None,
+) -> Iterator[list[StreamEvent]]:
+    """Answer a chat request with a local model: the events of one round at a time, text first, then its `Round`.
+
+    The last item holds a `Finish`. Stop strings and incomplete characters are held back. `request.max_tokens` takes the
+    place of that in `limits`; a request that samples without a seed gets a random one. Raises InvalidRequestError for
+    what a local model cannot serve, and what the target raises.
+    """
+    _check_servable(target, request)
+    prompt_ids = target.tokenizer.encode_chat(request)
+    seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
+    sampler = Sampler(request.sampling, vocab_size=target.vocab_size, num_prompt_tokens=len(prompt_ids), seed=seed)
+    rule = make_rule(acceptance, sampler)
+    limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)
+    generation = Generation(
+        target,
+        prompt_ids,
+        rule,
+        (lookahead or CostAware()).start(),
+        limits=limits,
+        open_draft=None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, prompt_ids),
+        cancelled=cancelled,
+    )
+    text = _TextEmitter(target.tokenizer, request.stop)
+    told: str | None = None
+    with generation:
+        for tokens in generation:
+            report, deltas = text.show(tokens)
+            fallbacks = [Fallback(generation.fallback)] if generation.fallback != told and generation.fallback else []
+            told = generation.fallback
+            yield [*deltas, report, *fallbacks]
+            if text.stopped:
+                break
+        stopped_by: StoppedBy = "stop_string" if text.stopped else generation.stopped_by or "max_tokens"
+        finish = Finish(
+            "stop" if stopped_by in ("eos", "stop_string") else "length",
+            Usage(input_tokens=len(prompt_ids), output_tokens=text.num_tokens),
+            stopped_by,
+            None if drafter is None else Usage(output_tokens=generation.stats.num_draft_tokens),
+        )
+        yield [*text.flush(), finish]
+
+
+def stream_token_model(
+    target: TokenModel,
+    request: ChatRequest,
+    *,
+    drafter: TokenDrafter | None = None,
+    acceptance: AcceptanceName = "coupled",
+    lookahead: LookaheadPolicy | None = None,
+    limits: GenerationLimits | None = None,
+) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+    """`generate_events` in a worker thread: what a local provider's `stream` returns."""
+    return iterate_in_thread(
+        partial(
+            generate_events,
+            target,
+            request,
+            drafter=drafter,
+            acceptance=acceptance,
+            lookahead=lookahead,
+            limits=limits,
+        )
+    )
+
+
+class _TextEmitter:
+    """The text of one answer: ids in, deltas out that may be shown."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._eos_token_ids = tokenizer.eos_token_ids
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._matcher = StopMatcher(stop)
+        self.num_tokens = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the answer."""
+        return self._matcher.matched is not None
+
+    def show(self, tokens: TokenRound) -> tuple[Round, list[TextDelta]]:
+        """What may be shown of this round, and its report with what a stop string cut off taken out."""
+        deltas: list[TextDelta] = []
+        num_emitted = 0
+        for token_id, origin in zip(tokens.token_ids, tokens.origins, strict=True):
+            num_emitted += 1
+            if token_id not in self._eos_token_ids:
+                deltas += self._matcher.push(self._decoder.push(token_id), origin)
+            if self.stopped:
+                break
+        self.num_tokens += num_emitted
+        return replace(tokens.report, num_emitted_tokens=num_emitted), merge_deltas(deltas)
+
+    def flush(self) -> list[TextDelta]:
+        """What was held back and belongs to the answer after all."""
+        return merge_deltas([*self._matcher.push(self._decoder.flush()), *self._matcher.flush()])
+
+
+def _check_servable(target: TokenModel, request: ChatRequest) -> None:
+    """Refuse what a local model would have to leave out, rather than leave it out silently."""
+    asked = {"tools": request.tools, "response_format": request.response_format, "extra": request.extra}
+    for name, value in asked.items():
+        if value:
+            raise InvalidRequestError(f"{name} is set; {target.name} is a local model and cannot serve it")
+    for message in request.messages:
+        if isinstance(message.content, tuple) and any(part.get("type") != "text" for part in message.content):
+            raise InvalidRequestError(f"a message has a part that is not text; {target.name} reads text alone")
