@@ -79,10 +79,13 @@ class ChatMessage:
             raise InvalidRequestError(
                 f"message content is of type {type(self.content).__name__}; it must be text, a tuple of parts or None"
             )
+        for part in self.content if isinstance(self.content, tuple) else ():
+            _check_type("message content part", part, Mapping, "a part such as {'type': 'text', 'text': …}")
 
     @classmethod
     def from_openai(cls, message: Mapping[str, Any]) -> ChatMessage:
         """Read an OpenAI chat message; raises InvalidRequestError naming the field that is wrong."""
+        _check_type("message", message, Mapping, "a ChatMessage or an OpenAI chat dict")
         content = message.get("content")
         if isinstance(content, Sequence) and not isinstance(content, str):
             content = tuple(cast("Sequence[ContentPart]", content))
@@ -118,12 +121,19 @@ class ChatMessage:
         return self.content or ""
 
 
+def _check_type(name: str, value: object, kind: type, wanted: str) -> None:
+    """Raise InvalidRequestError unless a value from outside is of the kind that its annotation promises."""
+    if not isinstance(value, kind):
+        raise InvalidRequestError(f"{name} is {value!r} of type {type(value).__name__}; it must be {wanted}")
+
+
 Messages: TypeAlias = "str | Sequence[ChatMessage | Mapping[str, Any]]"
 
 
 def _as_messages(messages: Messages) -> tuple[ChatMessage, ...]:
     if isinstance(messages, str):
         return (ChatMessage("user", messages),)
+    _check_type("messages", messages, Sequence, "a text or a list of messages")
     return tuple(m if isinstance(m, ChatMessage) else ChatMessage.from_openai(m) for m in messages)
 
 
@@ -207,8 +217,10 @@ class ChatRequest:
         if not self.messages:
             raise InvalidRequestError("messages is empty; give at least one message")
         check_number(InvalidRequestError, "max_tokens", self.max_tokens, 1, None, integer=True)
-        if not all(self.stop):
-            raise InvalidRequestError("stop holds an empty string; every stop string must have a character")
+        for text in self.stop:
+            _check_type("stop string", text, str, "a text")
+            if not text:
+                raise InvalidRequestError("stop holds an empty string; every stop string must have a character")
 
     @classmethod
     def create(cls, messages: Messages, **options: Unpack[RequestOptions]) -> ChatRequest:
@@ -219,6 +231,7 @@ class ChatRequest:
         values: dict[str, Any] = dict(options)
         sampling = Sampling(**{k: values.pop(k) for k in list(values) if k in _SAMPLING_FIELDS})
         stop = values.pop("stop", None) or ()
+        _check_type("stop", stop, Sequence, "a text or a list of texts")
         values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         values["tools"] = tuple(values.get("tools") or ())
         return cls(messages=_as_messages(messages), sampling=sampling, **values)

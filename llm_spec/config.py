@@ -46,6 +46,8 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         _check_choice("strategy", self.strategy, get_args(StrategyName))
         _check_choice("acceptance", self.acceptance, get_args(AcceptanceName))
+        if not callable(getattr(self.lookahead, "start", None)):
+            raise ConfigError(f"lookahead is {self.lookahead!r}; it must be a policy such as CostAware() or Fixed(4)")
         check_number(ConfigError, "max_draft_tokens", self.max_draft_tokens, 0, integer=True)
         check_number(ConfigError, "max_total_tokens", self.max_total_tokens, 1, integer=True)
         check_number(ConfigError, "max_iterations", self.max_iterations, 1, integer=True)

@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asyncco
 from dataclasses import replace
 from typing import Any, Self, TypeVar, Unpack
 
-from structlog.contextvars import bound_contextvars
-
 from llm_spec.chat import (
     ChatRequest,
     ChatResponse,
@@ -30,7 +28,7 @@ from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies import Strategy, choose_strategy
-from llm_spec.telemetry import log_event, new_request_id
+from llm_spec.telemetry import log_event, new_request_id, request_context
 
 __all__ = ["SpeculativeDecoder"]
 
@@ -216,7 +214,7 @@ class _Upstream:
 
     def log_context(self) -> AbstractContextManager[None]:
         """The request's id, for whoever logs inside."""
-        return bound_contextvars(request_id=self._request_id)
+        return request_context(self._request_id)
 
     async def step(self, awaitable: Awaitable[T]) -> T | None:
         """Await one thing of the strategy; None when the deadline comes first. What is not ours becomes TargetError."""

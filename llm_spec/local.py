@@ -1,6 +1,6 @@
 """Chat requests answered by a model in this process: text as it is verified, round by round.
 
-`generate_events` is synchronous; `stream_token_model` carries it to an event loop, and is what a local provider streams.
+`generate_events` is synchronous; `stream_token_model` carries it to an event loop: what a local provider streams.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **entries: object) -> None:
         setattr(module, name, entry)
     monkeypatch.setitem(sys.modules, "some_package", module)
     points = EntryPoints(EntryPoint(name, f"some_package:{name}", "llm_spec.providers") for name in entries)
-    monkeypatch.setattr("llm_spec.registry.entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points.select(group=group))
 
 
 def test_a_package_registers_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,11 @@ def report(drafted: int, accepted: int, *, draft_s: float = 0.0, verify_s: float
 
 
 def stats_of(*reports: Round) -> SpeculativeStats:
-    return sum(map(SpeculativeStats.of_round, reports), SpeculativeStats())
+    return SpeculativeStats.of_rounds(reports)
+
+
+def plain_steps(count: int) -> list[Round]:
+    return [report(0, 0, verify_s=1.0)] * count
 
 
 def result_of(stats: SpeculativeStats, *, total_s: float = 2.0, plain_s: float | None = None) -> SpeculativeResult:
@@ -75,22 +79,23 @@ def test_nothing_measured_is_none_not_zero() -> None:
 
 def test_speedup_is_a_ratio_of_times() -> None:
     """Time that plain steps would have taken for the same tokens, over the time taken; not a count of tokens."""
-    stats = stats_of(report(0, 0, verify_s=1.0), report(3, 3, draft_s=0.5, verify_s=1.5))
-    assert stats.speedup == pytest.approx(5 * 1.0 / 3.0)
-    assert stats.time_saved_s == pytest.approx(5.0 - 3.0)
+    stats = stats_of(*plain_steps(8), report(3, 3, draft_s=0.5, verify_s=1.5))
+    assert stats.speedup == pytest.approx(12 * 1.0 / 10.0)
+    assert stats.time_saved_s == pytest.approx(12.0 - 10.0)
 
 
 def test_a_slowdown_is_told() -> None:
     """Negative savings are reported as they are."""
-    stats = stats_of(report(0, 0, verify_s=1.0), report(8, 0, draft_s=4.0, verify_s=2.0))
-    assert stats.speedup == pytest.approx(2 / 7)
+    stats = stats_of(*plain_steps(8), report(8, 0, draft_s=4.0, verify_s=2.0))
+    assert stats.speedup == pytest.approx(9 / 14)
     assert stats.time_saved_s == pytest.approx(-5.0)
 
 
-def test_without_a_plain_step_there_is_no_speedup() -> None:
-    """No figure is made up where nothing plain was measured, and a plain run has none either."""
+def test_without_enough_plain_steps_there_is_no_speedup() -> None:
+    """No figure is made up where little plain was measured, and a plain run has none either."""
+    assert stats_of(*plain_steps(7), report(3, 3, draft_s=0.5, verify_s=1.5)).speedup is None
     assert stats_of(report(3, 3, draft_s=0.5, verify_s=1.5)).speedup is None
-    assert stats_of(report(0, 0, verify_s=1.0)).speedup is None
+    assert stats_of(*plain_steps(20)).speedup is None
 
 
 ROUNDS = st.lists(st.integers(0, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=12)
@@ -160,9 +165,9 @@ def test_speedup_against_a_plain_run_is_whole_time_against_whole_time() -> None:
 
 def test_speedup_from_plain_steps_says_how_many() -> None:
     """Without a plain run the plain steps inside this one serve, and the basis says that."""
-    result = result_of(stats_of(report(0, 0, verify_s=1.0), report(3, 3, verify_s=1.0)))
-    assert result.speedup == pytest.approx(2.5)
-    assert "1 plain step" in str(result.speedup_basis)
+    result = result_of(stats_of(*plain_steps(9), report(3, 3, verify_s=1.0)))
+    assert result.speedup == pytest.approx(1.3)
+    assert "9 plain steps" in str(result.speedup_basis)
 
 
 def test_result_summary_is_for_people() -> None:

@@ -162,6 +162,8 @@ def save(model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
     half.load_state_dict(model.state_dict())
     half.to(torch.float16)
     half.save_pretrained(folder)
+    for name in ("is_local", "local_files_only"):  # how it was loaded is not part of it
+        tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(folder)
 
 
@@ -368,7 +370,10 @@ def command_draft(args: argparse.Namespace) -> None:
 
     def check(step: int) -> None:
         nonlocal best
-        figures = acceptance(draft, target.lm_head, *yardstick) if yardstick else {"greedy": math.inf}
+        if yardstick is None:
+            save(draft, tokenizer, args.out)
+            return
+        figures = acceptance(draft, target.lm_head, *yardstick)
         line = " ".join(f"{name} {value:.4f}" for name, value in figures.items())
         line = f"{time.strftime('%H:%M:%S', time.gmtime())} UTC  step {step}  {line}\n"
         print(line, end="", flush=True)

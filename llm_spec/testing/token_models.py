@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llm_spec.drafting.ngrams import NgramIndex
 from llm_spec.errors import InvalidRequestError
-from llm_spec.generation import stream_token_model
+from llm_spec.local import stream_token_model
 from llm_spec.provider import Capabilities, Tokenizer, TokenModel, complete_from_stream
 
 if TYPE_CHECKING:
