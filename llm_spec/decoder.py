@@ -133,21 +133,19 @@ class SpeculativeDecoder:
         upstream = _Upstream(self._target.name, self.config.deadline_s, recording)
         with upstream.log_context():
             self._log_start(strategy, request)
-        async with AsyncExitStack() as stack:
-            running = strategy.run(self._draft, self._target, request, self.config)
-            events = await upstream.step(stack.enter_async_context(running))
-            while events is not None:
-                event = await upstream.step(anext(events, None))
-                if event is None:
-                    break
-                recording.add(event)
-                if isinstance(event, Finish):
-                    break
-                if isinstance(event, Round | Fallback):
-                    with upstream.log_context():
-                        _log_progress(event)
-                if rounds or not isinstance(event, Round | Fallback):
-                    yield event
+        try:
+            async with aclosing(self._verified(strategy, request, upstream)) as events:
+                async for event in events:
+                    recording.add(event)
+                    if isinstance(event, Round | Fallback):
+                        with upstream.log_context():
+                            _log_progress(event)
+                    if not isinstance(event, Finish) and (rounds or not isinstance(event, Round | Fallback)):
+                        yield event
+        except (GeneratorExit, asyncio.CancelledError):
+            with upstream.log_context():
+                log_event("request_cancelled")
+            raise
         finish = self._finish(recording, upstream, asked)
         result = recording.result(
             finish,
@@ -159,6 +157,18 @@ class SpeculativeDecoder:
         with upstream.log_context():
             self._log_end(result)
         yield SpeculativeFinish(finish.finish_reason, finish.usage, finish.stopped_by, finish.draft_usage, result)
+
+    async def _verified(
+        self, strategy: Strategy, request: ChatRequest, upstream: _Upstream
+    ) -> AsyncGenerator[StreamEvent]:
+        """What the strategy gives, up to its Finish or the deadline; then everything behind it is closed."""
+        async with AsyncExitStack() as stack:
+            running = strategy.run(self._draft, self._target, request, self.config)
+            events = await upstream.step(stack.enter_async_context(running))
+            while events is not None and (event := await upstream.step(anext(events, None))) is not None:
+                yield event
+                if isinstance(event, Finish):
+                    return
 
     def _finish(self, recording: Recording, upstream: _Upstream, asked: ChatRequest) -> Finish:
         """How the answer ended, in this decoder's words."""

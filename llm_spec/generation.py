@@ -10,17 +10,14 @@ Everything here is synchronous and belongs to one request and one thread; `worke
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from llm_spec.chat import (
-    Origin,
-    Round,
-    StoppedBy,
-)
+from llm_spec.chat import Origin, Round, StoppedBy
 from llm_spec.errors import DraftError, InvalidRequestError
 from llm_spec.provider import DraftToken, TokenDraft, TokenModel, read_prompt
 from llm_spec.result import SpeculativeStats
@@ -134,7 +131,7 @@ class Generation:
                 self._pull(self._draft, proposal, most=min(self.lookahead.limit(), self._room()))
             except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
                 proposal.clear()
-                self._give_up(f"{type(error).__name__}: {error}")
+                self._give_up(error)
         self._draft_s = time.perf_counter() - started
         return proposal
 
@@ -181,7 +178,7 @@ class Generation:
         try:
             self._draft = self._open_draft()
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._give_up(error)
 
     def _pull(self, draft: TokenDraft, proposal: list[DraftToken], *, most: int) -> None:
         if most < 1:
@@ -190,8 +187,7 @@ class Generation:
         confidences: list[float | None] = []
         with contextlib.closing(_as_generator(draft.propose(self.context_ids))) as guesses:
             for token in guesses:
-                if not 0 <= token.token_id < self.target.vocab_size:
-                    raise DraftError(f"token id {token.token_id} is outside the vocabulary of {self.target.vocab_size}")
+                self._check(token)
                 proposal.append(token)
                 confidences.append(token.confidence)
                 if time.perf_counter() > give_up_at:
@@ -200,12 +196,17 @@ class Generation:
                 if is_end or len(proposal) == most or self.cancelled.is_set() or not self.lookahead.more(confidences):
                     return
 
+    def _check(self, token: DraftToken) -> None:
+        """Raise DraftError for what no target could verify."""
+        vocab_size = self.target.vocab_size
+        if not 0 <= token.token_id < vocab_size:
+            raise DraftError(f"token id {token.token_id} is outside the vocabulary of {vocab_size}")
+        if token.law is not None and (token.law.shape != (vocab_size,) or not math.isfinite(float(token.law.sum()))):
+            raise DraftError(f"the law of token id {token.token_id} is not one of {vocab_size} finite probabilities")
+
     def _room(self) -> int:
         """Most tokens that may be drafted now: a round emits one more than it drafts, and all must fit."""
-        room = [
-            self.target.max_width - 1,
-            self.target.context_length - len(self.context_ids) - 1,
-        ]
+        room = [self.target.max_width - 1, self.target.context_length - len(self.context_ids) - 1]
         if self.limits.max_tokens is not None:
             room.append(self.limits.max_tokens - self.num_output_tokens - 1)
         if self.limits.max_draft_tokens is not None:
@@ -236,8 +237,8 @@ class Generation:
             return "max_iterations"
         return "context_length" if len(self.context_ids) >= self.target.context_length else None
 
-    def _give_up(self, reason: str) -> None:
-        self.fallback = reason
+    def _give_up(self, error: Exception) -> None:
+        self.fallback = f"{type(error).__name__}: {' '.join(str(error).split())}"
         self._open_draft = None
         self._drop_draft()
 

@@ -1,0 +1,192 @@
+"""Blocking iteration carried to the loop: in order, cancellable, and never outliving its consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from llm_spec.worker import iterate_in_thread
+
+VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
+
+
+async def test_items_come_in_order() -> None:
+    """Every item of every batch comes, in order; empty batches bring none."""
+
+    def make(_: threading.Event) -> Iterator[list[int]]:
+        yield from ([0, 1], [], [2], list(range(3, 100)))
+
+    async with iterate_in_thread(make) as items:
+        assert [item async for item in items] == list(range(100))
+
+
+async def test_items_come_as_they_are_made() -> None:
+    """The first item does not wait for the last."""
+    go_on = threading.Event()
+
+    def make(_: threading.Event) -> Iterator[list[str]]:
+        yield ["first"]
+        assert go_on.wait(10)
+        yield ["second"]
+
+    async with iterate_in_thread(make) as items:
+        assert await anext(items) == "first"
+        go_on.set()
+        assert await anext(items) == "second"
+
+
+async def test_the_loop_runs_on_meanwhile() -> None:
+    """A thread that is busy does not stop the loop."""
+    turned = threading.Event()
+
+    def make(_: threading.Event) -> Iterator[list[bool]]:
+        yield [turned.wait(10)]
+
+    asyncio.get_running_loop().call_later(0.001, turned.set)
+    async with iterate_in_thread(make) as items:
+        assert await anext(items) is True
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+async def test_what_the_iterator_raises_the_consumer_gets(num_before: int) -> None:
+    """After the items before it, the very exception."""
+    error = ValueError("from the thread")
+
+    def make(_: threading.Event) -> Iterator[list[int]]:
+        yield list(range(num_before))
+        raise error
+
+    seen: list[int] = []
+    with pytest.raises(ValueError, match="from the thread") as caught:
+        async with iterate_in_thread(make) as items:
+            async for item in items:
+                seen.append(item)  # noqa: PERF401 - what came before the error counts
+    assert caught.value is error
+    assert seen == list(range(num_before))
+
+
+async def test_what_making_the_iterator_raises_the_consumer_gets() -> None:
+    """An error before the first item is told like any other."""
+
+    def make(_: threading.Event) -> Iterator[list[int]]:
+        raise ValueError("no iterator")
+
+    with pytest.raises(ValueError, match="no iterator"):
+        async with iterate_in_thread(make) as items:
+            await anext(items)
+
+
+async def test_leaving_early_ends_the_thread() -> None:
+    """On leaving, the iterator is told, closed, and has ended before the context has."""
+    ended = threading.Event()
+
+    def make(cancelled: threading.Event) -> Iterator[list[int]]:
+        try:
+            while not cancelled.is_set():
+                yield [0]
+                time.sleep(0.001)
+        finally:
+            time.sleep(0.02)
+            ended.set()
+
+    async with iterate_in_thread(make) as items:
+        await anext(items)
+    assert ended.is_set()
+
+
+async def test_an_error_after_leaving_is_not_told() -> None:
+    """Nobody asks any more: the caller's own way out is not replaced by it."""
+
+    def make(cancelled: threading.Event) -> Iterator[list[int]]:
+        yield [0]
+        cancelled.wait(10)
+        raise ValueError("too late")
+
+    with pytest.raises(KeyError):
+        async with iterate_in_thread(make) as items:
+            await anext(items)
+            raise KeyError("the caller's own")
+
+
+async def test_cancellation_waits_for_the_thread_and_stays_cancellation() -> None:
+    """A cancelled consumer ends cancelled, however often it is cancelled, and the thread has ended by then."""
+    ended, busy = threading.Event(), threading.Event()
+
+    def make(cancelled: threading.Event) -> Iterator[list[int]]:
+        busy.set()
+        cancelled.wait(10)
+        time.sleep(0.05)
+        ended.set()
+        yield []
+
+    async def consume() -> None:
+        async with iterate_in_thread(make) as items:
+            await anext(items)
+
+    task = asyncio.create_task(consume())
+    while not busy.is_set():
+        await asyncio.sleep(0.001)
+    task.cancel()
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_context_variables_go_along() -> None:
+    """What is bound where the context is entered (a request id) is seen in the thread."""
+
+    def make(_: threading.Event) -> Iterator[list[str]]:
+        yield [VARIABLE.get()]
+
+    token = VARIABLE.set("bound")
+    try:
+        async with iterate_in_thread(make) as items:
+            assert await anext(items) == "bound"
+    finally:
+        VARIABLE.reset(token)
+
+
+async def test_leaving_before_its_turn_waits_for_nobody() -> None:
+    """Work that never got a thread is dropped, without waiting for those that have one and without being made."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    release, made = threading.Event(), threading.Event()
+
+    def busy(_: threading.Event) -> Iterator[list[int]]:
+        yield [0]
+        release.wait(10)
+
+    def waiting(_: threading.Event) -> Iterator[list[int]]:
+        made.set()
+        yield [0]
+
+    async with iterate_in_thread(busy) as items:
+        await anext(items)
+        async with asyncio.timeout(5):
+            async with iterate_in_thread(waiting):
+                await asyncio.sleep(0)
+        release.set()
+    assert not made.is_set()
+
+
+async def test_more_consumers_than_threads() -> None:
+    """Consumers wait for their turn; all are served."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+
+    def make(_: threading.Event) -> Iterator[list[int]]:
+        for i in range(5):
+            yield [i]
+
+    async def consume() -> list[int]:
+        async with iterate_in_thread(make) as items:
+            return [item async for item in items]
+
+    assert await asyncio.gather(*(consume() for _ in range(30))) == [list(range(5))] * 30
