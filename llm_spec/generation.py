@@ -124,6 +124,7 @@ class Generation:
 
     def propose(self) -> list[DraftToken]:
         """Ask the draft for guesses at the next tokens; empty when there is no draft or speculation would not pay."""
+        self.rule.prepare(len(self.context_ids))
         started = time.perf_counter()
         proposal: list[DraftToken] = []
         if self._draft is not None:
@@ -160,7 +161,7 @@ class Generation:
         report = Round(
             index=len(self.rounds),
             num_draft_tokens=len(proposal),
-            num_accepted_tokens=num_accepted,
+            num_accepted_tokens=min(num_accepted, len(token_ids)),  # those behind the end are wasted
             num_emitted_tokens=len(token_ids),
             next_token_id=verdict.next_token_id,
             draft_s=self._draft_s,

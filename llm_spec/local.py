@@ -124,7 +124,9 @@ class _TextEmitter:
             if self.stopped:
                 break
         self.num_tokens += num_emitted
-        return replace(tokens.report, num_emitted_tokens=num_emitted), merge_deltas(deltas)
+        num_accepted = min(tokens.report.num_accepted_tokens, num_emitted)
+        report = replace(tokens.report, num_emitted_tokens=num_emitted, num_accepted_tokens=num_accepted)
+        return report, merge_deltas(deltas)
 
     def flush(self) -> list[TextDelta]:
         """What was held back and belongs to the answer after all."""

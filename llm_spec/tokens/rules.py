@@ -53,6 +53,10 @@ class AcceptanceRule(Protocol):
         """Whether the output's distribution can differ from the target's."""
         ...
 
+    def prepare(self, position: int) -> None:
+        """Do beforehand what a round from `position` on needs whoever drafts, so that it is in nobody's time."""
+        ...
+
     def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
         """Pick a drafting model's token after `context_ids` from its logits ([draft_vocab_size]): a TokenChooser."""
         ...
@@ -77,6 +81,9 @@ class Coupled:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
+    def prepare(self, position: int) -> None:
+        self._sampler.prepare(position)
+
     def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
         return _choose_coupled(self._sampler, logits, context_ids)
 
@@ -96,6 +103,9 @@ class Rejection:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._round_index = 0
+
+    def prepare(self, position: int) -> None:
+        """Nothing: its numbers are few, and of this round alone."""
 
     def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
         if self._sampler.greedy:
@@ -144,6 +154,9 @@ class LossyTypical:
         self._sampler = sampler
         self._epsilon = epsilon
         self._delta = delta
+
+    def prepare(self, position: int) -> None:
+        self._sampler.prepare(position)
 
     def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
         return _choose_coupled(self._sampler, logits, context_ids)

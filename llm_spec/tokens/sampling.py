@@ -177,6 +177,12 @@ class Sampler:
             return np.concatenate([logits, np.full(missing, -np.inf, dtype=logits.dtype)])
         return logits[: self.vocab_size] if missing else logits
 
+    def prepare(self, position: int) -> None:
+        """Have the noise from a position on ready: who happens to ask for it first should not look slow for it."""
+        if not self.greedy:
+            self.noise(position)
+            self.noise(position + self._block_length)
+
     def noise(self, position: int) -> NDArray[np.float64]:
         """Gumbel noise of a position, [vocab_size]; several positions are computed ahead, and the oldest dropped."""
         index, offset = divmod(position, self._block_length)

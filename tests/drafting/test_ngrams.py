@@ -1,0 +1,75 @@
+"""Where a sequence's end has occurred before."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_spec.drafting.ngrams import Follower, NgramIndex
+
+WORDS = st.lists(st.sampled_from("abc"), max_size=30)
+
+
+def indexed(items: str, *, longest: int = 4, shortest: int = 1) -> NgramIndex[str]:
+    index = NgramIndex[str](longest, shortest)
+    index.extend(list(items))
+    return index
+
+
+def longest_match(items: list[str], tail: list[str], longest: int, shortest: int) -> int | None:
+    """The definition, by looking everywhere."""
+    for size in range(min(longest, len(tail)), shortest - 1, -1):
+        ends = [at for at in range(size, len(items)) if items[at - size : at] == tail[len(tail) - size :]]
+        if ends:
+            return ends[-1]
+    return None
+
+
+@given(WORDS, WORDS, st.integers(1, 3), st.integers(0, 3))
+def test_the_longest_match_wins_and_among_equals_the_latest(
+    items: list[str], tail: list[str], shortest: int, more: int
+) -> None:
+    """As looking everywhere for the longest end of the tail would find it."""
+    index = NgramIndex[str](shortest + more, shortest)
+    index.extend(items)
+    assert index.find(tail) == longest_match(items, tail, shortest + more, shortest)
+
+
+@given(st.lists(WORDS, max_size=5), WORDS)
+def test_growing_piece_by_piece_is_growing_at_once(parts: list[list[str]], tail: list[str]) -> None:
+    """An index that grew with the answer finds what one made of the whole finds."""
+    grown, whole = NgramIndex[str](3), NgramIndex[str](3)
+    for part in parts:
+        grown.extend(part)
+    whole.extend([item for part in parts for item in part])
+    assert grown.find(tail) == whole.find(tail)
+    assert grown.items == whole.items
+
+
+def test_longest_first_by_hand() -> None:
+    """`xab` was followed by `1`, the later `ab` alone by `2`: the longer match wins."""
+    assert indexed("xab1ab2").find(list("xab")) == 3
+    assert indexed("xab1ab2").find(list("yab")) == 6
+
+
+def test_the_very_end_matches_nothing_yet() -> None:
+    """An end that nothing followed is no match; a minimum length is kept."""
+    assert indexed("abc").find(list("c")) is None
+    assert indexed("abcab", shortest=3).find(list("ab")) is None
+    assert indexed("").find(list("a")) is None
+
+
+def test_a_follower_goes_straight_on_while_they_agree() -> None:
+    """It takes the place where it stands, not the latest match."""
+    follower = Follower(list("abXabY"))
+    assert follower.position([]) == 0
+    assert follower.position(list("ab")) == 2
+    assert follower.position(list("abXab")) == 5
+
+
+def test_a_follower_goes_on_behind_the_longest_match_after_a_difference() -> None:
+    """Lost where nothing matches, found again once something does."""
+    follower = Follower(list("one two"))
+    assert follower.position(list("o#")) is None
+    assert follower.position(list("o#ne")) == 3
+    assert follower.position(list("o#ne t")) == 5

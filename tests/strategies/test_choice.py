@@ -1,0 +1,86 @@
+"""Which strategy serves a pair and a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from llm_spec import (
+    ChatRequest,
+    GivenText,
+    ProviderDraft,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    UnsupportedError,
+)
+from llm_spec.config import StrategyName
+from llm_spec.provider import DraftProvider, LlmProvider
+from llm_spec.strategies import choose_strategy
+from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
+
+REQUEST = ChatRequest.create("tell")
+LOCAL = LocalProvider(TableModel("story", name="table:target"))
+REMOTE = ScriptedProvider("story", name="scripted:target")
+
+
+def name_of(strategy: StrategyName, draft: DraftProvider | None, target: LlmProvider) -> str:
+    return choose_strategy(draft, target, REQUEST, SpeculativeConfig(strategy=strategy)).name
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "expected"),
+    [
+        (ProviderDraft(LocalProvider(TableModel())), LOCAL, "tokens"),
+        (GivenText("x"), LOCAL, "tokens"),
+        (RandomDraft(), LOCAL, "tokens"),
+        (None, LOCAL, "plain"),
+        (ProviderDraft(REMOTE), LOCAL, "plain"),
+        (ProviderDraft(LocalProvider(TableModel(tokenizer=CharTokenizer("ab")))), LOCAL, "plain"),
+        (ProviderDraft(LocalProvider(TableModel())), REMOTE, "plain"),
+        (GivenText("x"), REMOTE, "plain"),
+        (None, REMOTE, "plain"),
+    ],
+)
+def test_auto_takes_tokens_where_it_can_and_plain_elsewhere(
+    draft: DraftProvider | None, target: LlmProvider, expected: str
+) -> None:
+    """Token ids of one vocabulary on a local target are speculated with; nothing else is, and nothing is refused."""
+    assert name_of("auto", draft, target) == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "draft", "target", "reason"),
+    [
+        ("tokens", None, LOCAL, "no draft"),
+        ("tokens", ProviderDraft(REMOTE), LOCAL, "text, not token ids"),
+        ("tokens", GivenText("x"), REMOTE, "scripted:target"),
+        ("tokens", ProviderDraft(LocalProvider(TableModel(tokenizer=CharTokenizer("ab")))), LOCAL, "different tokenizers"),
+        ("regenerate", None, REMOTE, "no draft"),
+    ],
+)
+async def test_a_strategy_asked_for_by_name_is_refused_with_the_reason(
+    strategy: StrategyName, draft: DraftProvider | None, target: LlmProvider, reason: str
+) -> None:
+    """What cannot be done is not done differently: the error names the strategy and says why, in one line."""
+    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy))
+    with pytest.raises(UnsupportedError) as caught:
+        await decoder.decode("tell")
+    text = str(caught.value)
+    assert reason in text
+    assert f"'{strategy}'" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("target", [LOCAL, REMOTE], ids=["local", "remote"])
+def test_plain_and_regenerate_serve_any_target(target: LlmProvider) -> None:
+    """Plain needs nothing, regenerate a draft."""
+    for draft in (GivenText("x"), ProviderDraft(REMOTE)):
+        assert name_of("plain", draft, target) == "plain"
+        assert name_of("regenerate", draft, target) == "regenerate"
+
+
+async def test_plain_leaves_a_draft_alone() -> None:
+    """With `plain` the draft is neither asked nor named in the result."""
+    draft = ScriptedProvider("draft")
+    result = await SpeculativeDecoder(draft, REMOTE, SpeculativeConfig(strategy="plain")).decode("tell")
+    assert draft.requests == []
+    assert (result.strategy, result.draft, result.guarantee, result.same_text) == ("plain", None, "exact", True)

@@ -1,0 +1,318 @@
+"""`tokens`: whatever a draft does, the caller gets the target's plain answer, and is told."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llm_spec import (
+    ChatRequest,
+    DraftPiece,
+    DraftToken,
+    Fallback,
+    Fixed,
+    LookaheadPolicy,
+    ProviderDraft,
+    Round,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SpeculativeFinish,
+    SpeculativeResult,
+    TokenChooser,
+    TokenDraft,
+    TokenModel,
+)
+from llm_spec.strategies import choose_strategy
+from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
+from llm_spec.tokens.lookahead import CostAware
+from llm_spec.tokens.rules import AcceptanceName
+
+STORY = "once upon a time, in a café, a quick brown fox jumped over 3 lazy dogs."
+Propose = Callable[[Sequence[int]], Iterator[DraftToken]]
+
+
+class FaultyDraft:
+    """A token draft that does what its functions do; counts what is opened and closed."""
+
+    name = "faulty"
+
+    def __init__(self, propose: Propose, *, at_open: Callable[[], None] = lambda: None, closing: bool = True) -> None:
+        self._propose = propose
+        self._at_open = at_open
+        self._closing = closing
+        self.num_opened = self.num_closed = self.num_proposals = 0
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        raise NotImplementedError
+        yield
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+
+    def token_draft_refusal(self, target: TokenModel) -> str | None:  # noqa: ARG002 - it would try any target
+        return None
+
+    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
+        self._at_open()
+        self.num_opened += 1
+        return self
+
+    def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        self.num_proposals += 1
+        return self._propose(context_ids)
+
+    def close(self) -> None:
+        self.num_closed += 1
+        if not self._closing:
+            raise RuntimeError("cannot close")
+
+
+def truth(context_ids: Sequence[int]) -> Iterator[DraftToken]:
+    """The story's own bytes from where the answer stands."""
+    answered = bytes(context_ids[context_ids.index(257) + 1 :])
+    yield from map(DraftToken, STORY.encode()[len(answered) :])
+
+
+def fails(error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
+def raises_first(_: Sequence[int]) -> Iterator[DraftToken]:
+    raise ConnectionError("draft is down")
+    yield
+
+
+def raises_at_once(_: Sequence[int]) -> Iterator[DraftToken]:
+    raise ValueError("not even an iterator")
+
+
+def raises_midway(context_ids: Sequence[int]) -> Iterator[DraftToken]:
+    for index, token in enumerate(truth(context_ids)):
+        fails(KeyError("midway") if index == 2 else None)
+        yield token
+
+
+def raises_later(context_ids: Sequence[int]) -> Iterator[DraftToken]:
+    fails(OSError("later") if len(context_ids) > 30 else None)
+    yield from truth(context_ids)
+
+
+def yielding(*tokens: Any) -> Propose:
+    """Right tokens and then these."""
+
+    def propose(context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        right = truth(context_ids)
+        yield from (token for token, _ in zip(right, range(2), strict=False))
+        yield from tokens
+
+    return propose
+
+
+def slow(seconds: float, num_tokens: int) -> Propose:
+    def propose(context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        for _, token in zip(range(num_tokens), truth(context_ids), strict=False):
+            time.sleep(seconds)
+            yield token
+        time.sleep(seconds)
+
+    return propose
+
+
+def with_law(law: Any, token_id: int | None) -> Propose:
+    """Tokens, the right ones or always one, that claim to be drawn from something that is no law."""
+
+    def propose(context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        for token in truth(context_ids):
+            yield replace(token, law=law, token_id=token.token_id if token_id is None else token_id)
+
+    return propose
+
+
+FAILURES: dict[str, Callable[[], FaultyDraft]] = {
+    "raises at open": lambda: FaultyDraft(truth, at_open=lambda: fails(RuntimeError("no memory"))),
+    "raises at the first proposal": lambda: FaultyDraft(raises_first),
+    "raises instead of an iterator": lambda: FaultyDraft(raises_at_once),
+    "raises midway": lambda: FaultyDraft(raises_midway),
+    "raises in a later round": lambda: FaultyDraft(raises_later),
+    "id -1": lambda: FaultyDraft(yielding(DraftToken(-1))),
+    "id vocab_size": lambda: FaultyDraft(yielding(DraftToken(258))),
+    "id far outside": lambda: FaultyDraft(yielding(DraftToken(2**70))),
+    "id no integer": lambda: FaultyDraft(yielding(DraftToken(1.5))),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - garbage on purpose
+    "id no number": lambda: FaultyDraft(yielding(DraftToken("a"))),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - garbage on purpose
+    "no token": lambda: FaultyDraft(yielding(None)),
+    "confidence no number": lambda: FaultyDraft(yielding(DraftToken(1, "sure"))),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - garbage on purpose
+    "slow tokens": lambda: FaultyDraft(slow(0.06, 8)),
+    "slow and then nothing": lambda: FaultyDraft(slow(0.06, 0)),
+    "cannot close either": lambda: FaultyDraft(raises_midway, closing=False),
+}
+
+
+async def decode(
+    draft: Any, *, lookahead: LookaheadPolicy | None = None, target: TableModel | None = None, **options: Any
+) -> SpeculativeResult:
+    acceptance: AcceptanceName = options.pop("acceptance", "coupled")
+    timeout_s: float = options.pop("draft_timeout_s", 30.0)
+    config = SpeculativeConfig(
+        strategy="tokens", lookahead=lookahead or Fixed(4), draft_timeout_s=timeout_s, acceptance=acceptance
+    )
+    model = target or TableModel(STORY, order=16)
+    decoder = SpeculativeDecoder(draft, LocalProvider(model), config)
+    result = await decoder.decode("tell", **options)
+    assert model.num_open == 0
+    return result
+
+
+@pytest.mark.parametrize("lookahead", [Fixed(4), CostAware()], ids=["fixed", "cost"])
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_a_failing_draft_means_plain_decoding(failure: str, lookahead: LookaheadPolicy) -> None:
+    """The answer is the plain one; the failure is told once, counted, and the draft is closed and asked no more."""
+    draft = FAILURES[failure]()
+    result = await decode(draft, lookahead=lookahead, draft_timeout_s=0.05 if "slow" in failure else 30.0)
+    assert result.content == STORY
+    assert (result.finish_reason, result.stopped_by) == ("stop", "eos")
+    if failure == "confidence no number" and lookahead == Fixed(4):
+        return  # it only steers the lookahead, and this one is not steered
+    assert len(result.fallbacks) == 1
+    assert result.fallbacks[0]
+    assert "\n" not in result.fallbacks[0]
+    assert result.stats.num_fallbacks == 1
+    assert draft.num_closed == draft.num_opened <= 1
+
+
+@pytest.mark.parametrize("failure", ["raises at open", "raises midway", "id -1", "raises in a later round"])
+async def test_a_failing_draft_is_told_where_it_failed(failure: str) -> None:
+    """One Fallback event comes beside the round in which the draft failed; from there every round is plain."""
+    config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(4))
+    decoder = SpeculativeDecoder(FAILURES[failure](), LocalProvider(TableModel(STORY, order=16)), config)
+    async with decoder.stream("tell", rounds=True) as events:
+        seen = [event async for event in events]
+    at = [index for index, event in enumerate(seen) if isinstance(event, Fallback)]
+    assert len(at) == 1
+    assert all(event.num_draft_tokens == 0 for event in seen[at[0] :] if isinstance(event, Round))
+    drafted_before = [event.num_draft_tokens for event in seen[: at[0]] if isinstance(event, Round)]
+    assert any(drafted_before) == (failure == "raises in a later round")
+    assert isinstance(seen[-1], SpeculativeFinish)
+
+
+async def test_a_failing_draft_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Its failure is a warning, with the reason."""
+    with caplog.at_level(logging.WARNING, "llm_spec"):
+        await decode(FAILURES["id vocab_size"]())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "258" in caplog.text
+
+
+async def test_a_draft_that_is_empty_forever_is_no_failure() -> None:
+    """It has nothing to say: every round is plain, and nothing is told."""
+    draft = FaultyDraft(lambda _: iter(()))
+    result = await decode(draft)
+    assert result.content == STORY
+    assert result.fallbacks == ()
+    assert result.stats.num_spec_steps == 0
+    assert draft.num_closed == draft.num_opened == 1
+
+
+async def test_nan_logits_of_a_drafting_model_are_its_own_trouble() -> None:
+    """A draft model that computes NaN is given up; the target answers."""
+    model = TableModel(STORY, order=16, nan_at=range(20, 10_000))
+    for temperature in (0.0, 0.7):
+        for acceptance in ("coupled", "rejection", "lossy_typical"):
+            draft = ProviderDraft(LocalProvider(model))
+            result = await decode(draft, temperature=temperature, seed=3, acceptance=acceptance, max_tokens=60)
+            assert len(result.fallbacks) == 1
+            assert "NaN" in result.fallbacks[0]
+            assert model.num_open == 0
+
+
+@pytest.mark.parametrize("fault", ["prompt", "later", "window"])
+async def test_a_drafting_model_that_breaks_is_given_up(fault: str) -> None:
+    """Reading the prompt, later on, or a prompt beyond its window: the answer is the target's, the caches are closed."""
+    model = TableModel(STORY, order=16, context_length=3 if fault == "window" else 4096)
+    model.fail_at = {"prompt": {1: OSError("gone")}, "later": {25: OSError("gone")}, "window": {}}[fault]
+    result = await decode(ProviderDraft(LocalProvider(model)))
+    assert result.content == STORY
+    assert len(result.fallbacks) == 1
+    assert model.num_open == 0
+
+
+@pytest.mark.parametrize("token_id", [None, 120], ids=["right token", "wrong token"])
+@pytest.mark.parametrize(
+    "law",
+    [np.array([0.5, 0.5]), np.full(258, math.nan), np.full(258, -1.0), np.zeros(258), "law"],
+    ids=["wrong length", "NaN", "negative", "zeros", "no array"],
+)
+async def test_a_draft_whose_law_is_no_law_means_plain_decoding(law: Any, token_id: int | None) -> None:
+    """Under rejection sampling a garbled law is the draft's fault: no error, and no token that the target cannot say.
+
+    A token of probability 0 under its own law was not drawn from it.
+    """
+    draft = FaultyDraft(with_law(law, token_id))
+    target = TableModel(STORY, order=16)
+    result = await decode(draft, target=target, acceptance="rejection", temperature=0.7, top_k=1, seed=1)
+    assert result.content == STORY  # top_k=1 leaves one text
+    assert len(result.fallbacks) == 1
+
+
+async def test_guesses_beyond_what_fits_are_not_asked_for() -> None:
+    """An endless draft is stopped by the lookahead, and its generator is closed."""
+    closed: list[bool] = []
+
+    def endless(context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        try:
+            while True:
+                yield from truth(context_ids)
+        finally:
+            closed.append(True)
+
+    result = await decode(FaultyDraft(endless))
+    assert result.content == STORY
+    assert len(closed) == result.stats.num_spec_steps
+
+
+async def test_the_result_tells_what_is_promised() -> None:
+    """Exact and the same text for coupled, exact alone for rejection, lossy for the rule that has it in its name."""
+    told: dict[str, tuple[str, bool]] = {}
+    for acceptance in ("coupled", "rejection", "lossy_typical"):
+        result = await decode(RandomDraft(), acceptance=acceptance, temperature=1.0, seed=1, max_tokens=5)
+        told[acceptance] = (result.guarantee, result.same_text)
+    assert told == {"coupled": ("exact", True), "rejection": ("exact", False), "lossy_typical": ("lossy", False)}
+
+
+async def test_a_model_that_cannot_show_equal_rows_promises_no_same_text() -> None:
+    """Where logits depend on the width, the result does not claim the text of plain decoding."""
+    target = TableModel(STORY, order=16)
+    target.same_text = False
+    assert not (await decode(RandomDraft(), target=target)).same_text
+
+
+@pytest.mark.parametrize("same", ["fingerprint", "size"])
+async def test_mismatched_vocabularies_are_refused_with_the_reason(same: str) -> None:
+    """Other ids for the same text, or another number of them: the refusal names both models."""
+    target = LocalProvider(TableModel(name="table:target", tokenizer=CharTokenizer("abc")))
+    tokenizer = CharTokenizer("abd" if same == "size" else "abc")
+    extra = 0 if same == "size" else 7
+    draft = ProviderDraft(
+        LocalProvider(TableModel(name="table:draft", tokenizer=tokenizer, vocab_size=tokenizer.num_ids + extra))
+    )
+    config = SpeculativeConfig(strategy="auto")
+    request = ChatRequest.create("abc")
+    if same == "size":
+        assert choose_strategy(draft, target, request, config).name == "plain"
+        reason = draft.token_draft_refusal(target.model)
+        assert reason is not None
+        assert "table:draft" in reason
+        assert "table:target" in reason
+        assert "\n" not in reason
+    else:  # the same tokenizer, padded differently (vLLM #10913): serving or refusing are both right, failing is not
+        result = await SpeculativeDecoder(draft, target, config).decode("abc", max_tokens=5)
+        assert result.fallbacks == ()

@@ -1,0 +1,147 @@
+"""Log events: one per round and per request, with its id, and no message text unless asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
+
+from llm_spec import Fixed, GivenText, SpeculativeConfig, SpeculativeDecoder, TargetError
+from llm_spec.testing import LocalProvider, RandomDraft, ScriptedProvider, TableModel
+
+ANSWER = "the secret answer"
+QUESTION = "a private question"
+
+
+@pytest.fixture(autouse=True)
+def _unconfigured() -> Iterator[None]:
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+    yield
+    structlog.reset_defaults()
+
+
+def decoder_of(draft: Any = None, **config: Any) -> SpeculativeDecoder:
+    target = LocalProvider(TableModel(ANSWER, order=16))
+    return SpeculativeDecoder(draft or GivenText(ANSWER), target, SpeculativeConfig(lookahead=Fixed(4), **config))
+
+
+async def logged(decoder: SpeculativeDecoder) -> list[dict[str, Any]]:
+    with capture_logs([merge_contextvars]) as entries:
+        await decoder.decode(QUESTION)
+    return [dict(entry) for entry in entries]
+
+
+async def test_events_per_round_and_request() -> None:
+    """A start, each round, an end; rounds agree with the result."""
+    decoder = decoder_of()
+    with capture_logs([merge_contextvars]) as entries:
+        result = await decoder.decode(QUESTION)
+    events = [entry["event"] for entry in entries]
+    assert events == ["request_started", *["round"] * result.stats.num_rounds, "request_finished"]
+    rounds = [entry for entry in entries if entry["event"] == "round"]
+    assert [r["num_draft_tokens"] for r in rounds] == [r.num_draft_tokens for r in result.rounds]
+    assert entries[-1]["stopped_by"] == "eos"
+
+
+async def test_one_request_has_one_id() -> None:
+    """Every event of a request carries the same id; another request has another."""
+    first, second = await logged(decoder_of()), await logged(decoder_of())
+    assert len({entry["request_id"] for entry in first}) == 1
+    assert {entry["request_id"] for entry in first} != {entry["request_id"] for entry in second}
+
+
+async def test_concurrent_requests_keep_their_ids() -> None:
+    """Events of requests that run side by side do not mix: each id has one start, one end, and all rounds."""
+    decoder = decoder_of()
+    with capture_logs([merge_contextvars]) as entries:
+        results = await asyncio.gather(*(decoder.decode(QUESTION) for _ in range(8)))
+    by_id: dict[str, list[str]] = {}
+    for entry in entries:
+        by_id.setdefault(entry["request_id"], []).append(entry["event"])
+    assert len(by_id) == 8
+    for events in by_id.values():
+        assert (events[0], events[-1]) == ("request_started", "request_finished")
+        assert len(events) == results[0].stats.num_rounds + 2
+
+
+async def test_the_callers_context_is_left_as_it_was() -> None:
+    """The id is bound for the request's own events alone, also between a stream's events; the caller's come along."""
+    structlog.contextvars.bind_contextvars(request_id="the caller's", user="u1")
+    with capture_logs([merge_contextvars]) as entries:
+        async with decoder_of().stream(QUESTION) as events:
+            async for _ in events:
+                assert structlog.contextvars.get_contextvars() == {"request_id": "the caller's", "user": "u1"}
+    assert structlog.contextvars.get_contextvars() == {"request_id": "the caller's", "user": "u1"}
+    assert {entry["user"] for entry in entries} == {"u1"}
+    assert "the caller's" not in {entry["request_id"] for entry in entries}
+
+
+@pytest.mark.parametrize("draft", [GivenText(ANSWER), RandomDraft()], ids=["right", "wrong"])
+async def test_no_message_text_is_logged(draft: Any) -> None:
+    """Neither question nor answer is in any event."""
+    text = repr(await logged(decoder_of(draft)))
+    assert "private" not in text
+    assert "secret" not in text
+
+
+async def test_message_text_is_logged_when_asked_for() -> None:
+    """`log_content` puts question and answer in."""
+    text = repr(await logged(decoder_of(log_content=True)))
+    assert QUESTION in text
+    assert ANSWER in text
+
+
+async def test_a_failing_target_is_logged_without_its_words() -> None:
+    """The failure is an error event with the request's id; what the target said in it may hold message text."""
+    target = ScriptedProvider(ANSWER, fail_at={1: RuntimeError(f"cannot answer {QUESTION}")})
+    with capture_logs([merge_contextvars]) as entries, pytest.raises(TargetError):
+        await SpeculativeDecoder(None, target).decode(QUESTION)
+    assert entries[-1]["event"] == "request_failed"
+    assert entries[-1]["log_level"] == "error"
+    assert len({entry["request_id"] for entry in entries}) == 1
+    assert "private" not in repr(entries)
+    assert "secret" not in repr(entries)
+
+
+async def test_a_failing_draft_is_a_warning_of_its_request() -> None:
+    """It is logged once, as a warning, with the request's id and the reason."""
+    draft = ScriptedProvider("x", fail_at={0: ConnectionError("draft is down")})
+    config = SpeculativeConfig(strategy="regenerate")
+    with capture_logs([merge_contextvars]) as entries:
+        await SpeculativeDecoder(draft, ScriptedProvider(ANSWER), config).decode(QUESTION)
+    warnings = [entry for entry in entries if entry["log_level"] == "warning"]
+    assert [entry["event"] for entry in warnings] == ["draft_failed"]
+    assert "draft is down" in warnings[0]["reason"]
+    assert len({entry["request_id"] for entry in entries}) == 1
+
+
+async def test_a_request_that_is_left_is_logged_as_such() -> None:
+    """A started request always has an end in the log."""
+    with capture_logs([merge_contextvars]) as entries:
+        async with decoder_of().stream(QUESTION) as events:
+            await anext(events)
+    assert [entry["event"] for entry in entries if entry["event"] != "round"] == ["request_started", "request_cancelled"]
+
+
+async def test_unconfigured_it_goes_to_the_standard_library(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a structlog configuration the events are records of the logger `llm_spec`, with the id."""
+    with caplog.at_level(logging.DEBUG, "llm_spec"):
+        result = await decoder_of().decode(QUESTION)
+    messages = [record.getMessage() for record in caplog.records if record.name == "llm_spec"]
+    assert len(messages) == result.stats.num_rounds + 2
+    assert messages[0].startswith("request_started")
+    assert all("request_id=" in message for message in messages)
+    assert "private" not in caplog.text
+
+
+async def test_unconfigured_it_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    """A library prints nothing by itself."""
+    await decoder_of().decode(QUESTION)
+    assert capfd.readouterr() == ("", "")
