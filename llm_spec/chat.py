@@ -53,7 +53,7 @@ Origin = Literal["plain", "accepted", "correction", "bonus"]
 ContentPart: TypeAlias = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolCall:
     """One complete function call by the model; `arguments` is the JSON text as the model wrote it."""
 
@@ -62,7 +62,7 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChatMessage:
     """One message; `content` is text, or OpenAI content parts (kept as they are), or None beside tool calls."""
 
@@ -137,7 +137,7 @@ def _as_messages(messages: Messages) -> tuple[ChatMessage, ...]:
     return tuple(m if isinstance(m, ChatMessage) else ChatMessage.from_openai(m) for m in messages)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How the target draws its next token; None leaves a choice to the target's own default (a local model: greedy).
 
@@ -194,7 +194,7 @@ class RequestOptions(TypedDict, total=False):
 _SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(Sampling))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ChatRequest:
     """One request to a provider.
 
@@ -237,7 +237,7 @@ class ChatRequest:
         return cls(messages=_as_messages(messages), sampling=sampling, **values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Usage:
     """Tokens as the provider counted them; addition adds field by field."""
 
@@ -324,7 +324,7 @@ class Finish:
 StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta | Round | Fallback | Finish
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ChatResponse:
     """A whole answer."""
 

@@ -15,7 +15,7 @@ __all__ = ["SpeculativeConfig", "StrategyName"]
 StrategyName: TypeAlias = Literal["auto", "plain", "tokens", "regenerate"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """What a decoder may do.
 

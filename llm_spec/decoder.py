@@ -22,13 +22,13 @@ from llm_spec.chat import (
 )
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.model import ProviderDraft
-from llm_spec.errors import LlmSpecError, TargetError
+from llm_spec.errors import DraftError, InvalidRequestError, LlmSpecError, TargetError
 from llm_spec.provider import Capabilities, DraftProvider, LlmProvider, complete_from_stream
 from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies import Strategy, choose_strategy
-from llm_spec.telemetry import log_event, new_request_id, request_context
+from llm_spec.telemetry import get_ready, log_event, new_request_id, request_context
 
 __all__ = ["SpeculativeDecoder"]
 
@@ -52,6 +52,7 @@ class SpeculativeDecoder:
         target: LlmProvider | str,
         config: SpeculativeConfig | None = None,
     ) -> None:
+        get_ready()
         self.config = config or SpeculativeConfig()
         self._owned: list[DraftProvider | LlmProvider] = []
         self._target = self._own(open_provider(target)) if isinstance(target, str) else target
@@ -95,6 +96,8 @@ class SpeculativeDecoder:
 
         `rounds=True` also gives `Round` and `Fallback` events. Arguments and errors are those of `decode`.
         """
+        if isinstance(request, ChatRequest) and options:
+            raise InvalidRequestError(f"{min(options)} is given beside a whole ChatRequest; put it into the request")
         asked = request if isinstance(request, ChatRequest) else ChatRequest.create(request, **options)
         async with aclosing(self._answer(asked, rounds=rounds)) as events:
             yield events
@@ -105,8 +108,9 @@ class SpeculativeDecoder:
 
     async def aclose(self) -> None:
         """Close the providers that were opened here from strings."""
-        while self._owned:
-            await self._owned.pop().aclose()
+        async with AsyncExitStack() as stack:
+            while self._owned:
+                stack.push_async_callback(self._owned.pop().aclose)
 
     async def __aenter__(self) -> Self:
         return self
@@ -139,7 +143,7 @@ class SpeculativeDecoder:
                     recording.add(event)
                     if isinstance(event, Round | Fallback):
                         with upstream.log_context():
-                            _log_progress(event)
+                            self._log_progress(event)
                     if not isinstance(event, Finish) and (rounds or not isinstance(event, Round | Fallback)):
                         yield event
         except (GeneratorExit, asyncio.CancelledError):
@@ -162,13 +166,20 @@ class SpeculativeDecoder:
         self, strategy: Strategy, request: ChatRequest, upstream: _Upstream
     ) -> AsyncGenerator[StreamEvent]:
         """What the strategy gives, up to its Finish or the deadline; then everything behind it is closed."""
-        async with AsyncExitStack() as stack:
+        stack = AsyncExitStack()
+
+        async def opened() -> AsyncIterator[StreamEvent]:
             running = strategy.run(self._draft, self._target, request, self.config)
-            events = await upstream.step(stack.enter_async_context(running))
+            return await stack.enter_async_context(running)
+
+        try:
+            events = await upstream.step(opened())
             while events is not None and (event := await upstream.step(anext(events, None))) is not None:
                 yield event
                 if isinstance(event, Finish):
                     return
+        finally:
+            await upstream.close(stack)
 
     def _finish(self, recording: Recording, upstream: _Upstream, asked: ChatRequest) -> Finish:
         """How the answer ended, in this decoder's words."""
@@ -197,6 +208,22 @@ class SpeculativeDecoder:
             num_messages=len(request.messages),
             max_tokens=request.max_tokens,
             **content,
+        )
+
+    def _log_progress(self, event: Round | Fallback) -> None:
+        if isinstance(event, Fallback):
+            kind = event.reason.partition(":")[0]  # other people's errors may quote the prompt; their type cannot
+            whole = self.config.log_content or kind == DraftError.__name__
+            log_event("draft_failed", level=logging.WARNING, reason=event.reason if whole else kind)
+            return
+        log_event(
+            "round",
+            level=logging.DEBUG,
+            index=event.index,
+            num_draft_tokens=event.num_draft_tokens,
+            num_accepted_tokens=event.num_accepted_tokens,
+            draft_ms=round(event.draft_s * 1e3, 3),
+            verify_ms=round(event.verify_s * 1e3, 3),
         )
 
     def _log_end(self, result: SpeculativeResult) -> None:
@@ -248,21 +275,14 @@ class _Upstream:
                 partial_text=self._recording.content,
             ) from error
 
+    async def close(self, stack: AsyncExitStack) -> None:
+        """Close what was opened; the answer does not depend on how that ends."""
+        try:
+            await stack.aclose()
+        except Exception as error:  # noqa: BLE001 - whatever was verified stays verified
+            with self.log_context():
+                log_event("closing_failed", level=logging.WARNING, error=type(error).__name__)
+
     def _log_failure(self, error: Exception) -> None:
-        log_event("request_failed", level=logging.ERROR, error=type(error).__name__)
-
-
-def _log_progress(event: Round | Fallback) -> None:
-    match event:
-        case Fallback():
-            log_event("draft_failed", level=logging.WARNING, reason=event.reason)
-        case Round():
-            log_event(
-                "round",
-                level=logging.DEBUG,
-                index=event.index,
-                num_draft_tokens=event.num_draft_tokens,
-                num_accepted_tokens=event.num_accepted_tokens,
-                draft_ms=round(event.draft_s * 1e3, 3),
-                verify_ms=round(event.verify_s * 1e3, 3),
-            )
+        with self.log_context():
+            log_event("request_failed", level=logging.ERROR, error=type(error).__name__)

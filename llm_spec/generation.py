@@ -10,12 +10,12 @@ Everything here is synchronous and belongs to one request and one thread; `worke
 from __future__ import annotations
 
 import contextlib
-import math
+import operator
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from llm_spec.chat import Origin, Round, StoppedBy
 from llm_spec.errors import DraftError, InvalidRequestError
@@ -38,8 +38,7 @@ class GenerationLimits:
     draft_timeout_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRound:
+class TokenRound(NamedTuple):
     """What one round brought: its emitted tokens (EOS included), each with its origin."""
 
     report: Round
@@ -191,19 +190,24 @@ class Generation:
                 self._check(token)
                 proposal.append(token)
                 confidences.append(token.confidence)
-                if time.perf_counter() > give_up_at:
-                    raise DraftError(f"a proposal took longer than {self.limits.draft_timeout_s} s")
                 is_end = token.token_id in self.target.tokenizer.eos_token_ids
-                if is_end or len(proposal) == most or self.cancelled.is_set() or not self.lookahead.more(confidences):
-                    return
+                if is_end or len(proposal) == most or self.cancelled.is_set() or time.perf_counter() > give_up_at:
+                    break
+                if not self.lookahead.more(confidences):
+                    break
+        if time.perf_counter() > give_up_at:
+            raise DraftError(f"a proposal took longer than {self.limits.draft_timeout_s} s")
 
     def _check(self, token: DraftToken) -> None:
-        """Raise DraftError for what no target could verify."""
+        """Raise for what no target could verify: an id outside the vocabulary, a law that is none."""
         vocab_size = self.target.vocab_size
-        if not 0 <= token.token_id < vocab_size:
+        if not 0 <= operator.index(token.token_id) < vocab_size:
             raise DraftError(f"token id {token.token_id} is outside the vocabulary of {vocab_size}")
-        if token.law is not None and (token.law.shape != (vocab_size,) or not math.isfinite(float(token.law.sum()))):
-            raise DraftError(f"the law of token id {token.token_id} is not one of {vocab_size} finite probabilities")
+        law = token.law
+        if law is None:
+            return
+        if law.shape != (vocab_size,) or not (abs(law.sum() - 1) < 1e-3 and law.min() >= 0 < law[token.token_id]):
+            raise DraftError(f"the law of token id {token.token_id} is not one of {vocab_size} probabilities")
 
     def _room(self) -> int:
         """Most tokens that may be drafted now: a round emits one more than it drafts, and all must fit."""

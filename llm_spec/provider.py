@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from llm_spec.chat import (
     ChatMessage,
@@ -90,8 +90,7 @@ class LlmProvider(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DraftPiece:
+class DraftPiece(NamedTuple):
     """The next piece of a draft. `token_ids` where the draft knows them; the last piece has a `finish_reason`."""
 
     text: str
@@ -116,7 +115,7 @@ class DraftProvider(Protocol):
     async def aclose(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """What a model can do beyond chat. None or False: it cannot, or it is not known yet."""
 
@@ -127,7 +126,7 @@ class Capabilities:
     token_model: TokenModel | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProviderEntry:
     """What a package registers in the entry-point group `llm_spec.providers`: how to make a provider or a draft.
 
@@ -231,8 +230,7 @@ class TokenSession(Protocol):
 # ----------------------------------------------------------------------------------- drafting by token
 
 
-@dataclass(frozen=True, slots=True)
-class DraftToken:
+class DraftToken(NamedTuple):
     """One drafted token.
 
     `confidence` in 0..1 is how sure the draft is of it (None: it cannot say); it only steers the lookahead. `law` is

@@ -6,8 +6,7 @@ A package registers a `ProviderEntry` under its name in the entry-point group `l
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llm_spec.drafting.joined import JoinedDraft
 from llm_spec.drafting.model import ProviderDraft
@@ -23,8 +22,7 @@ _GROUP: Final = "llm_spec.providers"
 _SPEC: Final = re.compile(r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.+))?)?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderSpec:
+class ProviderSpec(NamedTuple):
     """The parts of a provider string."""
 
     provider: str

@@ -24,7 +24,7 @@ Guarantee: TypeAlias = Literal["exact", "lossy"]
 _ENOUGH_PLAIN_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SpeculativeStats:
     """Counts and times of rounds; the names are those the field uses. Addition adds requests up."""
 
@@ -114,7 +114,7 @@ class SpeculativeStats:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Timings:
     """Seconds of this process's clock. `first_text_s` and `total_s` count from the request, None where nothing came.
 
@@ -132,7 +132,7 @@ class Timings:
         return max(0.0, self.total_s - self.draft_s - self.verify_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SpeculativeResult:
     """A whole answer, how it came about, and what it took.
 

@@ -55,7 +55,8 @@ def test_the_public_names_are_these() -> None:
     expected = """
         Capabilities ChatMessage ChatRequest ChatResponse ConfigError CostAware DraftError DraftPiece DraftProvider
         DraftToken Ewma Fallback Finish Fixed Generation GenerationLimits GivenText InvalidRequestError JoinedDraft
-        LlmProvider LlmSpecError LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError PromptLookup ProviderDraft
+        LlmProvider LlmSpecError LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError PromptLookup
+        ProviderDraft
         ProviderEntry ReasoningDelta Round Sampling SpeculativeConfig SpeculativeDecoder SpeculativeFinish
         SpeculativeResult SpeculativeStats StopMatcher StreamEvent TargetError TextDelta Threshold Timings TokenChooser
         TokenDraft TokenDrafter TokenModel TokenRound TokenSession Tokenizer ToolCall ToolCallDelta UnknownProviderError

@@ -118,7 +118,7 @@ async def test_a_failing_draft_is_a_warning_of_its_request() -> None:
         await SpeculativeDecoder(draft, ScriptedProvider(ANSWER), config).decode(QUESTION)
     warnings = [entry for entry in entries if entry["log_level"] == "warning"]
     assert [entry["event"] for entry in warnings] == ["draft_failed"]
-    assert "draft is down" in warnings[0]["reason"]
+    assert warnings[0]["reason"] == "ConnectionError"
     assert len({entry["request_id"] for entry in entries}) == 1
 
 
@@ -127,7 +127,8 @@ async def test_a_request_that_is_left_is_logged_as_such() -> None:
     with capture_logs([merge_contextvars]) as entries:
         async with decoder_of().stream(QUESTION) as events:
             await anext(events)
-    assert [entry["event"] for entry in entries if entry["event"] != "round"] == ["request_started", "request_cancelled"]
+    seen = [entry["event"] for entry in entries if entry["event"] != "round"]
+    assert seen == ["request_started", "request_cancelled"]
 
 
 async def test_unconfigured_it_goes_to_the_standard_library(caplog: pytest.LogCaptureFixture) -> None:

@@ -63,7 +63,7 @@ async def test_what_the_iterator_raises_the_consumer_gets(num_before: int) -> No
         raise error
 
     seen: list[int] = []
-    with pytest.raises(ValueError, match="from the thread") as caught:
+    with pytest.raises(ValueError, match="from the thread") as caught:  # noqa: PT012 - in the middle of iterating
         async with iterate_in_thread(make) as items:
             async for item in items:
                 seen.append(item)  # noqa: PERF401 - what came before the error counts
@@ -108,7 +108,7 @@ async def test_an_error_after_leaving_is_not_told() -> None:
         cancelled.wait(10)
         raise ValueError("too late")
 
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError):  # noqa: PT012 - on the way out of a context
         async with iterate_in_thread(make) as items:
             await anext(items)
             raise KeyError("the caller's own")
@@ -130,7 +130,7 @@ async def test_cancellation_waits_for_the_thread_and_stays_cancellation() -> Non
             await anext(items)
 
     task = asyncio.create_task(consume())
-    while not busy.is_set():
+    while not busy.is_set():  # noqa: ASYNC110 - set by a thread
         await asyncio.sleep(0.001)
     task.cancel()
     await asyncio.sleep(0.01)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.config import SpeculativeConfig
@@ -15,8 +14,7 @@ from llm_spec.result import Guarantee
 __all__ = ["Promise", "Strategy"]
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(NamedTuple):
     """What a strategy guarantees of its text. `same_text`: it equals, byte for byte, what the target alone writes."""
 
     guarantee: Guarantee

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Final
 
 from llm_spec.chat import ChatRequest, StreamEvent
@@ -17,11 +16,10 @@ from llm_spec.strategies.base import Promise
 __all__ = ["PLAIN", "PlainStrategy"]
 
 
-@dataclass(frozen=True, slots=True)
 class PlainStrategy:
     """No speculation; any target."""
 
-    name: str = "plain"
+    name = "plain"
 
     def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> None:  # noqa: ARG002 - every target can
         return None

@@ -7,7 +7,7 @@ replayed as rounds of `_LOOKAHEAD` pieces of text, the draft realigned after eac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -27,11 +27,10 @@ _LOOKAHEAD: Final = 8
 _DRAFT_TOKENS: Final = 1024  # where the request sets no limit
 
 
-@dataclass(frozen=True, slots=True)
 class RegenerateStrategy:
     """Any target, any draft."""
 
-    name: str = "regenerate"
+    name = "regenerate"
 
     def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:  # noqa: ARG002 - every target can
         return "there is no draft" if draft is None else None
@@ -51,7 +50,7 @@ class RegenerateStrategy:
         try:
             async with (
                 PLAIN.run(None, target, request, config) as events,
-                aclosing(_compared(events, guess, drafting, config.draft_timeout_s)) as out,
+                aclosing(_compared(events, guess, drafting, _patience(config))) as out,
             ):
                 yield out
         finally:
@@ -68,6 +67,8 @@ class _Guess:
     failure: str | None = None
 
     async def collect(self, draft: DraftProvider, request: ChatRequest, max_tokens: int) -> None:
+        if max_tokens < 1:
+            return
         try:
             async with draft.draft(request, max_tokens) as pieces:
                 async for piece in pieces:
@@ -77,8 +78,21 @@ class _Guess:
             self.failure = f"{type(error).__name__}: {error}"
 
 
+def _patience(config: SpeculativeConfig) -> Callable[[], float]:
+    """How long (s) a finished answer may still wait for its draft: never into the request's deadline."""
+    clock = asyncio.get_running_loop().time
+    started = clock()
+
+    def patience() -> float:
+        if config.deadline_s is None:
+            return config.draft_timeout_s
+        return min(config.draft_timeout_s, 0.9 * max(0.0, started + config.deadline_s - clock()))
+
+    return patience
+
+
 async def _compared(
-    events: AsyncIterator[StreamEvent], guess: _Guess, drafting: asyncio.Task[None], timeout_s: float
+    events: AsyncIterator[StreamEvent], guess: _Guess, drafting: asyncio.Task[None], patience: Callable[[], float]
 ) -> AsyncGenerator[StreamEvent]:
     answer = ""
     async for event in events:
@@ -89,9 +103,10 @@ async def _compared(
             case Round():
                 pass  # the target's own plain steps: here the rounds are the comparison's
             case Finish():
+                timeout_s = patience()
                 _, late = await asyncio.wait([drafting], timeout=timeout_s)
                 if late or guess.failure is not None:
-                    yield Fallback(guess.failure or f"the draft took longer than {timeout_s} s after the answer")
+                    yield Fallback(guess.failure or f"late: the draft took {timeout_s:.3g} s longer than the answer")
                 for report in replay_rounds(guess.text, answer):
                     yield report
                 yield replace(event, draft_usage=guess.usage)

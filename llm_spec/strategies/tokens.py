@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Final
 
 from llm_spec.chat import ChatRequest, StreamEvent
@@ -18,11 +17,10 @@ from llm_spec.strategies.base import Promise
 __all__ = ["TOKENS", "TokensStrategy"]
 
 
-@dataclass(frozen=True, slots=True)
 class TokensStrategy:
     """Exact by `coupled` and `rejection` acceptance; with `coupled` also the same text, where the model can show it."""
 
-    name: str = "tokens"
+    name = "tokens"
 
     def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:  # noqa: ARG002 - the request does not matter
         model = target.capabilities.token_model

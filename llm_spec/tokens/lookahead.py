@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
@@ -35,8 +35,7 @@ __all__ = [
 MAX_LOOKAHEAD = 32
 
 
-@dataclass(frozen=True, slots=True)
-class RoundReport:
+class RoundReport(NamedTuple):
     """What a round did and cost; a plain step is a round that drafted nothing.
 
     Seconds leave out the prompt's prefill, of draft and target both. `confidences` are the drafted tokens' own.

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +36,7 @@ FloatArray: TypeAlias = NDArray[np.floating[Any]]
 AcceptanceName: TypeAlias = Literal["coupled", "rejection", "lossy_typical"]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """`num_accepted` leading drafted tokens stand; `next_token_id` follows them: the correction, or the bonus."""
 
     num_accepted: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -93,11 +94,13 @@ async def test_lookup_drafts_text_too() -> None:
     assert pieces[-1].finish_reason is not None
 
 
-@pytest.mark.parametrize("options", [{"min_ngram": 0}, {"max_ngram": 1}, {"min_ngram": 5}, {"max_ngram": 2.5}])
-def test_lookup_refuses_bad_lengths(options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"min_ngram": 0}, {"max_ngram": 1}, {"min_ngram": 5, "max_ngram": 4}, {"max_ngram": 2.5}]
+)
+def test_lookup_refuses_bad_lengths(options: dict[str, Any]) -> None:
     """The error names the field."""
     with pytest.raises(ConfigError, match="_ngram is"):
-        PromptLookup(**options)
+        PromptLookup(**{"min_ngram": 2, **options})
 
 
 # ------------------------------------------------------------------------------------------ given text

@@ -16,12 +16,12 @@ def indexed(items: str, *, longest: int = 4, shortest: int = 1) -> NgramIndex[st
     return index
 
 
-def longest_match(items: list[str], tail: list[str], longest: int, shortest: int) -> int | None:
+def longest_match(items: list[str], tail: list[str], longest: int, shortest: int) -> tuple[int, int] | None:
     """The definition, by looking everywhere."""
     for size in range(min(longest, len(tail)), shortest - 1, -1):
         ends = [at for at in range(size, len(items)) if items[at - size : at] == tail[len(tail) - size :]]
         if ends:
-            return ends[-1]
+            return ends[-1], size
     return None
 
 
@@ -48,8 +48,8 @@ def test_growing_piece_by_piece_is_growing_at_once(parts: list[list[str]], tail:
 
 def test_longest_first_by_hand() -> None:
     """`xab` was followed by `1`, the later `ab` alone by `2`: the longer match wins."""
-    assert indexed("xab1ab2").find(list("xab")) == 3
-    assert indexed("xab1ab2").find(list("yab")) == 6
+    assert indexed("xab1ab2").find(list("xab")) == (3, 3)
+    assert indexed("xab1ab2").find(list("yab")) == (6, 2)
 
 
 def test_the_very_end_matches_nothing_yet() -> None:

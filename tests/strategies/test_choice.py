@@ -53,7 +53,12 @@ def test_auto_takes_tokens_where_it_can_and_plain_elsewhere(
         ("tokens", None, LOCAL, "no draft"),
         ("tokens", ProviderDraft(REMOTE), LOCAL, "text, not token ids"),
         ("tokens", GivenText("x"), REMOTE, "scripted:target"),
-        ("tokens", ProviderDraft(LocalProvider(TableModel(tokenizer=CharTokenizer("ab")))), LOCAL, "different tokenizers"),
+        (
+            "tokens",
+            ProviderDraft(LocalProvider(TableModel(tokenizer=CharTokenizer("ab")))),
+            LOCAL,
+            "different tokenizers",
+        ),
         ("regenerate", None, REMOTE, "no draft"),
     ],
 )

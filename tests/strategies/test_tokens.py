@@ -51,7 +51,7 @@ class FaultyDraft:
         self.num_opened = self.num_closed = self.num_proposals = 0
 
     @asynccontextmanager
-    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:  # noqa: ARG002 - only asked for tokens
         raise NotImplementedError
         yield
 
@@ -236,7 +236,7 @@ async def test_nan_logits_of_a_drafting_model_are_its_own_trouble() -> None:
 
 @pytest.mark.parametrize("fault", ["prompt", "later", "window"])
 async def test_a_drafting_model_that_breaks_is_given_up(fault: str) -> None:
-    """Reading the prompt, later on, or a prompt beyond its window: the answer is the target's, the caches are closed."""
+    """Reading the prompt, later on, or a prompt beyond its window: the answer is the target's, caches are closed."""
     model = TableModel(STORY, order=16, context_length=3 if fault == "window" else 4096)
     model.fail_at = {"prompt": {1: OSError("gone")}, "later": {25: OSError("gone")}, "window": {}}[fault]
     result = await decode(ProviderDraft(LocalProvider(model)))
