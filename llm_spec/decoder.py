@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
@@ -29,6 +28,7 @@ from llm_spec.registry import open_draft, open_provider
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies import Strategy, choose_strategy
 from llm_spec.telemetry import get_ready, log_event, new_request_id, request_context
+from llm_spec.tokens.sampling import random_seed
 
 __all__ = ["SpeculativeDecoder"]
 
@@ -127,7 +127,7 @@ class SpeculativeDecoder:
             request = replace(request, max_tokens=min(cap, request.max_tokens or cap))
         seed = sampling.seed if sampling.seed is not None else self.config.seed
         if seed is None and sampling.temperature and self._target.capabilities.token_model is not None:
-            seed = secrets.randbits(63)  # so that the result can tell it
+            seed = random_seed()  # so that the result can tell it
         return replace(request, sampling=replace(sampling, seed=seed))
 
     async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:

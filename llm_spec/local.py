@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -19,7 +18,7 @@ from llm_spec.provider import TokenDrafter, Tokenizer, TokenModel
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.rules import AcceptanceName, make_rule
-from llm_spec.tokens.sampling import Sampler
+from llm_spec.tokens.sampling import Sampler, random_seed
 from llm_spec.worker import iterate_in_thread
 
 __all__ = ["generate_events", "stream_token_model"]
@@ -43,7 +42,7 @@ def generate_events(
     """
     _check_servable(target, request)
     prompt_ids = target.tokenizer.encode_chat(request)
-    seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
+    seed = request.sampling.seed if request.sampling.seed is not None else random_seed()
     sampler = Sampler(request.sampling, vocab_size=target.vocab_size, num_prompt_tokens=len(prompt_ids), seed=seed)
     rule = make_rule(acceptance, sampler)
     limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)

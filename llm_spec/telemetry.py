@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-import secrets
+import os
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ _STDLIB: Final = logging.getLogger("llm_spec")
 
 def new_request_id() -> str:
     """A short random id that ties the events of one request together."""
-    return secrets.token_hex(6)
+    return os.urandom(6).hex()
 
 
 def get_ready() -> None:

@@ -11,10 +11,9 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from llm_spec.tokens.philox import MASK32, Array, philox4x32
+from llm_spec.tokens.philox import MASK32, Array, namespace, philox4x32
 
 __all__ = ["Purpose", "gumbel", "uniform", "uniform_number"]
 
@@ -38,7 +37,7 @@ def uniform(seed: int, positions: Array, vocab_size: int, purpose: Purpose, roun
     below 2**64. `round_index` below 2**24 is for rejection sampling: a position that is drafted again in a later round
     must not meet the noise that it met before, since what has been seen of it steers what is drafted.
     """
-    xp: Any = array_namespace(positions)
+    xp: Any = namespace(positions)
     tokens = xp.arange(-(-vocab_size // 4), dtype=xp.int64, device=positions.device)[None, :]
     position = positions[:, None]
     counter = (tokens, position & MASK32, position >> 32, _stream(purpose, round_index))
@@ -68,7 +67,7 @@ def gumbel(seed: int, positions: Array, vocab_size: int, purpose: Purpose, round
 
 
 def _gumbel(uniforms: Array) -> Array:
-    xp: Any = array_namespace(uniforms)
+    xp: Any = namespace(uniforms)
     return -xp.log(-xp.log(uniforms))
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MASK32", "Array", "philox4x32"]
+__all__ = ["MASK32", "Array", "namespace", "philox4x32"]
 
 Array: TypeAlias = Any  # numpy or torch array: the array API standard has no static types yet
 Words: TypeAlias = tuple[Array, Array, Array, Array]
@@ -76,3 +76,12 @@ def _round_keys(key: tuple[int, int]) -> tuple[tuple[int, int], ...]:
         ((low + index * _KEY_STEPS[0]) & MASK32, (high + index * _KEY_STEPS[1]) & MASK32)
         for index in range(_NUM_ROUNDS)
     )
+
+
+def namespace(array: Array) -> Any:
+    """The array library that an array is of: numpy itself (it follows the standard), or a wrapper of another."""
+    if isinstance(array, np.ndarray):
+        return np
+    from array_api_compat import array_namespace  # for other libraries only: it takes a while to load
+
+    return array_namespace(array)

@@ -8,20 +8,20 @@ before the position they are computed for (dropping them on verified tokens is v
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError, ModelOutputError
 from llm_spec.tokens.noise import Purpose, gumbel
-from llm_spec.tokens.philox import Array
+from llm_spec.tokens.philox import Array, namespace
 
-__all__ = ["Sampler", "adjusted_logits", "check_best_logit", "is_greedy", "is_plain", "log_law"]
+__all__ = ["Sampler", "adjusted_logits", "check_best_logit", "is_greedy", "is_plain", "log_law", "random_seed"]
 
 _MIN_TEMPERATURE = 1e-30  # below this the division would overflow; the law is one-hot long before
 _BLOCK_NUMBERS = 2**15  # noise computed in one call: numpy's overhead is gone and the work still fits in the L2 cache
@@ -47,7 +47,7 @@ def adjusted_logits(logits: Array, sampling: Sampling, context_ids: Sequence[int
     """Logits [vocab_size] after bias and penalties: float64, or the same array where there are none."""
     if is_plain(sampling):
         return logits
-    xp: Any = array_namespace(logits)
+    xp: Any = namespace(logits)
     out = xp.astype(logits, xp.float64)
     for token_id, bias in sampling.logit_bias.items():
         out[token_id] += bias
@@ -68,7 +68,7 @@ def log_law(logits: Array, sampling: Sampling, context_ids: Sequence[int], num_p
     Raises ModelOutputError for logits that hold NaN or +inf, or nothing but -inf.
     """
     adjusted = adjusted_logits(logits, sampling, context_ids, num_prompt_tokens)
-    xp: Any = np if isinstance(adjusted, np.ndarray) else array_namespace(adjusted)
+    xp: Any = namespace(adjusted)
     check_best_logit(float(adjusted.max()), len(context_ids))
     if not sampling.temperature:
         law = xp.full_like(adjusted, -math.inf, dtype=xp.float64)
@@ -114,6 +114,11 @@ def _descending(xp: Any, law: Array, count: int) -> Array:
     if xp is np and count < law.shape[0]:  # a full sort of 4,096 takes 2.5 times as long
         law = np.partition(law, -count)[-count:]
     return xp.flip(xp.sort(law))[:count]
+
+
+def random_seed() -> int:
+    """A seed for a request that brings none."""
+    return int.from_bytes(os.urandom(8), "little")
 
 
 class Sampler:

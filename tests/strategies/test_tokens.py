@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -133,7 +132,7 @@ def with_law(law: Any, token_id: int | None) -> Propose:
 
     def propose(context_ids: Sequence[int]) -> Iterator[DraftToken]:
         for token in truth(context_ids):
-            yield replace(token, law=law, token_id=token.token_id if token_id is None else token_id)
+            yield token._replace(law=law, token_id=token.token_id if token_id is None else token_id)
 
     return propose
 
