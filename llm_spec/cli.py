@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ _LEGEND: Final[dict[Origin, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 2 for anything wrong with input or model, 130 for Ctrl-C."""
     arguments = _parser().parse_args(argv)
+    logging.getLogger("llm_spec").addHandler(logging.NullHandler())  # what matters here is said in one line of its own
     try:
         if arguments.command == "providers":
             return _list_providers(sys.stdout)
@@ -178,6 +180,8 @@ def _harmless(text: str) -> str:
 
 
 def _report(result: SpeculativeResult, same_text: bool | None, *, as_json: bool) -> None:
+    for reason in result.fallbacks:
+        print(f"llm-spec: the draft failed and the target went on alone: {reason}", file=sys.stderr)
     if as_json:
         extra = {} if same_text is None else {"same_text_as_plain": same_text}
         print(json.dumps(result.to_dict() | extra))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from llm_spec.chat import Origin, Round, StoppedBy
-from llm_spec.errors import DraftError, InvalidRequestError
+from llm_spec.errors import DraftError, InvalidRequestError, ModelOutputError
 from llm_spec.provider import DraftToken, TokenDraft, TokenModel, read_prompt
 from llm_spec.result import SpeculativeStats
 from llm_spec.tokens.lookahead import LookaheadController, RoundReport
@@ -140,7 +140,10 @@ class Generation:
         started = time.perf_counter()
         token_ids = [self.context_ids[-1], *(token.token_id for token in proposal)]
         logits = self._session.forward(token_ids, num_rows=len(token_ids))
-        verdict = self.rule.verify(logits, self.context_ids, proposal)
+        try:
+            verdict = self.rule.verify(logits, self.context_ids, proposal)
+        except ModelOutputError as error:
+            raise ModelOutputError(f"{self.target.name}: {error}") from error
         self._session.truncate(len(self.context_ids) + verdict.num_accepted)
         self._verify_s = time.perf_counter() - started
         return verdict

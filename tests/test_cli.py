@@ -12,7 +12,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from llama_onnx import build_onnx, random_weights
+from tiny_models import TINY, write_tiny_model
 
 from llm_spec.cli import main
 
@@ -186,6 +190,49 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], wor
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("llm-spec: error: ")
     assert all(word in err for word in words), err
+
+
+def tiny_model(folder: Path, *, fault: float = 1.0) -> str:
+    write_tiny_model(folder, "shared", "fp32", seed=0)
+    weights = random_weights(TINY, seed=0)
+    weights["model.norm.weight"] *= np.float32(fault)
+    onnx.save(build_onnx(TINY, weights), folder / "model.onnx")
+    return f"onnx:{folder}"
+
+
+def test_a_target_that_computes_nan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A broken target is one line that names it; exit code 2."""
+    target = tiny_model(tmp_path / "broken", fault=float("nan"))
+    code, out, err = run(capsys, "run", PROMPT, "--target", target, "--draft", "lookup")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert target in err
+    assert "NaN" in err
+
+
+def test_a_draft_that_computes_nan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A broken draft changes nothing but a line on standard error."""
+    draft = tiny_model(tmp_path / "broken", fault=float("nan"))
+    code, out, err = run(capsys, "run", PROMPT, "--draft", draft, "--max-tokens", "12")
+    assert (code, out) == run(capsys, "run", PROMPT, "--no-speculation", "--max-tokens", "12")[:2]
+    assert code == 0
+    assert err.count("\n") == 1
+    assert "NaN" in err
+
+
+def test_a_draft_of_another_vocabulary(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Refused by name when `tokens` is asked for; plain decoding otherwise."""
+    draft = tiny_model(tmp_path / "other")
+    path = tmp_path / "other" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = (token for token, token_id in vocabulary.items() if token_id in (4000, 4001))
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(tokenizer))
+    code, _, err = run(capsys, "run", PROMPT, "--draft", draft, "--strategy", "tokens")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "different tokenizers" in err
+    report = json.loads(run(capsys, "run", PROMPT, "--draft", draft, "--max-tokens", "4", "--json")[1])
+    assert report["strategy"] == "plain"
 
 
 def test_empty_prompt(capsys: pytest.CaptureFixture[str]) -> None:
