@@ -1,0 +1,37 @@
+"""Any server that speaks OpenAI's chat completions, over aiohttp. Importing this does not load aiohttp."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from llm_spec import ConfigError, ProviderEntry
+from llm_spec_http.dialects import DIALECTS, Dialect
+
+if TYPE_CHECKING:
+    from llm_spec_http.provider import HttpProvider
+
+__all__ = ["DIALECTS", "ENTRIES", "Dialect", "HttpProvider"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "HttpProvider":
+        from llm_spec_http.provider import HttpProvider
+
+        return HttpProvider
+    if name.isupper() and name.lower() in ENTRIES:
+        return ENTRIES[name.lower()]  # what entry points name
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _entry(dialect: Dialect) -> ProviderEntry:
+    def load(model: str, base_url: str | None) -> HttpProvider:
+        from llm_spec_http.provider import HttpProvider
+
+        if not model:
+            raise ConfigError(f"{dialect.name} needs a model: {dialect.name}:model@http://host:port/v1")
+        return HttpProvider(model, base_url=base_url, dialect=dialect)
+
+    return ProviderEntry(load=load, summary=dialect.summary)
+
+
+ENTRIES: Final = {name: _entry(dialect) for name, dialect in DIALECTS.items()}

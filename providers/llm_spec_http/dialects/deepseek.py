@@ -1,0 +1,17 @@
+"""DeepSeek: a prefix is continued at its beta address, `deepseek:model@https://api.deepseek.com/beta`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llm_spec_http.dialects.base import Dialect, assistant_message
+
+__all__ = ["DEEPSEEK"]
+
+DEEPSEEK: Final = Dialect(
+    name="deepseek",
+    summary="DeepSeek's API",
+    base_url="https://api.deepseek.com",
+    key_variable="DEEPSEEK_API_KEY",
+    continuation=assistant_message(prefix=True),
+)

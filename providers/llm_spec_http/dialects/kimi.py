@@ -1,0 +1,17 @@
+"""Kimi (Moonshot): continues a last message marked as partial."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llm_spec_http.dialects.base import Dialect, assistant_message
+
+__all__ = ["KIMI"]
+
+KIMI: Final = Dialect(
+    name="kimi",
+    summary="Kimi's API",
+    base_url="https://api.moonshot.ai/v1",
+    key_variable="MOONSHOT_API_KEY",
+    continuation=assistant_message(partial=True),
+)

@@ -1,0 +1,19 @@
+"""Mistral: continues a last message marked as prefix (which it may repeat), takes predicted outputs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llm_spec_http.dialects.base import Dialect, assistant_message
+
+__all__ = ["MISTRAL"]
+
+MISTRAL: Final = Dialect(
+    name="mistral",
+    summary="Mistral's API",
+    base_url="https://api.mistral.ai/v1",
+    key_variable="MISTRAL_API_KEY",
+    continuation=assistant_message(prefix=True),
+    repeats_prefix=True,
+    prediction="object",
+)

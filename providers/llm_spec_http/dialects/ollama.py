@@ -1,0 +1,15 @@
+"""Ollama's OpenAI-compatible address."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llm_spec_http.dialects.base import Dialect
+
+__all__ = ["OLLAMA"]
+
+OLLAMA: Final = Dialect(
+    name="ollama",
+    summary="Ollama",
+    base_url="http://127.0.0.1:11434/v1",
+)

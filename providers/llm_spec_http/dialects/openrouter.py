@@ -1,0 +1,17 @@
+"""OpenRouter: passes predicted outputs on to models that take them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llm_spec_http.dialects.base import Dialect
+
+__all__ = ["OPENROUTER"]
+
+OPENROUTER: Final = Dialect(
+    name="openrouter",
+    summary="OpenRouter",
+    base_url="https://openrouter.ai/api/v1",
+    key_variable="OPENROUTER_API_KEY",
+    prediction="object",
+)

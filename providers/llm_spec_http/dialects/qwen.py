@@ -1,0 +1,17 @@
+"""Qwen on DashScope: continues a last message marked as partial (models that do not think)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llm_spec_http.dialects.base import Dialect, assistant_message
+
+__all__ = ["QWEN"]
+
+QWEN: Final = Dialect(
+    name="qwen",
+    summary="Qwen on DashScope",
+    base_url="https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
+    key_variable="DASHSCOPE_API_KEY",
+    continuation=assistant_message(partial=True),
+)

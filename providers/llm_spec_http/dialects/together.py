@@ -1,0 +1,16 @@
+"""Together: no continuation that it documents."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llm_spec_http.dialects.base import Dialect
+
+__all__ = ["TOGETHER"]
+
+TOGETHER: Final = Dialect(
+    name="together",
+    summary="Together's API",
+    base_url="https://api.together.xyz/v1",
+    key_variable="TOGETHER_API_KEY",
+)

@@ -1,0 +1,112 @@
+"""Server-sent events, from bytes to values: the reader of WHATWG HTML 9.2.6, without any I/O.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+
+The stream is cut into lines as bytes and decoded afterwards. In UTF-8 no byte of a longer character is a CR or LF,
+so a character split over two blocks is whole again by the time its line is, and `bytes.splitlines` cuts at exactly
+the three line ends of the standard (`str.splitlines` would also cut at U+2028, which JSON may hold as it is).
+
+Two departures from the standard, both for the servers there are: an event at the end of the stream counts without
+its blank line (`SseReader.finish`), and an event whose data is empty (`data:` alone, sent to keep a connection
+open) is dropped like one without data.
+"""
+
+from __future__ import annotations
+
+from codecs import BOM_UTF8
+from dataclasses import dataclass
+
+__all__ = ["ServerEvent", "SseReader"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """One event: its name ("message" when it has none), its data, and the last id the stream gave so far."""
+
+    event: str
+    data: str
+    id: str | None
+
+
+class SseReader:
+    """Reads one event stream, in whatever blocks it arrives.
+
+    `max_event_bytes` bounds a line and the data of an event; what is longer raises ValueError, after which the
+    reader is of no more use. Bytes that are not UTF-8 become U+FFFD.
+    """
+
+    def __init__(self, *, max_event_bytes: int = 32 * 1024 * 1024) -> None:
+        if max_event_bytes < 1:
+            raise ValueError(f"max_event_bytes is {max_event_bytes}; it must be at least 1")
+        self._max_event_bytes = max_event_bytes
+        self._at_start = True
+        self._after_cr = False  # the line is ended already; an LF that comes first in the next block belongs to it
+        self._partial = bytearray()  # a line without its end
+        self._data = bytearray()  # every data line of the event, each with an LF behind it
+        self._event = b""
+        self._id: str | None = None
+
+    def feed(self, block: bytes) -> list[ServerEvent]:
+        """The events that `block` completes; raises ValueError for a line or data over the limit."""
+        if not block:
+            return []
+        if self._after_cr:
+            block = block.removeprefix(b"\n")
+        self._after_cr = block.endswith(b"\r")
+        lines = block.splitlines()
+        rest = b"" if block.endswith((b"\n", b"\r")) or not lines else lines.pop()
+        if lines and self._partial:
+            lines[0] = bytes(self._partial) + lines[0]
+            self._partial.clear()
+        events = self._read_lines(lines)
+        self._partial += rest
+        if len(self._partial) > self._max_event_bytes:
+            raise self._too_long("line")
+        return events
+
+    def finish(self) -> list[ServerEvent]:
+        """The last event, at the end of the stream, when no blank line closed it and it has data.
+
+        The standard would drop it, but servers leave out the last newline. A connection that broke looks the same,
+        so this event's data may be cut short.
+        """
+        last_line = bytes(self._partial)
+        self._partial.clear()
+        return self._read_lines([last_line, b""] if last_line else [b""])
+
+    def _read_lines(self, lines: list[bytes]) -> list[ServerEvent]:
+        if self._at_start and lines:
+            self._at_start = False
+            lines[0] = lines[0].removeprefix(BOM_UTF8)
+        events: list[ServerEvent] = []
+        for line in lines:
+            if line:
+                self._read_field(line)
+            else:
+                if len(self._data) > 1:
+                    events.append(self._make_event())
+                self._data.clear()
+                self._event = b""
+        return events
+
+    def _read_field(self, line: bytes) -> None:
+        if len(line) > self._max_event_bytes:
+            raise self._too_long("line")
+        name, _, value = line.partition(b":")  # a comment is a field without a name
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data += value
+            if len(self._data) > self._max_event_bytes:
+                raise self._too_long("event")
+            self._data += b"\n"
+        elif name == b"event":
+            self._event = value
+        elif name == b"id" and b"\0" not in value:
+            self._id = value.decode(errors="replace")
+
+    def _make_event(self) -> ServerEvent:
+        name = self._event.decode(errors="replace") or "message"
+        return ServerEvent(name, self._data[:-1].decode(errors="replace"), self._id)
+
+    def _too_long(self, what: str) -> ValueError:
+        return ValueError(f"the event stream holds a longer {what} than max_event_bytes={self._max_event_bytes}")

@@ -1,0 +1,316 @@
+"""HttpProvider against a real server on loopback: every oddity of the wire, and whoever goes away closes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+from llm_spec_http import DIALECTS, HttpProvider
+from wire import Wire, chunk, text_chunks
+
+from llm_spec import (
+    ChatRequest,
+    ConfigError,
+    Finish,
+    InvalidRequestError,
+    ReasoningDelta,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    StreamEvent,
+    TargetError,
+    TextDelta,
+    ToolCall,
+    Usage,
+    open_provider,
+)
+
+KEY = "sk-very-secret"
+QUESTION = ChatRequest.create("question")
+
+
+def provider_of(wire: Wire, dialect: str = "generic") -> HttpProvider:
+    return HttpProvider("tiny", base_url=wire.url, dialect=DIALECTS[dialect], api_key=KEY)
+
+
+async def events_of(wire: Wire, request: ChatRequest = QUESTION, dialect: str = "generic") -> list[StreamEvent]:
+    provider = provider_of(wire, dialect)
+    try:
+        async with provider.stream(request) as events:
+            return [event async for event in events]
+    finally:
+        await provider.aclose()
+
+
+async def test_text_and_usage(wire: Wire) -> None:
+    """Text comes piece by piece; usage is read from its own chunk behind the finish."""
+    usage = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    counts = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+    wire.frames = [
+        chunk({"role": "assistant", "content": ""}),
+        *text_chunks("héllo", " world")[:-1],
+        counts,
+        b"data: [DONE]\n\n",
+    ]
+    assert await events_of(wire) == [
+        TextDelta("héllo"),
+        TextDelta(" world"),
+        Finish("stop", Usage(input_tokens=7, output_tokens=2, cached_input_tokens=4)),
+    ]
+
+
+async def test_what_is_asked(wire: Wire) -> None:
+    """The body holds what the caller said and nothing that was left open; the key goes into a header."""
+    wire.frames = text_chunks("x")
+    tool = {"type": "function", "function": {"name": "f"}}
+    request = ChatRequest.create(
+        [{"role": "user", "content": "q"}],
+        temperature=0.0,
+        max_tokens=5,
+        stop="END",
+        seed=3,
+        logit_bias={5: -1.0},
+        tools=[tool],
+        extra={"priority": 1},
+    )
+    await events_of(wire, request)
+    assert wire.bodies == [
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "q"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0.0,
+            "seed": 3,
+            "logit_bias": {"5": -1.0},
+            "max_tokens": 5,
+            "stop": ["END"],
+            "tools": [tool],
+            "priority": 1,
+        }
+    ]
+    assert wire.headers[0]["Authorization"] == f"Bearer {KEY}"
+
+
+async def test_parallel_tool_calls(wire: Wire) -> None:
+    """Ids, names and arguments of several calls come out complete and once."""
+    first = {"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"x"'}}
+    second = {"index": 1, "id": "b", "function": {"name": "g", "arguments": "{}"}}
+    rest = {"index": 0, "function": {"arguments": ": 1}"}}
+    wire.frames = [chunk({"tool_calls": [call]}) for call in (first, second, rest)] + [chunk(finish="tool_calls")]
+    provider = provider_of(wire)
+    answer = await provider.complete(QUESTION)
+    await provider.aclose()
+    assert answer.message.tool_calls == (ToolCall("a", "f", '{"x": 1}'), ToolCall("b", "g", "{}"))
+    assert (answer.finish_reason, answer.stopped_by) == ("tool_calls", "tool_calls")
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+async def test_reasoning(wire: Wire, field: str) -> None:
+    """Both names that servers use for it."""
+    wire.frames = [chunk({field: "hm"}), *text_chunks("x")]
+    assert (await events_of(wire))[0] == ReasoningDelta("hm")
+
+
+@pytest.mark.parametrize(
+    ("finish", "stopped_by"), [("stop", None), ("length", "max_tokens"), ("content_filter", "content_filter")]
+)
+async def test_finish_reasons(wire: Wire, finish: str, stopped_by: str | None) -> None:
+    """A server's reason is passed on, and what it says of the end."""
+    wire.frames = text_chunks("x", finish=finish)
+    last = (await events_of(wire))[-1]
+    assert isinstance(last, Finish)
+    assert (last.finish_reason, last.stopped_by) == (finish, stopped_by)
+
+
+async def test_missing_done(wire: Wire) -> None:
+    """A server that forgets `[DONE]`, and the last newline, has still finished."""
+    wire.frames = [*text_chunks("x")[:-2], chunk(finish="stop").rstrip()]
+    assert await events_of(wire) == [TextDelta("x"), Finish("stop")]
+
+
+@pytest.mark.parametrize("done", [b"", b"data: [DONE]\n\n"])
+async def test_no_finish_reason(wire: Wire, done: bytes) -> None:
+    """An answer that just ends is an error that carries the text so far."""
+    wire.frames = [chunk({"content": "half"}), done]
+    with pytest.raises(TargetError, match="without a finish reason") as caught:
+        await events_of(wire)
+    assert caught.value.partial_text == "half"
+
+
+async def test_error_in_band(wire: Wire) -> None:
+    """An error object after a 200 is an error in the server's words."""
+    wire.frames = [chunk({"content": "half"}), b'data: {"error": {"message": "out of memory"}}\n\n']
+    with pytest.raises(TargetError, match="out of memory") as caught:
+        await events_of(wire)
+    assert caught.value.partial_text == "half"
+
+
+@pytest.mark.parametrize("frame", [b"data: {\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])
+async def test_malformed_frame(wire: Wire, frame: bytes) -> None:
+    """What is no JSON object is an error, not a crash."""
+    wire.frames = [chunk({"content": "half"}), frame]
+    with pytest.raises(TargetError, match="no JSON") as caught:
+        await events_of(wire)
+    assert caught.value.partial_text == "half"
+
+
+async def test_dropped_connection(wire: Wire) -> None:
+    """A connection that breaks in the middle is an error with the text so far."""
+    wire.frames, wire.drop = [chunk({"content": "half"})], True
+    with pytest.raises(TargetError, match="broke the connection") as caught:
+        await events_of(wire)
+    assert caught.value.partial_text == "half"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "words"),
+    [
+        (400, InvalidRequestError, "context is too long"),
+        (401, TargetError, "check the key"),
+        (404, TargetError, "check the model's name"),
+        (422, InvalidRequestError, "refused"),
+        (500, TargetError, "answered 500"),
+        (307, TargetError, "answered 307"),
+    ],
+)
+async def test_refusals(wire: Wire, status: int, kind: type[Exception], words: str) -> None:
+    """Each is one line naming provider, model and what to do; a key that the server repeats is not in it."""
+    wire.status, wire.error = status, {"error": {"message": f"context is too long\nfor {KEY}"}}
+    with pytest.raises(kind, match=words) as caught:
+        await events_of(wire)
+    assert "generic:tiny" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
+async def test_nobody_there() -> None:
+    """A wrong address is an error that says so."""
+    provider = HttpProvider("tiny", base_url="http://127.0.0.1:9/v1")
+    with pytest.raises(TargetError, match="cannot be reached; check the address"):
+        await provider.complete(QUESTION)
+    await provider.aclose()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "left", "deadline"])
+async def test_going_away_closes_the_connection(wire: Wire, how: str) -> None:
+    """Whoever stops listening stops the server's work, soon."""
+    wire.frames, wire.pause_s = text_chunks(*["x"] * 1000), 0.01
+    provider = provider_of(wire)
+
+    async def listen() -> None:
+        config = SpeculativeConfig(deadline_s=0.2 if how == "deadline" else None)
+        async with SpeculativeDecoder(None, provider, config).stream("q") as events:
+            async for _ in events:
+                if how == "left":
+                    return
+
+    listening = asyncio.create_task(listen())
+    while not wire.num_open:  # noqa: ASYNC110 - the server is another party, it sets no event here
+        await asyncio.sleep(0.01)
+    if how == "cancelled":
+        listening.cancel()
+    await asyncio.wait([listening])
+    started = time.monotonic()
+    while wire.num_open and time.monotonic() - started < 2:  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0.005)
+    assert wire.num_open == 0
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "marks"),
+    [
+        ("vllm", {"continue_final_message": True, "add_generation_prompt": False}),
+        ("sglang", {"continue_final_message": True}),
+    ],
+)
+async def test_continuation_by_fields(wire: Wire, dialect: str, marks: dict[str, bool]) -> None:
+    """The assistant's text goes last, with the marks that the server wants in the body."""
+    wire.frames = text_chunks(" three")
+    request = ChatRequest.create("count", prefix="one two")
+    assert (await events_of(wire, request, dialect))[0] == TextDelta(" three")
+    assert wire.bodies[0]["messages"][-1] == {"role": "assistant", "content": "one two"}
+    assert marks.items() <= wire.bodies[0].items()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "mark"), [("mistral", "prefix"), ("deepseek", "prefix"), ("qwen", "partial"), ("kimi", "partial")]
+)
+async def test_continuation_by_message(wire: Wire, dialect: str, mark: str) -> None:
+    """The assistant's text goes last, marked as the vendor says."""
+    wire.frames = text_chunks(" three")
+    await events_of(wire, ChatRequest.create("count", prefix="one two"), dialect)
+    assert wire.bodies[0]["messages"][-1] == {"role": "assistant", "content": "one two", mark: True}
+
+
+@pytest.mark.parametrize("texts", [["one two", " three"], ["one", " two three"], ["one two three"], [*"one two three"]])
+async def test_a_repeated_prefix_is_taken_off_once(wire: Wire, texts: list[str]) -> None:
+    """llama-server's answer contains the prefix, in pieces of its own choice."""
+    wire.frames = text_chunks(*texts)
+    events = await events_of(wire, ChatRequest.create("count", prefix="one two"), "llamacpp")
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == " three"
+
+
+@pytest.mark.parametrize("text", ["on the other hand", "one", " three"])
+async def test_a_prefix_that_is_not_repeated_takes_nothing_off(wire: Wire, text: str) -> None:
+    """What only begins like the prefix is all answer."""
+    wire.frames = text_chunks(*text)
+    events = await events_of(wire, ChatRequest.create("count", prefix="one two"), "llamacpp")
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == text
+
+
+async def test_prefixes_that_cannot_be(wire: Wire) -> None:
+    """A server that cannot continue says so, and a seam with whitespace at its end is refused."""
+    with pytest.raises(InvalidRequestError, match="cannot continue"):
+        await events_of(wire, ChatRequest.create("count", prefix="one"), "ollama")
+    with pytest.raises(InvalidRequestError, match="whitespace"):
+        await events_of(wire, ChatRequest.create("count", prefix="one "), "vllm")
+    assert wire.bodies == []
+
+
+async def test_prediction(wire: Wire) -> None:
+    """A prediction goes along where the server takes one; elsewhere it is only a hint, and left out."""
+    wire.frames = text_chunks("x")
+    request = ChatRequest.create("q", prediction="guess")
+    await events_of(wire, request, "mistral")
+    await events_of(wire, request, "vllm")
+    assert wire.bodies[0]["prediction"] == {"type": "content", "content": "guess"}
+    assert "prediction" not in wire.bodies[1]
+
+
+async def test_the_key_is_the_vendors_variable(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strings open providers of every dialect, with the key from the environment and not in a repr."""
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    provider = open_provider(f"vllm:org/tiny:7b@{wire.url}")
+    wire.frames = text_chunks("x")
+    assert (await provider.complete(QUESTION)).content == "x"
+    await provider.aclose()
+    assert provider.name == "vllm:org/tiny:7b"
+    assert wire.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert KEY not in repr(provider)
+
+
+def test_strings_that_say_too_little() -> None:
+    """A model is needed, and an address where there is none by default."""
+    with pytest.raises(ConfigError, match="needs a model"):
+        open_provider("vllm")
+    with pytest.raises(ConfigError, match="address"):
+        open_provider("generic:tiny")
+
+
+async def test_as_draft_of_a_local_target(wire: Wire) -> None:
+    """`regenerate` measures what a served model is worth as a draft; a broken one changes nothing."""
+    config = SpeculativeConfig(strategy="regenerate")
+    target = open_provider("builtin:target")
+    wire.frames = text_chunks("    return", " f()")
+    provider = provider_of(wire)
+    decoder = SpeculativeDecoder(provider, target, config)
+    good = await decoder.decode("def f():", max_tokens=12)
+    wire.status, wire.error = 500, {}
+    broken = await decoder.decode("def f():", max_tokens=12)
+    await provider.aclose()
+    assert good.stats.num_accepted_draft_tokens > 0
+    assert good.content == broken.content
+    assert len(broken.fallbacks) == 1

@@ -1,0 +1,54 @@
+"""A real server on 127.0.0.1 that answers with the bytes a test gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+__all__ = ["Wire", "chunk", "text_chunks"]
+
+
+def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **fields: Any) -> bytes:
+    """One frame as OpenAI's servers send it."""
+    choice = {"index": 0, "delta": delta or {}, "finish_reason": finish}
+    return b"data: " + json.dumps({"object": "chat.completion.chunk", "choices": [choice], **fields}).encode() + b"\n\n"
+
+
+def text_chunks(*texts: str, finish: str = "stop") -> list[bytes]:
+    return [*(chunk({"content": text}) for text in texts), chunk(finish=finish), b"data: [DONE]\n\n"]
+
+
+class Wire:
+    """The server: what it was asked, what it answers, and how many answers are still being written."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.frames: list[bytes] = []
+        self.pause_s = 0.0  # before each frame
+        self.status = 200
+        self.error: Any = None
+        self.drop = False  # the connection, behind the last frame
+        self.num_open = 0
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        self.headers.append(dict(request.headers))
+        if self.status != 200:
+            return web.json_response(self.error, status=self.status)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        self.num_open += 1
+        try:
+            for frame in self.frames:
+                await asyncio.sleep(self.pause_s)
+                await response.write(frame)
+            if self.drop and request.transport is not None:
+                request.transport.abort()
+        finally:
+            self.num_open -= 1
+        return response
