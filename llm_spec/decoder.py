@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Self, TypeVar, Unpack
 
@@ -27,7 +27,7 @@ from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies import Strategy, choose_strategy
-from llm_spec.telemetry import get_ready, log_event, new_request_id, request_context
+from llm_spec.telemetry import RequestContext, get_ready, log_event
 from llm_spec.tokens.sampling import random_seed
 
 __all__ = ["SpeculativeDecoder"]
@@ -135,19 +135,19 @@ class SpeculativeDecoder:
         strategy = choose_strategy(self._draft, self._target, request, self.config)
         recording = Recording(request)
         upstream = _Upstream(self._target.name, self.config.deadline_s, recording)
-        with upstream.log_context():
+        with upstream.log_context:
             self._log_start(strategy, request)
         try:
             async with aclosing(self._verified(strategy, request, upstream)) as events:
                 async for event in events:
                     recording.add(event)
                     if isinstance(event, Round | Fallback):
-                        with upstream.log_context():
+                        with upstream.log_context:
                             self._log_progress(event)
                     if not isinstance(event, Finish) and (rounds or not isinstance(event, Round | Fallback)):
                         yield event
         except (GeneratorExit, asyncio.CancelledError):
-            with upstream.log_context():
+            with upstream.log_context:
                 log_event("request_cancelled")
             raise
         finish = self._finish(recording, upstream, asked)
@@ -158,7 +158,7 @@ class SpeculativeDecoder:
             target=self._target.name,
             draft=None if self._draft is None or strategy.name == "plain" else self._draft.name,
         )
-        with upstream.log_context():
+        with upstream.log_context:
             self._log_end(result)
         yield SpeculativeFinish(finish.finish_reason, finish.usage, finish.stopped_by, finish.draft_usage, result)
 
@@ -246,18 +246,16 @@ class _Upstream:
         self._target_name = target_name
         self._recording = recording
         self._deadline = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
-        self._request_id = new_request_id()
+        self.log_context = RequestContext()
         self.deadline_reached = False
-
-    def log_context(self) -> AbstractContextManager[None]:
-        """The request's id, for whoever logs inside."""
-        return request_context(self._request_id)
 
     async def step(self, awaitable: Awaitable[T]) -> T | None:
         """Await one thing of the strategy; None when the deadline comes first. What is not ours becomes TargetError."""
         timeout = asyncio.timeout_at(self._deadline)
         try:
-            with self.log_context():
+            with self.log_context:
+                if self._deadline is None:
+                    return await awaitable
                 async with timeout:
                     return await awaitable
         except LlmSpecError as error:
@@ -280,9 +278,9 @@ class _Upstream:
         try:
             await stack.aclose()
         except Exception as error:  # noqa: BLE001 - whatever was verified stays verified
-            with self.log_context():
+            with self.log_context:
                 log_event("closing_failed", level=logging.WARNING, error=type(error).__name__)
 
     def _log_failure(self, error: Exception) -> None:
-        with self.log_context():
+        with self.log_context:
             log_event("request_failed", level=logging.ERROR, error=type(error).__name__)

@@ -211,7 +211,10 @@ class SpeculativeResult:
     def summary(self) -> str:
         """A line or two for people."""
         speedup = "" if self.speedup is None else f"\n{self.speedup:.2f}x against {self.speedup_basis}"
-        return f"{self.strategy} ({self.guarantee}): {self.stats.summary()}, {self.timings.total_s:.3f} s{speedup}"
+        counts = self.stats.summary()
+        if not self.rounds:  # a remote target alone: only it knows
+            counts = "tokens not counted" if self.usage is None else f"{self.usage.output_tokens} tokens"
+        return f"{self.strategy} ({self.guarantee}): {counts}, {self.timings.total_s:.3f} s{speedup}"
 
 
 @dataclass(frozen=True, slots=True)

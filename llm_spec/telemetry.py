@@ -10,10 +10,9 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
-__all__ = ["get_ready", "log_event", "new_request_id", "request_context"]
+__all__ = ["RequestContext", "get_ready", "log_event", "new_request_id"]
 
 _STDLIB: Final = logging.getLogger("llm_spec")
 
@@ -28,11 +27,23 @@ def get_ready() -> None:
     importlib.import_module("structlog.contextvars")
 
 
-def request_context(request_id: str) -> AbstractContextManager[None]:
-    """Bind the id to whatever is logged inside, by this library or by a provider."""
-    from structlog.contextvars import bound_contextvars
+class RequestContext:
+    """Binds a request's id to whatever is logged inside `with`, by this library or by a provider; not to be nested.
 
-    return bound_contextvars(request_id=request_id)
+    A class, because it is entered for every event of a stream and a generator-based one takes several times as long.
+    """
+
+    def __init__(self) -> None:
+        from structlog.contextvars import bind_contextvars, reset_contextvars
+
+        self._bind, self._reset = bind_contextvars, reset_contextvars
+        self._request_id = new_request_id()
+
+    def __enter__(self) -> None:
+        self._tokens = self._bind(request_id=self._request_id)
+
+    def __exit__(self, *_: object) -> None:
+        self._reset(**self._tokens)
 
 
 def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:

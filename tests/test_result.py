@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -175,6 +176,12 @@ def test_result_summary_is_for_people() -> None:
     text = result_of(stats_of(report(4, 2)), plain_s=3.0).summary()
     assert "tokens (exact)" in text
     assert "1.50x" in text
+
+
+def test_a_remote_plain_run_has_the_targets_count() -> None:
+    """Where there are no rounds, the summary tells the tokens that the target counted."""
+    assert "2 tokens" in dataclasses.replace(result_of(stats_of()), rounds=()).summary()
+    assert "not counted" in dataclasses.replace(result_of(stats_of()), rounds=(), usage=None).summary()
 
 
 def test_the_message_can_go_back_into_a_conversation() -> None:
