@@ -1,8 +1,8 @@
-"""An OpenAI-compatible server with a scripted answer, a latency model and faults: real sockets for tests and benchmarks.
+"""An OpenAI-compatible server with a scripted answer, a latency model and faults, on real sockets.
 
-It stands for a greedy model that knows one text. Its tokens are the pieces of `split_pieces`; a prompt is rendered as
-`<|user|>…<|end|><|assistant|>`, each mark one token, and what is behind the last `<|assistant|>` is the beginning of
-the answer, whether it comes as messages, as text or as token ids.
+Tests and benchmarks talk to it. It stands for a greedy model that knows one text. Its tokens are the pieces of
+`split_pieces`; a prompt is rendered as `<|user|>…<|end|><|assistant|>`, each mark one token, and what is behind the
+last `<|assistant|>` is the beginning of the answer, whether it comes as messages, as text or as token ids.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, Self, TypeAlias, cast
 
 from aiohttp import web
 
@@ -198,7 +198,7 @@ class ModelServer:
         self._slots = None if latency.max_streams is None else asyncio.Semaphore(latency.max_streams)
         self._runner: web.AppRunner | None = None
 
-    async def __aenter__(self) -> ModelServer:
+    async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[self._refuse], client_max_size=1 << 28)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
@@ -230,7 +230,7 @@ class ModelServer:
 
         async with self._turn():
             if body.get("stream"):
-                return await self._stream(request, body, answer, faults, "chat.completion.chunk", frame)
+                return await self._stream(request, answer, _lines(body, answer, "chat.completion.chunk", frame), faults)
             await self._generate([answer])
         message = {"role": "assistant", "content": answer.text}
         choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason}
@@ -248,7 +248,8 @@ class ModelServer:
             if body.get("stream"):
                 if len(answers) > 1:
                     raise InvalidRequestError("this server streams no batches")
-                return await self._stream(request, body, answers[0], faults, "text_completion", frame)
+                lines = _lines(body, answers[0], "text_completion", frame)
+                return await self._stream(request, answers[0], lines, faults)
             await self._generate(answers)
         choices = [self._choice(body, index, answer) for index, answer in enumerate(answers)]
         return _json("text_completion", choices, _usage(answers))
@@ -270,12 +271,12 @@ class ModelServer:
 
     @web.middleware
     async def _refuse(
-        self, request: web.Request, handler: Callable[[web.Request], Any]
-    ) -> web.StreamResponse:  # what a request itself gets wrong, and what is missing here
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
         if request.path in self.faults.missing:
             return _error(404, f"{request.path} is not here")
         try:
-            return cast("web.StreamResponse", await handler(request))
+            return await handler(request)
         except InvalidRequestError as error:
             return _error(400, str(error))
         except _Failure as failure:
@@ -302,15 +303,14 @@ class ModelServer:
         )
         return last.text if wanted and last.role == "assistant" else None
 
-    def _prompts(self, prompt: Any) -> list[list[int]]:
+    def _prompts(self, prompts: str | list[Any] | None) -> list[list[int]]:
         """The prompts of a completion: one or many, each a text or token ids."""
-        if isinstance(prompt, str):
-            return [self._vocabulary.encode(prompt)]
-        prompts = cast("list[Any]", prompt) if isinstance(prompt, list) else []
+        if isinstance(prompts, str):
+            return [self._vocabulary.encode(prompts)]
         if not prompts:
             raise InvalidRequestError("prompt must be a text, token ids, or a list of either")
         if isinstance(prompts[0], int):
-            return [cast("list[int]", prompts)]
+            return [prompts]
         return [self._vocabulary.encode(p) if isinstance(p, str) else p for p in prompts]
 
     def _completion(self, body: Json, prompt_ids: Sequence[int]) -> _Answer:
@@ -321,7 +321,7 @@ class ModelServer:
         self, body: Json, prompt_ids: Sequence[int], prefix: str, max_tokens: int | None, repeated: str
     ) -> _Answer:
         pieces = split_pieces(_rest_behind(self.answer, prefix))
-        is_cut = max_tokens is not None and len(pieces) >= max_tokens and bool(pieces)
+        is_cut = max_tokens is not None and len(pieces) >= max_tokens
         text = "".join(pieces[:max_tokens])
         stops = [at for stop in _stops(body) if (at := text.find(stop)) >= 0]
         return _Answer(
@@ -334,7 +334,12 @@ class ModelServer:
 
     def _choice(self, body: Json, index: int, answer: _Answer) -> Json:
         token_ids = [*self._vocabulary.encode(answer.text), *answer.ending]
-        choice = {"index": index, "text": answer.text, "token_ids": token_ids, "finish_reason": answer.finish_reason}
+        choice: Json = {
+            "index": index,
+            "text": answer.text,
+            "token_ids": token_ids,
+            "finish_reason": answer.finish_reason,
+        }
         if body.get("prompt_logprobs") is not None:
             choice["prompt_logprobs"] = self._prompt_logprobs(answer.prompt_ids)
         return choice
@@ -381,12 +386,12 @@ class ModelServer:
             self.num_generated_tokens += sum(index < len(answer.pieces) for answer in answers)
 
     async def _stream(
-        self, request: web.Request, body: Json, answer: _Answer, faults: Faults, name: str, frame: _Frame
+        self, request: web.Request, answer: _Answer, lines: Sequence[bytes], faults: Faults
     ) -> web.StreamResponse:
         start = self._first_at([answer])
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for index, line in enumerate(_lines(body, answer, name, frame)):
+        for index, line in enumerate(lines):
             await _sleep_until(start + max(0, min(index, len(answer.pieces) - 1)) * self.latency.token_s)
             if index == faults.drop_after and request.transport is not None:
                 request.transport.abort()
@@ -463,8 +468,8 @@ def _max_tokens(body: Json, default: int | None) -> int | None:
 
 
 def _stops(body: Json) -> list[str]:
-    stop = body.get("stop") or []
-    return [stop] if isinstance(stop, str) else cast("list[str]", stop)
+    stop: str | list[str] = body.get("stop") or []
+    return [stop] if isinstance(stop, str) else stop
 
 
 def _usage(answers: Sequence[_Answer]) -> Json:
@@ -485,6 +490,7 @@ def _lines(body: Json, answer: _Answer, name: str, frame: _Frame) -> list[bytes]
     choices = [[frame(text, None)] for text in texts] + [[frame("", answer.finish_reason)]]
     head = {"id": MODEL, "object": name, "model": MODEL}
     chunks: list[Json] = [{**head, "choices": choice} for choice in choices]
-    if (body.get("stream_options") or {}).get("include_usage"):
+    options: Json = body.get("stream_options") or {}
+    if options.get("include_usage"):
         chunks.append({**head, "choices": [], "usage": _usage([answer])})
     return [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks] + [b"data: [DONE]\n\n"]
