@@ -13,10 +13,11 @@ import contextlib
 import operator
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
+from llm_spec._iterators import closable
 from llm_spec.chat import Origin, Round, StoppedBy
 from llm_spec.errors import DraftError, InvalidRequestError, ModelOutputError
 from llm_spec.provider import DraftToken, TokenDraft, TokenModel, read_prompt
@@ -188,7 +189,7 @@ class Generation:
             return
         give_up_at = time.perf_counter() + self.limits.draft_timeout_s
         confidences: list[float | None] = []
-        with contextlib.closing(_as_generator(draft.propose(self.context_ids))) as guesses:
+        with contextlib.closing(closable(draft.propose(self.context_ids))) as guesses:
             for token in guesses:
                 self._check(token)
                 proposal.append(token)
@@ -265,8 +266,3 @@ def _check_prompt(target: TokenModel, prompt_ids: Sequence[int]) -> None:
             f"the prompt has {len(prompt_ids)} tokens; {target.name} takes fewer than {target.context_length} "
             "(its context length)"
         )
-
-
-def _as_generator(guesses: Iterator[DraftToken]) -> Generator[DraftToken]:
-    """A closable view, so that a draft's own clean-up runs when the round has enough."""
-    yield from guesses

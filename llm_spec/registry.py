@@ -6,6 +6,7 @@ A package registers a `ProviderEntry` under its name in the entry-point group `l
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llm_spec.drafting.joined import JoinedDraft
@@ -49,7 +50,7 @@ def open_provider(text: str) -> LlmProvider:
     Raises UnknownProviderError, MissingExtraError (with the command that installs what is missing), ConfigError, and
     what the provider raises for its model.
     """
-    opened = _open(text)
+    opened = _open(text, _entry_points())
     if not isinstance(opened, LlmProvider):
         raise ConfigError(f"{text!r} is a draft, not a model that can answer; use it as draft")
     return opened
@@ -60,15 +61,16 @@ def open_draft(text: str) -> DraftProvider:
 
     `lookup+builtin:draft` joins drafts: the cheap one first, the next where that is unsure (`JoinedDraft`).
     """
-    drafts = [ProviderDraft(d) if isinstance(d, LlmProvider) else d for d in map(_open, _joined(text))]
+    points = _entry_points()
+    opened = [_open(part, points) for part in _joined(text, points)]
+    drafts = [ProviderDraft(d) if isinstance(d, LlmProvider) else d for d in opened]
     return drafts[0] if len(drafts) == 1 else JoinedDraft(*drafts)
 
 
-def _joined(text: str) -> list[str]:
+def _joined(text: str, points: Mapping[str, EntryPoint]) -> list[str]:
     """The parts between `+`, where each names a provider (a path may hold a `+` too)."""
     parts = text.split("+")
-    known = _entry_points().keys()
-    return parts if all(part.partition(":")[0] in known for part in parts) else [text]
+    return parts if all(part.partition(":")[0] in points for part in parts) else [text]
 
 
 def _entry_points() -> dict[str, EntryPoint]:
@@ -77,9 +79,8 @@ def _entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=_GROUP)}
 
 
-def _open(text: str) -> LlmProvider | DraftProvider:
+def _open(text: str, points: Mapping[str, EntryPoint]) -> LlmProvider | DraftProvider:
     spec = ProviderSpec.parse(text)
-    points = _entry_points()
     if spec.provider not in points:
         raise UnknownProviderError(
             f"provider {spec.provider!r} (in {text!r}) is not known; installed are: {', '.join(sorted(points))}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
 from typing import TypeVar
+
+from llm_spec._iterators import closable
 
 __all__ = ["iterate_in_thread"]
 
@@ -35,7 +37,7 @@ async def iterate_in_thread(
         if cancelled.is_set():
             return  # left before its turn came: nobody listens any more
         try:
-            with closing(_as_generator(make(cancelled))) as produced:
+            with closing(closable(make(cancelled))) as produced:
                 for batch in produced:
                     loop.call_soon_threadsafe(batches.put_nowait, batch)
                     if cancelled.is_set():
@@ -53,10 +55,6 @@ async def iterate_in_thread(
             await _ended(thread)
         else:
             thread.cancel()
-
-
-def _as_generator(items: Iterator[T]) -> Generator[T]:
-    yield from items
 
 
 async def _items(batches: asyncio.Queue[Sequence[T] | None], thread: asyncio.Future[None]) -> AsyncGenerator[T]:

@@ -19,7 +19,6 @@ from llm_spec.chat import FinishReason, StoppedBy
 from llm_spec_http.dialects.base import Body, Dialect
 
 __all__ = [
-    "FINISH_REASONS",
     "STOPPED_BY",
     "PrefixStripper",
     "chunk_events",
@@ -28,7 +27,7 @@ __all__ = [
     "request_body",
 ]
 
-FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
+_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": "stop",
     "length": "length",
     "tool_calls": "tool_calls",
@@ -64,7 +63,7 @@ def request_body(request: ChatRequest, model: str, dialect: Dialect) -> Body:
     }
     if request.prefix:
         _continue(body, request.prefix, dialect)
-    if request.prediction is not None and dialect.prediction is not None:
+    if request.prediction is not None and dialect.prediction:
         body["prediction"] = {"type": "content", "content": request.prediction}
     return body | dict(request.extra)
 
@@ -103,7 +102,7 @@ def chunk_events(chunk: Mapping[str, Any]) -> Iterator[StreamEvent]:
 def chunk_finish(chunk: Mapping[str, Any]) -> FinishReason | None:
     """Why the answer ended, in the chunk that says so."""
     reason = _first_choice(chunk).get("finish_reason")
-    return None if reason is None else FINISH_REASONS.get(str(reason), "stop")
+    return None if reason is None else _FINISH_REASONS.get(str(reason), "stop")
 
 
 def read_usage(chunk: Mapping[str, Any]) -> Usage | None:

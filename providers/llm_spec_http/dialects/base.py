@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 __all__ = ["Body", "Continuation", "Dialect", "assistant_message"]
 
@@ -18,7 +18,8 @@ class Dialect:
 
     base_url: where it listens by default; None: it must be said. key_variable: the environment variable that its
     vendor documents for the key. continuation: changes a request's body so that the answer continues the given
-    assistant text; None: it cannot. repeats_prefix: whether such an answer may begin with that text again.
+    assistant text; None: it cannot. repeats_prefix: whether such an answer may begin with that text again. prediction:
+    whether it takes predicted outputs.
     """
 
     name: str
@@ -27,13 +28,14 @@ class Dialect:
     key_variable: str | None = None
     continuation: Continuation | None = None
     repeats_prefix: bool = False
-    prediction: Literal["object"] | None = None
+    prediction: bool = False
 
 
-def assistant_message(**marks: object) -> Continuation:
-    """A continuation by a last message of the assistant, with the vendor's mark on it."""
+def assistant_message(*, fields: Mapping[str, object] | None = None, **marks: object) -> Continuation:
+    """A continuation by a last message of the assistant, with the vendor's marks on it, or `fields` of the body."""
 
     def continue_from(body: Body, prefix: str) -> None:
         body["messages"] = [*body["messages"], {"role": "assistant", "content": prefix, **marks}]
+        body.update(fields or {})
 
     return continue_from

@@ -13,5 +13,5 @@ FIREWORKS: Final = Dialect(
     summary="Fireworks' API",
     base_url="https://api.fireworks.ai/inference/v1",
     key_variable="FIREWORKS_API_KEY",
-    prediction="object",
+    prediction=True,
 )

@@ -15,5 +15,5 @@ MISTRAL: Final = Dialect(
     key_variable="MISTRAL_API_KEY",
     continuation=assistant_message(prefix=True),
     repeats_prefix=True,
-    prediction="object",
+    prediction=True,
 )

@@ -13,5 +13,5 @@ OPENROUTER: Final = Dialect(
     summary="OpenRouter",
     base_url="https://openrouter.ai/api/v1",
     key_variable="OPENROUTER_API_KEY",
-    prediction="object",
+    prediction=True,
 )
