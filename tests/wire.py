@@ -39,7 +39,8 @@ class Wire:
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
         if self.status != 200:
-            return web.json_response(self.error, status=self.status)
+            elsewhere = {"Location": f"{self.url}/elsewhere"} if 300 <= self.status < 400 else {}
+            return web.json_response(self.error, status=self.status, headers=elsewhere)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         self.num_open += 1
