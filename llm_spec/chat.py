@@ -239,7 +239,11 @@ class ChatRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Tokens as the provider counted them; addition adds field by field."""
+    """Tokens as the provider counted them; addition adds field by field.
+
+    `extra_input_tokens` and `cancelled_output_tokens` are those of the input and output that the target alone would not
+    have read or written (`race`, `probe`).
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -247,6 +251,8 @@ class Usage:
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    extra_input_tokens: int = 0
+    cancelled_output_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(Usage)})
@@ -254,10 +260,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of the answer; `origin` says how a speculative round came by it."""
+    """The next piece of the answer; `origin` says how a speculative round came by it.
+
+    `token_ids` are there where they were asked for (`TokenEndpoint`); None: not known.
+    """
 
     text: str
     origin: Origin = "plain"
+    token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

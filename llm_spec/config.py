@@ -12,7 +12,7 @@ from llm_spec.tokens.rules import AcceptanceName
 
 __all__ = ["SpeculativeConfig", "StrategyName"]
 
-StrategyName: TypeAlias = Literal["auto", "plain", "tokens", "regenerate"]
+StrategyName: TypeAlias = Literal["auto", "plain", "tokens", "probe", "score", "race", "regenerate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,9 @@ class SpeculativeConfig:
     max_draft_tokens: tokens that may be drafted for one request; when they are spent the target goes on alone.
     max_total_tokens: tokens of one answer, over and above the request's own `max_tokens`.
     max_iterations: rounds of one answer, plain steps counted.
+    max_concurrent_streams: requests to the target that may be open at once for one answer (`race`, `probe`).
+    max_extra_cost: tokens that may be read and thrown away beside each token that the target alone would read or write
+        (`race`); None: no bound.
     deadline_s: seconds after which a request ends with the text verified so far.
     draft_timeout_s: seconds that one call of a draft may take before the target goes on alone.
     seed: for requests that sample and bring none; None draws a new one each time (the result tells it).
@@ -38,6 +41,8 @@ class SpeculativeConfig:
     max_draft_tokens: int | None = None
     max_total_tokens: int | None = None
     max_iterations: int | None = None
+    max_concurrent_streams: int = 4
+    max_extra_cost: float | None = None
     deadline_s: float | None = None
     draft_timeout_s: float = 30.0
     seed: int | None = None
@@ -51,6 +56,8 @@ class SpeculativeConfig:
         check_number(ConfigError, "max_draft_tokens", self.max_draft_tokens, 0, integer=True)
         check_number(ConfigError, "max_total_tokens", self.max_total_tokens, 1, integer=True)
         check_number(ConfigError, "max_iterations", self.max_iterations, 1, integer=True)
+        check_number(ConfigError, "max_concurrent_streams", self.max_concurrent_streams, 1, integer=True)
+        check_number(ConfigError, "max_extra_cost", self.max_extra_cost, 0.0)
         check_number(ConfigError, "deadline_s", self.deadline_s, 0.0, above=True)
         check_number(ConfigError, "draft_timeout_s", self.draft_timeout_s, 0.0, above=True)
         check_number(ConfigError, "seed", self.seed, 0, 2**64 - 1, integer=True)

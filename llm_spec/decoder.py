@@ -22,6 +22,7 @@ from llm_spec.chat import (
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.model import ProviderDraft
 from llm_spec.errors import DraftError, InvalidRequestError, LlmSpecError, TargetError
+from llm_spec.figures import PairFigures
 from llm_spec.provider import Capabilities, DraftProvider, LlmProvider, complete_from_stream
 from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
@@ -54,6 +55,7 @@ class SpeculativeDecoder:
     ) -> None:
         get_ready()
         self.config = config or SpeculativeConfig()
+        self._figures = PairFigures()
         self._owned: list[DraftProvider | LlmProvider] = []
         self._target = self._own(open_provider(target)) if isinstance(target, str) else target
         if isinstance(draft, str):
@@ -73,7 +75,7 @@ class SpeculativeDecoder:
     @property
     def capabilities(self) -> Capabilities:
         """The target's, without direct access to its tokens: that would leave the draft out."""
-        return replace(self._target.capabilities, token_model=None)
+        return replace(self._target.capabilities, token_model=None, token_endpoint=None, token_scorer=None)
 
     async def decode(self, request: Messages | ChatRequest, **options: Unpack[RequestOptions]) -> SpeculativeResult:
         """Answer at once.
@@ -132,9 +134,9 @@ class SpeculativeDecoder:
 
     async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:
         request = self._prepared(asked)
-        strategy = choose_strategy(self._draft, self._target, request, self.config)
         recording = Recording(request)
         upstream = _Upstream(self._target.name, self.config.deadline_s, recording)
+        strategy = await choose_strategy(self._draft, self._target, request, self.config)
         with upstream.log_context:
             self._log_start(strategy, request)
         try:
@@ -169,7 +171,7 @@ class SpeculativeDecoder:
         stack = AsyncExitStack()
 
         async def opened() -> AsyncIterator[StreamEvent]:
-            running = strategy.run(self._draft, self._target, request, self.config)
+            running = strategy.run(self._draft, self._target, request, self.config, self._figures)
             return await stack.enter_async_context(running)
 
         try:

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from llm_spec.chat import (
     ChatMessage,
@@ -19,6 +19,7 @@ from llm_spec.chat import (
     Finish,
     FinishReason,
     ReasoningDelta,
+    Sampling,
     StreamEvent,
     TextDelta,
     ToolCall,
@@ -35,15 +36,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Capabilities",
+    "Discoverable",
     "DraftPiece",
     "DraftProvider",
     "DraftToken",
+    "Feature",
     "LlmProvider",
+    "NextToken",
     "ProviderEntry",
+    "ScoredToken",
     "TokenChooser",
     "TokenDraft",
     "TokenDrafter",
+    "TokenEndpoint",
     "TokenModel",
+    "TokenScorer",
     "TokenSession",
     "Tokenizer",
     "add_call",
@@ -100,7 +107,11 @@ class DraftPiece(NamedTuple):
 
 
 class DraftProvider(Protocol):
-    """Where guesses at the answer come from. It may be wrong, slow or broken: the answer never depends on it."""
+    """Where guesses at the answer come from. It may be wrong, slow or broken: the answer never depends on it.
+
+    One that answers from the start whatever `request.prefix` says has an attribute `continues_prefix = False`: what it
+    wrote is then realigned with the answer instead of asking it again.
+    """
 
     @property
     def name(self) -> str: ...
@@ -108,7 +119,7 @@ class DraftProvider(Protocol):
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         """Guess how the answer goes on after `request.prefix`, at most `max_tokens` tokens, in pieces as they come.
 
-        A draft that cannot continue a prefix answers from the start. Leaving the context ends the work behind it.
+        Leaving the context ends the work behind it.
         """
         ...
 
@@ -124,6 +135,20 @@ class Capabilities:
     response_format: bool = False
     continue_prefix: bool = False
     token_model: TokenModel | None = None
+    token_endpoint: TokenEndpoint | None = None
+    token_scorer: TokenScorer | None = None
+
+
+Feature: TypeAlias = Literal["token_endpoint", "token_scorer"]
+
+
+@runtime_checkable
+class Discoverable(Protocol):
+    """A provider that has to ask its server what it can do; optional beside `LlmProvider`."""
+
+    async def discover(self, feature: Feature) -> None:
+        """Try a feature, once: afterwards `capabilities` tells whether it is there. Never raises for a server."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +168,78 @@ class ProviderEntry:
     def missing(self) -> tuple[str, ...]:
         """The modules of `requires` that are not installed."""
         return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
+
+
+# ----------------------------------------------------------------------------- token ids over a wire
+
+
+class NextToken(NamedTuple):
+    """The target's own token after a prefix; `is_end`: with it the answer is over (its text is empty).
+
+    The text of a token that ends inside a character may be empty or hold U+FFFD: then only `decode` can tell.
+    """
+
+    token_id: int
+    text: str
+    is_end: bool = False
+
+
+class ScoredToken(NamedTuple):
+    """The likeliest tokens at one position: `(token id, log-probability)`, best first, by the model's own logits."""
+
+    top: tuple[tuple[int, float], ...]
+
+
+class TokenEndpoint(Protocol):
+    """A target on a server that takes and tells token ids of its own vocabulary. Safe for concurrent requests.
+
+    Every call raises TargetError when the server fails, and InvalidRequestError for what it calls invalid; a call that
+    the server does not know any more takes the capability away.
+    """
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of prompt and answer together; None: unknown."""
+        ...
+
+    async def encode(self, text: str) -> list[int]:
+        """Ids whose text this is, a stretch of an answer; not always those that the model itself would choose."""
+        ...
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, control tokens left out; undecodable bytes become U+FFFD."""
+        ...
+
+    async def encode_chat(self, request: ChatRequest) -> list[int]:
+        """The prompt: chat template applied, ready for the answer, or for what follows `request.prefix`."""
+        ...
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+        """One token after each of several prefixes, in one call. A seed in `sampling` is the seed of every one."""
+        ...
+
+    def stream_chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """As the provider's own `stream`, every `TextDelta` with its `token_ids` (a text may be empty)."""
+        ...
+
+    def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """What follows `token_ids`, with the sampling and `max_tokens` of `request`, in events as `stream_chat`."""
+        ...
+
+
+class TokenScorer(Protocol):
+    """A target on a server that says how likely it finds given tokens (teacher forcing)."""
+
+    @property
+    def max_top(self) -> int:
+        """Most tokens that it reports for a position."""
+        ...
+
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
+        """The `top` likeliest tokens after each of the last `num_rows` of `token_ids`: [num_rows]."""
+        ...
 
 
 # ------------------------------------------------------------------------------------ local token models

@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 # exact: the target's own output, the same greedy text and the same law when sampling. lossy: the rule may change it.
-Guarantee: TypeAlias = Literal["exact", "lossy"]
+Guarantee: TypeAlias = Literal["exact", "exact-text", "lossy"]
 
 _ENOUGH_PLAIN_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Final
 
 from llm_spec.provider import DraftPiece
 
-__all__ = ["draft_pieces", "split_pieces"]
+__all__ = ["draft_pieces", "iter_piece_ends", "split_pieces"]
 
 # A word with the space before it, a run of spaces, one newline, or one other sign: about what tokenizers make of text.
 _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
@@ -17,6 +17,11 @@ _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
 def split_pieces(text: str) -> list[str]:
     """Cut text into pieces; joined they are the text again."""
     return _PIECE.findall(text)
+
+
+def iter_piece_ends(text: str, start: int) -> Iterator[int]:
+    """Where each piece behind `start` ends."""
+    return (match.end() for match in _PIECE.finditer(text, start))
 
 
 async def draft_pieces(texts: Sequence[str]) -> AsyncGenerator[DraftPiece]:

@@ -8,10 +8,11 @@ from typing import NamedTuple, Protocol
 
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.config import SpeculativeConfig
-from llm_spec.provider import DraftProvider, LlmProvider
+from llm_spec.figures import PairFigures
+from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.result import Guarantee
 
-__all__ = ["Promise", "Strategy"]
+__all__ = ["Promise", "Strategy", "refuse_request"]
 
 
 class Promise(NamedTuple):
@@ -27,6 +28,11 @@ class Strategy(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def needs(self) -> Feature | None:
+        """What the target should be asked for before `supports` is."""
+        ...
+
     def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
         """Why this pair cannot serve this request in this way; None: it can."""
         ...
@@ -36,10 +42,30 @@ class Strategy(Protocol):
         ...
 
     def run(
-        self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig
+        self,
+        draft: DraftProvider | None,
+        target: LlmProvider,
+        request: ChatRequest,
+        config: SpeculativeConfig,
+        figures: PairFigures,
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """Answer: verified text alone, a `Round` after each round, at most one `Fallback`, a `Finish` at the end.
 
-        A failing draft never raises out of it; a failing target does. Leaving the context ends all work behind it.
+        It decides by `figures`, and adds what it measures to them. A failing draft never raises out of it; a failing
+        target does. Leaving the context ends all work behind it.
         """
         ...
+
+
+def refuse_request(request: ChatRequest) -> str | None:
+    """Why an answer to this request cannot be put together from several calls of a server; None: it can."""
+    sampling = request.sampling
+    asked = {
+        "tools": request.tools,
+        "response_format": request.response_format,
+        "extra": request.extra,  # whatever it is: it may depend on what has been written
+        "presence_penalty": sampling.presence_penalty,  # servers count penalties over what one call wrote
+        "frequency_penalty": sampling.frequency_penalty,
+    }
+    name = next((name for name, value in asked.items() if value), None)
+    return None if name is None else f"the request sets {name}"

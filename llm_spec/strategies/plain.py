@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Final
 
-from llm_spec.chat import ChatRequest, StreamEvent
+from llm_spec.chat import ChatRequest, ReasoningDelta, StreamEvent, TextDelta
 from llm_spec.config import SpeculativeConfig
+from llm_spec.figures import PairFigures
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
-from llm_spec.provider import DraftProvider, LlmProvider
+from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.strategies.base import Promise
 
 __all__ = ["PLAIN", "PlainStrategy"]
@@ -20,6 +21,7 @@ class PlainStrategy:
     """No speculation; any target."""
 
     name = "plain"
+    needs: Feature | None = None
 
     def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> None:  # noqa: ARG002 - every target can
         return None
@@ -33,12 +35,30 @@ class PlainStrategy:
         target: LlmProvider,
         request: ChatRequest,
         config: SpeculativeConfig,
+        figures: PairFigures,
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         model = target.capabilities.token_model
         if model is None:
-            return target.stream(request)
+            return _timed(target, request, figures)
         limits = GenerationLimits(max_iterations=config.max_iterations)
         return stream_token_model(model, request, limits=limits)
+
+
+@asynccontextmanager
+async def _timed(
+    target: LlmProvider, request: ChatRequest, figures: PairFigures
+) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    """The target's own stream, measured."""
+    async with target.stream(request) as events, aclosing(_measured(events, figures)) as measured:
+        yield measured
+
+
+async def _measured(events: AsyncIterator[StreamEvent], figures: PairFigures) -> AsyncGenerator[StreamEvent]:
+    stopwatch = figures.open_stream()
+    async for event in events:
+        if isinstance(event, TextDelta | ReasoningDelta):
+            stopwatch.tick(1)
+        yield event
 
 
 PLAIN: Final = PlainStrategy()

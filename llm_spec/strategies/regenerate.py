@@ -17,7 +17,8 @@ from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.ngrams import Follower
 from llm_spec.drafting.pieces import split_pieces
 from llm_spec.errors import UnsupportedError
-from llm_spec.provider import DraftProvider, LlmProvider
+from llm_spec.figures import PairFigures
+from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.strategies.base import Promise
 from llm_spec.strategies.plain import PLAIN
 
@@ -31,6 +32,7 @@ class RegenerateStrategy:
     """Any target, any draft."""
 
     name = "regenerate"
+    needs: Feature | None = None
 
     def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:  # noqa: ARG002 - every target can
         return "there is no draft" if draft is None else None
@@ -40,7 +42,12 @@ class RegenerateStrategy:
 
     @asynccontextmanager
     async def run(
-        self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig
+        self,
+        draft: DraftProvider | None,
+        target: LlmProvider,
+        request: ChatRequest,
+        config: SpeculativeConfig,
+        figures: PairFigures,
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         if draft is None:
             raise UnsupportedError("strategy 'regenerate' cannot be used: there is no draft")
@@ -49,7 +56,7 @@ class RegenerateStrategy:
         drafting = asyncio.create_task(guess.collect(draft, request, limit))
         try:
             async with (
-                PLAIN.run(None, target, request, config) as events,
+                PLAIN.run(None, target, request, config, figures) as events,
                 aclosing(_compared(events, guess, drafting, _patience(config))) as out,
             ):
                 yield out

@@ -9,9 +9,10 @@ from typing import Final
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import UnsupportedError
+from llm_spec.figures import PairFigures
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
-from llm_spec.provider import DraftProvider, LlmProvider, TokenDrafter
+from llm_spec.provider import DraftProvider, Feature, LlmProvider, TokenDrafter
 from llm_spec.strategies.base import Promise
 
 __all__ = ["TOKENS", "TokensStrategy"]
@@ -21,6 +22,7 @@ class TokensStrategy:
     """Exact by `coupled` and `rejection` acceptance; with `coupled` also the same text, where the model can show it."""
 
     name = "tokens"
+    needs: Feature | None = None
 
     def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:  # noqa: ARG002 - the request does not matter
         model = target.capabilities.token_model
@@ -39,7 +41,12 @@ class TokensStrategy:
         return Promise("lossy" if config.acceptance.startswith("lossy") else "exact", same_text)
 
     def run(
-        self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig
+        self,
+        draft: DraftProvider | None,
+        target: LlmProvider,
+        request: ChatRequest,
+        config: SpeculativeConfig,
+        figures: PairFigures,  # noqa: ARG002 - the lookahead policy learns within a request
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         model = target.capabilities.token_model
         drafter = _token_drafter(draft)

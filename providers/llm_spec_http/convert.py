@@ -10,21 +10,24 @@ from llm_spec import (
     ChatRequest,
     InvalidRequestError,
     ReasoningDelta,
+    Sampling,
     StreamEvent,
     TextDelta,
     ToolCallDelta,
     Usage,
 )
 from llm_spec.chat import FinishReason, StoppedBy
-from llm_spec_http.dialects.base import Body, Dialect
+from llm_spec_http.dialects.base import Body, Dialect, TokenApi
 
 __all__ = [
     "STOPPED_BY",
     "PrefixStripper",
     "chunk_events",
     "chunk_finish",
+    "first_choice",
     "read_usage",
     "request_body",
+    "sampling_fields",
 ]
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
@@ -43,9 +46,6 @@ STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
 
 def request_body(request: ChatRequest, model: str, dialect: Dialect) -> Body:
     """The JSON of a streaming request; what the caller left open is left out, `extra` comes last and wins."""
-    sampling = {name: value for name, value in dataclasses.asdict(request.sampling).items() if value not in (None, {})}
-    if "logit_bias" in sampling:
-        sampling["logit_bias"] = {str(token_id): bias for token_id, bias in request.sampling.logit_bias.items()}
     optional: Body = {
         "max_tokens": request.max_tokens,
         "stop": list(request.stop),
@@ -58,7 +58,7 @@ def request_body(request: ChatRequest, model: str, dialect: Dialect) -> Body:
         "messages": [message.to_openai() for message in request.messages],
         "stream": True,
         "stream_options": {"include_usage": True},
-        **sampling,
+        **sampling_fields(request.sampling, dialect),
         **{name: value for name, value in optional.items() if value},
     }
     if request.prefix:
@@ -66,6 +66,14 @@ def request_body(request: ChatRequest, model: str, dialect: Dialect) -> Body:
     if request.prediction is not None and dialect.prediction:
         body["prediction"] = {"type": "content", "content": request.prediction}
     return body | dict(request.extra)
+
+
+def sampling_fields(sampling: Sampling, dialect: Dialect) -> Body:
+    """How to sample, in the dialect's names; what the caller left open is left out."""
+    fields = {name: value for name, value in dataclasses.asdict(sampling).items() if value not in (None, {})}
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
+    return {dialect.sampling_names.get(name, name): value for name, value in fields.items()}
 
 
 def _continue(body: Body, prefix: str, dialect: Dialect) -> None:
@@ -78,16 +86,20 @@ def _continue(body: Body, prefix: str, dialect: Dialect) -> None:
     dialect.continuation(body, prefix)
 
 
-def chunk_events(chunk: Mapping[str, Any]) -> Iterator[StreamEvent]:
-    """The events of one chunk, without its finish; empty deltas give none, choices but the first are passed over."""
-    choice = _first_choice(chunk)
+def chunk_events(chunk: Mapping[str, Any], token_api: TokenApi | None = None) -> Iterator[StreamEvent]:
+    """The events of one chunk, without its finish; choices but the first are passed over.
+
+    Of chat or of a plain completion. With a `token_api` text comes with its token ids, otherwise empty text gives none.
+    """
+    choice = first_choice(chunk)
     delta = cast("Mapping[str, Any]", choice.get("delta") or {})
+    token_ids = None if token_api is None else token_api.token_ids(choice)
     reasoning = delta.get("reasoning_content") or delta.get("reasoning")
     if isinstance(reasoning, str) and reasoning:
         yield ReasoningDelta(reasoning)
-    content = delta.get("content")
-    if isinstance(content, str) and content:
-        yield TextDelta(content)
+    content = choice.get("text") or delta.get("content") or ""
+    if isinstance(content, str) and (content or token_ids):
+        yield TextDelta(content, token_ids=token_ids)
     for position, call in enumerate(cast("list[Mapping[str, Any]]", delta.get("tool_calls") or [])):
         function = cast("Mapping[str, Any]", call.get("function") or {})
         index = call.get("index")
@@ -101,7 +113,7 @@ def chunk_events(chunk: Mapping[str, Any]) -> Iterator[StreamEvent]:
 
 def chunk_finish(chunk: Mapping[str, Any]) -> FinishReason | None:
     """Why the answer ended, in the chunk that says so."""
-    reason = _first_choice(chunk).get("finish_reason")
+    reason = first_choice(chunk).get("finish_reason")
     return None if reason is None else _FINISH_REASONS.get(str(reason), "stop")
 
 
@@ -123,7 +135,8 @@ def read_usage(chunk: Mapping[str, Any]) -> Usage | None:
     )
 
 
-def _first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+def first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The choice that this library reads; empty in a chunk without one."""
     for choice in cast("list[Mapping[str, Any]]", chunk.get("choices") or []):
         if not choice.get("index"):
             return choice

@@ -5,12 +5,12 @@ Always streamed, so that a reader that goes away closes the connection, and with
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any, Final, NoReturn, cast
+from typing import Final
 
 import aiohttp
 
@@ -19,26 +19,22 @@ from llm_spec import (
     ChatRequest,
     ChatResponse,
     ConfigError,
-    Finish,
-    InvalidRequestError,
+    LlmSpecError,
     StreamEvent,
-    TargetError,
-    TextDelta,
-    Usage,
     complete_from_stream,
 )
-from llm_spec.chat import FinishReason
-from llm_spec_http.convert import STOPPED_BY, PrefixStripper, chunk_events, chunk_finish, read_usage, request_body
+from llm_spec.provider import Feature
+from llm_spec_http.answer import read_answer
+from llm_spec_http.client import HttpClient
+from llm_spec_http.convert import request_body
 from llm_spec_http.dialects import DIALECTS, Dialect
-from llm_spec_http.dialects.base import Body
-from llm_spec_http.sse import SseReader
+from llm_spec_http.discovery import scores_tokens, works_on_tokens
+from llm_spec_http.tokens import HttpTokens
 
 __all__ = ["HttpProvider"]
 
 _GENERIC: Final = DIALECTS["generic"]
-_CONNECT_S: Final = 10.0
-_IDLE_S: Final = 120.0  # the longest silence between two pieces of an answer
-_QUOTED: Final = 300  # characters of a server's own words in an error
+_DISCOVERY_S: Final = 60.0  # a server may compile something for its first scored prompt
 
 
 class HttpProvider:
@@ -68,144 +64,52 @@ class HttpProvider:
         )
         self._model = model
         self._dialect = dialect
-        self._address = address.rstrip("/")
-        self._api_key = api_key or (os.environ.get(dialect.key_variable) if dialect.key_variable else None)
-        self._given_session = session
-        self._own_session: aiohttp.ClientSession | None = None
+        self._client = HttpClient(
+            self.name,
+            address,
+            api_key=api_key or (os.environ.get(dialect.key_variable) if dialect.key_variable else None),
+            key_variable=dialect.key_variable,
+            session=session,
+        )
+        api = dialect.token_api
+        self._tokens = None if api is None else HttpTokens(self._client, model, dialect, api, self._lose)
+        self._tried: set[Feature] = set()
+        self._discovering = asyncio.Lock()
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         body = request_body(request, self._model, self._dialect)
+        repeated = request.prefix if self._dialect.repeats_prefix else ""
         async with AsyncExitStack() as stack:
-            response = await self._open(stack, body)
-            yield await stack.enter_async_context(aclosing(self._events(response, request)))
+            response = await self._client.open(stack, "chat/completions", body)
+            yield await stack.enter_async_context(aclosing(read_answer(self._client, response, repeated=repeated)))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
 
+    async def discover(self, feature: Feature) -> None:
+        tokens = self._tokens
+        async with self._discovering:
+            if tokens is None or feature in self._tried:
+                return
+            has_tokens = self.capabilities.token_endpoint is not None
+            if feature == "token_endpoint" and await self._works(works_on_tokens(tokens)):
+                self.capabilities = replace(self.capabilities, token_endpoint=tokens)
+            if feature == "token_scorer" and tokens.max_top and has_tokens and await self._works(scores_tokens(tokens)):
+                self.capabilities = replace(self.capabilities, token_scorer=tokens)
+            self._tried.add(feature)
+
     async def aclose(self) -> None:
-        session, self._own_session = self._own_session, None
-        if session is not None:
-            await session.close()
+        await self._client.aclose()
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _open(self, stack: AsyncExitStack, body: Body) -> aiohttp.ClientResponse:
-        """Send the request; the response, once its status is good. It is closed by the stack."""
-        sending = self._session().post(
-            f"{self._address}/chat/completions",
-            json=body,
-            headers=self._headers(),
-            timeout=_timeout(),
-            allow_redirects=False,  # a key goes where it was meant to go
-        )
+    async def _works(self, check: Awaitable[bool]) -> bool:
         try:
-            response = await stack.enter_async_context(sending)
-        except (aiohttp.ClientError, ValueError) as error:
-            raise self._broken(error, "") from error
-        if response.status != 200:
-            await self._refuse(response)
-        return response
+            async with asyncio.timeout(_DISCOVERY_S):
+                return await check
+        except (LlmSpecError, TimeoutError, LookupError, TypeError, ValueError):
+            return False  # whatever the server does instead, it is not this
 
-    def _session(self) -> aiohttp.ClientSession:
-        if self._given_session is not None:
-            return self._given_session
-        if self._own_session is None or self._own_session.closed:
-            self._own_session = aiohttp.ClientSession()
-        return self._own_session
-
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
-
-    async def _events(self, response: aiohttp.ClientResponse, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        stripper = PrefixStripper(request.prefix if self._dialect.repeats_prefix else "")
-        finish: FinishReason | None = None
-        usage: Usage | None = None
-        text = ""
-        try:
-            async with aclosing(self._chunks(response)) as chunks:
-                async for chunk in chunks:
-                    if chunk.get("error"):
-                        raise TargetError(self._told(f"reported an error: {_error_text(chunk)}"))
-                    for event in chunk_events(chunk):
-                        if isinstance(event, TextDelta):
-                            event = replace(event, text=stripper.push(event.text))  # noqa: PLW2901
-                            text += event.text
-                            if not event.text:
-                                continue
-                        yield event
-                    finish = chunk_finish(chunk) or finish
-                    usage = read_usage(chunk) or usage
-        except (aiohttp.ClientError, ValueError) as error:
-            raise self._broken(error, text) from error
-        except TargetError as error:
-            error.partial_text = text
-            raise
-        if finish is None:
-            raise TargetError(self._told("ended its answer without a finish reason"), partial_text=text)
-        if held := stripper.flush():
-            yield TextDelta(held)
-        yield Finish(finish, usage, STOPPED_BY.get(finish))
-
-    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any]]:
-        """The JSON objects of the stream, up to `[DONE]` or its end."""
-        reader = SseReader()
-        async for block in response.content.iter_any():
-            for event in reader.feed(block):
-                if event.data == "[DONE]":
-                    return
-                yield self._parsed(event.data)
-        for event in reader.finish():
-            if event.data != "[DONE]":
-                yield self._parsed(event.data)
-
-    def _parsed(self, data: str) -> Mapping[str, Any]:
-        try:
-            chunk = json.loads(data)
-        except json.JSONDecodeError as error:
-            raise TargetError(self._told(f"sent what is no JSON: {data[:_QUOTED]!r}")) from error
-        if not isinstance(chunk, dict):
-            raise TargetError(self._told(f"sent no JSON object: {data[:_QUOTED]!r}"))
-        return cast("dict[str, Any]", chunk)
-
-    async def _refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
-        try:
-            words = _error_text(json.loads(await response.text()))
-        except (ValueError, aiohttp.ClientError):
-            words = response.reason or ""
-        if response.status in (400, 413, 422):
-            raise InvalidRequestError(self._told(f"refused the request ({response.status}): {words}"))
-        advice = {
-            401: f"; check the key ({self._dialect.key_variable or 'api_key'})",
-            403: f"; check the key ({self._dialect.key_variable or 'api_key'})",
-            404: "; check the model's name and the address",
-        }.get(response.status, "")
-        raise TargetError(self._told(f"answered {response.status}: {words}{advice}"))
-
-    def _broken(self, error: Exception, text: str) -> TargetError:
-        what = "was silent for too long" if isinstance(error, TimeoutError) else "broke the connection"
-        if isinstance(error, aiohttp.ClientConnectorError):
-            what = "cannot be reached; check the address"
-        return TargetError(self._told(f"{what} ({type(error).__name__}: {error})"), partial_text=text)
-
-    def _told(self, what: str) -> str:
-        """One line that names the model and where it is, without the key if the server repeats it."""
-        line = " ".join(f"{self.name} at {self._address} {what}".split())
-        return line.replace(self._api_key, "***") if self._api_key else line
-
-
-def _timeout() -> aiohttp.ClientTimeout:
-    """No total: answers may take as long as they go on."""
-    return aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_IDLE_S)
-
-
-def _error_text(answer: Any) -> str:
-    """A server's own words, whichever of the usual forms they come in."""
-    fields = _object(answer)
-    error = fields.get("error") or fields.get("message") or fields.get("detail") or answer
-    return str(_object(error).get("message") or error)[:_QUOTED]
-
-
-def _object(value: Any) -> dict[str, Any]:
-    """A JSON object as it is, anything else as an empty one."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    def _lose(self) -> None:
+        self.capabilities = replace(self.capabilities, token_endpoint=None, token_scorer=None)

@@ -22,8 +22,8 @@ LOCAL = LocalProvider(TableModel("story", name="table:target"))
 REMOTE = ScriptedProvider("story", name="scripted:target")
 
 
-def name_of(strategy: StrategyName, draft: DraftProvider | None, target: LlmProvider) -> str:
-    return choose_strategy(draft, target, REQUEST, SpeculativeConfig(strategy=strategy)).name
+async def name_of(strategy: StrategyName, draft: DraftProvider | None, target: LlmProvider) -> str:
+    return (await choose_strategy(draft, target, REQUEST, SpeculativeConfig(strategy=strategy))).name
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def name_of(strategy: StrategyName, draft: DraftProvider | None, target: LlmProv
         (None, REMOTE, "plain"),
     ],
 )
-def test_auto_takes_tokens_where_it_can_and_plain_elsewhere(
+async def test_auto_takes_tokens_where_it_can_and_plain_elsewhere(
     draft: DraftProvider | None, target: LlmProvider, expected: str
 ) -> None:
     """Token ids of one vocabulary on a local target are speculated with; nothing else is, and nothing is refused."""
-    assert name_of("auto", draft, target) == expected
+    assert await name_of("auto", draft, target) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ async def test_a_strategy_asked_for_by_name_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("target", [LOCAL, REMOTE], ids=["local", "remote"])
-def test_plain_and_regenerate_serve_any_target(target: LlmProvider) -> None:
+async def test_plain_and_regenerate_serve_any_target(target: LlmProvider) -> None:
     """Plain needs nothing, regenerate a draft."""
     for draft in (GivenText("x"), ProviderDraft(REMOTE)):
-        assert name_of("plain", draft, target) == "plain"
-        assert name_of("regenerate", draft, target) == "regenerate"
+        assert await name_of("plain", draft, target) == "plain"
+        assert await name_of("regenerate", draft, target) == "regenerate"
 
 
 async def test_plain_leaves_a_draft_alone() -> None:

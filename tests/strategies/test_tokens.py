@@ -306,7 +306,7 @@ async def test_mismatched_vocabularies_are_refused_with_the_reason(same: str) ->
     config = SpeculativeConfig(strategy="auto")
     request = ChatRequest.create("abc")
     if same == "size":
-        assert choose_strategy(draft, target, request, config).name == "plain"
+        assert (await choose_strategy(draft, target, request, config)).name == "plain"
         reason = draft.token_draft_refusal(target.model)
         assert reason is not None
         assert "table:draft" in reason

@@ -133,7 +133,7 @@ async def test_a_batch_of_token_ids_gives_the_next_token_of_each(session: aiohtt
         prompt = (await post(session, server, "/tokenize", messages=MESSAGES))["tokens"]
         script = (await post(session, server, "/tokenize", prompt=ANSWER))["tokens"]
         batch = [prompt + script[:n] for n in range(len(script) + 1)]
-        answer = await post(session, server, "/v1/completions", prompt=batch, max_tokens=1)
+        answer = await post(session, server, "/v1/completions", prompt=batch, max_tokens=1, return_token_ids=True)
     assert [choice["index"] for choice in answer["choices"]] == list(range(len(batch)))
     assert [choice["token_ids"] for choice in answer["choices"]] == [[i] for i in [*script, EOS_ID]]
     assert [choice["text"] for choice in answer["choices"]] == [*split_pieces(ANSWER), ""]
@@ -155,16 +155,6 @@ async def test_token_ids_are_the_chats_own_prompt_and_stable(session: aiohttp.Cl
     assert chat["usage"]["prompt_tokens"] == len(tokens)
 
 
-async def test_a_completion_streams_token_ids(session: aiohttp.ClientSession) -> None:
-    async with ModelServer("Yes.") as server:
-        body = {"prompt": "<|assistant|>Yes", "stream": True}
-        async with session.post(f"{server.url}/completions", json=body) as response:
-            text = await response.text()
-        dot = (await post(session, server, "/tokenize", prompt="."))["tokens"]
-    assert f'"text": ".", "token_ids": {dot}' in text
-    assert f'"text": "", "token_ids": [{EOS_ID}], "finish_reason": "stop"' in text
-
-
 async def test_prompt_logprobs_rank_the_scripts_token_first(session: aiohttp.ClientSession) -> None:
     async with ModelServer("Yes, sir.") as server:
         prompt = (await post(session, server, "/tokenize", prompt="<|assistant|>Yes; sir."))["tokens"]
@@ -177,8 +167,18 @@ async def test_prompt_logprobs_rank_the_scripts_token_first(session: aiohttp.Cli
 
 
 async def test_models(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER) as server, session.get(f"{server.url}/models") as response:
-        assert (await response.json())["data"][0]["id"] == MODEL
+    async with ModelServer(ANSWER, context_length=4096) as server, session.get(f"{server.url}/models") as response:
+        assert (await response.json())["data"] == [{"id": MODEL, "object": "model", "max_model_len": 4096}]
+
+
+async def test_every_request_leaves_its_path(session: aiohttp.ClientSession) -> None:
+    async with ModelServer(ANSWER, faults=Faults(missing=frozenset({"/tokenize"}))) as server:
+        await ask(server)
+        await post(session, server, "/tokenize", prompt="")
+        async with session.get(f"{server.url}/unheard_of"):
+            pass
+        assert server.paths == ["/v1/chat/completions", "/tokenize", "/v1/unheard_of"]
+        assert len(server.requests) == 1
 
 
 async def test_time_to_first_token_prefill_and_time_per_token() -> None:
@@ -264,6 +264,18 @@ async def test_missing_paths(session: aiohttp.ClientSession) -> None:
         assert (await ask(server))[0] == ANSWER
 
 
+async def test_a_path_that_gets_lost_and_comes_back_while_a_stream_runs(session: aiohttp.ClientSession) -> None:
+    async with ModelServer(ANSWER, latency=Latency(token_s=0.005)) as server:
+        asked = asyncio.create_task(ask(server))
+        await until(lambda: server.num_generated_tokens > 0)
+        statuses = [(await post(session, server, "/v1/completions", prompt="", max_tokens=1))["status"]]
+        for missing in (frozenset({"/v1/completions"}), frozenset[str]()):
+            server.faults = Faults(missing=missing)
+            statuses.append((await post(session, server, "/v1/completions", prompt="", max_tokens=1))["status"])
+        assert (await asked)[0] == ANSWER
+    assert statuses == [200, 404, 200]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -297,6 +309,9 @@ def test_a_draft_disagrees_as_often_as_it_is_told_to(agreement: float) -> None:
         lambda: Latency(token_s=-1),
         lambda: Latency(prefill_tokens_per_s=0),
         lambda: Latency(max_streams=0),
+        lambda: Latency(round_trip_s=-1),
+        lambda: ModelServer(ANSWER, context_length=0),
+        lambda: ModelServer(ANSWER, tokens_per_frame=0),
         lambda: Faults(status=200),
         lambda: Faults(drop_after=-1),
         lambda: disagreeing("a", 1.5, 0),

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Body", "Continuation", "Dialect", "assistant_message"]
+__all__ = ["Body", "Call", "Continuation", "Dialect", "TokenApi", "assistant_message"]
 
 Body: TypeAlias = dict[str, Any]
 Continuation: TypeAlias = Callable[[Body, str], None]
+Call: TypeAlias = Callable[[str, Body], Awaitable[Mapping[str, Any]]]
+
+
+class TokenApi(Protocol):
+    """How a kind of server is asked by token ids. `call` posts a body to a path and gives the answer's JSON object.
+
+    `id_fields` make a completion, plain or chat, tell its token ids; `score_fields(top)` make one tell the likeliest
+    tokens at every position of its prompt, at most `max_top` (0: it cannot).
+    """
+
+    @property
+    def max_top(self) -> int: ...
+
+    def id_fields(self, *, chat: bool) -> Body: ...
+
+    def score_fields(self, top: int) -> Body: ...
+
+    async def encode(self, call: Call, text: str) -> list[int]: ...
+
+    async def decode(self, call: Call, token_ids: Sequence[int]) -> str: ...
+
+    async def encode_chat(self, call: Call, body: Body) -> tuple[list[int], int | None]:
+        """The ids of a chat request's prompt, and the context length where the server tells it."""
+        ...
+
+    def token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """The ids of a choice or of a streamed piece of one; None: the server does not tell them all."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +47,8 @@ class Dialect:
     base_url: where it listens by default; None: it must be said. key_variable: the environment variable that its
     vendor documents for the key. continuation: changes a request's body so that the answer continues the given
     assistant text; None: it cannot. repeats_prefix: whether such an answer may begin with that text again. prediction:
-    whether it takes predicted outputs.
+    whether it takes predicted outputs. token_api: how it is asked by token ids; None: it cannot. sampling_names: its
+    own names for fields of `Sampling`, where they differ.
     """
 
     name: str
@@ -29,6 +58,8 @@ class Dialect:
     continuation: Continuation | None = None
     repeats_prefix: bool = False
     prediction: bool = False
+    token_api: TokenApi | None = None
+    sampling_names: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def assistant_message(*, fields: Mapping[str, object] | None = None, **marks: object) -> Continuation:

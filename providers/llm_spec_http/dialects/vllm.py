@@ -1,12 +1,43 @@
-"""vLLM: continues the final message; both marks are needed, else it answers 400."""
+"""vLLM: continues the final message (both marks are needed, else it answers 400) and works on token ids."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from llm_spec_http.dialects.base import Dialect, assistant_message
+from llm_spec_http.dialects.base import Body, Call, Dialect, assistant_message
 
 __all__ = ["VLLM"]
+
+
+class _VllmTokens:
+    """`/tokenize`, `/detokenize`, and ids with whatever it generates."""
+
+    @property
+    def max_top(self) -> int:
+        return 20  # what the server allows unless it was started with --max-logprobs
+
+    def id_fields(self, *, chat: bool) -> Body:  # noqa: ARG002 - the same for both
+        return {"return_token_ids": True}
+
+    def score_fields(self, top: int) -> Body:
+        return {"prompt_logprobs": top, "logprobs": top, "return_tokens_as_token_ids": True}
+
+    async def encode(self, call: Call, text: str) -> list[int]:
+        return list((await call("/tokenize", {"prompt": text, "add_special_tokens": False}))["tokens"])
+
+    async def decode(self, call: Call, token_ids: Sequence[int]) -> str:
+        return str((await call("/detokenize", {"tokens": list(token_ids)}))["prompt"])
+
+    async def encode_chat(self, call: Call, body: Body) -> tuple[list[int], int | None]:
+        fields = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+        answer = await call("/tokenize", {name: body[name] for name in fields if name in body})
+        return list(answer["tokens"]), answer.get("max_model_len")
+
+    def token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
+        ids = choice.get("token_ids")
+        return None if ids is None else tuple(ids)
+
 
 VLLM: Final = Dialect(
     name="vllm",
@@ -14,4 +45,5 @@ VLLM: Final = Dialect(
     base_url="http://127.0.0.1:8000/v1",
     key_variable="VLLM_API_KEY",
     continuation=assistant_message(fields={"continue_final_message": True, "add_generation_prompt": False}),
+    token_api=_VllmTokens(),
 )

@@ -1,0 +1,69 @@
+"""PairFigures: what has been measured of one target with one draft. Kept across requests, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, CostLine, ExponentialMovingAverage
+
+__all__ = ["PairFigures", "StreamWatch"]
+
+_STREAMS: Final = 8.0  # half-lives: of first tokens, one a stream;
+_TOKENS: Final = 256.0  # of tokens
+_ROUNDS: Final = 64.0  # of probe rounds
+_JUDGED: Final = 1024.0  # of judged draft tokens
+_PRIOR_ACCEPTANCE: Final = 0.97  # a pair is given the benefit of the doubt, for a few tokens
+_PRIOR_TOKENS: Final = 10.0
+_PRIOR_TOKEN_S: Final = 0.02
+
+
+class PairFigures:
+    """Running figures, in seconds and tokens; each strategy adds what it sees and decides by what all have seen.
+
+    first_token_s, token_s: of one of the target's streams. verify: a probe round by its number of prefixes.
+    draft_token_s: of the draft. acceptance: of a drafted token.
+    """
+
+    def __init__(self) -> None:
+        self.first_token_s = ExponentialMovingAverage(half_life=_STREAMS)
+        self.token_s = CostAverage(half_life=_TOKENS)
+        self.verify = CostLine(half_life=_ROUNDS)
+        self.num_verified = 0
+        self.draft_token_s = CostAverage(half_life=_TOKENS)
+        self.acceptance = AcceptanceEstimate(half_life=_TOKENS, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_TOKENS)
+
+    def open_stream(self) -> StreamWatch:
+        """A stream of the target was opened now."""
+        return StreamWatch(self)
+
+    @property
+    def target_token_s(self) -> float:
+        """Seconds between two tokens of a stream; a guess before anything was measured."""
+        return self.token_s.value or _PRIOR_TOKEN_S
+
+    @property
+    def first_token_tokens(self) -> float:
+        """How many tokens a stream writes while another waits for its first one."""
+        return (self.first_token_s.value or 0.0) / self.target_token_s
+
+
+class StreamWatch:
+    """The times of one stream of the target, by the event loop's clock."""
+
+    def __init__(self, figures: PairFigures) -> None:
+        self._figures = figures
+        self._clock = asyncio.get_running_loop().time
+        self.opened_s = self._clock()
+        self.first_s: float | None = None
+        self._last_s = self.opened_s
+
+    def tick(self, num_tokens: int) -> None:
+        """Tokens came (0: an end, or a sign of life)."""
+        now = self._clock()
+        if self.first_s is None:
+            self.first_s = now
+            self._figures.first_token_s.update(now - self.opened_s)
+        elif num_tokens:
+            self._figures.token_s.update(num_tokens, now - self._last_s)
+        self._last_s = now

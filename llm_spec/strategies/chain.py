@@ -1,0 +1,328 @@
+"""The runners of a race: several streams of one target, each begun where the one before it is expected to arrive.
+
+    confirmed text   | what the draft says comes next                              |
+    runner 0 ------->|------> runner 1 begins here ---->|------> runner 2 ... ---->|
+
+Runner 0 writes the answer. A runner that arrives, exactly, where the next one began has done its work: the next goes on
+from there, and what it has written meanwhile is won. A runner that writes something else than was expected ends all
+behind it, and goes on itself: nothing is lost but what those had cost. So every character was written by the target
+after exactly the text before it, and a runner is never behind the one that it takes over from: it takes over only if
+its first token had come by then. Whether it takes over depends on the text up to where it began and on when it began
+to write, never on what it wrote or how far it got (taking the longer one would bias a sampled answer).
+
+The same rule holds for every two neighbours, also where the first of them is not confirmed yet. No I/O in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from llm_spec.chat import Finish, Round, StreamEvent, TextDelta
+from llm_spec.drafting.pieces import iter_piece_ends
+from llm_spec.figures import PairFigures, StreamWatch
+
+__all__ = ["Chain", "Runner", "find_boundary"]
+
+# Where a stream may begin: before a single space between two words, or before a newline that follows a word. Tokens
+# begin there in every common tokenizer, templates strip nothing, and no character or run of whitespace is cut.
+_SAFE: Final = re.compile(r"(?<=\S)(?= \S)|(?<=\w)(?=\n)")
+_FENCE: Final = re.compile(r"(?:^|\n)[ \t]*(?:```|~~~)[^\n]*$")
+
+
+@dataclass(eq=False, slots=True)
+class Runner:
+    """One stream of the target.
+
+    `prefix` is the answer's text before it; `expected` what it should write, as far as the draft says; `end` the length
+    of `expected` at which the next runner began (None: there is none). `token_ids` are its own; None: not told.
+    `prefix_ids` (prompt and answer before it) and `expected_ids` are known once encoded; `encoded` is set then.
+    """
+
+    prefix: str
+    watch: StreamWatch
+    num_prefix_tokens: int = 0
+    expected: str = ""
+    end: int | None = None
+    text: str = ""
+    token_ids: list[int] | None = None
+    num_tokens: int = 0
+    complete: bool = False
+    finish: Finish | None = None
+    prefix_ids: list[int] | None = None
+    expected_ids: list[int] | None = None
+    encoded: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    num_agreed: int = 0  # tokens since the last round that were as the draft had them
+    rounds: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    ends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # after each piece: tokens, characters
+    _checked: int = 0  # characters of `text` found equal to `expected`
+    _checked_ids: int = 0
+    _told: int = 0  # tokens in `rounds`
+
+    @property
+    def hypothesis(self) -> str:
+        """The answer as it stands if all before this runner arrives."""
+        return self.prefix + self.text
+
+    def write(self, delta: TextDelta, num_new: int) -> None:
+        """Add what it wrote."""
+        self.text += delta.text
+        self.num_tokens += num_new
+        self.ends.append((self.num_tokens, len(self.text)))
+        if self.token_ids is not None and delta.token_ids is not None:
+            self.token_ids += delta.token_ids
+        else:
+            self.token_ids = None
+
+    def expect_anew(self) -> None:
+        """Forget what it should write behind what it has written."""
+        self.expected, self._checked = self.text, len(self.text)
+
+    def compare(self, num_new: int) -> int | None:
+        """How many more tokens are as expected, `num_new` of them being new; None: it wrote something else."""
+        if self.end is not None and self.expected_ids is not None:
+            return self._compare_ids(self.expected_ids)
+        limit = min(len(self.text), len(self.expected) if self.end is None else self.end)
+        if self.text[self._checked : limit] != self.expected[self._checked : limit]:
+            return None
+        num_agreed = num_new if limit > self._checked else 0
+        self._checked = max(self._checked, limit)
+        return num_agreed
+
+    def _compare_ids(self, expected_ids: list[int]) -> int | None:
+        if self.token_ids is None:
+            return None
+        shared = min(len(self.text), len(self.expected))
+        if self.text[self._checked : shared] != self.expected[self._checked : shared]:
+            return None
+        self._checked = max(self._checked, shared)
+        start, limit = self._checked_ids, min(len(self.token_ids), len(expected_ids))
+        if self.token_ids[start:limit] != expected_ids[start:limit]:
+            return None
+        self._checked_ids = limit
+        return limit - start if start else 0  # those before have been counted, by their text
+
+    def has_arrived(self, *, greedy: bool) -> bool:
+        """Whether it stands, or passed, exactly where the next runner began."""
+        if self.end is None:
+            return False
+        if self.expected_ids is not None:
+            return self.token_ids is not None and len(self.token_ids) >= len(self.expected_ids)
+        if len(self.text) == self.end:
+            return True
+        # several tokens in one piece: where nothing is drawn, whitespace behind the border shows that a token ended
+        return greedy and len(self.text) > self.end and self.text[self.end].isspace()
+
+    def has_passed(self) -> bool:
+        """Whether it went beyond the place where the next runner began, without standing there."""
+        return self.end is not None and len(self.text) > self.end
+
+    def close_round(self, *, rejected: bool) -> None:
+        """End a round: what was drafted since the last one is judged."""
+        accepted, self.num_agreed = self.num_agreed, 0
+        emitted, self._told = self.num_tokens - self._told, self.num_tokens
+        if accepted or rejected or emitted:
+            self.rounds.append((accepted + rejected, accepted, emitted))
+
+
+class Chain:
+    """The runners, first to last. `close` is called for each that is no longer needed; `out` is what may be shown.
+
+    `finish` is the answer's end, once it has been reached.
+    """
+
+    def __init__(
+        self,
+        root: Runner,
+        figures: PairFigures,
+        *,
+        greedy: bool,
+        max_tokens: int | None,
+        close: Callable[[Runner], None],
+    ) -> None:
+        self.runners = [root]
+        self.out: list[StreamEvent] = []
+        self.finish: Finish | None = None
+        self.num_arrivals = 0
+        self.num_cancelled_tokens = 0
+        self.departed = False  # the last runner wrote something else than the draft: the draft is to begin anew
+        self._figures = figures
+        self._greedy = greedy
+        self._close = close
+        self._limit = max_tokens
+        self._num_done_tokens = 0  # of runners that are behind us
+        self._num_shown = 0  # characters of the first runner's text
+        self._num_rounds = 0
+        self._num_takeovers = 0
+
+    @property
+    def tail(self) -> Runner:
+        """The last runner: it has nobody to arrive at."""
+        return self.runners[-1]
+
+    @property
+    def num_active(self) -> int:
+        """Streams that are still wanted."""
+        return sum(1 for r in self.runners if not r.complete and r.finish is None)
+
+    def feed(self, runner: Runner, delta: TextDelta) -> None:
+        """A runner wrote something."""
+        num_new = 1 if delta.token_ids is None else len(delta.token_ids)
+        runner.watch.tick(num_new)
+        if runner not in self.runners or runner.complete:
+            self.num_cancelled_tokens += num_new  # it was on its way when the stream was closed
+            return
+        runner.write(delta, num_new)
+        self._judge(runner, num_new)
+        self._show()
+
+    def end(self, runner: Runner, finish: Finish) -> None:
+        """A runner came to the end of its answer."""
+        runner.watch.tick(0)
+        if runner not in self.runners or runner.complete:
+            return
+        runner.finish = finish
+        self._cut_behind(runner)
+        self._show()
+
+    def drop(self, runner: Runner) -> None:
+        """A runner failed; never the first one."""
+        if runner in self.runners:
+            self._cut_behind(self.runners[self.runners.index(runner) - 1])
+
+    def drop_all(self) -> None:
+        """Leave the first runner alone."""
+        self._cut_behind(self.runners[0])
+
+    def expect(self, text: str) -> None:
+        """The draft says more of what follows the last runner's text."""
+        self.tail.expected += text
+        if not self._agrees(self.tail, 0):
+            self._depart(self.tail)
+
+    def expect_anew(self) -> None:
+        """Forget what the draft said; what it says from now on follows the last runner's text."""
+        self.tail.expect_anew()
+        self.departed = False
+
+    def append(self, child: Runner, end: int) -> None:
+        """A new runner, begun `end` characters into what is expected of the last one."""
+        parent = self.tail
+        num_ahead = sum(1 for _ in iter_piece_ends(parent.expected[:end], len(parent.text)))
+        child.num_prefix_tokens = parent.num_prefix_tokens + parent.num_tokens + num_ahead  # until it is encoded
+        child.expected = parent.expected[end:]
+        parent.end, parent.expected = end, parent.expected[:end]
+        self.runners.append(child)
+
+    @property
+    def num_answer_tokens(self) -> int:
+        """Tokens that are confirmed."""
+        return self._num_done_tokens + self.runners[0].num_tokens
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _cut_behind(self, runner: Runner) -> None:
+        """End all runners behind this one; what was expected of them is now expected of it."""
+        at = self.runners.index(runner) + 1
+        for dropped in self.runners[at:]:
+            self.num_cancelled_tokens += dropped.num_tokens
+            runner.expected += dropped.expected
+            self._close(dropped)
+        del self.runners[at:]
+        runner.end = runner.expected_ids = None
+
+    def _judge(self, runner: Runner, num_new: int) -> None:
+        if not self._agrees(runner, num_new):
+            self._depart(runner)
+        elif runner.end is not None and runner.has_arrived(greedy=self._greedy):
+            self._arrive(runner)
+        elif runner.has_passed():
+            self._cut_behind(runner)  # the border fell inside a piece
+
+    def _agrees(self, runner: Runner, num_new: int) -> bool:
+        num_agreed = runner.compare(num_new)
+        if num_agreed:
+            runner.num_agreed += num_agreed
+            self._figures.acceptance.update(num_agreed, rejected=False)
+        return num_agreed is not None
+
+    def _depart(self, runner: Runner) -> None:
+        """It wrote something else than the draft."""
+        self._figures.acceptance.update(0, rejected=True)
+        runner.close_round(rejected=True)
+        self._cut_behind(runner)
+        runner.expect_anew()
+        self.departed = True
+
+    def _arrive(self, runner: Runner) -> None:
+        child = self.runners[self.runners.index(runner) + 1]
+        if child.watch.first_s is None:
+            self._cut_behind(runner)  # too late: the older one is ahead of it
+            return
+        if runner.expected_ids is not None and runner.token_ids is not None:
+            num_beyond = len(runner.token_ids) - len(runner.expected_ids)
+            runner.num_tokens -= num_beyond
+            self.num_cancelled_tokens += num_beyond
+        runner.close_round(rejected=False)
+        runner.text = runner.expected
+        runner.complete = True
+        self.num_arrivals += 1
+        self._close(runner)
+
+    def _show(self) -> None:
+        """Everything that is confirmed and has not been shown yet."""
+        while True:
+            root = self.runners[0]
+            self._cap(root)
+            if len(root.text) > self._num_shown:
+                self.out.append(TextDelta(root.text[self._num_shown :], "accepted" if self._num_takeovers else "plain"))
+                self._num_shown = len(root.text)
+            if root.finish is not None:
+                root.close_round(rejected=False)
+            self._report(root)
+            if not root.complete:
+                break
+            del self.runners[0]
+            self._num_done_tokens += root.num_tokens
+            self._num_shown = 0
+            self._num_takeovers += 1
+        self.finish = root.finish
+
+    def _cap(self, root: Runner) -> None:
+        """End the answer where the request wants it to end."""
+        if self._limit is None or self.num_answer_tokens < self._limit:
+            return
+        room = self._limit - self._num_done_tokens
+        num_tokens, num_characters = next(((n, at) for n, at in root.ends if n >= room), root.ends[-1])
+        if num_tokens < root.num_tokens or root.finish is None:
+            self.num_cancelled_tokens += root.num_tokens - num_tokens
+            root.num_tokens, root.text, root.complete = num_tokens, root.text[:num_characters], False
+            root.finish = Finish("length", None if root.finish is None else root.finish.usage, "max_tokens")
+            self._cut_behind(root)
+
+    def _report(self, root: Runner) -> None:
+        for num_draft, num_accepted, num_emitted in root.rounds:
+            self.out.append(
+                Round(
+                    index=self._num_rounds,
+                    num_draft_tokens=num_draft,
+                    num_accepted_tokens=num_accepted,
+                    num_emitted_tokens=num_emitted,
+                )
+            )
+            self._num_rounds += 1
+        root.rounds.clear()
+
+
+def find_boundary(text: str, start: int, num_pieces: int) -> int | None:
+    """Where a stream may begin, at least `num_pieces` pieces behind `start`; None: nowhere yet."""
+    ends = islice(iter_piece_ends(text, start), num_pieces - 1, None)
+    first = next(ends, None)
+    if first is None:
+        return None
+    return next((m.start() for m in _SAFE.finditer(text, first) if not _FENCE.search(text[: m.start()])), None)

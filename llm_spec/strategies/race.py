@@ -1,0 +1,357 @@
+"""`race`: the target runs against itself, from several places of a draft at once. `chain.py` tells how that works."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Final
+
+from llm_spec.chat import ChatRequest, Fallback, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
+from llm_spec.config import SpeculativeConfig
+from llm_spec.drafting.feed import DraftFeed
+from llm_spec.drafting.pieces import split_pieces
+from llm_spec.errors import TargetError, UnsupportedError
+from llm_spec.figures import PairFigures
+from llm_spec.provider import DraftProvider, Feature, LlmProvider, TokenEndpoint
+from llm_spec.strategies.base import Promise, refuse_request
+from llm_spec.strategies.chain import Chain, Runner, find_boundary
+from llm_spec.text import StopMatcher
+
+__all__ = ["RACE", "RaceStrategy"]
+
+_MIN_SEGMENT: Final = 2
+_MAX_SEGMENT: Final = 64
+_COVERAGE: Final = 2.0  # the runners together reach so many times as far as the draft is expected to agree
+_MIN_SURVIVAL: Final = 0.02  # a runner that is less likely to be of use is not worth its tokens
+_MAX_FAILURES: Final = 3
+_CHARACTERS: Final = 4  # of a token, roughly
+_MAX_REST: Final = 64  # tokens without a draft, after several that were wrong at once
+
+
+class RaceStrategy:
+    """Any target that continues a text, by token ids where it takes them. No slower than plain where it has room."""
+
+    name = "race"
+    needs: Feature | None = "token_endpoint"
+
+    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
+        if draft is None:
+            return "there is no draft"
+        can = target.capabilities
+        if can.token_model is not None:
+            return f"target {target.name} runs in this process and has no room for several streams"
+        if can.token_endpoint is None and not can.continue_prefix:
+            return f"target {target.name} can neither continue token ids nor an assistant's text"
+        return refuse_request(request)
+
+    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:  # noqa: ARG002 - the target decides
+        by_ids = target.capabilities.token_endpoint is not None
+        return Promise("exact" if by_ids else "exact-text", same_text=False)
+
+    @asynccontextmanager
+    async def run(
+        self,
+        draft: DraftProvider | None,
+        target: LlmProvider,
+        request: ChatRequest,
+        config: SpeculativeConfig,
+        figures: PairFigures,
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        if draft is None:
+            raise UnsupportedError("strategy 'race' cannot be used: there is no draft")
+        race = _Race(draft, target, request, config, figures)
+        try:
+            async with aclosing(race.events()) as events:
+                yield events
+        finally:
+            await race.aclose()
+
+
+class _Race:
+    """One request."""
+
+    def __init__(
+        self,
+        draft: DraftProvider,
+        target: LlmProvider,
+        request: ChatRequest,
+        config: SpeculativeConfig,
+        figures: PairFigures,
+    ) -> None:
+        self._target = target
+        self._endpoint = target.capabilities.token_endpoint
+        self._request = request
+        self._config = config
+        self._figures = figures
+        self._clock = asyncio.get_running_loop().time
+        self._news: asyncio.Queue[tuple[Runner, StreamEvent | Exception] | None] = asyncio.Queue()
+        self._feed = DraftFeed(
+            draft,
+            request,
+            max_tokens=config.max_draft_tokens,
+            timeout_s=config.draft_timeout_s,
+            news=lambda: self._news.put_nowait(None),
+        )
+        self._random = random.Random(request.sampling.seed)  # noqa: S311 - seeds of streams, no secret
+        self._root = self._runner("")
+        self._chain = Chain(
+            self._root,
+            figures,
+            greedy=request.sampling.temperature == 0,
+            max_tokens=request.max_tokens,
+            close=_cancel,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_prompt_tokens = sum(len(split_pieces(message.text)) for message in request.messages)
+        self._num_extra_input_tokens = 0
+        self._num_failures = 0
+        self._fallback: str | None = None
+        self._told_fallback = False
+        self._num_fed = 0  # characters of the draft's text that the chain knows
+        self._rest = 0  # tokens to wait before the draft begins anew …
+        self._resting: Runner | None = None  # … while this one is the last …
+        self._resume_at = 0  # … until it has written so many
+        self._num_arrivals = 0
+
+    async def events(self) -> AsyncGenerator[StreamEvent]:
+        """The answer."""
+        chain, matcher = self._chain, StopMatcher(self._request.stop)
+        self._open(self._root, None)
+        self._feed.restart("", self._reach())
+        while chain.finish is None:
+            self._take(await self._news.get())
+            while not self._news.empty():
+                self._take(self._news.get_nowait())
+            self._plan()
+            if self._fallback is not None and not self._told_fallback:
+                self._told_fallback = True
+                chain.out.append(Fallback(self._fallback))
+            for event in chain.out:
+                for shown in matcher.push(event.text, event.origin) if isinstance(event, TextDelta) else [event]:
+                    yield shown
+            chain.out.clear()
+            if matcher.matched is not None:
+                yield self._finish(Finish("stop", None, "stop_string"))
+                return
+        for held in matcher.flush():
+            yield held
+        yield self._finish(chain.finish)
+
+    async def aclose(self) -> None:
+        """End every stream and the draft, and wait until they are closed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, self._feed.aclose(), return_exceptions=True)
+
+    # ----------------------------------------------------------------------------------------- streams
+
+    def _runner(self, prefix: str) -> Runner:
+        runner = Runner(prefix, self._figures.open_stream())
+        runner.token_ids = None if self._endpoint is None else []
+        return runner
+
+    def _open(self, runner: Runner, parent: Runner | None) -> None:
+        runner.task = asyncio.create_task(self._read(runner, parent))
+        self._tasks.add(runner.task)
+        runner.task.add_done_callback(self._tasks.discard)
+
+    async def _read(self, runner: Runner, parent: Runner | None) -> None:
+        try:
+            async with self._connected(runner, parent) as events:
+                async for event in events:
+                    self._news.put_nowait((runner, event))
+        except Exception as error:  # noqa: BLE001 - judged where it is taken
+            self._news.put_nowait((runner, error))
+
+    @asynccontextmanager
+    async def _connected(self, runner: Runner, parent: Runner | None) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        encoding: asyncio.Task[None] | None = None
+        request = replace(self._request, stop=())
+        try:
+            if self._endpoint is None:
+                request = replace(request, prefix=request.prefix + runner.prefix)
+                opened = self._target.stream(request if parent is None else self._reseeded(request))
+            elif parent is None:
+                encoding = asyncio.create_task(self._encode_prompt(runner, self._endpoint))
+                opened = self._endpoint.stream_chat(request)
+            else:
+                opened = await self._opened_by_ids(runner, parent, self._endpoint, request)
+            async with opened as events:
+                yield events
+        finally:
+            if encoding is not None:
+                encoding.cancel()
+                await asyncio.wait([encoding])
+
+    async def _encode_prompt(self, runner: Runner, endpoint: TokenEndpoint) -> None:
+        try:
+            runner.prefix_ids = await endpoint.encode_chat(self._request)
+            self._num_prompt_tokens = len(runner.prefix_ids)
+        except Exception as error:  # noqa: BLE001 - only speculation needs it
+            self._give_up(error)
+        runner.encoded.set()
+
+    async def _opened_by_ids(
+        self, runner: Runner, parent: Runner, endpoint: TokenEndpoint, request: ChatRequest
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        text, written_ids = parent.text, list(parent.token_ids or ())
+        added_ids = await endpoint.encode(parent.expected[len(text) :])
+        await parent.encoded.wait()
+        if parent.prefix_ids is None:
+            raise TargetError("the prompt could not be encoded")
+        parent.expected_ids = written_ids + added_ids
+        runner.prefix_ids = parent.prefix_ids + parent.expected_ids
+        runner.num_prefix_tokens = len(runner.prefix_ids) - self._num_prompt_tokens
+        runner.encoded.set()
+        if request.max_tokens is not None:
+            request = replace(request, max_tokens=max(1, request.max_tokens - runner.num_prefix_tokens))
+        return endpoint.stream_after(runner.prefix_ids, self._reseeded(request))
+
+    def _reseeded(self, request: ChatRequest) -> ChatRequest:
+        """With a seed of its own: two streams with one seed would draw the same noise at different places."""
+        if request.sampling.temperature == 0:
+            return request
+        return replace(request, sampling=replace(request.sampling, seed=self._random.getrandbits(31)))
+
+    # -------------------------------------------------------------------------------------------- news
+
+    def _take(self, news: tuple[Runner, StreamEvent | Exception] | None) -> None:
+        """Something was written, by a runner or (None) by the draft."""
+        if news is None:
+            self._expect()
+            return
+        runner, event = news
+        match event:
+            case TextDelta():
+                self._chain.feed(runner, event)
+            case Finish():
+                self._chain.end(runner, event)
+            case Exception():
+                self._fail(runner, event)
+            case ReasoningDelta() | ToolCallDelta() if runner is self._chain.runners[0]:
+                self._give_up(UnsupportedError("the target does more than write text"))
+                self._chain.out.append(event)
+            case _:
+                pass
+
+    def _expect(self) -> None:
+        if self._feed.failure is not None and self._fallback is None:
+            self._fallback = self._feed.failure
+        if not self._chain.departed:
+            text = self._feed.text
+            new, self._num_fed = text[self._num_fed :], len(text)
+            if new:
+                self._chain.expect(new)
+
+    def _fail(self, runner: Runner, error: Exception) -> None:
+        if runner is self._chain.runners[0]:
+            raise error
+        if runner in self._chain.runners:
+            self._chain.drop(runner)
+            self._num_failures += 1
+            if self._num_failures >= _MAX_FAILURES:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Leave the rest to the first runner."""
+        if self._fallback is None:
+            self._fallback = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        self._num_failures = _MAX_FAILURES
+        self._chain.drop_all()
+
+    # ---------------------------------------------------------------------------------------- planning
+
+    def _plan(self) -> None:
+        """Begin what is worth beginning now: a new draft, new runners."""
+        if self._num_failures >= _MAX_FAILURES or self._chain.tail.finish is not None:
+            return
+        self._redraft()
+        while self._launch():
+            pass
+
+    def _redraft(self) -> None:
+        """Ask the draft for more, or anew where it went wrong; after it was of no use, later and later."""
+        chain, feed, tail = self._chain, self._feed, self._chain.tail
+        if feed.is_spent or not (chain.departed or feed.ended):
+            return
+        if not chain.departed and feed.is_cut:
+            if len(tail.expected) - len(tail.text) < _CHARACTERS * self._reach():
+                self._num_fed = 0
+                feed.restart(tail.prefix + tail.expected, self._reach())
+            return
+        if not chain.departed and len(tail.text) < len(tail.expected):
+            return
+        if self._resting is not tail:
+            self._rest = 0 if chain.num_arrivals > self._num_arrivals else min(max(1, 2 * self._rest), _MAX_REST)
+            self._resting, self._num_arrivals = tail, chain.num_arrivals
+            self._resume_at = tail.num_tokens + self._rest
+        if tail.num_tokens >= self._resume_at:
+            self._resting = None
+            self._num_fed = 0
+            chain.expect_anew()
+            feed.restart(tail.hypothesis, self._reach())
+
+    def _launch(self) -> bool:
+        """Begin one more runner, where the draft reaches far enough and it is likely enough to be of use."""
+        chain, figures = self._chain, self._figures
+        tail = chain.tail
+        if chain.departed or chain.num_active >= self._config.max_concurrent_streams:
+            return False
+        # what the last runner will have written when a new one writes its first token
+        lead = figures.first_token_tokens
+        if tail.watch.first_s is None:
+            lead = (self._clock() - tail.watch.opened_s) / figures.target_token_s
+        num_pieces = math.ceil(lead) + self._segment()
+        if figures.acceptance.rate**num_pieces < _MIN_SURVIVAL:
+            return False
+        end = find_boundary(tail.expected, len(tail.text), num_pieces)
+        if end is None or not self._can_afford(end):
+            return False
+        child = self._runner(tail.prefix + tail.expected[:end])
+        chain.append(child, end)
+        self._num_extra_input_tokens += self._num_prompt_tokens + child.num_prefix_tokens
+        self._open(child, tail)
+        return True
+
+    def _segment(self) -> int:
+        """Tokens between two runners: together they should reach beyond where the draft is likely to go wrong."""
+        reach = _COVERAGE / max(1.0 - self._figures.acceptance.rate, 1e-3)
+        return min(max(math.ceil(reach / self._config.max_concurrent_streams), _MIN_SEGMENT), _MAX_SEGMENT)
+
+    def _reach(self) -> int:
+        """Tokens that are worth drafting at once: as far as all runners together can reach."""
+        return math.ceil(self._figures.first_token_tokens) + (self._config.max_concurrent_streams + 1) * self._segment()
+
+    def _can_afford(self, end: int) -> bool:
+        """Whether one more runner stays within `max_extra_cost`."""
+        bound, chain = self._config.max_extra_cost, self._chain
+        if bound is None:
+            return True
+        num_input = self._num_prompt_tokens + len(split_pieces(chain.tail.prefix + chain.tail.expected[:end]))
+        extra = self._num_extra_input_tokens + num_input + chain.num_cancelled_tokens
+        return extra <= bound * (self._num_prompt_tokens + chain.num_answer_tokens)
+
+    def _finish(self, finish: Finish) -> Finish:
+        """The end, with what all streams have read and written."""
+        chain = self._chain
+        chain.drop_all()
+        usage = Usage(
+            input_tokens=self._num_prompt_tokens + self._num_extra_input_tokens,
+            output_tokens=chain.num_answer_tokens + chain.num_cancelled_tokens,
+            extra_input_tokens=self._num_extra_input_tokens,
+            cancelled_output_tokens=chain.num_cancelled_tokens,
+        )
+        drafted = self._feed.usage or Usage(output_tokens=self._feed.num_tokens)
+        return replace(finish, usage=usage, draft_usage=drafted)
+
+
+def _cancel(runner: Runner) -> None:
+    if runner.task is not None:
+        runner.task.cancel()
+
+
+RACE: Final = RaceStrategy()

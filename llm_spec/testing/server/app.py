@@ -1,0 +1,281 @@
+"""The server: its endpoints, and how long they take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from aiohttp import web
+
+from llm_spec._checks import check_number
+from llm_spec.errors import InvalidRequestError
+from llm_spec.testing.server.bodies import (
+    Json,
+    max_tokens_of,
+    messages_of,
+    read_body,
+    rendered,
+    room_for_answer,
+    stops_of,
+)
+from llm_spec.testing.server.faults import Faults
+from llm_spec.testing.server.latency import Latency, PrefixCache
+from llm_spec.testing.server.model import Answer, ScriptedModel
+from llm_spec.testing.server.replies import (
+    MODEL,
+    Failure,
+    Frame,
+    Kind,
+    choice_of,
+    error_reply,
+    frames_of,
+    reply,
+    usage_of,
+)
+
+__all__ = ["ModelServer"]
+
+_MALFORMED: Final = b'data: {"choices": [{"del\n\n'
+_NO_FAULTS: Final = Faults()
+_NO_LATENCY: Final = Latency()
+
+ContinuesPrefix: TypeAlias = Literal["fields", "repeats"] | None
+
+
+class ModelServer:
+    """Answers every prompt with `answer`, on a free port of 127.0.0.1, inside its `async with`.
+
+    continues_prefix: whether a last message of the assistant is continued: with `continue_final_message` ("fields"),
+    always and with that message's text once more in front ("repeats"), or never. context_length: how many tokens a
+    prompt and its answer may have together. tokens_per_frame: how many a streamed frame has, as of a busy server; it is
+    sent when the last of them is there. `faults` may be set anew at any time.
+
+    `paths` are those of all requests, `requests` the bodies of those that asked for text; `num_open_streams` of them
+    are being answered or wait for their turn, `num_cancelled` were left by their client; `num_generated_tokens` is what
+    all of them cost.
+    """
+
+    def __init__(
+        self,
+        answer: str,
+        *,
+        latency: Latency = _NO_LATENCY,
+        faults: Faults = _NO_FAULTS,
+        continues_prefix: ContinuesPrefix = None,
+        context_length: int = 1 << 20,
+        tokens_per_frame: int = 1,
+    ) -> None:
+        check_number(ValueError, "context_length", context_length, 1, integer=True)
+        check_number(ValueError, "tokens_per_frame", tokens_per_frame, 1, integer=True)
+        self.latency = latency
+        self.faults = faults
+        self.continues_prefix: ContinuesPrefix = continues_prefix
+        self.context_length = context_length
+        self.tokens_per_frame = tokens_per_frame
+        self.url = ""
+        self.paths: list[str] = []
+        self.requests: list[Json] = []
+        self.num_open_streams = self.num_cancelled = self.num_generated_tokens = 0
+        self._model = ScriptedModel(answer)
+        self._cache = PrefixCache()
+        self._slots = None if latency.max_streams is None else asyncio.Semaphore(latency.max_streams)
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def answer(self) -> str:
+        return self._model.script.text
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(middlewares=[self._receive], client_max_size=1 << 28)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}/v1"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # ------------------------------------------------------------------------------------------ endpoints
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body, faults = await self._admit(request)
+        prefix = self._prefix(body)
+        prompt_ids = self._model.vocabulary.encode(rendered(body, continued=prefix is not None))
+        answer = self._answer(body, prompt_ids, prefix or "", max_tokens_of(body, None))
+        return await self._respond(request, body, "chat", [answer], faults)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body, faults = await self._admit(request)
+        answers = [self._completion(body, prompt_ids) for prompt_ids in self._prompts(body.get("prompt"))]
+        if body.get("stream") and len(answers) > 1:
+            raise InvalidRequestError("this server streams no batches")
+        return await self._respond(request, body, "text", answers, faults)
+
+    async def _respond(
+        self, request: web.Request, body: Json, kind: Kind, answers: Sequence[Answer], faults: Faults
+    ) -> web.StreamResponse:
+        async with self._turn():
+            num_cached = self._num_cached(body, answers)
+            start = self._first_at(answers, num_cached)
+            usage = usage_of(answers, num_cached)
+            if body.get("stream"):
+                frames = frames_of(body, kind, answers[0], usage, self.tokens_per_frame)
+                return await self._stream(request, frames, start, faults)
+            await self._generate(answers, start)
+        choices = [self._choice(body, kind, index, answer) for index, answer in enumerate(answers)]
+        return reply(body, kind, answers, choices, usage)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        continued = bool(body.get("continue_final_message"))
+        text = rendered(body, continued=continued) if "messages" in body else str(body.get("prompt", ""))
+        token_ids = self._model.vocabulary.encode(text)
+        counts = {"count": len(token_ids), "max_model_len": self.context_length}
+        return web.json_response({**counts, "tokens": token_ids})
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        token_ids = (await read_body(request)).get("tokens", [])
+        return web.json_response({"prompt": self._model.vocabulary.decode(token_ids)})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        model = {"id": MODEL, "object": "model", "max_model_len": self.context_length}
+        return web.json_response({"object": "list", "data": [model]})
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    @web.middleware
+    async def _receive(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        self.paths.append(request.path)
+        await asyncio.sleep(self.latency.round_trip_s)
+        if request.path in self.faults.missing:
+            return error_reply(404, f"{request.path} is not here")
+        try:
+            return await handler(request)
+        except InvalidRequestError as error:
+            return error_reply(400, str(error))
+        except Failure as failure:
+            return failure.response
+
+    async def _admit(self, request: web.Request) -> tuple[Json, Faults]:
+        """The body of a request for text, and the faults its answer has."""
+        body = await read_body(request)
+        self.requests.append(body)
+        faults, last = self.faults, self.faults.num_requests
+        if last is not None and len(self.requests) > last:
+            faults = _NO_FAULTS
+        if faults.status is not None:
+            raise Failure(faults.status, faults.retry_after_s)
+        return body, faults
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    def _prefix(self, body: Json) -> str | None:
+        """The text that a chat request wants continued."""
+        last = messages_of(body)[-1]
+        wanted = self.continues_prefix == "repeats" or (
+            self.continues_prefix == "fields" and bool(body.get("continue_final_message"))
+        )
+        return last.text if wanted and last.role == "assistant" else None
+
+    def _prompts(self, prompts: str | list[Any] | None) -> list[list[int]]:
+        """The prompts of a completion: one or many, each a text or token ids."""
+        if isinstance(prompts, str):
+            return [self._model.vocabulary.encode(prompts)]
+        if not prompts:
+            raise InvalidRequestError("prompt must be a text, token ids, or a list of either")
+        if isinstance(prompts[0], int):
+            return [prompts]
+        return [self._model.vocabulary.encode(p) if isinstance(p, str) else p for p in prompts]
+
+    def _completion(self, body: Json, prompt_ids: Sequence[int]) -> Answer:
+        return self._answer(body, prompt_ids, self._model.prefix_in(prompt_ids), max_tokens_of(body, 16))
+
+    def _answer(self, body: Json, prompt_ids: Sequence[int], prefix: str, max_tokens: int | None) -> Answer:
+        return self._model.answer(
+            prompt_ids,
+            prefix,
+            max_tokens=room_for_answer(self.context_length, len(prompt_ids), max_tokens),
+            stops=stops_of(body),
+            is_repeating=self.continues_prefix == "repeats" and "messages" in body,
+        )
+
+    def _choice(self, body: Json, kind: Kind, index: int, answer: Answer) -> Json:
+        choice = choice_of(body, kind, index, answer)
+        if kind == "text" and body.get("prompt_logprobs") is not None:
+            choice["prompt_logprobs"] = self._model.prompt_logprobs(answer.prompt_ids)
+        return choice
+
+    # ------------------------------------------------------------------------------------------ time
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncGenerator[None]:
+        """Counts a request, and holds one of the `max_streams` places for it."""
+        self.num_open_streams += 1
+        try:
+            async with AsyncExitStack() as stack:
+                if self._slots is not None:
+                    await stack.enter_async_context(self._slots)
+                yield
+        except (asyncio.CancelledError, ConnectionError):
+            self.num_cancelled += 1
+            raise
+        finally:
+            self.num_open_streams -= 1
+
+    def _num_cached(self, body: Json, answers: Sequence[Answer]) -> int:
+        """How many prompt tokens need not be computed; for the logprobs of a prompt vLLM computes them all."""
+        if not self.latency.cached:
+            return 0
+        num_cached = sum([self._cache.add(answer.prompt_ids) for answer in answers])
+        return num_cached if body.get("prompt_logprobs") is None else 0
+
+    def _first_at(self, answers: Sequence[Answer], num_cached: int) -> float:
+        num_computed = sum(len(answer.prompt_ids) for answer in answers) - num_cached
+        return asyncio.get_running_loop().time() + self.latency.until_first_s(num_computed)
+
+    async def _generate(self, answers: Sequence[Answer], start: float) -> None:
+        """Spends the time of answers that are generated together."""
+        for index in range(max(1, *(len(answer.pieces) for answer in answers))):
+            await _sleep_until(start + index * self.latency.token_s)
+            self.num_generated_tokens += sum(index < len(answer.pieces) for answer in answers)
+
+    async def _stream(
+        self, request: web.Request, frames: Sequence[Frame], start: float, faults: Faults
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        num_sent = 0
+        for index, (line, num_tokens) in enumerate(frames):
+            await _sleep_until(start + max(0, num_tokens - 1) * self.latency.token_s)
+            if index == faults.drop_after and request.transport is not None:
+                request.transport.abort()
+                break
+            await _disturb(response, faults, index)
+            self.num_generated_tokens += num_tokens - num_sent
+            num_sent = num_tokens
+            await response.write(line)
+        return response
+
+
+async def _sleep_until(at: float) -> None:
+    """Sleep to a time of the loop's clock, so that the lateness of sleeps does not add up."""
+    await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
+
+
+async def _disturb(response: web.StreamResponse, faults: Faults, index: int) -> None:
+    if index == faults.malformed_after:
+        await response.write(_MALFORMED)
+    if index == faults.stall_after:
+        await asyncio.Event().wait()  # until the client leaves or the server ends

@@ -1,0 +1,89 @@
+"""What a request's body asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias, cast
+
+from aiohttp import web
+
+from llm_spec._checks import check_number
+from llm_spec.chat import ChatMessage
+from llm_spec.errors import InvalidRequestError
+from llm_spec.testing.server.vocabulary import ASSISTANT
+
+__all__ = [
+    "Json",
+    "max_tokens_of",
+    "messages_of",
+    "read_body",
+    "rendered",
+    "room_for_answer",
+    "stops_of",
+    "wants_ids",
+    "wants_usage",
+]
+
+Json: TypeAlias = dict[str, Any]
+
+
+async def read_body(request: web.Request) -> Json:
+    try:
+        body = await request.json()
+    except ValueError as error:
+        raise InvalidRequestError(f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    return cast("Json", body)
+
+
+def messages_of(body: Json) -> list[ChatMessage]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequestError("messages must be a list of at least one")
+    return [ChatMessage.from_openai(message) for message in cast("list[Mapping[str, Any]]", messages)]
+
+
+def rendered(body: Json, *, continued: bool) -> str:
+    """The messages as one text; continued: the last one is left open, and no mark of an answer follows."""
+    text = "".join(f"<|{message.role}|>{message.text}<|end|>" for message in messages_of(body))
+    if continued:
+        return text.removesuffix("<|end|>")
+    return text + (ASSISTANT if body.get("add_generation_prompt", True) else "")
+
+
+def max_tokens_of(body: Json, default: int | None) -> int | None:
+    value = body.get("max_completion_tokens", body.get("max_tokens", default))
+    check_number(InvalidRequestError, "max_tokens", value, 1, integer=True)
+    return cast("int | None", value)
+
+
+def room_for_answer(context_length: int, num_prompt_tokens: int, max_tokens: int | None) -> int:
+    """How many tokens the answer may have; what does not fit is refused in vLLM's words."""
+    limit = f"This model's maximum context length is {context_length} tokens"
+    room = context_length - num_prompt_tokens
+    if room < 1:
+        raise InvalidRequestError(
+            f"{limit}. However, your request has {num_prompt_tokens} input tokens. "
+            "Please reduce the length of the input messages."
+        )
+    if max_tokens is not None and max_tokens > room:
+        raise InvalidRequestError(
+            f"'max_tokens' or 'max_completion_tokens' is too large: {max_tokens}. {limit} and your request has "
+            f"{num_prompt_tokens} input tokens ({max_tokens} > {context_length} - {num_prompt_tokens})."
+        )
+    return room if max_tokens is None else max_tokens
+
+
+def stops_of(body: Json) -> list[str]:
+    stop: str | list[str] = body.get("stop") or []
+    return [stop] if isinstance(stop, str) else stop
+
+
+def wants_ids(body: Json) -> bool:
+    return body.get("return_token_ids") is True
+
+
+def wants_usage(body: Json) -> bool:
+    options: Json = body.get("stream_options") or {}
+    return bool(options.get("include_usage"))

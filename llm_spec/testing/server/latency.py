@@ -1,0 +1,67 @@
+"""How long a server takes, and what it need not compute again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final
+
+from llm_spec._checks import check_number
+
+__all__ = ["Latency", "PrefixCache"]
+
+_BLOCK: Final = 16  # tokens, vLLM's default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """How long tokens take: the first `first_token_s` plus the prompt at `prefill_tokens_per_s`, each other `token_s`.
+
+    `cached`: prompt tokens that the server has computed before, in whole blocks of 16 from the beginning of the prompt,
+    take no time; the other tokens of all prompts of a batch add up. At most `max_streams` requests are answered at
+    once, a batch being one; the others wait. `round_trip_s` is added to every request of any path.
+    """
+
+    first_token_s: float = 0.0
+    token_s: float = 0.0
+    prefill_tokens_per_s: float | None = None
+    cached: bool = True
+    max_streams: int | None = None
+    round_trip_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number(ValueError, "first_token_s", self.first_token_s, 0)
+        check_number(ValueError, "token_s", self.token_s, 0)
+        check_number(ValueError, "prefill_tokens_per_s", self.prefill_tokens_per_s, 0, above=True)
+        check_number(ValueError, "max_streams", self.max_streams, 1, integer=True)
+        check_number(ValueError, "round_trip_s", self.round_trip_s, 0)
+
+    def until_first_s(self, num_computed_tokens: int) -> float:
+        """The time to the first token, for the prompt tokens that are not cached."""
+        rate = self.prefill_tokens_per_s
+        return self.first_token_s + (num_computed_tokens / rate if rate else 0.0)
+
+
+class PrefixCache:
+    """The beginnings of all prompts so far, in whole blocks; it forgets none."""
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+
+    def add(self, token_ids: Sequence[int]) -> int:
+        """How many leading tokens of a prompt were there before; never its last one, whose logits are wanted."""
+        hashes = _prefix_hashes(token_ids)
+        num_blocks = sum(1 for _ in takewhile(self._hashes.__contains__, hashes))
+        self._hashes.update(hashes)
+        return min(num_blocks, max(0, len(token_ids) - 1) // _BLOCK) * _BLOCK
+
+
+def _prefix_hashes(token_ids: Sequence[int]) -> list[int]:
+    """One hash for each whole block, of all tokens up to its end."""
+    hashes: list[int] = []
+    before = 0
+    for end in range(_BLOCK, len(token_ids) + 1, _BLOCK):
+        before = hash((before, *token_ids[end - _BLOCK : end]))
+        hashes.append(before)
+    return hashes

@@ -1,0 +1,85 @@
+"""The greedy model that knows one text: what it answers, and what it thinks of given tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from llm_spec.drafting.pieces import split_pieces
+from llm_spec.testing.server.script import Script
+from llm_spec.testing.server.vocabulary import ASSISTANT, EOS_ID, Vocabulary
+
+__all__ = ["Answer", "ScriptedModel"]
+
+_UNLIKELY: Final = -10.0  # the logprob of a token that is not the script's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The answer to one prompt: a token id for each piece, and in `ending` those behind them, which have no text.
+
+    `repeated` is a prefix that comes again in front of it: text that was not generated and has no ids.
+    """
+
+    prompt_ids: Sequence[int]
+    pieces: Sequence[str]
+    token_ids: Sequence[int]
+    finish_reason: Literal["stop", "length"]
+    ending: tuple[int, ...] = ()
+    repeated: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.repeated + "".join(self.pieces)
+
+
+class ScriptedModel:
+    """A script and its vocabulary."""
+
+    def __init__(self, text: str) -> None:
+        self.script = Script(text)
+        self.vocabulary = Vocabulary()
+
+    def prefix_in(self, prompt_ids: Sequence[int]) -> str:
+        """The beginning of the answer: what is behind the last mark, or all."""
+        return self.vocabulary.decode(prompt_ids).rpartition(ASSISTANT)[2]
+
+    def answer(
+        self, prompt_ids: Sequence[int], prefix: str, *, max_tokens: int, stops: Sequence[str], is_repeating: bool
+    ) -> Answer:
+        """What follows the prefix that the prompt ends with; before a stop string it ends too, and has no ending."""
+        rest = self.script.behind(prefix)
+        pieces = rest[:max_tokens]
+        text = "".join(pieces)
+        found = [at for stop in stops if (at := text.find(stop)) >= 0]
+        if found:
+            pieces = split_pieces(text[: min(found)])
+        is_cut = len(rest) >= max_tokens and not found
+        return Answer(
+            prompt_ids=prompt_ids,
+            pieces=pieces,
+            token_ids=self.vocabulary.ids(pieces),
+            finish_reason="length" if is_cut else "stop",
+            ending=() if is_cut or found else (EOS_ID,),
+            repeated=prefix if is_repeating else "",
+        )
+
+    def prompt_logprobs(self, prompt_ids: Sequence[int]) -> list[dict[str, Any] | None]:
+        """As vLLM has them: by position the token itself and the likeliest; the first token has none."""
+        pieces = self.vocabulary.pieces(prompt_ids)
+        first = len(pieces) - pieces[::-1].index(ASSISTANT) if ASSISTANT in pieces else 0
+        entries: list[dict[str, Any] | None] = []
+        for at, token_id in enumerate(prompt_ids):
+            likeliest = token_id if at < first else self._next_id("".join(pieces[first:at]))
+            entries.append(self._ranked(likeliest, token_id) if at else None)
+        return entries
+
+    def _next_id(self, prefix: str) -> int:
+        return next(iter(self.vocabulary.ids(self.script.behind(prefix)[:1])), EOS_ID)
+
+    def _ranked(self, likeliest: int, token_id: int) -> dict[str, Any]:
+        return {
+            str(each): {"logprob": logprob, "rank": rank, "decoded_token": self.vocabulary.decode([each])}
+            for each, logprob, rank in ((token_id, _UNLIKELY, 2), (likeliest, 0.0, 1))  # if they are one, the last wins
+        }

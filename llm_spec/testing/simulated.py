@@ -1,0 +1,175 @@
+"""A target and a draft that know one text and take their time: what a latency model looks like to a strategy.
+
+Their tokens are the pieces of `split_pieces`. Times are `asyncio.sleep`, so that by the virtual clock a long answer
+takes no time; `ModelServer` is the same behind real sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Final
+
+from llm_spec.chat import ChatRequest, ChatResponse, Finish, Sampling, StreamEvent, TextDelta, Usage
+from llm_spec.drafting.pieces import split_pieces
+from llm_spec.provider import Capabilities, DraftPiece, NextToken, complete_from_stream
+
+__all__ = ["SimulatedDraft", "SimulatedTarget"]
+
+_EOS_ID: Final = 0
+_PROMPT_ID: Final = 1
+
+
+class SimulatedTarget:
+    """Writes `answer`, greedily, from wherever it is asked to continue; a text that departs from it is passed over.
+
+    A `LlmProvider` that continues prefixes, and with `by_ids` a `TokenEndpoint`. The first token of a call takes
+    `round_trip_s + first_token_s`, each other `token_s`. `num_open` calls are open now, at most `max_open` were.
+    """
+
+    context_length: int | None = None
+
+    def __init__(
+        self,
+        answer: str,
+        *,
+        first_token_s: float = 0.0,
+        token_s: float = 0.0,
+        round_trip_s: float = 0.0,
+        by_ids: bool = False,
+    ) -> None:
+        self.name = "simulated:target"
+        self.capabilities = Capabilities(continue_prefix=True, token_endpoint=self if by_ids else None)
+        self.num_open = self.max_open = self.num_calls = self.num_generated_tokens = 0
+        self._pieces = split_pieces(answer)
+        self._first_token_s = first_token_s
+        self._token_s = token_s
+        self._round_trip_s = round_trip_s
+        self._texts = ["", "<prompt>"]
+        self._ids: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with aclosing(self._write(split_pieces(request.prefix), request.max_tokens, with_ids=False)) as events:
+            yield events
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        return await complete_from_stream(self, request)
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+
+    # ------------------------------------------------------------------------------------- token endpoint
+
+    async def encode(self, text: str) -> list[int]:
+        await asyncio.sleep(0)  # known words need no round trip
+        return self._encoded(split_pieces(text))
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        await asyncio.sleep(0)
+        return "".join(self._texts[i] for i in token_ids)
+
+    async def encode_chat(self, request: ChatRequest) -> list[int]:
+        await asyncio.sleep(self._round_trip_s)
+        return [_PROMPT_ID, *self._encoded(split_pieces(request.prefix))]
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:  # noqa: ARG002 - greedy
+        self._count(1)
+        try:
+            await asyncio.sleep(self._round_trip_s + self._first_token_s)
+        finally:
+            self._count(-1)
+        self.num_generated_tokens += len(prefixes)
+        return [self._next(prefix) for prefix in prefixes]
+
+    @asynccontextmanager
+    async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with aclosing(self._write(split_pieces(request.prefix), request.max_tokens, with_ids=True)) as events:
+            yield events
+
+    @asynccontextmanager
+    async def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        written = [self._texts[i] for i in token_ids[1:]]
+        async with aclosing(self._write(written, request.max_tokens, with_ids=True)) as events:
+            yield events
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    async def _write(
+        self, written: Sequence[str], max_tokens: int | None, *, with_ids: bool
+    ) -> AsyncGenerator[StreamEvent]:
+        rest = self._pieces[len(written) :]
+        is_cut = max_tokens is not None and len(rest) >= max_tokens
+        self._count(1)
+        try:
+            at = asyncio.get_running_loop().time() + self._round_trip_s + self._first_token_s
+            for piece in rest[:max_tokens]:
+                await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
+                at += self._token_s
+                self.num_generated_tokens += 1
+                yield TextDelta(piece, token_ids=tuple(self._encoded([piece])) if with_ids else None)
+            usage = Usage(input_tokens=1 + len(written), output_tokens=len(rest[:max_tokens]))
+            yield Finish("length" if is_cut else "stop", usage, "max_tokens" if is_cut else "eos")
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.num_open += change
+        self.num_calls += change > 0
+        self.max_open = max(self.max_open, self.num_open)
+
+    def _next(self, prefix: Sequence[int]) -> NextToken:
+        at = len(prefix) - 1
+        if at >= len(self._pieces):
+            return NextToken(_EOS_ID, "", is_end=True)
+        return NextToken(self._encoded([self._pieces[at]])[0], self._pieces[at])
+
+    def _encoded(self, pieces: Sequence[str]) -> list[int]:
+        for piece in pieces:
+            if piece not in self._ids:
+                self._ids[piece] = len(self._texts)
+                self._texts.append(piece)
+        return [self._ids[piece] for piece in pieces]
+
+
+class SimulatedDraft:
+    """Guesses `answer`, each piece rightly with probability `agreement` (drawn anew for every call, by `seed`).
+
+    The first piece of a call takes `first_token_s`, each other `token_s`. `num_calls` were made.
+    """
+
+    name = "simulated:draft"
+
+    def __init__(
+        self, answer: str, agreement: float, seed: int, *, first_token_s: float = 0.0, token_s: float = 0.0
+    ) -> None:
+        self.num_calls = 0
+        self._pieces = split_pieces(answer)
+        self._agreement = agreement
+        self._random = random.Random(seed)  # noqa: S311 - a reproducible draft, no secret
+        self._first_token_s = first_token_s
+        self._token_s = token_s
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        self.num_calls += 1
+        start = len(split_pieces(request.prefix))
+        async with aclosing(self._guess(self._pieces[start : start + max_tokens])) as pieces:
+            yield pieces
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+
+    async def _guess(self, rest: Sequence[str]) -> AsyncGenerator[DraftPiece]:
+        at = asyncio.get_running_loop().time() + self._first_token_s
+        for piece in rest:
+            wait_s = at - asyncio.get_running_loop().time()
+            if wait_s > 0 or not self._token_s:
+                await asyncio.sleep(max(0.0, wait_s))
+            at += self._token_s
+            yield DraftPiece(piece if self._random.random() < self._agreement else " other")
+        yield DraftPiece("", finish_reason="stop")

@@ -1,0 +1,70 @@
+"""A streamed answer: a response's bytes to this library's events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+
+from llm_spec import Finish, StreamEvent, TargetError, TextDelta, Usage
+from llm_spec.chat import FinishReason
+from llm_spec_http.client import HttpClient
+from llm_spec_http.convert import STOPPED_BY, PrefixStripper, chunk_events, chunk_finish, read_usage
+from llm_spec_http.dialects.base import TokenApi
+from llm_spec_http.sse import SseReader
+
+__all__ = ["read_answer"]
+
+
+async def read_answer(
+    client: HttpClient, response: aiohttp.ClientResponse, *, repeated: str = "", token_api: TokenApi | None = None
+) -> AsyncGenerator[StreamEvent]:
+    """The events of a stream; `repeated` is text that the server may repeat at its beginning.
+
+    With a `token_api` text comes with its token ids. Raises TargetError for a stream that breaks, reports an error or
+    ends without a finish reason.
+    """
+    stripper = PrefixStripper(repeated)
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    text = ""
+    try:
+        async with aclosing(_chunks(client, response)) as chunks:
+            async for chunk in chunks:
+                if chunk.get("error"):
+                    raise client.reported(chunk)
+                for event in chunk_events(chunk, token_api):
+                    if isinstance(event, TextDelta):
+                        event = replace(event, text=stripper.push(event.text))  # noqa: PLW2901
+                        text += event.text
+                        if not event.text and not event.token_ids:
+                            continue
+                    yield event
+                finish = chunk_finish(chunk) or finish
+                usage = read_usage(chunk) or usage
+    except (aiohttp.ClientError, ValueError) as error:
+        raise client.broken(error, text) from error
+    except TargetError as error:
+        error.partial_text = text
+        raise
+    if finish is None:
+        raise TargetError(client.told("ended its answer without a finish reason"), partial_text=text)
+    if held := stripper.flush():
+        yield TextDelta(held)
+    yield Finish(finish, usage, STOPPED_BY.get(finish))
+
+
+async def _chunks(client: HttpClient, response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any]]:
+    """The JSON objects of the stream, up to `[DONE]` or its end."""
+    reader = SseReader()
+    async for block in response.content.iter_any():
+        for event in reader.feed(block):
+            if event.data == "[DONE]":
+                return
+            yield client.parsed(event.data)
+    for event in reader.finish():
+        if event.data != "[DONE]":
+            yield client.parsed(event.data)

@@ -1,0 +1,147 @@
+"""HttpClient: requests to one model's server, and its failures in this library's words."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+from typing import Any, Final, NoReturn, cast
+
+import aiohttp
+
+from llm_spec import InvalidRequestError, TargetError
+from llm_spec_http.dialects.base import Body
+
+__all__ = ["HttpClient", "MissingError"]
+
+_CONNECT_S: Final = 10.0
+_IDLE_S: Final = 120.0  # the longest silence between two pieces of an answer
+_QUOTED: Final = 300  # characters of a server's own words in an error
+
+
+class MissingError(TargetError):
+    """The server does not know this call: 404, 405 or 501."""
+
+
+class HttpClient:
+    """Posts JSON to a server. `name` and `address` are what errors tell; the key is in none of them.
+
+    A `session` that is given stays the caller's; otherwise one is opened with the first request and closed by
+    `aclose`, both on the event loop that uses it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        api_key: str | None,
+        key_variable: str | None,
+        session: aiohttp.ClientSession | None,
+    ) -> None:
+        self._name = name
+        self._address = address.rstrip("/")
+        self._root = self._address.removesuffix("/v1")  # where servers have the calls that OpenAI does not
+        self._api_key = api_key
+        self._key_variable = key_variable
+        self._given_session = session
+        self._own_session: aiohttp.ClientSession | None = None
+
+    async def open(self, stack: AsyncExitStack, path: str, body: Body) -> aiohttp.ClientResponse:
+        """Send a request; the response, once its status is good. It is closed by the stack.
+
+        A path that begins with a slash counts from the server's root, any other from the address that ends in /v1.
+        Raises InvalidRequestError for what the server calls invalid (400, 413, 422), MissingError for a call that it
+        does not know, TargetError for everything else that goes wrong.
+        """
+        sending = self._session().post(
+            f"{self._root}{path}" if path.startswith("/") else f"{self._address}/{path}",
+            json=body,
+            headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {},
+            # no total: answers may take as long as they go on
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_IDLE_S),
+            allow_redirects=False,  # a key goes where it was meant to go
+        )
+        try:
+            response = await stack.enter_async_context(sending)
+        except (aiohttp.ClientError, ValueError) as error:
+            raise self.broken(error) from error
+        if response.status != 200:
+            await self._refuse(response)
+        return response
+
+    async def call(self, path: str, body: Body) -> dict[str, Any]:
+        """Send a request and read the JSON object that answers it; raises as `open`."""
+        async with AsyncExitStack() as stack:
+            response = await self.open(stack, path, body)
+            try:
+                return self.parsed(await response.text())
+            except (aiohttp.ClientError, ValueError) as error:
+                raise self.broken(error) from error
+
+    async def aclose(self) -> None:
+        """Close the session that was opened here."""
+        session, self._own_session = self._own_session, None
+        if session is not None:
+            await session.close()
+
+    def parsed(self, data: str) -> dict[str, Any]:
+        """A JSON object; raises TargetError for anything else."""
+        try:
+            answer = json.loads(data)
+        except json.JSONDecodeError as error:
+            raise TargetError(self.told(f"sent what is no JSON: {data[:_QUOTED]!r}")) from error
+        if not isinstance(answer, dict):
+            raise TargetError(self.told(f"sent no JSON object: {data[:_QUOTED]!r}"))
+        return cast("dict[str, Any]", answer)
+
+    def reported(self, answer: Any) -> TargetError:
+        """What a server said went wrong, as an error."""
+        return TargetError(self.told(f"reported an error: {_error_text(answer)}"))
+
+    def broken(self, error: Exception, text: str = "") -> TargetError:
+        """A failed connection as an error; `text` is what had come before."""
+        what = "was silent for too long" if isinstance(error, TimeoutError) else "broke the connection"
+        if isinstance(error, aiohttp.ClientConnectorError):
+            what = "cannot be reached; check the address"
+        return TargetError(self.told(f"{what} ({type(error).__name__}: {error})"), partial_text=text)
+
+    def told(self, what: str) -> str:
+        """One line that names the model and where it is, without the key if the server repeats it."""
+        line = " ".join(f"{self._name} at {self._address} {what}".split())
+        return line.replace(self._api_key, "***") if self._api_key else line
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._given_session is not None:
+            return self._given_session
+        if self._own_session is None or self._own_session.closed:
+            self._own_session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        return self._own_session
+
+    async def _refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
+        try:
+            words = _error_text(json.loads(await response.text()))
+        except (ValueError, aiohttp.ClientError):
+            words = response.reason or ""
+        if response.status in (400, 413, 422):
+            raise InvalidRequestError(self.told(f"refused the request ({response.status}): {words}"))
+        advice = {
+            401: f"; check the key ({self._key_variable or 'api_key'})",
+            403: f"; check the key ({self._key_variable or 'api_key'})",
+            404: "; check the model's name and the address",
+        }.get(response.status, "")
+        kind = MissingError if response.status in (404, 405, 501) else TargetError
+        raise kind(self.told(f"answered {response.status}: {words}{advice}"))
+
+
+def _error_text(answer: Any) -> str:
+    """A server's own words, whichever of the usual forms they come in."""
+    fields = _object(answer)
+    error = fields.get("error") or fields.get("message") or fields.get("detail") or answer
+    return str(_object(error).get("message") or error)[:_QUOTED]
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """A JSON object as it is, anything else as an empty one."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,0 +1,147 @@
+"""HttpTokens: a server asked by token ids of its own vocabulary."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from llm_spec import ChatRequest, NextToken, Sampling, ScoredToken, StreamEvent, TargetError
+from llm_spec_http.answer import read_answer
+from llm_spec_http.client import HttpClient, MissingError
+from llm_spec_http.convert import chunk_finish, request_body, sampling_fields
+from llm_spec_http.dialects.base import Body, Dialect, TokenApi
+
+__all__ = ["HttpTokens"]
+
+# Tokenizers cut between a word and a space that another word follows, whatever else they do: such stretches can be
+# encoded by themselves and remembered, so that redrafted words need no round trip.
+_STRETCH: Final = re.compile(r"(?<=\S)(?= \S)")
+_MAX_SINGLE: Final = 4  # more unknown stretches than that are encoded in one call, and not remembered
+_MAX_REMEMBERED: Final = 50_000
+
+
+class HttpTokens:
+    """A `TokenEndpoint` and `TokenScorer`. `lost` is called when the server turns out not to know a call any more."""
+
+    def __init__(
+        self, client: HttpClient, model: str, dialect: Dialect, api: TokenApi, lost: Callable[[], None]
+    ) -> None:
+        self.context_length: int | None = None
+        self.max_top = api.max_top
+        self._client = client
+        self._model = model
+        self._dialect = dialect
+        self._api = api
+        self._lost = lost
+        self._remembered: dict[str, tuple[int, ...]] = {}
+        self._decoded: dict[int, str] = {}
+
+    async def encode(self, text: str) -> list[int]:
+        stretches = _STRETCH.split(text)
+        unknown = {s for s in stretches if s not in self._remembered}
+        if len(unknown) > _MAX_SINGLE:
+            return await self._api.encode(self._call, text)
+        if len(self._remembered) > _MAX_REMEMBERED:
+            self._remembered.clear()
+            unknown.update(stretches)
+        encoded = await asyncio.gather(*(self._api.encode(self._call, s) for s in unknown))
+        self._remembered.update(zip(unknown, map(tuple, encoded), strict=True))
+        return [token_id for s in stretches for token_id in self._remembered[s]]
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        if len(token_ids) != 1:
+            return await self._api.decode(self._call, token_ids)
+        if token_ids[0] not in self._decoded:
+            self._decoded[token_ids[0]] = await self._api.decode(self._call, token_ids)
+        return self._decoded[token_ids[0]]
+
+    async def encode_chat(self, request: ChatRequest) -> list[int]:
+        token_ids, context_length = await self._api.encode_chat(self._call, self._chat_body(request))
+        self.context_length = context_length or self.context_length
+        return token_ids
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+        body: Body = {
+            "prompt": [list(prefix) for prefix in prefixes],
+            "max_tokens": 1,
+            **sampling_fields(sampling, self._dialect),
+            **self._api.id_fields(chat=False),
+        }
+        choices = await self._choices(body, len(prefixes))
+        return [self._next_token(choice) for choice in choices]
+
+    @asynccontextmanager
+    async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        repeated = request.prefix if self._dialect.repeats_prefix else ""
+        body = self._chat_body(request) | self._api.id_fields(chat=True)
+        async with self._stream("chat/completions", body, repeated) as events:
+            yield events
+
+    @asynccontextmanager
+    async def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        limit = request.max_tokens
+        if limit is None and self.context_length is not None:
+            limit = self.context_length - len(token_ids)  # servers stop after 16 tokens where nothing is said
+        body = self._chat_body(replace(request, prefix="", max_tokens=limit))
+        del body["messages"]
+        body |= {"prompt": list(token_ids), **self._api.id_fields(chat=False)}
+        async with self._stream("completions", body, "") as events:
+            yield events
+
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
+        body: Body = {"prompt": list(token_ids), "max_tokens": 1, "temperature": 0.0, **self._api.score_fields(top)}
+        choices = await self._choices(body, 1)
+        return _scored_rows(choices[0], num_rows, top)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    async def _call(self, path: str, body: Body) -> Mapping[str, Any]:
+        try:
+            return await self._client.call(path, {"model": self._model, **body})
+        except MissingError:
+            self._lost()
+            raise
+
+    def _chat_body(self, request: ChatRequest) -> Body:
+        return request_body(request, self._model, self._dialect)
+
+    @asynccontextmanager
+    async def _stream(self, path: str, body: Body, repeated: str) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with AsyncExitStack() as stack:
+            response = await self._client.open(stack, path, body)
+            answer = read_answer(self._client, response, repeated=repeated, token_api=self._api)
+            yield await stack.enter_async_context(aclosing(answer))
+
+    async def _choices(self, body: Body, number: int) -> list[Mapping[str, Any]]:
+        """The choices of a completion, in the order of its prompts."""
+        answer = await self._call("completions", body)
+        choices = cast("list[Mapping[str, Any]]", answer.get("choices") or [])
+        if len(choices) != number:
+            self._lost()
+            raise TargetError(self._client.told(f"answered {number} prompts with {len(choices)} choices"))
+        return sorted(choices, key=lambda choice: int(choice.get("index") or 0))
+
+    def _next_token(self, choice: Mapping[str, Any]) -> NextToken:
+        token_ids = self._api.token_ids(choice)
+        is_end = chunk_finish({"choices": [{**choice, "index": 0}]}) == "stop"
+        if not token_ids:
+            self._lost()
+            raise TargetError(self._client.told("told no token id for the token that it sampled"))
+        return NextToken(token_ids[-1], "" if is_end else str(choice.get("text") or ""), is_end)
+
+
+def _scored_rows(choice: Mapping[str, Any], num_rows: int, top: int) -> list[ScoredToken]:
+    """As vLLM has them: a row is told at the position behind it, the last one with the token that it generated."""
+    rows = cast("list[Mapping[str, Mapping[str, Any]]]", choice["prompt_logprobs"][1:])
+    given = [[(int(token_id), float(entry["logprob"])) for token_id, entry in row.items()] for row in rows]
+    generated = cast("Mapping[str, float]", choice["logprobs"]["top_logprobs"][0])
+    given.append([(int(name.removeprefix("token_id:")), float(logprob)) for name, logprob in generated.items()])
+    # the token that was given is told besides the likeliest ones
+    ranked = [sorted(row, key=lambda entry: -entry[1])[:top] for row in given[len(given) - num_rows :]]
+    return [ScoredToken(tuple(row)) for row in ranked]
