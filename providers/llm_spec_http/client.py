@@ -26,7 +26,7 @@ class HttpClient:
     """Posts JSON to a server. `name` and `address` are what errors tell; the key is in none of them.
 
     A `session` that is given stays the caller's; otherwise one is opened with the first request and closed by
-    `aclose`, both on the event loop that uses it.
+    `aclose`, both on the event loop that uses it. `keeps_alive`: whether a connection may be used again.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class HttpClient:
         *,
         api_key: str | None,
         key_variable: str | None,
+        keeps_alive: bool,
         session: aiohttp.ClientSession | None,
     ) -> None:
         self._name = name
@@ -43,6 +44,9 @@ class HttpClient:
         self._root = self._address.removesuffix("/v1")  # where servers have the calls that OpenAI does not
         self._api_key = api_key
         self._key_variable = key_variable
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        if not keeps_alive:
+            self._headers["Connection"] = "close"
         self._given_session = session
         self._own_session: aiohttp.ClientSession | None = None
 
@@ -56,7 +60,7 @@ class HttpClient:
         sending = self._session().post(
             f"{self._root}{path}" if path.startswith("/") else f"{self._address}/{path}",
             json=body,
-            headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {},
+            headers=self._headers,
             # no total: answers may take as long as they go on
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_IDLE_S),
             allow_redirects=False,  # a key goes where it was meant to go

@@ -69,6 +69,7 @@ class HttpProvider:
             address,
             api_key=api_key or (os.environ.get(dialect.key_variable) if dialect.key_variable else None),
             key_variable=dialect.key_variable,
+            keeps_alive=dialect.keeps_alive,
             session=session,
         )
         api = dialect.token_api

@@ -48,7 +48,8 @@ class Dialect:
     vendor documents for the key. continuation: changes a request's body so that the answer continues the given
     assistant text; None: it cannot. repeats_prefix: whether such an answer may begin with that text again. prediction:
     whether it takes predicted outputs. token_api: how it is asked by token ids; None: it cannot. sampling_names: its
-    own names for fields of `Sampling`, where they differ.
+    own names for fields of `Sampling`, where they differ. keeps_alive: whether it keeps the connections that it says it
+    keeps.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Dialect:
     prediction: bool = False
     token_api: TokenApi | None = None
     sampling_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    keeps_alive: bool = True
 
 
 def assistant_message(*, fields: Mapping[str, object] | None = None, **marks: object) -> Continuation:

@@ -50,5 +50,6 @@ LLAMACPP: Final = Dialect(
     continuation=assistant_message(),
     repeats_prefix=True,
     token_api=_LlamaTokens(),
-    sampling_names={"repetition_penalty": "repeat_penalty"},
+    sampling_names={"repetition_penalty": "repeat_penalty"},  # it ignores the other name silently
+    keeps_alive=False,  # it announces keep-alive and closes the connection behind every streamed answer
 )
