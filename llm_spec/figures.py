@@ -29,13 +29,29 @@ class PairFigures:
         self.first_token_s = ExponentialMovingAverage(half_life=_STREAMS)
         self.token_s = CostAverage(half_life=_TOKENS)
         self.verify = CostLine(half_life=_ROUNDS)
-        self.num_verified = 0
+        self._num_rounds = 0
         self.draft_token_s = CostAverage(half_life=_TOKENS)
         self.acceptance = AcceptanceEstimate(half_life=_TOKENS, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_TOKENS)
 
     def open_stream(self) -> StreamWatch:
         """A stream of the target was opened now."""
         return StreamWatch(self)
+
+    def see_round(self, num_prefixes: int, seconds: float) -> None:
+        """A probe round was answered."""
+        self.verify.update(num_prefixes, seconds)
+        self._num_rounds += 1
+
+    def plain_s(self, num_tokens: int) -> float | None:
+        """How long the target alone takes to write so many tokens; None: not measured yet."""
+        if self.token_s.value is None or self.first_token_s.value is None:
+            return None
+        return self.first_token_s.value + max(0, num_tokens - 1) * self.token_s.value
+
+    @property
+    def verify_s(self) -> float:
+        """Seconds of a probe round of one prefix; a guess before anything was measured."""
+        return self.verify.base if self._num_rounds else _PRIOR_TOKEN_S
 
     @property
     def target_token_s(self) -> float:

@@ -42,6 +42,8 @@ class DraftFeed:
         self.failure: str | None = None
         self.usage: Usage | None = None
         self.num_tokens = 0
+        self._writing_s = 0.0
+        self._num_timed = 0
         self._draft = draft
         self._request = request
         self._max_tokens = max_tokens
@@ -50,6 +52,11 @@ class DraftFeed:
         self._continues = bool(getattr(draft, "continues_prefix", True))
         self._run: _Run | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def token_s(self) -> float:
+        """Seconds between two of the draft's tokens; 0 before it was measured."""
+        return self._writing_s / self._num_timed if self._num_timed else 0.0
 
     @property
     def is_spent(self) -> bool:
@@ -105,11 +112,17 @@ class DraftFeed:
                 asyncio.timeout(self._timeout_s) as patience,
                 self._draft.draft(request, num_tokens) as pieces,
             ):
+                last_s: float | None = None
                 async for piece in pieces:
-                    self._take(run, piece)
+                    now = clock()
+                    num_new = self._take(run, piece)
+                    if last_s is not None and num_new:
+                        self._writing_s += now - last_s
+                        self._num_timed += num_new
+                    last_s = now
                     if self.is_spent:
                         break
-                    patience.reschedule(clock() + self._timeout_s)
+                    patience.reschedule(now + self._timeout_s)
         except TimeoutError:
             self._fail(run, f"late: the draft was silent for {self._timeout_s:.3g} s")
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
@@ -117,12 +130,14 @@ class DraftFeed:
         run.ended, run.is_cut = True, self._continues and self.num_tokens - spent >= num_tokens
         self._show(run)
 
-    def _take(self, run: _Run, piece: DraftPiece) -> None:
-        self.num_tokens += len(split_pieces(piece.text)) if piece.token_ids is None else len(piece.token_ids)
+    def _take(self, run: _Run, piece: DraftPiece) -> int:
+        num_new = len(split_pieces(piece.text)) if piece.token_ids is None else len(piece.token_ids)
+        self.num_tokens += num_new
         if piece.usage is not None:
             self.usage = piece.usage if self.usage is None else self.usage + piece.usage
         run.written += piece.text
         self._show(run)
+        return num_new
 
     def _fail(self, run: _Run, failure: str) -> None:
         if run is self._run:

@@ -10,13 +10,14 @@ from llm_spec.errors import UnsupportedError
 from llm_spec.provider import Discoverable, DraftProvider, LlmProvider
 from llm_spec.strategies.base import Promise, Strategy
 from llm_spec.strategies.plain import PLAIN
+from llm_spec.strategies.probe import PROBE
 from llm_spec.strategies.race import RACE
 from llm_spec.strategies.regenerate import REGENERATE
 from llm_spec.strategies.tokens import TOKENS
 
 __all__ = ["Promise", "Strategy", "choose_strategy"]
 
-_BY_NAME: Final[dict[str, Strategy]] = {s.name: s for s in (PLAIN, TOKENS, RACE, REGENERATE)}
+_BY_NAME: Final[dict[str, Strategy]] = {s.name: s for s in (PLAIN, TOKENS, PROBE, RACE, REGENERATE)}
 _AUTO: Final[tuple[Strategy, ...]] = (TOKENS,)  # exact ones that can be faster, the strongest first
 
 

@@ -1,0 +1,103 @@
+"""EncodedGuess: a draft's text in a target's own token ids, and where the answer stands in it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Final
+
+from llm_spec.drafting.feed import DraftFeed
+from llm_spec.provider import TokenEndpoint
+
+__all__ = ["EncodedGuess"]
+
+# What a tokenizer may still join with the text that comes: the last run of letters, of signs or of whitespace.
+_OPEN_END: Final = re.compile(r"(?: ?\w+| ?[^\w\s]+|\s+)\Z")
+
+
+class EncodedGuess:
+    """What a `DraftFeed` says, encoded as it comes; `ids` are those that follow the confirmed answer.
+
+    `is_wrong` is set once the target's own token is not the draft's. `news` is called when `ids` or `failure` change.
+    """
+
+    def __init__(self, feed: DraftFeed, endpoint: TokenEndpoint, news: Callable[[], None]) -> None:
+        self.ids: list[int] = []
+        self.is_wrong = False
+        self.failure: Exception | None = None
+        self._feed = feed
+        self._endpoint = endpoint
+        self._news = news
+        self._base = ""  # the answer where the feed was last restarted
+        self._num_taken = 0  # characters of the feed's text
+        self._owed: list[int] = []  # confirmed tokens that the draft has yet to come to
+        self._encoding: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing more will come: the draft has ended, and all it wrote is encoded."""
+        return self._feed.ended and self._encoding is None and self._num_taken == len(self._feed.text)
+
+    def restart(self, answer: str, num_tokens: int) -> None:
+        """Forget everything; guess what follows `answer`."""
+        self._cancel()
+        self.ids.clear()
+        self._owed.clear()
+        self.is_wrong = False
+        self._begin(answer, num_tokens)
+
+    def go_on(self, num_tokens: int) -> None:
+        """Guess what follows all that was guessed; for a draft that was cut short."""
+        self._begin(self._base + self._feed.text, num_tokens)
+
+    def follow(self) -> None:
+        """Take in what the draft has written."""
+        if self._encoding is not None or self.is_wrong:
+            return
+        text = self._feed.text[self._num_taken :]
+        if not self._feed.ended and (open_end := _OPEN_END.search(text)) is not None:
+            text = text[: open_end.start()]
+        if text:
+            self._num_taken += len(text)
+            self._encoding = asyncio.create_task(self._encode(text))
+
+    def confirm(self, token_id: int) -> None:
+        """The target's own next token."""
+        if not self.ids:
+            self._owed.append(token_id)
+        elif self.ids.pop(0) != token_id:
+            self.is_wrong = True
+
+    async def aclose(self) -> None:
+        """End what is under way."""
+        self._cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _begin(self, answer: str, num_tokens: int) -> None:
+        self._base, self._num_taken = answer, 0
+        self._feed.restart(answer, num_tokens)
+
+    def _cancel(self) -> None:
+        if self._encoding is not None:
+            self._encoding.cancel()
+            self._closing.add(self._encoding)
+            self._encoding.add_done_callback(self._closing.discard)
+            self._encoding = None
+
+    async def _encode(self, text: str) -> None:
+        try:
+            token_ids = await self._endpoint.encode(text)
+        except Exception as error:  # noqa: BLE001 - only speculation needs it
+            self.failure, token_ids = error, []
+        self._encoding = None
+        shared = min(len(self._owed), len(token_ids))
+        if self._owed[:shared] != token_ids[:shared]:
+            self.is_wrong = True
+        else:
+            del self._owed[:shared]
+            self.ids += token_ids[shared:]
+        self._news()

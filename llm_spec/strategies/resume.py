@@ -1,0 +1,66 @@
+"""Going on alone: the rest of an answer, plain, from what has been confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from llm_spec.chat import ChatRequest, StreamEvent, TextDelta
+from llm_spec.errors import LlmSpecError, TargetError
+from llm_spec.provider import LlmProvider, TokenEndpoint
+
+__all__ = ["resume_plain"]
+
+
+async def resume_plain(
+    target: LlmProvider,
+    endpoint: TokenEndpoint,
+    request: ChatRequest,
+    *,
+    prompt_ids: Sequence[int] | None,
+    answer_ids: Sequence[int],
+    text: str,
+) -> AsyncGenerator[StreamEvent]:
+    """What follows `text`, whose tokens are `answer_ids`: by token ids, else by text.
+
+    Raises TargetError when the target can do neither, or its text does not fit to what was confirmed.
+    """
+    left = None if request.max_tokens is None else request.max_tokens - len(answer_ids)
+    request = replace(request, max_tokens=left, stop=())
+    if not answer_ids:
+        async with target.stream(request) as events:
+            async for event in events:
+                yield event
+        return
+    started = False
+    try:
+        async with endpoint.stream_after([*(prompt_ids or ()), *answer_ids], request) as events:
+            async for event in events:
+                started = True
+                yield event
+        return
+    except LlmSpecError as error:
+        if started or not target.capabilities.continue_prefix:
+            raise TargetError(str(error), partial_text=text) from error
+    async with aclosing(_continued(target, request, text)) as events:
+        async for event in events:
+            yield event
+
+
+async def _continued(target: LlmProvider, request: ChatRequest, text: str) -> AsyncGenerator[StreamEvent]:
+    """By text; whitespace at the seam is not sent, and not shown twice."""
+    sent = text.rstrip()
+    seam = text[len(sent) :]
+    request = replace(request, prefix=request.prefix + sent)
+    async with target.stream(request) as events:
+        async for event in events:
+            if not isinstance(event, TextDelta) or not seam:
+                yield event
+                continue
+            shared = min(len(seam), len(event.text))
+            if event.text[:shared] != seam[:shared]:
+                raise TargetError(f"{target.name} does not go on where its answer was broken off", partial_text=text)
+            seam = seam[shared:]
+            if event.text[shared:]:
+                yield replace(event, text=event.text[shared:])
