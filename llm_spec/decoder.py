@@ -22,7 +22,7 @@ from llm_spec.chat import (
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.model import ProviderDraft
 from llm_spec.errors import DraftError, InvalidRequestError, LlmSpecError, TargetError
-from llm_spec.figures import PairFigures
+from llm_spec.planner import Planner
 from llm_spec.provider import Capabilities, DraftProvider, LlmProvider, complete_from_stream
 from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
@@ -55,7 +55,7 @@ class SpeculativeDecoder:
     ) -> None:
         get_ready()
         self.config = config or SpeculativeConfig()
-        self._figures = PairFigures()
+        self._planner = Planner()
         self._owned: list[DraftProvider | LlmProvider] = []
         self._target = self._own(open_provider(target)) if isinstance(target, str) else target
         if isinstance(draft, str):
@@ -136,7 +136,7 @@ class SpeculativeDecoder:
         request = self._prepared(asked)
         recording = Recording(request)
         upstream = _Upstream(self._target.name, self.config.deadline_s, recording)
-        strategy = await choose_strategy(self._draft, self._target, request, self.config)
+        strategy = await choose_strategy(self._draft, self._target, request, self.config, self._planner)
         with upstream.log_context:
             self._log_start(strategy, request)
         try:
@@ -160,6 +160,7 @@ class SpeculativeDecoder:
             target=self._target.name,
             draft=None if self._draft is None or strategy.name == "plain" else self._draft.name,
         )
+        self._planner.learn(result)
         with upstream.log_context:
             self._log_end(result)
         yield SpeculativeFinish(finish.finish_reason, finish.usage, finish.stopped_by, finish.draft_usage, result)
@@ -171,7 +172,7 @@ class SpeculativeDecoder:
         stack = AsyncExitStack()
 
         async def opened() -> AsyncIterator[StreamEvent]:
-            running = strategy.run(self._draft, self._target, request, self.config, self._figures)
+            running = strategy.run(self._draft, self._target, request, self.config, self._planner.figures)
             return await stack.enter_async_context(running)
 
         try:

@@ -7,6 +7,7 @@ from typing import Final
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import UnsupportedError
+from llm_spec.planner import Planner
 from llm_spec.provider import Discoverable, DraftProvider, LlmProvider
 from llm_spec.strategies.base import Promise, Strategy
 from llm_spec.strategies.plain import PLAIN
@@ -18,22 +19,36 @@ from llm_spec.strategies.tokens import TOKENS
 __all__ = ["Promise", "Strategy", "choose_strategy"]
 
 _BY_NAME: Final[dict[str, Strategy]] = {s.name: s for s in (PLAIN, TOKENS, PROBE, RACE, REGENERATE)}
-_AUTO: Final[tuple[Strategy, ...]] = (TOKENS,)  # exact ones that can be faster, the strongest first
+# What `auto` may use: exact by token ids. `tokens` weighs its costs within a request, the planner those of the others.
+_AUTO: Final[tuple[Strategy, ...]] = (RACE, PROBE)
 
 
 async def choose_strategy(
-    draft: DraftProvider | None, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig
+    draft: DraftProvider | None,
+    target: LlmProvider,
+    request: ChatRequest,
+    config: SpeculativeConfig,
+    planner: Planner,
 ) -> Strategy:
-    """The strategy asked for, or for `auto` the strongest exact one that pair and request support, else plain.
+    """The strategy asked for, or for `auto` the exact one that pair and request support and that pays, else plain.
 
     Raises UnsupportedError when the one asked for by name cannot serve them.
     """
     if config.strategy == "auto":
-        return next((s for s in _AUTO if s.supports(draft, target, request) is None), PLAIN)
+        if draft is None or TOKENS.supports(draft, target, request) is None:
+            return PLAIN if draft is None else TOKENS
+        usable = [s for s in _AUTO if await _refusal(s, draft, target, request) is None]
+        return _BY_NAME[planner.choose([s.name for s in usable if s.promise(target, config).guarantee == "exact"])]
     strategy = _BY_NAME[config.strategy]
-    if strategy.needs is not None and isinstance(target, Discoverable):
-        await target.discover(strategy.needs)
-    refusal = strategy.supports(draft, target, request)
+    refusal = await _refusal(strategy, draft, target, request)
     if refusal is not None:
         raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {refusal}")
     return strategy
+
+
+async def _refusal(
+    strategy: Strategy, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest
+) -> str | None:
+    if strategy.needs is not None and isinstance(target, Discoverable):
+        await target.discover(strategy.needs)
+    return strategy.supports(draft, target, request)

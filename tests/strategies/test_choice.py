@@ -13,6 +13,7 @@ from llm_spec import (
     UnsupportedError,
 )
 from llm_spec.config import StrategyName
+from llm_spec.planner import Planner
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.strategies import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
@@ -23,7 +24,7 @@ REMOTE = ScriptedProvider("story", name="scripted:target")
 
 
 async def name_of(strategy: StrategyName, draft: DraftProvider | None, target: LlmProvider) -> str:
-    return (await choose_strategy(draft, target, REQUEST, SpeculativeConfig(strategy=strategy))).name
+    return (await choose_strategy(draft, target, REQUEST, SpeculativeConfig(strategy=strategy), Planner())).name
 
 
 @pytest.mark.parametrize(

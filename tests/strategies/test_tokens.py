@@ -29,6 +29,7 @@ from llm_spec import (
     TokenDraft,
     TokenModel,
 )
+from llm_spec.planner import Planner
 from llm_spec.strategies import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.lookahead import CostAware
@@ -306,7 +307,7 @@ async def test_mismatched_vocabularies_are_refused_with_the_reason(same: str) ->
     config = SpeculativeConfig(strategy="auto")
     request = ChatRequest.create("abc")
     if same == "size":
-        assert (await choose_strategy(draft, target, request, config)).name == "plain"
+        assert (await choose_strategy(draft, target, request, config, Planner())).name == "plain"
         reason = draft.token_draft_refusal(target.model)
         assert reason is not None
         assert "table:draft" in reason

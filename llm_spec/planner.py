@@ -1,0 +1,84 @@
+"""Planner: which strategy pays, by what each has been worth so far. One per decoder, kept across its requests.
+
+A strategy's worth is what plain decoding would have taken, for as many tokens, divided by what it took; plain is worth
+1. The first request is plain, so that there is something to compare with; then every strategy that a request allows is
+tried, and from then on the worthiest is used. One that is not worth it is tried again later and later, and plain now
+and then, since servers and drafts change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from llm_spec.figures import PairFigures
+from llm_spec.result import SpeculativeResult
+from llm_spec.tokens.statistics import ExponentialMovingAverage
+
+__all__ = ["Planner"]
+
+_REQUESTS: Final = 4.0  # half-life of what is known of a strategy
+_NUM_TRIALS: Final = 2  # a first request also pays for words and speeds that are not known yet
+_MIN_WORTH: Final = 1.02  # a gain below this is within the noise of the measurement
+_FIRST_PAUSE: Final = 16  # requests until a strategy that did not pay is tried again; twice as many each time
+_LAST_PAUSE: Final = 512
+_PLAIN_EVERY: Final = 64  # requests
+_MIN_TOKENS: Final = 8  # of an answer, for its time to say something
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of one strategy."""
+
+    worth: ExponentialMovingAverage = field(default_factory=lambda: ExponentialMovingAverage(half_life=_REQUESTS))
+    pause: int = _FIRST_PAUSE
+    rest: int = 0  # requests before it is tried again
+
+
+class Planner:
+    """Chooses among names of strategies, and learns from results."""
+
+    def __init__(self) -> None:
+        self.figures = PairFigures()
+        self._records: dict[str, _Record] = {}
+        self._plain_first_s = ExponentialMovingAverage(half_life=_REQUESTS)
+        self._plain_token_s = ExponentialMovingAverage(half_life=_REQUESTS)
+        self._since_plain = 0
+
+    def choose(self, names: Sequence[str]) -> str:
+        """The strategy to use, out of those that the request allows; "plain" where none of them pays."""
+        if not names or self._plain_token_s.value is None or self._since_plain >= _PLAIN_EVERY:
+            return "plain"
+        records = {name: self._records.setdefault(name, _Record()) for name in names}
+        for name, record in records.items():
+            if record.worth.count < _NUM_TRIALS:
+                return name
+        best = max(names, key=lambda name: records[name].worth.value or 0.0)
+        best = best if (records[best].worth.value or 0.0) >= _MIN_WORTH else "plain"
+        for name, record in records.items():
+            if name != best:
+                record.rest -= 1
+                if record.rest < 0:
+                    record.pause = min(2 * record.pause, _LAST_PAUSE)
+                    record.rest = record.pause
+                    return name
+        return best
+
+    def learn(self, result: SpeculativeResult) -> None:
+        """Take in an answer that came to its end."""
+        usage, timings = result.usage, result.timings
+        num_tokens = 0 if usage is None else usage.output_tokens - usage.cancelled_output_tokens
+        if num_tokens < _MIN_TOKENS or timings.first_text_s is None or result.stopped_by == "deadline":
+            return
+        if result.strategy == "plain":
+            self._since_plain = 0
+            self._plain_first_s.update(timings.first_text_s)
+            self._plain_token_s.update((timings.total_s - timings.first_text_s) / (num_tokens - 1))
+            return
+        self._since_plain += 1
+        first_s, token_s = self._plain_first_s.value, self._plain_token_s.value
+        if first_s is None or token_s is None:
+            return
+        worth = (first_s + (num_tokens - 1) * token_s) / timings.total_s
+        self._records.setdefault(result.strategy, _Record(rest=_FIRST_PAUSE)).worth.update(worth)
