@@ -14,11 +14,12 @@ from llm_spec.strategies.plain import PLAIN
 from llm_spec.strategies.probe import PROBE
 from llm_spec.strategies.race import RACE
 from llm_spec.strategies.regenerate import REGENERATE
+from llm_spec.strategies.score import SCORE
 from llm_spec.strategies.tokens import TOKENS
 
 __all__ = ["Promise", "Strategy", "choose_strategy"]
 
-_BY_NAME: Final[dict[str, Strategy]] = {s.name: s for s in (PLAIN, TOKENS, PROBE, RACE, REGENERATE)}
+_BY_NAME: Final[dict[str, Strategy]] = {s.name: s for s in (PLAIN, TOKENS, PROBE, SCORE, RACE, REGENERATE)}
 # What `auto` may use: exact by token ids. `tokens` weighs its costs within a request, the planner those of the others.
 _AUTO: Final[tuple[Strategy, ...]] = (RACE, PROBE)
 

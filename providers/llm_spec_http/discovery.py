@@ -15,6 +15,7 @@ __all__ = ["scores_tokens", "works_on_tokens"]
 _GREEDY: Final = Sampling(temperature=0.0)
 _ONE_TOKEN: Final = ChatRequest.create("-", temperature=0.0, max_tokens=1)
 _REQUEST: Final = ChatRequest.create("Count from one to ten.", temperature=0.0, max_tokens=2)
+_WORDS: Final = "return one more word"
 _SAMPLE: Final = "def naïve(x):\n    return x + 1  # one more\n"
 
 
@@ -42,7 +43,10 @@ async def scores_tokens(tokens: HttpTokens) -> bool:
     first = (await tokens.sample_next([prompt_ids], _GREEDY))[0].token_id
     second = (await tokens.sample_next([[*prompt_ids, first]], _GREEDY))[0].token_id
     rows = await tokens.score([*prompt_ids, first], num_rows=2, top=2)
-    return [row.top[0][0] for row in rows] == [first, second]
+    same_tokens = [row.top[0][0] for row in rows] == [first, second]
+    # scores come without text, so that the text of a token must not depend on its neighbours
+    alone = [await tokens.decode([token_id]) for token_id in await tokens.encode(_WORDS)]
+    return same_tokens and "".join(alone) == _WORDS
 
 
 async def _continues(tokens: HttpTokens, token_ids: list[int], next_id: int) -> bool:

@@ -93,10 +93,11 @@ class HttpProvider:
         async with self._discovering:
             if tokens is None or feature in self._tried:
                 return
-            has_tokens = self.capabilities.token_endpoint is not None
-            if feature == "token_endpoint" and await self._works(works_on_tokens(tokens)):
+            if "token_endpoint" not in self._tried and await self._works(works_on_tokens(tokens)):
                 self.capabilities = replace(self.capabilities, token_endpoint=tokens)
-            if feature == "token_scorer" and tokens.max_top and has_tokens and await self._works(scores_tokens(tokens)):
+            self._tried.add("token_endpoint")
+            scores = feature == "token_scorer" and tokens.max_top and self.capabilities.token_endpoint is not None
+            if scores and await self._works(scores_tokens(tokens)):
                 self.capabilities = replace(self.capabilities, token_scorer=tokens)
             self._tried.add(feature)
 

@@ -1,0 +1,125 @@
+"""`score`: the target says how likely it finds given tokens; its own next tokens are read off or drawn from that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from itertools import accumulate
+from typing import Final
+
+from llm_spec.chat import ChatRequest, Sampling, StreamEvent
+from llm_spec.config import SpeculativeConfig
+from llm_spec.errors import TargetError, UnsupportedError
+from llm_spec.figures import PairFigures
+from llm_spec.provider import DraftProvider, Feature, LlmProvider, NextToken, ScoredToken, TokenEndpoint, TokenScorer
+from llm_spec.strategies.base import Promise, refuse_request
+from llm_spec.strategies.rounds import Verify, answer_in_rounds
+from llm_spec.tokens.noise import Purpose, uniform_number
+from llm_spec.tokens.sampling import random_seed
+
+__all__ = ["SCORE", "ScoreStrategy"]
+
+_FORCED: Final = 100.0  # a bias that no other token outweighs
+
+
+class ScoreStrategy:
+    """Any draft; a target that reports the likeliest tokens at every position of a prompt.
+
+    Exact where those are all that counts: greedily, and for top-k sampling with k within what is reported.
+    """
+
+    name = "score"
+    needs: Feature | None = "token_scorer"
+
+    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
+        scorer = target.capabilities.token_scorer
+        if draft is None:
+            return "there is no draft"
+        if scorer is None or target.capabilities.token_endpoint is None:
+            return f"target {target.name} does not score given tokens"
+        return refuse_request(request) or _refuse_sampling(request.sampling, scorer.max_top)
+
+    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:  # noqa: ARG002 - always the same
+        return Promise("exact", same_text=False)
+
+    @asynccontextmanager
+    async def run(
+        self,
+        draft: DraftProvider | None,
+        target: LlmProvider,
+        request: ChatRequest,
+        config: SpeculativeConfig,
+        figures: PairFigures,
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        endpoint, scorer = target.capabilities.token_endpoint, target.capabilities.token_scorer
+        if draft is None or endpoint is None or scorer is None:
+            raise UnsupportedError(f"strategy 'score' cannot be used: {self.supports(draft, target, request)}")
+        answer = answer_in_rounds(
+            draft=draft,
+            target=target,
+            endpoint=endpoint,
+            request=request,
+            config=config,
+            figures=figures,
+            verify=_verifier(endpoint, scorer, request.sampling),
+            max_under_way=1,  # each round reads the whole context: two of them would cost twice
+        )
+        async with aclosing(answer) as events:
+            yield events
+
+
+def _refuse_sampling(sampling: Sampling, max_top: int) -> str | None:
+    """Why the likeliest `max_top` tokens do not tell how to sample; None: they do."""
+    if sampling.logit_bias or sampling.repetition_penalty not in (None, 1.0):
+        return "the request changes the logits, which the target does not report"
+    if sampling.temperature == 0:
+        return None
+    if sampling.temperature is None:
+        return "the request leaves the temperature to the target"
+    if sampling.top_k is None or sampling.top_k > max_top:
+        return f"the request samples from more than the {max_top} tokens that the target reports (top_k)"
+    if sampling.top_p not in (None, 1.0) or sampling.min_p not in (None, 0.0):
+        return "the request sets top_p or min_p"
+    return None
+
+
+def _verifier(endpoint: TokenEndpoint, scorer: TokenScorer, sampling: Sampling) -> Verify:
+    top = sampling.top_k if sampling.temperature and sampling.top_k is not None else 1
+    seed = random_seed() if sampling.seed is None else sampling.seed
+    ends: dict[int, bool] = {}
+
+    async def is_end(token_id: int, context_ids: list[int]) -> bool:
+        """Whether an answer ends with this token: what the target says when it is made to write it."""
+        if token_id not in ends:
+            forced = Sampling(temperature=0.0, logit_bias={token_id: _FORCED})
+            token = (await endpoint.sample_next([context_ids], forced))[0]
+            if token.token_id != token_id:
+                raise TargetError("the target would not write the token that it scored best")
+            ends[token_id] = token.is_end
+        return ends[token_id]
+
+    async def verify(context_ids: list[int], drafted_ids: list[int]) -> list[NextToken]:
+        rows = await scorer.score(context_ids + drafted_ids, num_rows=len(drafted_ids) + 1, top=top)
+        picked = [_pick(row, sampling, seed, len(context_ids) + n) for n, row in enumerate(rows)]
+        differs = (n for n, drafted_id in enumerate(drafted_ids) if picked[n] != drafted_id)
+        last = next(differs, len(drafted_ids))  # what was drafted is text, and no end
+        tokens = [NextToken(token_id, await endpoint.decode([token_id])) for token_id in picked]
+        if await is_end(picked[last], context_ids):
+            tokens[last] = NextToken(picked[last], "", is_end=True)
+        return tokens
+
+    return verify
+
+
+def _pick(row: ScoredToken, sampling: Sampling, seed: int, position: int) -> int:
+    """The target's own token: the likeliest, or a draw from the likeliest `top_k` by noise of (seed, position)."""
+    if not sampling.temperature:
+        return row.top[0][0]
+    best = row.top[0][1]
+    weights = list(accumulate(math.exp((logprob - best) / sampling.temperature) for _, logprob in row.top))
+    point = uniform_number(seed, position, Purpose.TOKEN) * weights[-1]
+    return next(token_id for (token_id, _), weight in zip(row.top, weights, strict=True) if point <= weight)
+
+
+SCORE: Final = ScoreStrategy()
