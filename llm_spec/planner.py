@@ -46,9 +46,14 @@ class Planner:
         self._plain_token_s = ExponentialMovingAverage(half_life=_REQUESTS)
         self._since_plain = 0
 
+    @property
+    def has_plain_figures(self) -> bool:
+        """Whether there is something to compare with."""
+        return self._plain_token_s.value is not None
+
     def choose(self, names: Sequence[str]) -> str:
         """The strategy to use, out of those that the request allows; "plain" where none of them pays."""
-        if not names or self._plain_token_s.value is None or self._since_plain >= _PLAIN_EVERY:
+        if not names or not self.has_plain_figures or self._since_plain >= _PLAIN_EVERY:
             return "plain"
         records = {name: self._records.setdefault(name, _Record()) for name in names}
         for name, record in records.items():

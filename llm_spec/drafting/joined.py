@@ -39,6 +39,11 @@ class JoinedDraft:
     def name(self) -> str:
         return "+".join(draft.name for draft in self._drafts)
 
+    @property
+    def continues_prefix(self) -> bool:
+        """Whether all of them go on from an answer that has begun."""
+        return all(getattr(draft, "continues_prefix", True) for draft in self._drafts)
+
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         async with aclosing(self._pieces(request, max_tokens)) as pieces:

@@ -31,6 +31,11 @@ class ProviderDraft:
     def name(self) -> str:
         return self._provider.name
 
+    @property
+    def continues_prefix(self) -> bool:
+        """Whether the model goes on from an answer that has begun, or writes it from the start."""
+        return self._provider.capabilities.continue_prefix
+
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         prefix = request.prefix if self._provider.capabilities.continue_prefix else ""

@@ -36,8 +36,10 @@ async def choose_strategy(
     Raises UnsupportedError when the one asked for by name cannot serve them.
     """
     if config.strategy == "auto":
-        if draft is None or TOKENS.supports(draft, target, request) is None:
-            return PLAIN if draft is None else TOKENS
+        if draft is not None and TOKENS.supports(draft, target, request) is None:
+            return TOKENS
+        if draft is None or not planner.has_plain_figures:
+            return PLAIN  # nothing to compare with yet, and no need to ask the server what it can do
         usable = [s for s in _AUTO if await _refusal(s, draft, target, request) is None]
         return _BY_NAME[planner.choose([s.name for s in usable if s.promise(target, config).guarantee == "exact"])]
     strategy = _BY_NAME[config.strategy]

@@ -5,36 +5,40 @@ Each check compares two ways to the same greedy tokens. It costs a handful of sh
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from llm_spec import ChatRequest, Sampling, TextDelta
+from llm_spec import ChatRequest, Sampling, StreamEvent, TextDelta
 from llm_spec_http.tokens import HttpTokens
 
 __all__ = ["scores_tokens", "works_on_tokens"]
 
 _GREEDY: Final = Sampling(temperature=0.0)
-_ONE_TOKEN: Final = ChatRequest.create("-", temperature=0.0, max_tokens=1)
 _REQUEST: Final = ChatRequest.create("Count from one to ten.", temperature=0.0, max_tokens=2)
 _WORDS: Final = "return one more word"
 _SAMPLE: Final = "def naïve(x):\n    return x + 1  # one more\n"
 
 
 async def works_on_tokens(tokens: HttpTokens) -> bool:
-    """Whether chat, batched one-token completions and continued ids give the same tokens, and text survives ids."""
+    """Whether chat, continued ids and batched one-token completions give the same tokens, and text survives ids.
+
+    All at once, so that it takes about as long as a first token does.
+    """
     prompt_ids = await tokens.encode_chat(_REQUEST)
-    text, answer_ids = "", list[int]()
-    async with tokens.stream_chat(_REQUEST) as events:
-        async for event in events:
-            if isinstance(event, TextDelta):
-                text += event.text
-                answer_ids += event.token_ids or ()
-    if not answer_ids:
-        return False
-    prefixes = [[*prompt_ids, *answer_ids[:end]] for end in range(len(answer_ids))]
-    sampled = await tokens.sample_next(prefixes, _GREEDY)
-    same_ids = [token.token_id for token in sampled] == answer_ids
-    same_text = "".join(token.text for token in sampled) == text
-    return same_ids and same_text and await _continues(tokens, prefixes[-1], answer_ids[-1]) and await _reads(tokens)
+    shorter_ids = prompt_ids[:-1]
+    chat, continued, batch, alone, read = await asyncio.gather(
+        _written(tokens.stream_chat(_REQUEST)),
+        _written(tokens.stream_after(prompt_ids, _REQUEST)),
+        tokens.sample_next([prompt_ids, shorter_ids], _GREEDY),
+        tokens.sample_next([shorter_ids], _GREEDY),
+        _read_back(tokens),
+    )
+    first = batch[0]
+    chat_text, chat_ids = chat
+    same_start = chat_ids[:1] == [first.token_id] and (chat_text.startswith(first.text) or first.is_end)
+    return chat == continued and same_start and batch[1] == alone[0] and read == _SAMPLE
 
 
 async def scores_tokens(tokens: HttpTokens) -> bool:
@@ -49,13 +53,15 @@ async def scores_tokens(tokens: HttpTokens) -> bool:
     return same_tokens and "".join(alone) == _WORDS
 
 
-async def _continues(tokens: HttpTokens, token_ids: list[int], next_id: int) -> bool:
-    async with tokens.stream_after(
-        token_ids, ChatRequest(messages=_REQUEST.messages, sampling=_GREEDY, max_tokens=1)
-    ) as events:
-        continued = [i async for event in events if isinstance(event, TextDelta) for i in event.token_ids or ()]
-    return continued == [next_id]
+async def _written(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> tuple[str, list[int]]:
+    text, token_ids = "", list[int]()
+    async with opened as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                text += event.text
+                token_ids += event.token_ids or ()
+    return text, token_ids
 
 
-async def _reads(tokens: HttpTokens) -> bool:
-    return await tokens.decode(await tokens.encode(_SAMPLE)) == _SAMPLE
+async def _read_back(tokens: HttpTokens) -> str:
+    return await tokens.decode(await tokens.encode(_SAMPLE))

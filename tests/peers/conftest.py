@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,12 @@ def llama_draft(peers_folder: Path) -> Iterator[str]:
     """The address of a llama-server with the model `draft`."""
     with serve_llama(write_gguf(MODELS / "draft", peers_folder), "draft", peers_folder) as url:
         yield url
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
+    """Say a number at the end of the test run."""
+    return lambda what, value: request.node.user_properties.append((f"peers: {what}", value))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

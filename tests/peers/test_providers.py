@@ -83,12 +83,6 @@ def peer(request: pytest.FixtureRequest) -> Peer:
     return peer
 
 
-@pytest.fixture
-def report(request: pytest.FixtureRequest) -> Report:
-    """Say a number at the end of the test run."""
-    return lambda what, value: request.node.user_properties.append((f"peers: {what}", value))
-
-
 async def texts_of(peer: Peer, *requests: ChatRequest) -> list[str]:
     async with aclosing(peer.open()) as provider:
         return [(await provider.complete(request)).content for request in requests]

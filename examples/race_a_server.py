@@ -1,0 +1,34 @@
+"""A server with a slow model, raced: several streams of the same target begin where a draft says it will arrive.
+
+The server here is a simulated one on 127.0.0.1 (450 ms to the first token, 60 tokens/s); with a real one, write
+`target = "vllm:model@http://host:8000/v1"`.
+"""
+
+import asyncio
+import time
+
+from llm_spec_http import DIALECTS, HttpProvider
+
+from llm_spec import GivenText, SpeculativeConfig, SpeculativeDecoder
+from llm_spec.testing.server import Latency, ModelServer, disagreeing
+
+ANSWER = "\n".join(f"Step {n}: take the {n} blue marbles out of box {n * 7} and count them again." for n in range(1, 9))
+
+
+async def main() -> None:
+    async with ModelServer(ANSWER, latency=Latency(first_token_s=0.45, token_s=1 / 60)) as server:
+        target = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
+        draft = GivenText(disagreeing(ANSWER, 0.99, seed=1))  # yesterday's answer: nearly the same
+        config = SpeculativeConfig(strategy="race", max_concurrent_streams=8)
+        await target.discover("token_endpoint")  # the first request would do it, once per server
+        started = time.perf_counter()
+        plain = await SpeculativeDecoder(None, target).decode("How?", temperature=0)
+        plain_s = time.perf_counter() - started
+        raced = await SpeculativeDecoder(draft, target, config).decode("How?", temperature=0)
+        await target.aclose()
+    assert raced.content == plain.content
+    print(f"the same text, {raced.guarantee}: {plain_s:.2f} s alone, {raced.timings.total_s:.2f} s raced")
+    print(f"for it, {raced.usage and raced.usage.cancelled_output_tokens} tokens were written in vain")
+
+
+asyncio.run(main())
