@@ -263,7 +263,7 @@ class _Upstream:
                     return await awaitable
         except LlmSpecError as error:
             if isinstance(error, TargetError):
-                error.partial_text = error.partial_text or self._recording.content
+                error.partial_text = self._recording.content or error.partial_text
             self._log_failure(error)
             raise
         except Exception as error:

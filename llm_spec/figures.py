@@ -13,7 +13,7 @@ _STREAMS: Final = 8.0  # half-lives: of first tokens, one a stream;
 _TOKENS: Final = 256.0  # of tokens
 _ROUNDS: Final = 64.0  # of probe rounds
 _JUDGED: Final = 1024.0  # of judged draft tokens
-_PRIOR_ACCEPTANCE: Final = 0.97  # a pair is given the benefit of the doubt, for a few tokens
+_PRIOR_ACCEPTANCE: Final = 0.98  # a pair is given the benefit of the doubt, for a few tokens
 _PRIOR_TOKENS: Final = 10.0
 _PRIOR_TOKEN_S: Final = 0.02
 

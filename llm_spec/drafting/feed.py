@@ -70,7 +70,7 @@ class DraftFeed:
             self.ended = True
             return
         if self._run is not None and not self._continues:
-            self._run.realign(answer)
+            self._run.realign(self._request.prefix + answer)
             self._show(self._run)
             return
         self._cancel()
@@ -80,7 +80,7 @@ class DraftFeed:
         request = replace(self._request, prefix=run.prefix, stop=())
         self._run = run
         if not self._continues:
-            run.realign(answer)
+            run.realign(self._request.prefix + answer)
         task = asyncio.create_task(self._collect(run, request, self._allowed(num_tokens)))
         run.task = task
         self._tasks.add(task)
@@ -112,7 +112,7 @@ class DraftFeed:
                 asyncio.timeout(self._timeout_s) as patience,
                 self._draft.draft(request, num_tokens) as pieces,
             ):
-                last_s: float | None = None
+                last_s, moved_s = None, clock()
                 async for piece in pieces:
                     now = clock()
                     num_new = self._take(run, piece)
@@ -122,7 +122,9 @@ class DraftFeed:
                     last_s = now
                     if self.is_spent:
                         break
-                    patience.reschedule(now + self._timeout_s)
+                    if now - moved_s > 0.01 * self._timeout_s:  # moving a timer is dear
+                        patience.reschedule(now + self._timeout_s)
+                        moved_s = now
         except TimeoutError:
             self._fail(run, f"late: the draft was silent for {self._timeout_s:.3g} s")
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers

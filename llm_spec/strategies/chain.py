@@ -79,6 +79,12 @@ class Runner:
         else:
             self.token_ids = None
 
+    def expect_ids(self, token_ids: list[int]) -> None:
+        """What it should write up to `end`, in token ids; what it has written meanwhile was compared as text."""
+        written = self.token_ids or []
+        self.expected_ids = token_ids
+        self._checked_ids = len(written) if written == token_ids[: len(written)] else 0
+
     def expect_anew(self) -> None:
         """Forget what it should write behind what it has written."""
         self.expected, self._checked = self.text, len(self.text)
@@ -105,7 +111,7 @@ class Runner:
         if self.token_ids[start:limit] != expected_ids[start:limit]:
             return None
         self._checked_ids = limit
-        return limit - start if start else 0  # those before have been counted, by their text
+        return limit - start
 
     def has_arrived(self, *, greedy: bool) -> bool:
         """Whether it stands, or passed, exactly where the next runner began."""
@@ -299,11 +305,10 @@ class Chain:
             return
         room = self._limit - self._num_done_tokens
         num_tokens, num_characters = next(((n, at) for n, at in root.ends if n >= room), root.ends[-1])
-        if num_tokens < root.num_tokens or root.finish is None:
-            self.num_cancelled_tokens += root.num_tokens - num_tokens
-            root.num_tokens, root.text, root.complete = num_tokens, root.text[:num_characters], False
-            root.finish = Finish("length", None if root.finish is None else root.finish.usage, "max_tokens")
-            self._cut_behind(root)
+        self.num_cancelled_tokens += root.num_tokens - num_tokens
+        root.num_tokens, root.text, root.complete = num_tokens, root.text[:num_characters], False
+        root.finish = Finish("length", None if root.finish is None else root.finish.usage, "max_tokens")
+        self._cut_behind(root)
 
     def _report(self, root: Runner) -> None:
         for num_draft, num_accepted, num_emitted in root.rounds:

@@ -33,7 +33,10 @@ _MAX_REST: Final = 64  # tokens without a draft, after several that were wrong a
 
 
 class RaceStrategy:
-    """Any target that continues a text, by token ids where it takes them. No slower than plain where it has room."""
+    """Any target that continues a text, by token ids where it takes them. No slower than plain where it has room.
+
+    By text, tokens are counted as the pieces that streams come in: for `max_tokens`, and in `usage`.
+    """
 
     name = "race"
     needs: Feature | None = "token_endpoint"
@@ -94,7 +97,7 @@ class _Race:
             request,
             max_tokens=config.max_draft_tokens,
             timeout_s=config.draft_timeout_s,
-            news=lambda: self._news.put_nowait(None),
+            news=self._hear,
         )
         self._random = random.Random(request.sampling.seed)  # noqa: S311 - seeds of streams, no secret
         self._root = self._runner("")
@@ -102,16 +105,18 @@ class _Race:
             self._root,
             figures,
             greedy=request.sampling.temperature == 0,
-            max_tokens=request.max_tokens,
+            max_tokens=request.max_tokens if self._endpoint is None else None,  # by ids every stream is told its own
             close=_cancel,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_prompt_tokens = sum(len(split_pieces(message.text)) for message in request.messages)
         self._num_extra_input_tokens = 0
         self._num_failures = 0
+        self._error: Exception | None = None
         self._fallback: str | None = None
         self._told_fallback = False
-        self._num_fed = 0  # characters of the draft's text that the chain knows
+        self._num_fed = 0  # characters of the draft's text that the chain knows …
+        self._num_heard = 0  # … and that it was woken up for
         self._rest = 0  # tokens to wait before the draft begins anew …
         self._resting: Runner | None = None  # … while this one is the last …
         self._resume_at = 0  # … until it has written so many
@@ -123,8 +128,10 @@ class _Race:
         self._open(self._root, None)
         self._feed.restart("", self._reach())
         while chain.finish is None:
-            self._take(await self._news.get())
-            while not self._news.empty():
+            news = await self._news.get()
+            self._expect()
+            self._take(news)
+            while not self._news.empty() and chain.finish is None and self._error is None:
                 self._take(self._news.get_nowait())
             self._plan()
             if self._fallback is not None and not self._told_fallback:
@@ -134,6 +141,8 @@ class _Race:
                 for shown in matcher.push(event.text, event.origin) if isinstance(event, TextDelta) else [event]:
                     yield shown
             chain.out.clear()
+            if self._error is not None:
+                raise self._error
             if matcher.matched is not None:
                 yield self._finish(Finish("stop", None, "stop_string"))
                 return
@@ -164,6 +173,9 @@ class _Race:
             async with self._connected(runner, parent) as events:
                 async for event in events:
                     self._news.put_nowait((runner, event))
+                    if isinstance(event, Finish):
+                        return
+            raise TargetError(f"{self._target.name} ended its stream without a finish reason")
         except Exception as error:  # noqa: BLE001 - judged where it is taken
             self._news.put_nowait((runner, error))
 
@@ -175,6 +187,8 @@ class _Race:
             if self._endpoint is None:
                 request = replace(request, prefix=request.prefix + runner.prefix)
                 opened = self._target.stream(request if parent is None else self._reseeded(request))
+                if parent is not None:
+                    self._num_extra_input_tokens += self._num_prompt_tokens + runner.num_prefix_tokens
             elif parent is None:
                 encoding = asyncio.create_task(self._encode_prompt(runner, self._endpoint))
                 opened = self._endpoint.stream_chat(request)
@@ -203,10 +217,11 @@ class _Race:
         await parent.encoded.wait()
         if parent.prefix_ids is None:
             raise TargetError("the prompt could not be encoded")
-        parent.expected_ids = written_ids + added_ids
-        runner.prefix_ids = parent.prefix_ids + parent.expected_ids
+        parent.expect_ids(written_ids + added_ids)
+        runner.prefix_ids = parent.prefix_ids + written_ids + added_ids
         runner.num_prefix_tokens = len(runner.prefix_ids) - self._num_prompt_tokens
         runner.encoded.set()
+        self._num_extra_input_tokens += len(runner.prefix_ids)
         if request.max_tokens is not None:
             request = replace(request, max_tokens=max(1, request.max_tokens - runner.num_prefix_tokens))
         return endpoint.stream_after(runner.prefix_ids, self._reseeded(request))
@@ -221,8 +236,7 @@ class _Race:
 
     def _take(self, news: tuple[Runner, StreamEvent | Exception] | None) -> None:
         """Something was written, by a runner or (None) by the draft."""
-        if news is None:
-            self._expect()
+        if news is None:  # only a reason to look
             return
         runner, event = news
         match event:
@@ -235,8 +249,17 @@ class _Race:
             case ReasoningDelta() | ToolCallDelta() if runner is self._chain.runners[0]:
                 self._give_up(UnsupportedError("the target does more than write text"))
                 self._chain.out.append(event)
+            case ReasoningDelta() | ToolCallDelta():
+                self._chain.drop(runner)
             case _:
                 pass
+
+    def _hear(self) -> None:
+        """The draft wrote something: it waits for the target's next word, unless it is enough for another runner."""
+        feed = self._feed
+        if feed.ended or feed.failure is not None or len(feed.text) >= self._num_heard + _CHARACTERS * self._segment():
+            self._num_heard = len(feed.text)
+            self._news.put_nowait(None)
 
     def _expect(self) -> None:
         if self._feed.failure is not None and self._fallback is None:
@@ -249,8 +272,8 @@ class _Race:
 
     def _fail(self, runner: Runner, error: Exception) -> None:
         if runner is self._chain.runners[0]:
-            raise error
-        if runner in self._chain.runners:
+            self._error = error
+        elif runner in self._chain.runners:
             self._chain.drop(runner)
             self._num_failures += 1
             if self._num_failures >= _MAX_FAILURES:
@@ -280,7 +303,7 @@ class _Race:
             return
         if not chain.departed and feed.is_cut:
             if len(tail.expected) - len(tail.text) < _CHARACTERS * self._reach():
-                self._num_fed = 0
+                self._num_fed = self._num_heard = 0
                 feed.restart(tail.prefix + tail.expected, self._reach())
             return
         if not chain.departed and len(tail.text) < len(tail.expected):
@@ -291,7 +314,7 @@ class _Race:
             self._resume_at = tail.num_tokens + self._rest
         if tail.num_tokens >= self._resume_at:
             self._resting = None
-            self._num_fed = 0
+            self._num_fed = self._num_heard = 0
             chain.expect_anew()
             feed.restart(tail.hypothesis, self._reach())
 
@@ -313,7 +336,6 @@ class _Race:
             return False
         child = self._runner(tail.prefix + tail.expected[:end])
         chain.append(child, end)
-        self._num_extra_input_tokens += self._num_prompt_tokens + child.num_prefix_tokens
         self._open(child, tail)
         return True
 

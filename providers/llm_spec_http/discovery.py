@@ -17,6 +17,7 @@ __all__ = ["scores_tokens", "works_on_tokens"]
 
 _GREEDY: Final = Sampling(temperature=0.0)
 _REQUEST: Final = ChatRequest.create("Count from one to ten.", temperature=0.0, max_tokens=2)
+_NUM_PREFIXES: Final = 4  # of a batch: more than one, and not all with the same next token
 _WORDS: Final = "return one more word"
 _SAMPLE: Final = "def naïve(x):\n    return x + 1  # one more\n"
 
@@ -27,18 +28,18 @@ async def works_on_tokens(tokens: HttpTokens) -> bool:
     All at once, so that it takes about as long as a first token does.
     """
     prompt_ids = await tokens.encode_chat(_REQUEST)
-    shorter_ids = prompt_ids[:-1]
-    chat, continued, batch, alone, read = await asyncio.gather(
-        _written(tokens.stream_chat(_REQUEST)),
-        _written(tokens.stream_after(prompt_ids, _REQUEST)),
-        tokens.sample_next([prompt_ids, shorter_ids], _GREEDY),
-        tokens.sample_next([shorter_ids], _GREEDY),
-        _read_back(tokens),
-    )
-    first = batch[0]
-    chat_text, chat_ids = chat
-    same_start = chat_ids[:1] == [first.token_id] and (chat_text.startswith(first.text) or first.is_end)
-    return chat == continued and same_start and batch[1] == alone[0] and read == _SAMPLE
+    prefixes = [prompt_ids[: len(prompt_ids) - cut] for cut in range(_NUM_PREFIXES)]
+    async with asyncio.TaskGroup() as group:
+        chat = group.create_task(_written(tokens.stream_chat(_REQUEST)))
+        continued = group.create_task(_written(tokens.stream_after(prompt_ids, _REQUEST)))
+        read = group.create_task(_read_back(tokens))
+        batch = group.create_task(tokens.sample_next(prefixes, _GREEDY))
+        alone = [group.create_task(tokens.sample_next([prefix], _GREEDY)) for prefix in prefixes]
+    text, token_ids = chat.result()
+    first = batch.result()[0]
+    same_start = token_ids[:1] == [first.token_id] and (first.is_end or text.startswith(first.text))
+    same_batch = batch.result() == [token for task in alone for token in task.result()]
+    return chat.result() == continued.result() and same_start and same_batch and read.result() == _SAMPLE
 
 
 async def scores_tokens(tokens: HttpTokens) -> bool:

@@ -19,7 +19,6 @@ from llm_spec import (
     ChatRequest,
     ChatResponse,
     ConfigError,
-    LlmSpecError,
     StreamEvent,
     complete_from_stream,
 )
@@ -110,8 +109,8 @@ class HttpProvider:
         try:
             async with asyncio.timeout(_DISCOVERY_S):
                 return await check
-        except (LlmSpecError, TimeoutError, LookupError, TypeError, ValueError):
-            return False  # whatever the server does instead, it is not this
+        except Exception:  # noqa: BLE001 - whatever the server does instead, it is not this
+            return False
 
     def _lose(self) -> None:
         self.capabilities = replace(self.capabilities, token_endpoint=None, token_scorer=None)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
-from llm_spec import ChatRequest, NextToken, Sampling, ScoredToken, StreamEvent, TargetError
+from llm_spec import ChatRequest, LlmSpecError, NextToken, Sampling, ScoredToken, StreamEvent, TargetError
 from llm_spec_http.answer import read_answer
 from llm_spec_http.client import HttpClient, MissingError
 from llm_spec_http.convert import chunk_finish, request_body, sampling_fields
 from llm_spec_http.dialects.base import Body, Dialect, TokenApi
 
 __all__ = ["HttpTokens"]
+
+T = TypeVar("T")
 
 # Tokenizers cut between a word and a space that another word follows, whatever else they do: such stretches can be
 # encoded by themselves and remembered, so that redrafted words need no round trip.
@@ -42,25 +44,27 @@ class HttpTokens:
 
     async def encode(self, text: str) -> list[int]:
         stretches = _STRETCH.split(text)
-        unknown = {s for s in stretches if s not in self._remembered}
+        known = {s: self._remembered[s] for s in stretches if s in self._remembered}
+        unknown = {s for s in stretches if s not in known}
         if len(unknown) > _MAX_SINGLE:
-            return await self._api.encode(self._call, text)
+            return await self._told(self._api.encode(self._call, text))
+        encoded = await asyncio.gather(*(self._told(self._api.encode(self._call, s)) for s in unknown))
+        known.update(zip(unknown, map(tuple, encoded), strict=True))
         if len(self._remembered) > _MAX_REMEMBERED:
             self._remembered.clear()
-            unknown.update(stretches)
-        encoded = await asyncio.gather(*(self._api.encode(self._call, s) for s in unknown))
-        self._remembered.update(zip(unknown, map(tuple, encoded), strict=True))
-        return [token_id for s in stretches for token_id in self._remembered[s]]
+        self._remembered.update(known)
+        return [token_id for s in stretches for token_id in known[s]]
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         if len(token_ids) != 1:
-            return await self._api.decode(self._call, token_ids)
+            return await self._told(self._api.decode(self._call, token_ids))
         if token_ids[0] not in self._decoded:
-            self._decoded[token_ids[0]] = await self._api.decode(self._call, token_ids)
+            self._decoded[token_ids[0]] = await self._told(self._api.decode(self._call, token_ids))
         return self._decoded[token_ids[0]]
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
-        token_ids, context_length = await self._api.encode_chat(self._call, self._chat_body(request))
+        encoded = self._told(self._api.encode_chat(self._call, self._chat_body(request)))
+        token_ids, context_length = await encoded
         self.context_length = context_length or self.context_length
         return token_ids
 
@@ -96,10 +100,24 @@ class HttpTokens:
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
         body: Body = {"prompt": list(token_ids), "max_tokens": 1, "temperature": 0.0, **self._api.score_fields(top)}
-        choices = await self._choices(body, 1)
-        return _scored_rows(choices[0], num_rows, top)
+        return await self._told(self._scored(body, num_rows, top))
 
     # ------------------------------------------------------------------------------------------ inside
+
+    async def _told(self, answer: Awaitable[T]) -> T:
+        """What a server tells, where it tells it in the form that was asked for."""
+        try:
+            return await answer
+        except LlmSpecError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            self._lost()
+            raise TargetError(
+                self._client.told(f"answered in another form ({type(error).__name__}: {error})")
+            ) from error
+
+    async def _scored(self, body: Body, num_rows: int, top: int) -> list[ScoredToken]:
+        return _scored_rows((await self._choices(body, 1))[0], num_rows, top)
 
     async def _call(self, path: str, body: Body) -> Mapping[str, Any]:
         try:

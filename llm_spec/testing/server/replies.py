@@ -73,7 +73,17 @@ def choice_of(body: Json, kind: Kind, index: int, answer: Answer) -> Json:
         choice["token_ids"] = [*answer.token_ids, *answer.ending]
         if kind == "text":
             choice["prompt_token_ids"] = answer.prompt_ids
+    if kind == "text" and body.get("logprobs"):
+        choice["logprobs"] = _logprobs(body, answer)
     return choice
+
+
+def _logprobs(body: Json, answer: Answer) -> Json:
+    """Of each token that was written: it was certain."""
+    names = [*answer.pieces, *("" for _ in answer.ending)]
+    if body.get("return_tokens_as_token_ids"):
+        names = [f"token_id:{token_id}" for token_id in (*answer.token_ids, *answer.ending)]
+    return {"tokens": names, "token_logprobs": [0.0] * len(names), "top_logprobs": [{name: 0.0} for name in names]}
 
 
 # ---------------------------------------------------------------------------------------------- streams
