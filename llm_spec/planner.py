@@ -33,6 +33,7 @@ class _Record:
     """What is known of one strategy."""
 
     worth: ExponentialMovingAverage = field(default_factory=lambda: ExponentialMovingAverage(half_life=_REQUESTS))
+    num_trials: int = 0
     pause: int = _FIRST_PAUSE
     rest: int = 0  # requests since it was tried
 
@@ -58,7 +59,8 @@ class Planner:
             return "plain"
         records = {name: self._records.setdefault(name, _Record()) for name in names}
         for name, record in records.items():
-            if record.worth.count < _NUM_TRIALS:
+            if record.num_trials < _NUM_TRIALS:
+                record.num_trials += 1
                 return name
         best = max(names, key=lambda name: records[name].worth.value or 0.0)
         best = best if (records[best].worth.value or 0.0) >= _MIN_WORTH else "plain"

@@ -33,20 +33,22 @@ async def choose_strategy(
 ) -> Strategy:
     """The strategy asked for, or for `auto` the exact one that pair and request support and that pays, else plain.
 
+    A request that samples with a seed is answered plain where batches or several streams would need more than one.
     Raises UnsupportedError when the one asked for by name cannot serve them.
     """
+    is_seeded = request.sampling.seed is not None and request.sampling.temperature != 0
     if config.strategy == "auto":
         if draft is not None and TOKENS.supports(draft, target, request) is None:
             return TOKENS
-        if draft is None or not planner.has_plain_figures:
-            return PLAIN  # nothing to compare with yet, and no need to ask the server what it can do
+        if draft is None or is_seeded or not planner.has_plain_figures:
+            return PLAIN  # there is nothing to compare with yet, and no need to ask what the server can do
         usable = [s for s in _AUTO if await _refusal(s, draft, target, request) is None]
         return _BY_NAME[planner.choose([s.name for s in usable if s.promise(target, config).guarantee == "exact"])]
     strategy = _BY_NAME[config.strategy]
     refusal = await _refusal(strategy, draft, target, request)
     if refusal is not None:
         raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {refusal}")
-    return strategy
+    return PLAIN if strategy is PROBE and is_seeded else strategy
 
 
 async def _refusal(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -63,29 +61,13 @@ class ProbeStrategy:
 
 
 def _verifier(endpoint: TokenEndpoint, sampling: Sampling) -> Verify:
-    """One seed for all prefixes of a batch would draw the same noise for each: a seeded request goes one by one."""
-    seed, unseeded = sampling.seed, replace(sampling, seed=None)
+    unseeded = replace(sampling, seed=None)  # one seed for a whole batch would draw the same noise for each prefix
 
-    async def in_one(context_ids: list[int], drafted_ids: list[int]) -> list[NextToken]:
+    async def verify(context_ids: list[int], drafted_ids: list[int]) -> list[NextToken]:
         prefixes = [context_ids + drafted_ids[:end] for end in range(len(drafted_ids) + 1)]
         return await endpoint.sample_next(prefixes, unseeded)
 
-    async def one(prefix: list[int]) -> NextToken:
-        return (await endpoint.sample_next([prefix], replace(sampling, seed=_seed_at(seed or 0, len(prefix)))))[0]
-
-    async def one_by_one(context_ids: list[int], drafted_ids: list[int]) -> list[NextToken]:
-        prefixes = [context_ids + drafted_ids[:end] for end in range(len(drafted_ids) + 1)]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(prefix)) for prefix in prefixes]
-        return [task.result() for task in tasks]
-
-    return in_one if seed is None or sampling.temperature == 0 else one_by_one
-
-
-def _seed_at(seed: int, position: int) -> int:
-    """A seed for one position: 31 bits, which every server takes."""
-    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return verify
 
 
 PROBE: Final = ProbeStrategy()

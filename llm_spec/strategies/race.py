@@ -112,6 +112,7 @@ class _Race:
         self._num_prompt_tokens = sum(len(split_pieces(message.text)) for message in request.messages)
         self._num_extra_input_tokens = 0
         self._num_failures = 0
+        self._is_near_end = False  # of what may be written: nothing more is begun
         self._error: Exception | None = None
         self._fallback: str | None = None
         self._told_fallback = False
@@ -221,9 +222,13 @@ class _Race:
         runner.prefix_ids = parent.prefix_ids + written_ids + added_ids
         runner.num_prefix_tokens = len(runner.prefix_ids) - self._num_prompt_tokens
         runner.encoded.set()
-        self._num_extra_input_tokens += len(runner.prefix_ids)
         if request.max_tokens is not None:
-            request = replace(request, max_tokens=max(1, request.max_tokens - runner.num_prefix_tokens))
+            left = request.max_tokens - runner.num_prefix_tokens
+            if left < 1:
+                self._is_near_end = True
+                raise UnsupportedError("the answer ends before it would begin")
+            request = replace(request, max_tokens=left)
+        self._num_extra_input_tokens += len(runner.prefix_ids)
         return endpoint.stream_after(runner.prefix_ids, self._reseeded(request))
 
     def _reseeded(self, request: ChatRequest) -> ChatRequest:
@@ -250,7 +255,7 @@ class _Race:
                 self._give_up(UnsupportedError("the target does more than write text"))
                 self._chain.out.append(event)
             case ReasoningDelta() | ToolCallDelta():
-                self._chain.drop(runner)
+                self._fail(runner, UnsupportedError("a later stream does more than write text"))
             case _:
                 pass
 
@@ -275,7 +280,7 @@ class _Race:
             self._error = error
         elif runner in self._chain.runners:
             self._chain.drop(runner)
-            self._num_failures += 1
+            self._num_failures += not self._is_near_end
             if self._num_failures >= _MAX_FAILURES:
                 self._give_up(error)
 
@@ -322,7 +327,7 @@ class _Race:
         """Begin one more runner, where the draft reaches far enough and it is likely enough to be of use."""
         chain, figures = self._chain, self._figures
         tail = chain.tail
-        if chain.departed or chain.num_active >= self._config.max_concurrent_streams:
+        if chain.departed or self._is_near_end or chain.num_active >= self._config.max_concurrent_streams:
             return False
         # what the last runner will have written when a new one writes its first token
         lead = figures.first_token_tokens

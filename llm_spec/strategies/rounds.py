@@ -38,7 +38,8 @@ __all__ = ["Verify", "answer_in_rounds"]
 Verify: TypeAlias = Callable[[list[int], list[int]], Awaitable[list[NextToken]]]
 
 _UNDECODED: Final = "\N{REPLACEMENT CHARACTER}"
-_MAX_HELD: Final = 8  # tokens of one character
+_CHARACTER_TOKENS: Final = 4  # a character has at most so many bytes, so at most so many tokens
+_MAX_HELD: Final = 8  # with more tokens than that undecoded, the first ones never will be
 _DRAFT_TOKENS: Final = 64  # asked of the draft at a time
 _MAX_REST: Final = 32  # tokens without a draft, after several that were wrong at once
 _TRIAL_ROUNDS: Final = 12  # before speculation may turn out not to pay
@@ -148,7 +149,7 @@ class _Rounds:
             while self._finish is None and self._pays():
                 await self._advance()
                 while self._finish is None and self._under_way and self._under_way[0].answer.done():
-                    for event in await self._judge(self._under_way.popleft()):
+                    async for event in self._judge(self._under_way.popleft()):
                         yield event
         except LlmSpecError as error:
             yield Fallback(f"{type(error).__name__}: {' '.join(str(error).split())}")
@@ -158,6 +159,8 @@ class _Rounds:
             return
         if self._feed.failure is not None:
             yield Fallback(self._feed.failure)
+        if self._held_ids:  # half a character: the target writes it anew
+            del self._answer_ids[-len(self._held_ids) :]
         plain = resume_plain(
             self._target,
             self._endpoint,
@@ -172,15 +175,16 @@ class _Rounds:
 
     def summed(self, finish: Finish) -> Finish:
         """The end, with what all calls have read and written."""
-        num_prompt, num_answer = len(self._prompt_ids or ()), len(self._answer_ids)
-        usage = Usage(
-            input_tokens=max(num_prompt, self._num_input_tokens),
-            output_tokens=self._num_rows,
-            extra_input_tokens=max(0, self._num_input_tokens - num_prompt),
-            cancelled_output_tokens=self._num_rows - num_answer,
+        alone = finish.usage or Usage()
+        num_input = self._num_input_tokens + alone.input_tokens
+        num_prompt = alone.input_tokens if self._prompt_ids is None else len(self._prompt_ids)
+        usage = replace(
+            alone,
+            input_tokens=num_input,
+            output_tokens=self._num_rows + alone.output_tokens,
+            extra_input_tokens=max(0, num_input - num_prompt),
+            cancelled_output_tokens=self._num_rows - len(self._answer_ids),
         )
-        if finish.usage is not None:
-            usage += replace(finish.usage, extra_input_tokens=finish.usage.input_tokens if self._num_rows else 0)
         drafted = self._feed.usage or Usage(output_tokens=self._feed.num_tokens)
         return replace(finish, usage=usage, draft_usage=drafted)
 
@@ -269,28 +273,29 @@ class _Rounds:
 
     # ----------------------------------------------------------------------------------------- judging
 
-    async def _judge(self, sent: _Sent) -> list[StreamEvent]:
+    async def _judge(self, sent: _Sent) -> AsyncGenerator[StreamEvent]:
         """Take in a round: its tokens are the target's own, up to the first that differs from the draft."""
         tokens = await sent.answer
         verify_s = self._clock() - sent.sent_s
         self._num_rows += len(tokens)
-        deltas: list[TextDelta] = []
-        num_accepted = 0
+        num_accepted = num_emitted = 0
         for token, drafted_id in zip(tokens, [*sent.drafted_ids, None], strict=True):
             is_accepted = token.token_id == drafted_id
+            text = await self._text_of(token)
             num_accepted += is_accepted
-            deltas.append(TextDelta(await self._text_of(token), _origin(sent, drafted_id, is_accepted=is_accepted)))
-            self._text += deltas[-1].text
+            num_emitted += 1
+            self._text += text
             self._answer_ids.append(token.token_id)
             self._guess.confirm(token.token_id)
             self._stop_at(token)
+            if self._finish is not None:
+                text += await self._flush()
+            if text:
+                yield TextDelta(text, _origin(sent, drafted_id, is_accepted=is_accepted))
             if not is_accepted or self._finish is not None:
                 break
         if self._guess.is_wrong:
             self._discard()  # what was sent on its word is worthless
-        num_emitted = len(deltas)
-        if self._finish is not None:
-            deltas.append(TextDelta(await self._flush(), deltas[-1].origin))
         report = Round(
             index=self._num_rounds,
             num_draft_tokens=len(sent.drafted_ids),
@@ -300,7 +305,7 @@ class _Rounds:
             verify_s=verify_s,
         )
         self._learn(report)
-        return [*(delta for delta in deltas if delta.text), report]
+        yield report
 
     def _stop_at(self, token: NextToken) -> None:
         request, length = self._request, self._endpoint.context_length
@@ -339,6 +344,8 @@ class _Rounds:
         """Whether rounds are worth their time: against the target's plain speed, where that is known."""
         if self._feed.is_spent and self._guess.is_idle and not self._guess.ids:
             return False
+        if self._room() < 0 and not self._under_way:
+            return False  # the target says what it thinks of such a request
         if self._num_rounds < _TRIAL_ROUNDS:
             return True
         plain_s = self._figures.plain_s(len(self._answer_ids))
@@ -358,12 +365,24 @@ class _Rounds:
             alone = await self._endpoint.decode([token.token_id])
             if _UNDECODED not in alone:
                 return token.text  # a control token
-        self._held_ids.append(token.token_id)
-        text = await self._endpoint.decode(self._held_ids)
-        if text.endswith(_UNDECODED) and len(self._held_ids) < _MAX_HELD:
-            return ""
+        held = [*self._held_ids, token.token_id]
+        text = await self._endpoint.decode(held)
+        if text.endswith(_UNDECODED):
+            text, num_shown = await self._decodable(held, text)
+            self._held_ids = held[num_shown:]
+            return text
         self._held_ids.clear()
         return text
+
+    async def _decodable(self, held: list[int], text: str) -> tuple[str, int]:
+        """What no later byte can change, and of how many tokens; nothing while it may still become a character."""
+        if len(held) <= _MAX_HELD:
+            return "", 0
+        for num_tokens in range(len(held) - _CHARACTER_TOKENS + 1, 0, -1):
+            part = await self._endpoint.decode(held[:num_tokens])
+            if text.startswith(part):
+                return part, num_tokens
+        return "", 0
 
     async def _flush(self) -> str:
         held, self._held_ids = self._held_ids, []
@@ -372,14 +391,10 @@ class _Rounds:
     async def _measured(self, plain: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
         """The target alone: its speed is what rounds are measured by next time."""
         watch = self._figures.open_stream()
-        held = await self._flush()
         async with aclosing(plain) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
                     watch.tick(1)
-                if isinstance(event, TextDelta | Finish) and held:
-                    yield TextDelta(held)
-                    held = ""
                 yield event
 
 

@@ -112,5 +112,7 @@ class HttpProvider:
         except Exception:  # noqa: BLE001 - whatever the server does instead, it is not this
             return False
 
-    def _lose(self) -> None:
-        self.capabilities = replace(self.capabilities, token_endpoint=None, token_scorer=None)
+    def _lose(self, feature: Feature) -> None:
+        self.capabilities = replace(self.capabilities, token_scorer=None)
+        if feature == "token_endpoint":
+            self.capabilities = replace(self.capabilities, token_endpoint=None)

@@ -7,9 +7,11 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from llm_spec import ChatRequest, LlmSpecError, NextToken, Sampling, ScoredToken, StreamEvent, TargetError
+from llm_spec.provider import Feature
 from llm_spec_http.answer import read_answer
 from llm_spec_http.client import HttpClient, MissingError
 from llm_spec_http.convert import chunk_finish, request_body, sampling_fields
@@ -27,10 +29,10 @@ _MAX_REMEMBERED: Final = 50_000
 
 
 class HttpTokens:
-    """A `TokenEndpoint` and `TokenScorer`. `lost` is called when the server turns out not to know a call any more."""
+    """A `TokenEndpoint` and `TokenScorer`. `lost` is called when the server does not do any more what that needs."""
 
     def __init__(
-        self, client: HttpClient, model: str, dialect: Dialect, api: TokenApi, lost: Callable[[], None]
+        self, client: HttpClient, model: str, dialect: Dialect, api: TokenApi, lost: Callable[[Feature], None]
     ) -> None:
         self.context_length: int | None = None
         self.max_top = api.max_top
@@ -47,8 +49,8 @@ class HttpTokens:
         known = {s: self._remembered[s] for s in stretches if s in self._remembered}
         unknown = {s for s in stretches if s not in known}
         if len(unknown) > _MAX_SINGLE:
-            return await self._told(self._api.encode(self._call, text))
-        encoded = await asyncio.gather(*(self._told(self._api.encode(self._call, s)) for s in unknown))
+            return await self._told(lambda: self._api.encode(self._call, text))
+        encoded = await asyncio.gather(*(self._told(partial(self._api.encode, self._call, s)) for s in unknown))
         known.update(zip(unknown, map(tuple, encoded), strict=True))
         if len(self._remembered) > _MAX_REMEMBERED:
             self._remembered.clear()
@@ -57,14 +59,14 @@ class HttpTokens:
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         if len(token_ids) != 1:
-            return await self._told(self._api.decode(self._call, token_ids))
+            return await self._told(lambda: self._api.decode(self._call, token_ids))
         if token_ids[0] not in self._decoded:
-            self._decoded[token_ids[0]] = await self._told(self._api.decode(self._call, token_ids))
+            self._decoded[token_ids[0]] = await self._told(lambda: self._api.decode(self._call, token_ids))
         return self._decoded[token_ids[0]]
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
-        encoded = self._told(self._api.encode_chat(self._call, self._chat_body(request)))
-        token_ids, context_length = await encoded
+        body = self._chat_body(request)
+        token_ids, context_length = await self._told(lambda: self._api.encode_chat(self._call, body))
         self.context_length = context_length or self.context_length
         return token_ids
 
@@ -75,8 +77,7 @@ class HttpTokens:
             **sampling_fields(sampling, self._dialect),
             **self._api.id_fields(chat=False),
         }
-        choices = await self._choices(body, len(prefixes))
-        return [self._next_token(choice) for choice in choices]
+        return await self._told(lambda: self._sampled(body, len(prefixes)))
 
     @asynccontextmanager
     async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -90,8 +91,9 @@ class HttpTokens:
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         limit = request.max_tokens
-        if limit is None and self.context_length is not None:
-            limit = self.context_length - len(token_ids)  # servers stop after 16 tokens where nothing is said
+        if self.context_length is not None:  # servers stop after 16 tokens where nothing is said, and refuse too many
+            room = self.context_length - len(token_ids)
+            limit = room if limit is None else min(limit, room)
         body = self._chat_body(replace(request, prefix="", max_tokens=limit))
         del body["messages"]
         body |= {"prompt": list(token_ids), **self._api.id_fields(chat=False)}
@@ -100,31 +102,33 @@ class HttpTokens:
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
         body: Body = {"prompt": list(token_ids), "max_tokens": 1, "temperature": 0.0, **self._api.score_fields(top)}
-        return await self._told(self._scored(body, num_rows, top))
+        return await self._told(lambda: self._scored(body, num_rows, top), "token_scorer")
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _told(self, answer: Awaitable[T]) -> T:
+    async def _told(self, ask: Callable[[], Awaitable[T]], feature: Feature = "token_endpoint") -> T:
         """What a server tells, where it tells it in the form that was asked for."""
         try:
-            return await answer
+            return await ask()
+        except MissingError:
+            self._lost(feature)
+            raise
         except LlmSpecError:
             raise
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            self._lost()
+            self._lost(feature)
             raise TargetError(
                 self._client.told(f"answered in another form ({type(error).__name__}: {error})")
             ) from error
+
+    async def _sampled(self, body: Body, number: int) -> list[NextToken]:
+        return [self._next_token(choice) for choice in await self._choices(body, number)]
 
     async def _scored(self, body: Body, num_rows: int, top: int) -> list[ScoredToken]:
         return _scored_rows((await self._choices(body, 1))[0], num_rows, top)
 
     async def _call(self, path: str, body: Body) -> Mapping[str, Any]:
-        try:
-            return await self._client.call(path, {"model": self._model, **body})
-        except MissingError:
-            self._lost()
-            raise
+        return await self._client.call(path, {"model": self._model, **body})
 
     def _chat_body(self, request: ChatRequest) -> Body:
         return request_body(request, self._model, self._dialect)
@@ -132,7 +136,7 @@ class HttpTokens:
     @asynccontextmanager
     async def _stream(self, path: str, body: Body, repeated: str) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with AsyncExitStack() as stack:
-            response = await self._client.open(stack, path, body)
+            response = await self._told(lambda: self._client.open(stack, path, body))
             answer = read_answer(self._client, response, repeated=repeated, token_api=self._api)
             yield await stack.enter_async_context(aclosing(answer))
 
@@ -141,16 +145,14 @@ class HttpTokens:
         answer = await self._call("completions", body)
         choices = cast("list[Mapping[str, Any]]", answer.get("choices") or [])
         if len(choices) != number:
-            self._lost()
-            raise TargetError(self._client.told(f"answered {number} prompts with {len(choices)} choices"))
+            raise ValueError(f"{len(choices)} choices for {number} prompts")
         return sorted(choices, key=lambda choice: int(choice.get("index") or 0))
 
     def _next_token(self, choice: Mapping[str, Any]) -> NextToken:
         token_ids = self._api.token_ids(choice)
         is_end = chunk_finish({"choices": [{**choice, "index": 0}]}) == "stop"
         if not token_ids:
-            self._lost()
-            raise TargetError(self._client.told("told no token id for the token that it sampled"))
+            raise ValueError("no id of the token that it sampled")
         return NextToken(token_ids[-1], "" if is_end else str(choice.get("text") or ""), is_end)
 
 

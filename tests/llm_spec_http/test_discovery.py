@@ -1,0 +1,355 @@
+"""Discovery: what a server says that it does is tried, once, and what it does instead is found out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias, TypeGuard
+
+import pytest
+from aiohttp import web
+from llm_spec_http import DIALECTS, HttpProvider
+
+from llm_spec import SpeculativeConfig, SpeculativeDecoder
+from llm_spec.provider import Feature
+from llm_spec.testing.server import Faults, Latency, ModelServer
+from llm_spec.testing.simulated import SimulatedDraft
+
+ANSWER = "The cat sat on the mat, all day long."
+Json: TypeAlias = dict[str, Any]
+Change: TypeAlias = Callable[[str, Json, Any], Any]
+
+
+class Scoring(ModelServer):
+    """Completions tell the likeliest tokens beside those that were generated, as vLLM's do."""
+
+    def _choice(self, body: Json, kind: Any, index: int, answer: Any) -> Json:
+        choice = super()._choice(body, kind, index, answer)
+        if body.get("logprobs"):
+            ids = [*answer.token_ids, *answer.ending]
+            choice["logprobs"] = {"top_logprobs": [{f"token_id:{token_id}": 0.0} for token_id in ids]}
+        return choice
+
+
+class Odd(Scoring):
+    """A server whose requests and answers go through `on_request(path, body)` and `on_reply(path, body, reply)`."""
+
+    def __init__(self, *, on_request: Change | None = None, on_reply: Change | None = None) -> None:
+        super().__init__(ANSWER)
+        self.on_request = on_request
+        self.on_reply = on_reply
+
+    @web.middleware
+    async def _receive(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        body: Json = await request.json() if request.can_read_body else {}
+        if self.on_request is not None:
+            changed = self.on_request(request.path, body, None)
+            request._read_bytes = json.dumps(changed).encode()
+        response = await super()._receive(request, handler)
+        if self.on_reply is not None and isinstance(response, web.Response) and response.body is not None:
+            reply = json.loads(response.text or "null")
+            return web.json_response(self.on_reply(request.path, body, reply), status=response.status)
+        return response
+
+
+@asynccontextmanager
+async def opened(server: ModelServer, dialect: str = "vllm") -> AsyncGenerator[HttpProvider]:
+    provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS[dialect])
+    try:
+        yield provider
+    finally:
+        await provider.aclose()
+
+
+async def found(server: ModelServer) -> tuple[bool, bool]:
+    """Whether the server works on tokens, and whether it scores them."""
+    async with server, opened(server) as provider:
+        await provider.discover("token_endpoint")
+        await provider.discover("token_scorer")
+        can = provider.capabilities
+        return can.token_endpoint is not None, can.token_scorer is not None
+
+
+# ------------------------------------------------------------------------------------------ what works
+
+
+async def test_a_server_that_works_is_found_to() -> None:
+    """By ids and with scores, also where its frames hold several tokens or an answer is one token long."""
+    assert await found(Scoring(ANSWER)) == (True, True)
+    assert await found(Scoring(ANSWER, tokens_per_frame=3)) == (True, True)
+    assert await found(Scoring("Yes")) == (True, True)
+
+
+async def test_the_test_server_scores() -> None:
+    """It gives prompt logprobs, so it is there for tests of `score`."""
+    assert await found(ModelServer(ANSWER)) == (True, True)
+
+
+@pytest.mark.parametrize("feature", ["token_endpoint", "token_scorer"])
+async def test_discovery_happens_once(feature: Feature) -> None:
+    """Concurrent first requests share it, later ones know, and it takes a handful of calls."""
+    num_calls: list[int] = []
+    async with Scoring(ANSWER, latency=Latency(round_trip_s=0.002)) as server:
+        for num_callers in (1, 8):
+            async with opened(server) as provider:
+                before = len(server.paths)
+                await asyncio.gather(*(provider.discover(feature) for _ in range(num_callers)))
+                num_calls.append(len(server.paths) - before)
+                await provider.discover(feature)
+                assert len(server.paths) - before == num_calls[-1]
+    assert 0 < num_calls[1] <= num_calls[0] <= 25
+
+
+async def test_concurrent_first_requests_share_it() -> None:
+    """Each waits for it and then races by ids."""
+    async with ModelServer(ANSWER, latency=Latency(round_trip_s=0.002)) as server, opened(server) as provider:
+        config = SpeculativeConfig(strategy="race", max_extra_cost=0.0)
+        decoder = SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config)
+        results = await asyncio.gather(*(decoder.decode("q", temperature=0.0) for _ in range(6)))
+        assert [(r.content, r.guarantee) for r in results] == [(ANSWER, "exact")] * 6
+        num_chats = server.paths.count("/v1/chat/completions")
+    assert num_chats == 6 + 1
+
+
+async def test_scores_can_be_discovered_alone() -> None:
+    """Whoever needs a scorer asks for that."""
+    async with Scoring(ANSWER) as server, opened(server) as provider:
+        await provider.discover("token_scorer")
+        assert provider.capabilities.token_scorer is not None
+
+
+async def test_a_dialect_without_token_ids_is_not_tried() -> None:
+    """No request is made for what nobody knows how to ask."""
+    async with ModelServer(ANSWER) as server, opened(server, "generic") as provider:
+        await provider.discover("token_endpoint")
+        await provider.discover("token_scorer")
+        assert server.paths == []
+        assert provider.capabilities.token_endpoint is None
+
+
+# ------------------------------------------------------------------------------------------ what does not
+
+
+def without_ids(_: str, body: Json, __: Any) -> Json:
+    """The server ignores `return_token_ids`."""
+    return {name: value for name, value in body.items() if name != "return_token_ids"}
+
+
+def without_ids_in_chat(path: str, body: Json, _: Any) -> Json:
+    return without_ids(path, body, None) if "messages" in body and path != "/tokenize" else body
+
+
+def without_ids_in_completions(_: str, body: Json, __: Any) -> Json:
+    return without_ids("", body, None) if "prompt" in body else body
+
+
+def without_batches(path: str, body: Json, _: Any) -> Json:
+    """The first of several prompts is answered alone."""
+    prompt = body.get("prompt")
+    return {**body, "prompt": prompt[:1]} if path.endswith("completions") and is_batch(prompt) else body
+
+
+def is_batch(prompt: Any) -> TypeGuard[list[Any]]:
+    return isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], list)
+
+
+def the_same_prompt_twice(path: str, body: Json, _: Any) -> Json:
+    """As many choices as prompts, all of them for the first."""
+    prompt = body.get("prompt")
+    if path.endswith("completions") and is_batch(prompt):
+        return {**body, "prompt": prompt[:1] * len(prompt)}
+    return body
+
+
+def prompts_as_one(path: str, body: Json, _: Any) -> Json:
+    """A server that makes something else of ids in a stream."""
+    streamed = path.endswith("completions") and "prompt" in body and body.get("stream")
+    return {**body, "prompt": "<|assistant|>The"} if streamed else body
+
+
+def wrong_ids(_: str, __: Json, reply: Any) -> Any:
+    """Ids that are not those of the text."""
+    for choice in reply.get("choices", []):
+        if "token_ids" in choice:
+            choice["token_ids"] = [i + 1 for i in choice["token_ids"]]
+    return reply
+
+
+def shuffled(_: str, __: Json, reply: Any) -> Any:
+    """Choices whose index does not say which prompt they are for."""
+    for number, choice in enumerate(reversed(reply.get("choices", []))):
+        choice["index"] = number
+    return reply
+
+
+def stripped(path: str, _: Json, reply: Any) -> Any:
+    """`/detokenize` that loses whitespace at the ends."""
+    return {"prompt": reply["prompt"].strip()} if path == "/detokenize" else reply
+
+
+def ascii_only(path: str, _: Json, reply: Any) -> Any:
+    return {"prompt": reply["prompt"].replace("ï", "\ufffd")} if path == "/detokenize" else reply
+
+
+def another_prompt(path: str, _: Json, reply: Any) -> Any:
+    """`/tokenize` that applies no template: its ids are not those that the chat is answered for."""
+    if path == "/tokenize" and len(reply.get("tokens", [])) > 2 and "count" in reply:
+        return {**reply, "tokens": reply["tokens"][:2]}
+    return reply
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        without_ids,
+        without_ids_in_chat,
+        without_ids_in_completions,
+        without_batches,
+        the_same_prompt_twice,
+        prompts_as_one,
+    ],
+)
+async def test_fields_that_are_ignored(fault: Change) -> None:
+    """A server that does something else without a word does not work on tokens."""
+    assert await found(Odd(on_request=fault)) == (False, False)
+
+
+@pytest.mark.parametrize("fault", [wrong_ids, shuffled, stripped, ascii_only, another_prompt])
+async def test_answers_that_are_wrong(fault: Change) -> None:
+    """Ids, order or text that are not what the chat gave."""
+    assert await found(Odd(on_reply=fault)) == (False, False)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/completions", "/v1/chat/completions"])
+async def test_calls_that_are_missing(path: str) -> None:
+    """A 404 is an answer, not an error."""
+    assert await found(ModelServer(ANSWER, faults=Faults(missing=frozenset([path])))) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "faults", [Faults(status=500), Faults(status=400), Faults(drop_after=0), Faults(malformed_after=0)]
+)
+async def test_servers_that_fail(faults: Faults) -> None:
+    """Nothing is raised."""
+    assert await found(ModelServer(ANSWER, faults=faults)) == (False, False)
+
+
+async def test_a_server_that_cannot_be_reached() -> None:
+    """Nothing is raised here either: the request itself will say what is wrong."""
+    provider = HttpProvider("m", base_url="http://127.0.0.1:9/v1", dialect=DIALECTS["vllm"])
+    await provider.discover("token_endpoint")
+    assert provider.capabilities.token_endpoint is None
+    await provider.aclose()
+
+
+# ------------------------------------------------------------------------------------------ scores
+
+
+def off_by_one(_: str, body: Json, reply: Any) -> Any:
+    """Token i scored with row i instead of i - 1, as by llama-cpp-python."""
+    if body.get("prompt_logprobs") is not None:
+        for choice in reply["choices"]:
+            (generated,) = choice["logprobs"]["top_logprobs"][0]
+            behind = {generated.removeprefix("token_id:"): {"logprob": 0.0, "rank": 1}}
+            choice["prompt_logprobs"] = [None, *choice["prompt_logprobs"][2:], behind]
+    return reply
+
+
+def ignored(_: str, __: Json, reply: Any) -> Any:
+    """As by servers that know the field and do nothing about it."""
+    for choice in reply.get("choices", []):
+        choice.pop("prompt_logprobs", None)
+    return reply
+
+
+def the_given_alone(_: str, body: Json, reply: Any) -> Any:
+    """Only the given tokens' own logprobs, all of them bad: the likeliest are not told."""
+    if body.get("prompt_logprobs") is not None:
+        for choice in reply["choices"]:
+            rows = choice["prompt_logprobs"]
+            choice["prompt_logprobs"] = [None] + [{"1": {"logprob": -9.0}} for _ in rows[1:]]
+    return reply
+
+
+def nulls(_: str, body: Json, reply: Any) -> Any:
+    """A row for each token, and nothing in it."""
+    if body.get("prompt_logprobs") is not None:
+        for choice in reply["choices"]:
+            choice["prompt_logprobs"] = [None for _ in choice["prompt_logprobs"]]
+    return reply
+
+
+def numbers(_: str, body: Json, reply: Any) -> Any:
+    """A number for each token."""
+    if body.get("prompt_logprobs") is not None:
+        for choice in reply["choices"]:
+            choice["prompt_logprobs"] = [0.0 for _ in choice["prompt_logprobs"]]
+    return reply
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        off_by_one,
+        ignored,
+        the_given_alone,
+        nulls,
+        numbers,
+    ],
+)
+async def test_scores_that_are_not_those_of_the_positions(fault: Change) -> None:
+    """Found out; the rest of the capability stays."""
+    assert await found(Odd(on_reply=fault)) == (True, False)
+
+
+# ------------------------------------------------------------------------------------------ what is no answer at all
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {},
+        [],
+        None,
+        "text",
+        {"tokens": None},
+        {"tokens": 3},
+        {"tokens": ["a"], "choices": []},
+        {"tokens": [1, 2], "choices": None},
+        {"tokens": [1, 2], "choices": [None]},
+        {"tokens": [1, 2], "choices": ["x"]},
+        {"tokens": [1, 2], "choices": {"a": 1}},
+        {"tokens": [1, 2], "choices": [{"index": "x"}]},
+        {"tokens": [1, 2], "choices": [{"token_ids": 3, "text": 5, "delta": 7}]},
+        {"tokens": [1, 2], "choices": [{"delta": {"content": "x"}, "token_ids": ["a"], "finish_reason": "stop"}]},
+        {"tokens": [1, 2], "choices": [{"delta": {"content": 5}, "token_ids": [1], "finish_reason": {}}]},
+        {"tokens": [1, 2], "choices": [{"delta": {"content": "x"}, "token_ids": [[1]], "finish_reason": "stop"}]},
+    ],
+    ids=str,
+)
+async def test_any_json_at_all(reply: Any) -> None:
+    """Discovery never raises, whatever a server answers to every call."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if not body.get("stream"):
+            return web.json_response(reply)
+        text = f"data: {json.dumps(reply)}\n\ndata: [DONE]\n\n"
+        return web.Response(text=text, content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.05)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    provider = HttpProvider("m", base_url=f"http://{host}:{port}/v1", dialect=DIALECTS["vllm"])
+    try:
+        await provider.discover("token_endpoint")
+        await provider.discover("token_scorer")
+        assert provider.capabilities.token_endpoint is None
+    finally:
+        await provider.aclose()
+        await runner.cleanup()

@@ -1,0 +1,203 @@
+"""Going on alone: after the confirmed tokens, by ids or by text, nothing lost and nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_spec import (
+    Capabilities,
+    ChatRequest,
+    Finish,
+    Fixed,
+    GivenText,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    StreamEvent,
+    TargetError,
+    TextDelta,
+)
+from llm_spec.provider import NextToken
+from llm_spec.strategies.resume import resume_plain
+from llm_spec.testing import ScriptedProvider
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedTarget
+
+ANSWER = "one two  three\n\nfour five six seven"
+
+
+class ByText(SimulatedTarget):
+    """Continues ids until `num_pieces` more are written, then breaks (0: at once); continues text by a script."""
+
+    def __init__(self, answer: str, script: Any, *, num_pieces: int = 0, fail_at: Any = None) -> None:
+        super().__init__(answer, by_ids=True)
+        self.scripted = ScriptedProvider(
+            script, fail_at=fail_at, capabilities=Capabilities(continue_prefix=True), piece_size=1
+        )
+        self._num_pieces = num_pieces
+
+    def stream(self, request: ChatRequest) -> Any:
+        return self.scripted.stream(request)
+
+    @asynccontextmanager
+    async def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with super().stream_after(token_ids, request) as events, aclosing(self._broken(events)) as broken:
+            yield broken
+
+    async def _broken(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        for _ in range(self._num_pieces):
+            yield await anext(events)
+        raise TargetError("ids are broken")
+
+
+async def resumed(target: SimulatedTarget, num_confirmed: int, **options: Any) -> tuple[str, Finish, list[TextDelta]]:
+    """The answer goes on behind its first tokens."""
+    prompt_ids = await target.encode_chat(ChatRequest.create("tell"))
+    answer_ids = (await target.encode(ANSWER))[:num_confirmed]
+    text = await target.decode(answer_ids)
+    request = ChatRequest.create("tell", **options)
+    plain = resume_plain(target, target, request, prompt_ids=prompt_ids, answer_ids=answer_ids, text=text)
+    deltas: list[TextDelta] = []
+    finish: Finish | None = None
+    async with aclosing(plain) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                deltas.append(event)
+            elif isinstance(event, Finish):
+                finish = event
+    assert finish is not None
+    return text + "".join(delta.text for delta in deltas), finish, deltas
+
+
+@given(num_confirmed=st.integers(0, 12), max_tokens=st.none() | st.integers(13, 20))
+def test_by_ids_it_goes_on_behind_the_confirmed_tokens(num_confirmed: int, max_tokens: int | None) -> None:
+    """The whole is the answer; the cap counts what was confirmed."""
+    target = SimulatedTarget(ANSWER, by_ids=True)
+    text, finish, _ = run_virtual(resumed(target, num_confirmed, max_tokens=max_tokens))
+    assert text == ANSWER
+    assert finish.finish_reason == "stop"
+    assert target.num_open == 0
+
+
+@given(num_confirmed=st.integers(0, 5), max_tokens=st.integers(6, 8))
+def test_the_cap_is_what_is_left_of_it(num_confirmed: int, max_tokens: int) -> None:
+    """Confirmed and further tokens together are as many as were asked for."""
+    _, finish, deltas = run_virtual(resumed(SimulatedTarget(ANSWER, by_ids=True), num_confirmed, max_tokens=max_tokens))
+    assert num_confirmed + len(deltas) == max_tokens
+    assert finish.finish_reason == "length"
+
+
+@pytest.mark.parametrize("num_confirmed", range(1, 12))
+def test_by_text_whitespace_at_the_seam_is_neither_sent_nor_doubled(num_confirmed: int) -> None:
+    """Wherever the confirmed text ends, the prefix ends in no whitespace and the whole is the answer."""
+    target = ByText(ANSWER, ANSWER)
+    text, _, _ = run_virtual(resumed(target, num_confirmed, stop=["never"]))
+    assert text == ANSWER
+    (request,) = target.scripted.requests
+    assert request.prefix == request.prefix.rstrip()
+    assert ANSWER.startswith(request.prefix)
+    assert request.stop == ()  # stop strings are matched by us, over the whole text
+
+
+def test_by_text_a_prefix_of_the_callers_own_stays_in_front() -> None:
+    """The target continues the caller's prefix and what it has written since."""
+    target = ByText("one two", "Well: one two three")
+
+    async def run() -> str:
+        answer_ids = await target.encode(" one two")
+        plain = resume_plain(
+            target,
+            target,
+            ChatRequest.create("tell", prefix="Well:"),
+            prompt_ids=[1],
+            answer_ids=answer_ids,
+            text=" one two",
+        )
+        async with aclosing(plain) as events:
+            return "".join([event.text async for event in events if isinstance(event, TextDelta)])
+
+    assert run_virtual(run()) == " three"
+    assert target.scripted.requests[0].prefix == "Well: one two"
+
+
+def test_a_target_that_goes_on_elsewhere_is_not_believed() -> None:
+    """Whitespace was confirmed and something else comes: an error with the confirmed text, not a changed answer."""
+    target = ByText(ANSWER, lambda request: request.prefix + "!other")
+
+    async def run() -> None:
+        num_confirmed = 3  # it ends in two spaces
+        with pytest.raises(TargetError) as caught:
+            await resumed(target, num_confirmed)
+        assert caught.value.partial_text == "one two  "
+
+    run_virtual(run())
+
+
+@pytest.mark.parametrize("continue_prefix", [False, True])
+def test_where_nothing_goes_on_the_error_has_the_partial_text(continue_prefix: bool) -> None:
+    """Neither by ids nor by text: TargetError, with what was confirmed."""
+    target = ByText(ANSWER, ANSWER, fail_at={0: TargetError("text is broken")})
+    target.capabilities = Capabilities(token_endpoint=target, continue_prefix=continue_prefix)
+
+    async def run() -> None:
+        with pytest.raises(TargetError) as caught:
+            await resumed(target, 2)
+        assert caught.value.partial_text in ("one two", "")  # "": the decoder fills in what it has shown
+
+    run_virtual(run())
+
+
+class Deaf(ByText):
+    """Samples until `num_rounds` calls were answered."""
+
+    num_rounds = 2
+
+    async def sample_next(self, prefixes: Any, sampling: Any) -> list[NextToken]:
+        self.num_rounds -= 1
+        if self.num_rounds < 0:
+            raise TargetError("sampling is broken")
+        return await super().sample_next(prefixes, sampling)
+
+
+async def shown_before_error(target: SimulatedTarget) -> tuple[str, TargetError]:
+    """What a caller has been shown, and the error that ended it."""
+    shown = ""
+    config = SpeculativeConfig(strategy="probe", lookahead=Fixed(2), max_concurrent_streams=1)
+
+    async def follow() -> None:
+        nonlocal shown
+        async with SpeculativeDecoder(GivenText(ANSWER), target, config).stream("tell") as events:
+            async for event in events:
+                shown += event.text if isinstance(event, TextDelta) else ""
+
+    with pytest.raises(TargetError) as caught:
+        await follow()
+    return shown, caught.value
+
+
+@pytest.mark.parametrize("num_pieces", [0, 1, 3])
+@pytest.mark.parametrize("continue_prefix", [False, True])
+def test_the_partial_text_is_all_that_was_shown_when_ids_break(num_pieces: int, continue_prefix: bool) -> None:
+    """Also what came after the rounds: a caller that retries from it repeats nothing."""
+    target = Deaf(ANSWER, ANSWER, num_pieces=num_pieces, fail_at=None if num_pieces else {0: TargetError("broken")})
+    target.capabilities = Capabilities(token_endpoint=target, continue_prefix=continue_prefix)
+    shown, error = run_virtual(shown_before_error(target))
+    assert shown
+    assert error.partial_text == shown
+
+
+@pytest.mark.parametrize("fail_at", [0, 1, 4])
+def test_the_partial_text_is_all_that_was_shown_when_text_breaks(fail_at: int) -> None:
+    """A provider tells what its own stream gave: in front of that stands what the rounds gave."""
+    broken = TargetError("text is broken", partial_text="two"[:fail_at])
+    target = Deaf(ANSWER, ANSWER, fail_at={fail_at: broken})
+    shown, error = run_virtual(shown_before_error(target))
+    assert shown
+    assert error.partial_text == shown
