@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -12,6 +13,7 @@ from llm_spec.provider import TokenEndpoint
 
 __all__ = ["EncodedGuess"]
 
+_MAX_ENCODINGS: Final = 4  # at a time, one behind the other: a call may be a round trip
 # What a tokenizer may still join with the text that comes: the last run of letters, of signs or of whitespace.
 _OPEN_END: Final = re.compile(r"(?: ?\w+| ?[^\w\s]+|\s+)\Z")
 
@@ -32,13 +34,13 @@ class EncodedGuess:
         self._base = ""  # the answer where the feed was last restarted
         self._num_taken = 0  # characters of the feed's text
         self._owed: list[int] = []  # confirmed tokens that the draft has yet to come to
-        self._encoding: asyncio.Task[None] | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._encodings: deque[asyncio.Task[list[int]]] = deque()  # in the order of the text
+        self._closing: set[asyncio.Task[list[int]]] = set()
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing more will come: the draft has ended, and all it wrote is encoded."""
-        return self._feed.ended and self._encoding is None and self._num_taken == len(self._feed.text)
+        return self._feed.ended and not self._encodings and self._num_taken == len(self._feed.text)
 
     def restart(self, answer: str, num_tokens: int) -> None:
         """Forget everything; guess what follows `answer`."""
@@ -54,14 +56,16 @@ class EncodedGuess:
 
     def follow(self) -> None:
         """Take in what the draft has written."""
-        if self._encoding is not None or self.is_wrong:
+        if len(self._encodings) >= _MAX_ENCODINGS or self.is_wrong:
             return
         text = self._feed.text[self._num_taken :]
         if not self._feed.ended and (open_end := _OPEN_END.search(text)) is not None:
             text = text[: open_end.start()]
         if text:
             self._num_taken += len(text)
-            self._encoding = asyncio.create_task(self._encode(text))
+            encoding = asyncio.ensure_future(self._endpoint.encode(text))
+            encoding.add_done_callback(self._collect)
+            self._encodings.append(encoding)
 
     def confirm(self, token_id: int) -> None:
         """The target's own next token."""
@@ -82,22 +86,27 @@ class EncodedGuess:
         self._feed.restart(answer, num_tokens)
 
     def _cancel(self) -> None:
-        if self._encoding is not None:
-            self._encoding.cancel()
-            self._closing.add(self._encoding)
-            self._encoding.add_done_callback(self._closing.discard)
-            self._encoding = None
+        while self._encodings:
+            encoding = self._encodings.pop()
+            encoding.cancel()
+            self._closing.add(encoding)
+            encoding.add_done_callback(self._closing.discard)
 
-    async def _encode(self, text: str) -> None:
-        try:
-            token_ids = await self._endpoint.encode(text)
-        except Exception as error:  # noqa: BLE001 - only speculation needs it
-            self.failure, token_ids = error, []
-        self._encoding = None
+    def _collect(self, _: asyncio.Task[list[int]]) -> None:
+        """Take in what is encoded, up to the first stretch that is not yet."""
+        while self._encodings and self._encodings[0].done():
+            encoding = self._encodings.popleft()
+            error = encoding.exception()
+            if isinstance(error, Exception):  # only speculation needs it
+                self.failure = error
+            elif not self.is_wrong:
+                self._take(encoding.result())
+            self._news()
+
+    def _take(self, token_ids: list[int]) -> None:
         shared = min(len(self._owed), len(token_ids))
         if self._owed[:shared] != token_ids[:shared]:
             self.is_wrong = True
-        else:
-            del self._owed[:shared]
-            self.ids += token_ids[shared:]
-        self._news()
+            return
+        del self._owed[:shared]
+        self.ids += token_ids[shared:]

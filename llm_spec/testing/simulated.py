@@ -49,6 +49,7 @@ class SimulatedTarget:
         self._round_trip_s = round_trip_s
         self._texts = ["", "<prompt>"]
         self._ids: dict[str, int] = {}
+        self._asked: set[str] = set()
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -64,8 +65,10 @@ class SimulatedTarget:
     # ------------------------------------------------------------------------------------- token endpoint
 
     async def encode(self, text: str) -> list[int]:
-        await asyncio.sleep(0)  # known words need no round trip
-        return self._encoded(split_pieces(text))
+        pieces = split_pieces(text)
+        await asyncio.sleep(0.0 if self._asked.issuperset(pieces) else self._round_trip_s)  # known words are remembered
+        self._asked.update(pieces)
+        return self._encoded(pieces)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         await asyncio.sleep(0)

@@ -116,7 +116,7 @@ def ids(text: str) -> list[int]:
 @settings(max_examples=60, deadline=None)
 @given(cuts=st.sets(st.integers(1, len(TEXT) - 1)), call_s=st.sampled_from([0.0, 0.004, 0.05]))
 def test_the_whole_draft_is_encoded_once_and_in_order(cuts: set[int], call_s: float) -> None:
-    """However its pieces are cut and however slow the server is; one call at a time."""
+    """However its pieces are cut and however slow the server is; a few calls at a time."""
     ends = sorted({0, *cuts, len(TEXT)})
     endpoint = Words(call_s)
 
@@ -125,7 +125,7 @@ def test_the_whole_draft_is_encoded_once_and_in_order(cuts: set[int], call_s: fl
         await bench.until(lambda: bench.guess.is_idle)
         assert bench.guess.ids == ids(TEXT)
         assert "".join(endpoint.texts) == TEXT
-        assert endpoint.max_open == 1
+        assert endpoint.max_open <= 4
 
     run(Pieces([TEXT[a:b] for a, b in pairwise(ends)]), endpoint, body)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import accumulate, takewhile
+from itertools import accumulate
+from typing import Final
 
 from llm_spec._checks import check_number
 from llm_spec.drafting.pieces import split_pieces
 
 __all__ = ["Script", "disagreeing"]
+
+_NUM_RECENT: Final = 16  # pieces by which a place is told
 
 
 class Script:
@@ -24,9 +27,10 @@ class Script:
             self._ends.setdefault(piece, []).append(index + 1)
 
     def behind(self, prefix: str) -> list[str]:
-        """The pieces that follow `prefix`; where it is no beginning, those that follow the longest match of its end.
+        """The pieces that follow `prefix`; where it is no beginning, those behind the place that its end is most like.
 
-        Of equally long matches the one nearest to the prefix's length counts; without any the script begins again.
+        That is where most of its last pieces are the script's, and of several such the one nearest to the prefix's
+        length; where nothing is alike the script begins again.
         """
         if not self.text.startswith(prefix):
             return self._pieces[self._matched(split_pieces(prefix)) :]
@@ -34,18 +38,15 @@ class Script:
         return split_pieces(self.text[len(prefix) :]) if index is None else self._pieces[index:]
 
     def _matched(self, asked: Sequence[str]) -> int:
-        """How many pieces of the script lie before the end of the best match."""
+        """How many pieces of the script lie before the place that the end of `asked` resembles most."""
+        recent = asked[: -_NUM_RECENT - 1 : -1]  # the last one first
+        alike = {end + back for back, piece in enumerate(recent) for end in self._ends.get(piece, ())}
 
         def fit(end: int) -> tuple[int, int]:
-            return _num_shared(self._pieces[:end], asked), -abs(end - len(asked))
+            there = self._pieces[max(0, end - len(recent)) : end][::-1]
+            return sum(a == b for a, b in zip(there, recent, strict=False)), -abs(end - len(asked))
 
-        return max(self._ends.get(asked[-1], ()), key=fit, default=0)
-
-
-def _num_shared(pieces: Sequence[str], asked: Sequence[str]) -> int:
-    """How many pieces two texts share at their ends."""
-    pairs = zip(reversed(pieces), reversed(asked), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return max((end for end in alike if end <= len(self._pieces)), key=fit, default=0)
 
 
 def disagreeing(text: str, agreement: float, seed: int) -> str:
