@@ -4,7 +4,7 @@
 
 In this process the target and the draft are simulated, by virtual clock. What the simulation itself takes is measured
 alone, with as many streams at once, and taken off; a round is given with it, as an upper bound. Over sockets the server
-is a process of its own (`relay.py`'s, and for races a `ModelServer`). A chunk is one piece of text read from the target,
+is a process of its own (`relay.py`'s, and for races a `ModelServer`). A chunk is a piece of text read from the target,
 of any stream; a race also reads pieces of the draft, and each counts as one. Opening a stream or encoding a text over
 HTTP costs what an HTTP request costs, far more than a chunk: it is shown, without a limit. Of several runs the fastest
 counts: whatever else a machine does only ever adds. Exits with 1 where a limit is missed.

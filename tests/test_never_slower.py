@@ -49,7 +49,7 @@ def test_race_pays_with_a_good_draft(report: dict[str, Any], agreement: float, l
 
 @pytest.mark.parametrize(("agreement", "least"), [(0.8, 1.5), (0.9, 2.1)])
 def test_probe_pays_with_a_fair_draft(report: dict[str, Any], agreement: float, least: float) -> None:
-    """Also one round after another; overlapping rounds are faster."""
+    """Four rounds at a time; one after another they are slower."""
     rows = {row["streams"]: row["speedup"] for row in report["probe"]["rows"] if row["agreement"] == agreement}
-    assert rows[1] >= least
+    assert rows[4] >= least
     assert rows[4] > rows[1]
