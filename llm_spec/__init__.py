@@ -30,6 +30,7 @@ from llm_spec.errors import (
     ModelLoadError,
     ModelOutputError,
     TargetError,
+    TransientError,
     UnknownProviderError,
     UnsupportedError,
 )
@@ -119,6 +120,7 @@ __all__ = [
     "Tokenizer",
     "ToolCall",
     "ToolCallDelta",
+    "TransientError",
     "UnknownProviderError",
     "UnsupportedError",
     "Usage",

@@ -8,6 +8,7 @@
     ├── UnsupportedError         the chosen strategy cannot serve this pair or request: choose another, or `auto`
     ├── ModelLoadError           a local model's files are missing or broken: fix the named file
     └── TargetError              the target failed while answering; `partial_text` is what had been verified
+        ├── TransientError           it may answer if asked again: overloaded, out of reach, silent for too long
         └── ModelOutputError         a local model computed something that is no law (NaN logits)
 
 A failing draft raises none of these to the caller: it is logged, counted (`DraftError` names it there) and the target
@@ -25,6 +26,7 @@ __all__ = [
     "ModelLoadError",
     "ModelOutputError",
     "TargetError",
+    "TransientError",
     "UnknownProviderError",
     "UnsupportedError",
 ]
@@ -67,6 +69,17 @@ class TargetError(LlmSpecError):
     def __init__(self, message: str, *, partial_text: str = "") -> None:
         super().__init__(message)
         self.partial_text = partial_text
+
+
+class TransientError(TargetError):
+    """The target could not answer now; the same request may succeed later.
+
+    `retry_after_s` is what the server asked to wait, None where it did not say.
+    """
+
+    def __init__(self, message: str, *, partial_text: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message, partial_text=partial_text)
+        self.retry_after_s = retry_after_s
 
 
 class ModelOutputError(TargetError):

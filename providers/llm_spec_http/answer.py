@@ -9,23 +9,27 @@ from typing import Any
 
 import aiohttp
 
-from llm_spec import Finish, StreamEvent, TargetError, TextDelta, Usage
+from llm_spec import Finish, StreamEvent, TargetError, TextDelta, TransientError, Usage
 from llm_spec.chat import FinishReason
+from llm_spec.openai_chat import STOPPED_BY, ReadTokenIds, chunk_events, chunk_finish, read_usage
 from llm_spec_http.client import HttpClient
-from llm_spec_http.convert import STOPPED_BY, PrefixStripper, chunk_events, chunk_finish, read_usage
-from llm_spec_http.dialects.base import TokenApi
+from llm_spec_http.convert import PrefixStripper
 from llm_spec_http.sse import SseReader
 
 __all__ = ["read_answer"]
 
 
 async def read_answer(
-    client: HttpClient, response: aiohttp.ClientResponse, *, repeated: str = "", token_api: TokenApi | None = None
+    client: HttpClient,
+    response: aiohttp.ClientResponse,
+    *,
+    repeated: str = "",
+    read_token_ids: ReadTokenIds | None = None,
 ) -> AsyncGenerator[StreamEvent]:
     """The events of a stream; `repeated` is text that the server may repeat at its beginning.
 
-    With a `token_api` text comes with its token ids. Raises TargetError for a stream that breaks, reports an error or
-    ends without a finish reason.
+    With `read_token_ids` text comes with its token ids. Raises TransientError for a stream that breaks or ends without
+    a finish reason, TargetError or InvalidRequestError for an error that the server reports in it.
     """
     stripper = PrefixStripper(repeated)
     finish: FinishReason | None = None
@@ -36,7 +40,7 @@ async def read_answer(
             async for chunk in chunks:
                 if chunk.get("error"):
                     raise client.reported(chunk)
-                for event in chunk_events(chunk, token_api):
+                for event in chunk_events(chunk, read_token_ids):
                     if isinstance(event, TextDelta):
                         event = replace(event, text=stripper.push(event.text))  # noqa: PLW2901
                         text += event.text
@@ -51,7 +55,7 @@ async def read_answer(
         error.partial_text = text
         raise
     if finish is None:
-        raise TargetError(client.told("ended its answer without a finish reason"), partial_text=text)
+        raise TransientError(client.told("ended its answer without a finish reason"), partial_text=text)
     if held := stripper.flush():
         yield TextDelta(held)
     yield Finish(finish, usage, STOPPED_BY.get(finish))

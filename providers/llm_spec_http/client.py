@@ -8,7 +8,8 @@ from typing import Any, Final, NoReturn, cast
 
 import aiohttp
 
-from llm_spec import InvalidRequestError, TargetError
+from llm_spec import LlmSpecError, TargetError, TransientError
+from llm_spec.failures import error_for_status
 from llm_spec_http.dialects.base import Body
 
 __all__ = ["HttpClient", "MissingError"]
@@ -98,16 +99,18 @@ class HttpClient:
             raise TargetError(self.told(f"sent no JSON object: {data[:_QUOTED]!r}"))
         return cast("dict[str, Any]", answer)
 
-    def reported(self, answer: Any) -> TargetError:
-        """What a server said went wrong, as an error."""
-        return TargetError(self.told(f"reported an error: {_error_text(answer)}"))
+    def reported(self, answer: Any) -> LlmSpecError:
+        """What a server said went wrong in the middle of its answer, as an error."""
+        line = self.told(f"reported an error: {_error_text(answer)}")
+        code = _object(_object(answer).get("error")).get("code")
+        return error_for_status(code if isinstance(code, int) else 500, {}, line)
 
     def broken(self, error: Exception, text: str = "") -> TargetError:
         """A failed connection as an error; `text` is what had come before."""
         what = "was silent for too long" if isinstance(error, TimeoutError) else "broke the connection"
         if isinstance(error, aiohttp.ClientConnectorError):
             what = "cannot be reached; check the address"
-        return TargetError(self.told(f"{what} ({type(error).__name__}: {error})"), partial_text=text)
+        return TransientError(self.told(f"{what} ({type(error).__name__}: {error})"), partial_text=text)
 
     def told(self, what: str) -> str:
         """One line that names the model and where it is, without the key if the server repeats it."""
@@ -128,15 +131,15 @@ class HttpClient:
             words = _error_text(json.loads(await response.text()))
         except (ValueError, aiohttp.ClientError):
             words = response.reason or ""
-        if response.status in (400, 413, 422):
-            raise InvalidRequestError(self.told(f"refused the request ({response.status}): {words}"))
         advice = {
             401: f"; check the key ({self._key_variable or 'api_key'})",
             403: f"; check the key ({self._key_variable or 'api_key'})",
             404: "; check the model's name and the address",
         }.get(response.status, "")
-        kind = MissingError if response.status in (404, 405, 501) else TargetError
-        raise kind(self.told(f"answered {response.status}: {words}{advice}"))
+        line = self.told(f"answered {response.status}: {words}{advice}")
+        if response.status in (404, 405, 501):
+            raise MissingError(line)
+        raise error_for_status(response.status, {k.lower(): v for k, v in response.headers.items()}, line)
 
 
 def _error_text(answer: Any) -> str:

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from llm_spec import ChatRequest, LlmSpecError, NextToken, Sampling, ScoredToken, StreamEvent, TargetError
+from llm_spec.openai_chat import chunk_finish
 from llm_spec.provider import Feature
 from llm_spec_http.answer import read_answer
 from llm_spec_http.client import HttpClient, MissingError
-from llm_spec_http.convert import chunk_finish, request_body, sampling_fields
+from llm_spec_http.convert import request_body, sampling_fields
 from llm_spec_http.dialects.base import Body, Dialect, TokenApi
 
 __all__ = ["HttpTokens"]
@@ -137,7 +138,7 @@ class HttpTokens:
     async def _stream(self, path: str, body: Body, repeated: str) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with AsyncExitStack() as stack:
             response = await self._told(lambda: self._client.open(stack, path, body))
-            answer = read_answer(self._client, response, repeated=repeated, token_api=self._api)
+            answer = read_answer(self._client, response, repeated=repeated, read_token_ids=self._api.token_ids)
             yield await stack.enter_async_context(aclosing(answer))
 
     async def _choices(self, body: Body, number: int) -> list[Mapping[str, Any]]:

@@ -170,7 +170,7 @@ async def test_dropped_connection(wire: Wire) -> None:
         (400, InvalidRequestError, "context is too long"),
         (401, TargetError, "check the key"),
         (404, TargetError, "check the model's name"),
-        (422, InvalidRequestError, "refused"),
+        (422, InvalidRequestError, "answered 422"),
         (500, TargetError, "answered 500"),
         (307, TargetError, "answered 307"),
     ],

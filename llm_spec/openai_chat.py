@@ -1,0 +1,82 @@
+"""OpenAI's chat completions as they come: streamed chunks (JSON objects) to events. Pure; for providers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeAlias, cast
+
+from llm_spec.chat import FinishReason, ReasoningDelta, StoppedBy, StreamEvent, TextDelta, ToolCallDelta, Usage
+
+__all__ = ["STOPPED_BY", "ReadTokenIds", "chunk_events", "chunk_finish", "first_choice", "read_usage"]
+
+ReadTokenIds: TypeAlias = Callable[[Mapping[str, Any]], "tuple[int, ...] | None"]  # of a choice
+
+_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+}
+STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
+    "length": "max_tokens",
+    "tool_calls": "tool_calls",
+    "content_filter": "content_filter",
+}
+
+
+def chunk_events(chunk: Mapping[str, Any], read_token_ids: ReadTokenIds | None = None) -> Iterator[StreamEvent]:
+    """The events of one chunk, without its finish; choices but the first are passed over.
+
+    Of chat or of a plain completion. With `read_token_ids` text comes with its token ids, else empty text gives none.
+    """
+    choice = first_choice(chunk)
+    delta = cast("Mapping[str, Any]", choice.get("delta") or {})
+    token_ids = None if read_token_ids is None else read_token_ids(choice)
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+    if isinstance(reasoning, str) and reasoning:
+        yield ReasoningDelta(reasoning)
+    content = choice.get("text") or delta.get("content") or ""
+    if isinstance(content, str) and (content or token_ids):
+        yield TextDelta(content, token_ids=token_ids)
+    for position, call in enumerate(cast("list[Mapping[str, Any]]", delta.get("tool_calls") or [])):
+        function = cast("Mapping[str, Any]", call.get("function") or {})
+        index = call.get("index")
+        yield ToolCallDelta(
+            position if index is None else int(index),
+            call.get("id") or None,
+            function.get("name") or None,
+            function.get("arguments") or "",
+        )
+
+
+def chunk_finish(chunk: Mapping[str, Any]) -> FinishReason | None:
+    """Why the answer ended, in the chunk that says so."""
+    reason = first_choice(chunk).get("finish_reason")
+    return None if reason is None else _FINISH_REASONS.get(str(reason), "stop")
+
+
+def read_usage(chunk: Mapping[str, Any]) -> Usage | None:
+    """The token counts of a chunk that has them."""
+    usage = chunk.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    counts = cast("Mapping[str, Any]", usage)
+    prompt = cast("Mapping[str, Any]", counts.get("prompt_tokens_details") or {})
+    answer = cast("Mapping[str, Any]", counts.get("completion_tokens_details") or {})
+    return Usage(
+        input_tokens=counts.get("prompt_tokens") or 0,
+        output_tokens=counts.get("completion_tokens") or 0,
+        cached_input_tokens=prompt.get("cached_tokens") or 0,
+        reasoning_tokens=answer.get("reasoning_tokens") or 0,
+        accepted_prediction_tokens=answer.get("accepted_prediction_tokens") or 0,
+        rejected_prediction_tokens=answer.get("rejected_prediction_tokens") or 0,
+    )
+
+
+def first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The choice that this library reads; empty in a chunk without one."""
+    for choice in cast("list[Mapping[str, Any]]", chunk.get("choices") or []):
+        if not choice.get("index"):
+            return choice
+    return {}
