@@ -25,6 +25,7 @@ __all__ = ["RACE", "RaceStrategy"]
 
 _MIN_SEGMENT: Final = 2
 _MAX_SEGMENT: Final = 64
+_MAX_REACH: Final = 1024
 _COVERAGE: Final = 2.0  # the runners together reach so many times as far as the draft is expected to agree
 _MIN_SURVIVAL: Final = 0.02  # a runner that is less likely to be of use is not worth its tokens
 _MAX_FAILURES: Final = 3
@@ -351,7 +352,8 @@ class _Race:
 
     def _reach(self) -> int:
         """Tokens that are worth drafting at once: as far as all runners together can reach."""
-        return math.ceil(self._figures.first_token_tokens) + (self._config.max_concurrent_streams + 1) * self._segment()
+        lead = math.ceil(self._figures.first_token_tokens)
+        return min(lead + (self._config.max_concurrent_streams + 1) * self._segment(), _MAX_REACH)
 
     def _can_afford(self, end: int) -> bool:
         """Whether one more runner stays within `max_extra_cost`."""

@@ -34,7 +34,7 @@ VARIED = (
     "Plan for   the reader.\r\n\r\n```python title here\ndef f(x):\n    return x  # naïve\n```\n\n"
     "日本語 の 文章 も 😀 👩‍👩‍👧 text with runs\t\tof \n \n whitespace  \n\n\nand the end of it all \n"
 ) * 2
-LATENCY = Latency(first_token_s=0.02, token_s=0.001)
+LATENCY = Latency(first_token_s=0.02, token_s=0.002)
 QUICK = Latency(first_token_s=0.01, token_s=0.0005)
 QUESTION = "Tell me."
 

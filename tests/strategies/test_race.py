@@ -456,6 +456,25 @@ def test_every_character_comes_no_later_than_plains(by_ids: bool) -> None:
 # ------------------------------------------------------------------------------------------ costs
 
 
+def test_a_target_that_answers_at_once_asks_the_draft_for_no_more_than_a_server_takes() -> None:
+    """Its tokens seem to take no time: the tokens worth drafting are bounded all the same."""
+
+    async def check() -> None:
+        asked: list[int] = []
+
+        class Asked(Draft):
+            def draft(self, request: ChatRequest, max_tokens: int) -> Any:
+                asked.append(max_tokens)
+                return super().draft(request, max_tokens)
+
+        decoder = racing(Asked(*split_pieces(WORDS)), Target(WORDS, first_token_s=0.5, token_s=1e-6))
+        for _ in range(2):
+            assert (await read(decoder, request_of())).text == WORDS
+        assert 0 < max(asked) <= 1024
+
+    run_virtual(check())
+
+
 @pytest.mark.parametrize("draft", ["never", "nothing", "differs at the first character"])
 def test_a_useless_draft_is_asked_less_and_less(draft: str) -> None:
     """O(log) times at first, later once every 64 tokens."""
