@@ -10,6 +10,7 @@ from llm_spec.chat import (
     Fallback,
     Finish,
     ReasoningDelta,
+    Retry,
     Round,
     Sampling,
     StreamEvent,
@@ -18,10 +19,11 @@ from llm_spec.chat import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.config import SpeculativeConfig
+from llm_spec.config import RetryPolicy, SpeculativeConfig, Timeouts
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting import GivenText, JoinedDraft, PromptLookup, ProviderDraft
 from llm_spec.errors import (
+    CircuitOpenError,
     ConfigError,
     DraftError,
     InvalidRequestError,
@@ -57,6 +59,7 @@ from llm_spec.provider import (
     complete_from_stream,
 )
 from llm_spec.registry import open_draft, open_provider, registered_providers
+from llm_spec.resilience import ConcurrencyLimit
 from llm_spec.result import SpeculativeFinish, SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.text import StopMatcher
 from llm_spec.tokens.lookahead import CostAware, Ewma, Fixed, LookaheadPolicy, Threshold
@@ -68,6 +71,8 @@ __all__ = [
     "ChatMessage",
     "ChatRequest",
     "ChatResponse",
+    "CircuitOpenError",
+    "ConcurrencyLimit",
     "ConfigError",
     "CostAware",
     "Discoverable",
@@ -95,6 +100,8 @@ __all__ = [
     "ProviderDraft",
     "ProviderEntry",
     "ReasoningDelta",
+    "Retry",
+    "RetryPolicy",
     "Round",
     "Sampling",
     "ScoredToken",
@@ -108,6 +115,7 @@ __all__ = [
     "TargetError",
     "TextDelta",
     "Threshold",
+    "Timeouts",
     "Timings",
     "TokenChooser",
     "TokenDraft",

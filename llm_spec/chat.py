@@ -25,6 +25,7 @@ __all__ = [
     "Origin",
     "ReasoningDelta",
     "RequestOptions",
+    "Retry",
     "Role",
     "Round",
     "Sampling",
@@ -318,6 +319,18 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """The target failed for a while: it is asked again after `wait_s` seconds, or goes on from what it had written.
+
+    `reason` is for people and logs. What follows a continued answer's break is `exact-text` at best.
+    """
+
+    reason: str
+    wait_s: float
+    is_continued: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The last event of every stream that ends well.
 
@@ -331,7 +344,7 @@ class Finish:
     draft_usage: Usage | None = None
 
 
-StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta | Round | Fallback | Finish
+StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta | Round | Fallback | Retry | Finish
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,16 +3,57 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.rules import AcceptanceName
 
-__all__ = ["SpeculativeConfig", "StrategyName"]
+if TYPE_CHECKING:
+    from llm_spec.resilience import ConcurrencyLimit
+
+__all__ = ["RetryPolicy", "SpeculativeConfig", "StrategyName", "Timeouts"]
 
 StrategyName: TypeAlias = Literal["auto", "plain", "tokens", "probe", "score", "race", "regenerate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """When a target that failed for a while is asked again; nothing else retries.
+
+    max_attempts: requests made for one answer, the first counted; 1: never again.
+    first_wait_s, max_wait_s: the longest wait before the second attempt, twice that before the third, and so on up to
+        the maximum; the real wait is drawn between 0 and that. A server that says how long to wait is obeyed.
+    max_retry_after_s: a server that asks for longer is not waited for.
+    """
+
+    max_attempts: int = 3
+    first_wait_s: float = 0.5
+    max_wait_s: float = 8.0
+    max_retry_after_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_number(ConfigError, "max_attempts", self.max_attempts, 1, integer=True)
+        check_number(ConfigError, "first_wait_s", self.first_wait_s, 0.0)
+        check_number(ConfigError, "max_wait_s", self.max_wait_s, self.first_wait_s)
+        check_number(ConfigError, "max_retry_after_s", self.max_retry_after_s, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """How long a target may be silent, in seconds; None: as long as its provider allows.
+
+    first_chunk_s: from the request to the first piece of its answer. between_chunks_s: between two pieces. How long a
+    connection may take is the provider's, how long a whole answer may is `SpeculativeConfig.deadline_s`.
+    """
+
+    first_chunk_s: float | None = None
+    between_chunks_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_number(ConfigError, "first_chunk_s", self.first_chunk_s, 0.0, above=True)
+        check_number(ConfigError, "between_chunks_s", self.between_chunks_s, 0.0, above=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +72,8 @@ class SpeculativeConfig:
         (`race`); None: no bound.
     deadline_s: seconds after which a request ends with the text verified so far.
     draft_timeout_s: seconds that one call of a draft may take before the target goes on alone.
+    retry: when a target that fails for a while is asked again. timeouts: how long it may be silent.
+    limit: places shared by all decoders that are given the same one; None: no bound.
     seed: for requests that sample and bring none; None draws a new one each time (the result tells it).
     log_content: put message text into log events (off: only counts and times).
     """
@@ -45,6 +88,9 @@ class SpeculativeConfig:
     max_extra_cost: float | None = None
     deadline_s: float | None = None
     draft_timeout_s: float = 30.0
+    retry: RetryPolicy = RetryPolicy()
+    timeouts: Timeouts = Timeouts()
+    limit: ConcurrencyLimit | None = None
     seed: int | None = None
     log_content: bool = False
 

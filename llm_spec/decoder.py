@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
 from llm_spec.chat import (
@@ -16,6 +17,7 @@ from llm_spec.chat import (
     Finish,
     Messages,
     RequestOptions,
+    Retry,
     Round,
     StreamEvent,
 )
@@ -26,10 +28,13 @@ from llm_spec.planner import Planner
 from llm_spec.provider import Capabilities, DraftProvider, LlmProvider, complete_from_stream
 from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
+from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies import Strategy, choose_strategy
-from llm_spec.telemetry import RequestContext, get_ready, log_event
+from llm_spec.strategies.plain import PLAIN
+from llm_spec.telemetry import get_ready, log_event
 from llm_spec.tokens.sampling import random_seed
+from llm_spec.upstream import Upstream
 
 __all__ = ["SpeculativeDecoder"]
 
@@ -58,10 +63,18 @@ class SpeculativeDecoder:
         self._planner = Planner()
         self._owned: list[DraftProvider | LlmProvider] = []
         self._target = self._own(open_provider(target)) if isinstance(target, str) else target
+        self._breaker = CircuitBreaker(self._target.name)
+        self._draft = self._guarded(self._opened(draft))
+
+    def _opened(self, draft: DraftProvider | LlmProvider | str | None) -> DraftProvider | None:
         if isinstance(draft, str):
-            self._draft: DraftProvider | None = self._own(open_draft(draft))
-        else:
-            self._draft = ProviderDraft(draft) if isinstance(draft, LlmProvider) else draft
+            return self._own(open_draft(draft))
+        return ProviderDraft(draft) if isinstance(draft, LlmProvider) else draft
+
+    def _guarded(self, draft: DraftProvider | None) -> DraftProvider | None:
+        if draft is None or self._target.capabilities.token_model is not None:
+            return draft  # what runs in this process needs no guard
+        return GuardedDraft(draft, CircuitBreaker(draft.name), self.config.limit)
 
     def _own(self, opened: P) -> P:
         self._owned.append(opened)
@@ -96,7 +109,7 @@ class SpeculativeDecoder:
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         """Answer piece by piece, verified text alone; the last event is a `SpeculativeFinish` with the result.
 
-        `rounds=True` also gives `Round` and `Fallback` events. Arguments and errors are those of `decode`.
+        `rounds=True` also gives `Round`, `Fallback` and `Retry` events. Arguments and errors are those of `decode`.
         """
         if isinstance(request, ChatRequest) and options:
             raise InvalidRequestError(f"{min(options)} is given beside a whole ChatRequest; put it into the request")
@@ -135,22 +148,26 @@ class SpeculativeDecoder:
     async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:
         request = self._prepared(asked)
         recording = Recording(request)
-        upstream = _Upstream(self._target.name, self.config.deadline_s, recording)
+        upstream = Upstream(self._target, self.config, recording, self._breaker)
         strategy = await choose_strategy(self._draft, self._target, request, self.config, self._planner)
         with upstream.log_context:
             self._log_start(strategy, request)
         try:
-            async with aclosing(self._verified(strategy, request, upstream)) as events:
+            async with self._verified(strategy, request, upstream) as events:
                 async for event in events:
                     recording.add(event)
-                    if isinstance(event, Round | Fallback):
+                    if isinstance(event, Round | Fallback | Retry):
                         with upstream.log_context:
                             self._log_progress(event)
-                    if not isinstance(event, Finish) and (rounds or not isinstance(event, Round | Fallback)):
+                    if not isinstance(event, Finish) and (rounds or not isinstance(event, Round | Fallback | Retry)):
                         yield event
         except (GeneratorExit, asyncio.CancelledError):
             with upstream.log_context:
                 log_event("request_cancelled")
+            raise
+        except LlmSpecError as error:
+            with upstream.log_context:
+                log_event("request_failed", level=logging.ERROR, error=type(error).__name__)
             raise
         finish = self._finish(recording, upstream, asked)
         result = recording.result(
@@ -165,26 +182,15 @@ class SpeculativeDecoder:
             self._log_end(result)
         yield SpeculativeFinish(finish.finish_reason, finish.usage, finish.stopped_by, finish.draft_usage, result)
 
-    async def _verified(
-        self, strategy: Strategy, request: ChatRequest, upstream: _Upstream
-    ) -> AsyncGenerator[StreamEvent]:
-        """What the strategy gives, up to its Finish or the deadline; then everything behind it is closed."""
-        stack = AsyncExitStack()
+    def _verified(
+        self, strategy: Strategy, request: ChatRequest, upstream: Upstream
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """The answer's events, up to its Finish or the deadline."""
+        run = partial(strategy.run, self._draft, self._target, request, self.config, self._planner.figures)
+        plain = partial(PLAIN.run, None, self._target, request, self.config, self._planner.figures)
+        return upstream.events(run, plain)
 
-        async def opened() -> AsyncIterator[StreamEvent]:
-            running = strategy.run(self._draft, self._target, request, self.config, self._planner.figures)
-            return await stack.enter_async_context(running)
-
-        try:
-            events = await upstream.step(opened())
-            while events is not None and (event := await upstream.step(anext(events, None))) is not None:
-                yield event
-                if isinstance(event, Finish):
-                    return
-        finally:
-            await upstream.close(stack)
-
-    def _finish(self, recording: Recording, upstream: _Upstream, asked: ChatRequest) -> Finish:
+    def _finish(self, recording: Recording, upstream: Upstream, asked: ChatRequest) -> Finish:
         """How the answer ended, in this decoder's words."""
         if upstream.deadline_reached:
             return Finish("length", None, "deadline")
@@ -213,11 +219,12 @@ class SpeculativeDecoder:
             **content,
         )
 
-    def _log_progress(self, event: Round | Fallback) -> None:
-        if isinstance(event, Fallback):
+    def _log_progress(self, event: Round | Fallback | Retry) -> None:
+        if not isinstance(event, Round):
             kind = event.reason.partition(":")[0]  # other people's errors may quote the prompt; their type cannot
             whole = self.config.log_content or kind == DraftError.__name__
-            log_event("draft_failed", level=logging.WARNING, reason=event.reason if whole else kind)
+            what = "draft_failed" if isinstance(event, Fallback) else "target_asked_again"
+            log_event(what, level=logging.WARNING, reason=event.reason if whole else kind)
             return
         log_event(
             "round",
@@ -240,50 +247,3 @@ class SpeculativeDecoder:
             **result.stats.to_dict(),
             **content,
         )
-
-
-class _Upstream:
-    """Waiting for one request's strategy: under its deadline, its request id and its error rules."""
-
-    def __init__(self, target_name: str, deadline_s: float | None, recording: Recording) -> None:
-        self._target_name = target_name
-        self._recording = recording
-        self._deadline = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
-        self.log_context = RequestContext()
-        self.deadline_reached = False
-
-    async def step(self, awaitable: Awaitable[T]) -> T | None:
-        """Await one thing of the strategy; None when the deadline comes first. What is not ours becomes TargetError."""
-        timeout = asyncio.timeout_at(self._deadline)
-        try:
-            with self.log_context:
-                if self._deadline is None:
-                    return await awaitable
-                async with timeout:
-                    return await awaitable
-        except LlmSpecError as error:
-            if isinstance(error, TargetError):
-                error.partial_text = self._recording.content or error.partial_text
-            self._log_failure(error)
-            raise
-        except Exception as error:
-            if isinstance(error, TimeoutError) and timeout.expired():
-                self.deadline_reached = True
-                return None
-            self._log_failure(error)
-            raise TargetError(
-                f"target {self._target_name} failed: {type(error).__name__}: {error}",
-                partial_text=self._recording.content,
-            ) from error
-
-    async def close(self, stack: AsyncExitStack) -> None:
-        """Close what was opened; the answer does not depend on how that ends."""
-        try:
-            await stack.aclose()
-        except Exception as error:  # noqa: BLE001 - whatever was verified stays verified
-            with self.log_context:
-                log_event("closing_failed", level=logging.WARNING, error=type(error).__name__)
-
-    def _log_failure(self, error: Exception) -> None:
-        with self.log_context:
-            log_event("request_failed", level=logging.ERROR, error=type(error).__name__)

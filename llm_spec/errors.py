@@ -9,6 +9,7 @@
     ├── ModelLoadError           a local model's files are missing or broken: fix the named file
     └── TargetError              the target failed while answering; `partial_text` is what had been verified
         ├── TransientError           it may answer if asked again: overloaded, out of reach, silent for too long
+        ├── CircuitOpenError         it failed so often that it is left alone for a while: ask later
         └── ModelOutputError         a local model computed something that is no law (NaN logits)
 
 A failing draft raises none of these to the caller: it is logged, counted (`DraftError` names it there) and the target
@@ -18,6 +19,7 @@ goes on alone. `asyncio.CancelledError` is never translated.
 from __future__ import annotations
 
 __all__ = [
+    "CircuitOpenError",
     "ConfigError",
     "DraftError",
     "InvalidRequestError",
@@ -74,12 +76,20 @@ class TargetError(LlmSpecError):
 class TransientError(TargetError):
     """The target could not answer now; the same request may succeed later.
 
-    `retry_after_s` is what the server asked to wait, None where it did not say.
+    `retry_after_s` is what the server asked to wait, None where it did not say; `status` that of HTTP, None where the
+    connection failed.
     """
 
-    def __init__(self, message: str, *, partial_text: str = "", retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, partial_text: str = "", retry_after_s: float | None = None, status: int | None = None
+    ) -> None:
         super().__init__(message, partial_text=partial_text)
         self.retry_after_s = retry_after_s
+        self.status = status
+
+
+class CircuitOpenError(TargetError):
+    """The target failed several times in a row and is left alone for a while; nothing was sent."""
 
 
 class ModelOutputError(TargetError):

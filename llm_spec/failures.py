@@ -6,6 +6,7 @@ a date (RFC 9110, section 10.2.3).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -30,20 +31,20 @@ def error_for_status(status: int, headers: Mapping[str, str], message: str) -> L
     wish = headers.get("x-should-retry")
     if wish in ("true", "false"):
         is_transient = wish == "true"
-    return TransientError(message, retry_after_s=read_retry_after(headers)) if is_transient else TargetError(message)
+    if not is_transient:
+        return TargetError(message)
+    return TransientError(message, retry_after_s=read_retry_after(headers), status=status)
 
 
 def read_retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
     """Seconds to wait before asking again, if the server says so in a form that can be read; never negative."""
-    try:
-        return max(0.0, float(headers["retry-after-ms"]) / 1e3)
-    except (KeyError, ValueError):
-        pass
     told = headers.get("retry-after", "")
-    try:
-        return max(0.0, float(told))
-    except ValueError:
-        pass
+    for text, unit_s in ((headers.get("retry-after-ms", ""), 1e-3), (told, 1.0)):
+        try:
+            seconds = float(text) * unit_s
+        except ValueError:
+            continue
+        return max(0.0, seconds) if math.isfinite(seconds) else None
     try:
         at = parsedate_to_datetime(told)
     except (TypeError, ValueError):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from llm_spec.chat import (
     ChatRequest,
     Fallback,
     Finish,
     ReasoningDelta,
+    Retry,
     Round,
     StreamEvent,
     TextDelta,
@@ -18,6 +20,7 @@ from llm_spec.chat import (
 from llm_spec.provider import add_call
 from llm_spec.result import SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.strategies import Promise
+from llm_spec.strategies.base import refuse_request
 
 __all__ = ["Recording"]
 
@@ -36,11 +39,32 @@ class Recording:
         self._calls: dict[int, ToolCall] = {}
         self._rounds: list[Round] = []
         self._fallbacks: list[str] = []
+        self._retries: list[Retry] = []
+        self._num_tokens = 0
 
     @property
     def content(self) -> str:
         """The text so far."""
         return "".join(self._texts)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of the answer has been emitted."""
+        return bool(self._texts or self._reasoning or self._calls)
+
+    def rest(self) -> ChatRequest | None:
+        """The request for what follows the text so far, without that text; None where no request says that.
+
+        Tokens are counted as the pieces that came, where their ids are not known.
+        """
+        request, left = self.request, None
+        if self._reasoning or self._calls or refuse_request(request) is not None:
+            return None
+        if request.max_tokens is not None:
+            left = request.max_tokens - self._num_tokens
+            if left < 1:
+                return None
+        return replace(request, max_tokens=left)
 
     def add(self, event: StreamEvent) -> None:
         """Take in one event."""
@@ -49,6 +73,7 @@ class Recording:
                 if self._first_text_s is None:
                     self._first_text_s = self._clock() - self._started
                 self._texts.append(event.text)
+                self._num_tokens += 1 if event.token_ids is None else len(event.token_ids)
             case ReasoningDelta():
                 self._reasoning.append(event.text)
             case ToolCallDelta():
@@ -57,6 +82,8 @@ class Recording:
                 self._rounds.append(event)
             case Fallback():
                 self._fallbacks.append(event.reason)
+            case Retry():
+                self._retries.append(event)
             case Finish():
                 self.finish = event
 
@@ -65,6 +92,10 @@ class Recording:
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
         stats = SpeculativeStats.of_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
+        usage = finish.usage
+        if any(retry.is_continued for retry in self._retries):
+            promise = Promise("lossy" if promise.guarantee == "lossy" else "exact-text", same_text=False)
+            usage = None  # what was counted is the last part alone
         return SpeculativeResult(
             content=self.content,
             finish_reason=finish.finish_reason,
@@ -83,9 +114,10 @@ class Recording:
                 draft_s=stats.draft_s,
                 verify_s=stats.verify_s,
             ),
-            usage=finish.usage,
+            usage=usage,
             draft_usage=finish.draft_usage,
             fallbacks=tuple(self._fallbacks),
+            retries=tuple(retry.reason for retry in self._retries),
             tool_calls=tuple(call for _, call in sorted(self._calls.items())),
             reasoning="".join(self._reasoning),
         )

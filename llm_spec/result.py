@@ -138,6 +138,7 @@ class SpeculativeResult:
 
     `guarantee` is the strategy's promise. `same_text`: with this seed (or greedily) the target alone would have given
     this very text, on this machine. `usage` is the target's, `draft_usage` the draft's, None where not counted.
+    `fallbacks` say why drafts were given up, `retries` why the target was asked again.
     `plain_s` is the time of a plain run measured beside this one, where the caller made one.
     """
 
@@ -156,6 +157,7 @@ class SpeculativeResult:
     usage: Usage | None
     draft_usage: Usage | None = None
     fallbacks: tuple[str, ...] = ()
+    retries: tuple[str, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
     plain_s: float | None = None
@@ -204,6 +206,7 @@ class SpeculativeResult:
             },
             "timings": dataclasses.asdict(self.timings) | {"other_s": self.timings.other_s, "plain_s": self.plain_s},
             "fallbacks": list(self.fallbacks),
+            "retries": list(self.retries),
             "tool_calls": [dataclasses.asdict(call) for call in self.tool_calls],
             "reasoning": self.reasoning,
         }

@@ -53,15 +53,16 @@ def test_every_public_class_and_function_has_a_docstring(name: str) -> None:
 def test_the_public_names_are_these() -> None:
     """What users build on changes only on purpose."""
     expected = """
-        Capabilities ChatMessage ChatRequest ChatResponse ConfigError CostAware Discoverable DraftError DraftPiece
-        DraftProvider DraftToken Ewma Fallback Finish Fixed Generation GenerationLimits GivenText InvalidRequestError
-        JoinedDraft LlmProvider LlmSpecError LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError
-        NextToken PromptLookup ProviderDraft ProviderEntry ReasoningDelta Round Sampling ScoredToken SpeculativeConfig
-        SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher StreamEvent TargetError
-        TextDelta Threshold Timings TokenChooser TokenDraft TokenDrafter TokenEndpoint TokenModel TokenRound
-        TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta UnknownProviderError UnsupportedError Usage
-        __version__ complete_from_stream generate_events open_draft open_provider registered_providers
-        stream_token_model
+        Capabilities ChatMessage ChatRequest ChatResponse CircuitOpenError ConcurrencyLimit ConfigError
+        CostAware Discoverable DraftError DraftPiece DraftProvider DraftToken Ewma Fallback Finish Fixed
+        Generation GenerationLimits GivenText InvalidRequestError JoinedDraft LlmProvider LlmSpecError
+        LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NextToken PromptLookup ProviderDraft
+        ProviderEntry ReasoningDelta Retry RetryPolicy Round Sampling ScoredToken SpeculativeConfig
+        SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher StreamEvent
+        TargetError TextDelta Threshold Timeouts Timings TokenChooser TokenDraft TokenDrafter TokenEndpoint
+        TokenModel TokenRound TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta TransientError
+        UnknownProviderError UnsupportedError Usage __version__ complete_from_stream generate_events open_draft
+        open_provider registered_providers stream_token_model
     """
     assert sorted(llm_spec.__all__) == sorted(expected.split())
 

@@ -10,7 +10,7 @@ from llm_spec.chat import ChatRequest, StreamEvent, TextDelta
 from llm_spec.errors import LlmSpecError, TargetError
 from llm_spec.provider import LlmProvider, TokenEndpoint
 
-__all__ = ["resume_plain"]
+__all__ = ["continue_by_text", "resume_plain"]
 
 
 async def resume_plain(
@@ -42,14 +42,19 @@ async def resume_plain(
         return
     except LlmSpecError as error:
         if started or not target.capabilities.continue_prefix:
+            if isinstance(error, TargetError):
+                raise
             raise TargetError(str(error), partial_text=text) from error
-    async with aclosing(_continued(target, request, text)) as events:
+    async with aclosing(continue_by_text(target, request, text)) as events:
         async for event in events:
             yield event
 
 
-async def _continued(target: LlmProvider, request: ChatRequest, text: str) -> AsyncGenerator[StreamEvent]:
-    """By text; whitespace at the seam is not sent, and not shown twice."""
+async def continue_by_text(target: LlmProvider, request: ChatRequest, text: str) -> AsyncGenerator[StreamEvent]:
+    """What follows `text`, the beginning of the request's answer; whitespace at its end is not sent, nor shown twice.
+
+    Raises TargetError when the target does not repeat that whitespace.
+    """
     sent = text.rstrip()
     seam = text[len(sent) :]
     request = replace(request, prefix=request.prefix + sent)

@@ -17,6 +17,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec import (
     ChatRequest,
     GivenText,
+    RetryPolicy,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
@@ -37,6 +38,7 @@ VARIED = (
 LATENCY = Latency(first_token_s=0.02, token_s=0.002)
 QUICK = Latency(first_token_s=0.01, token_s=0.0005)
 QUESTION = "Tell me."
+ONCE = RetryPolicy(max_attempts=1)
 
 
 @asynccontextmanager
@@ -393,11 +395,13 @@ async def test_later_streams_that_fail_disturb_nothing(faults: Faults, mode: str
     latency = Latency(first_token_s=0.02, token_s=0.004)
     async with Spoiled(WORDS, latency=latency, continues_prefix=MODES[mode][1]) as server:  # type: ignore[arg-type]
         server.later = faults
-        result = await raced(server, agreeing(), dialect=MODES[mode][0])
-        num_streams = server.num_later
-    assert result.content == WORDS
-    assert len(result.fallbacks) <= 1
-    assert 1 <= num_streams < 12
+        for _ in range(3):  # a machine that stands still for a while may have no later stream
+            result = await raced(server, agreeing(), dialect=MODES[mode][0])
+            assert result.content == WORDS
+            assert len(result.fallbacks) <= 1
+            if server.num_later:
+                break
+        assert 1 <= server.num_later < 12
 
 
 @pytest.mark.parametrize("fault", ["drop_after", "malformed_after"])
@@ -424,7 +428,7 @@ async def test_a_first_stream_that_fails(fault: str) -> None:
         server.faults = Faults(**{fault: 20})  # type: ignore[arg-type]
         shown: list[str] = []
         with pytest.raises(TargetError) as caught:
-            await show(racing(GivenText(""), target), shown)
+            await show(racing(GivenText(""), target, retry=ONCE), shown)
         await assert_all_closed(server)
     assert "".join(shown) == caught.value.partial_text == "".join(split_pieces(WORDS)[:20])
 
@@ -438,7 +442,7 @@ async def test_the_partial_text_is_the_whole_answer_so_far(mode: str) -> None:
             await target.discover("token_endpoint")
             shown: list[str] = []
             with pytest.raises(TargetError) as caught:
-                await show(racing(agreeing(), target), shown)
+                await show(racing(agreeing(), target, retry=ONCE), shown)
             await assert_all_closed(server)
     assert len("".join(shown)) > len(WORDS) / 2
     assert caught.value.partial_text == "".join(shown)

@@ -1,0 +1,171 @@
+"""Upstream: one request's way to its target, under its deadline, its timeouts, its retries and its error rules."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from llm_spec.chat import ChatRequest, Finish, Retry, StreamEvent
+from llm_spec.config import SpeculativeConfig
+from llm_spec.errors import LlmSpecError, TargetError, TransientError
+from llm_spec.provider import LlmProvider
+from llm_spec.recording import Recording
+from llm_spec.resilience import CircuitBreaker, asked_again, patience
+from llm_spec.strategies.resume import continue_by_text
+from llm_spec.telemetry import RequestContext, log_event
+
+__all__ = ["Run", "Upstream"]
+
+T = TypeVar("T")
+Run: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[StreamEvent]]]
+
+
+class Upstream:
+    """Waiting for one request's answer. `deadline_reached` is set where the deadline ended it."""
+
+    def __init__(
+        self, target: LlmProvider, config: SpeculativeConfig, recording: Recording, breaker: CircuitBreaker
+    ) -> None:
+        self.target = target
+        self.config = config
+        self.recording = recording
+        self.breaker = breaker
+        deadline_s = config.deadline_s
+        self._deadline = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
+        self.log_context = RequestContext()
+        self.deadline_reached = False
+
+    @asynccontextmanager
+    async def events(self, run: Run, plain: Run) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        """The answer that `run` gives, up to its Finish or the deadline; all behind it is closed at the end.
+
+        A target that fails for a while is asked again by `plain`; an answer that has begun goes on from where it is.
+        Where there is a limit the whole answer has one place.
+        """
+        limit = self.config.limit
+        if limit is not None:
+            await self.step(limit.acquire())
+        place = None if self.deadline_reached else limit
+        try:
+            async with aclosing(_Attempts(self, run, plain).events()) as events:
+                yield events
+        finally:
+            if place is not None:
+                place.release()
+
+    async def step(self, awaitable: Awaitable[T], silence_s: float | None = None) -> T | None:
+        """Await one thing of the strategy, for `silence_s` at most; None when the deadline comes first.
+
+        What is not ours becomes TargetError, silence TransientError.
+        """
+        until = self._deadline
+        if silence_s is not None:
+            silent_until = asyncio.get_running_loop().time() + silence_s
+            until = silent_until if until is None else min(until, silent_until)
+        timeout = asyncio.timeout_at(until)
+        try:
+            with self.log_context:
+                if until is None:
+                    return await awaitable
+                async with timeout:
+                    return await awaitable
+        except LlmSpecError as error:
+            if isinstance(error, TargetError):
+                error.partial_text = self.recording.content or error.partial_text
+            raise
+        except Exception as error:
+            content = self.recording.content
+            if not (isinstance(error, TimeoutError) and timeout.expired()):
+                told = f"target {self.target.name} failed: {type(error).__name__}: {error}"
+                raise TargetError(told, partial_text=content) from error
+            if until != self._deadline:
+                told = f"{self.target.name} was silent for {silence_s} s"
+                raise TransientError(told, partial_text=content) from error
+            self.deadline_reached = True
+            return None
+
+    async def close(self, stack: AsyncExitStack) -> None:
+        """Close what was opened; the answer does not depend on how that ends."""
+        try:
+            await stack.aclose()
+        except Exception as error:  # noqa: BLE001 - whatever was verified stays verified
+            with self.log_context:
+                log_event("closing_failed", level=logging.WARNING, error=type(error).__name__)
+
+
+class _Attempts:
+    """The attempts at one answer. The first that emits something is the last that begins anew."""
+
+    def __init__(self, upstream: Upstream, run: Run, plain: Run) -> None:
+        self._upstream = upstream
+        self._run = run
+        self._plain = plain
+        self._num_made = 0
+        self._retries: list[Retry] = []
+        self._stack = AsyncExitStack()
+
+    async def events(self) -> AsyncGenerator[StreamEvent]:
+        upstream, policy = self._upstream, self._upstream.config.retry
+        silence_s = upstream.config.timeouts.between_chunks_s
+        try:
+            while not upstream.deadline_reached:
+                left = policy.max_attempts - self._num_made
+                asking = asked_again(self._begin, policy, upstream.breaker, max_attempts=left, told=self._anew)
+                begun = await upstream.step(asking)
+                for retry in self._retries:
+                    yield retry
+                self._retries.clear()
+                events, event = begun or (None, None)
+                try:
+                    while events is not None and event is not None:
+                        yield event
+                        if isinstance(event, Finish):
+                            return
+                        event = await upstream.step(anext(events, None), silence_s)
+                    return
+                except TransientError as error:
+                    self._go_on(error)
+        finally:
+            await upstream.close(self._stack)
+
+    async def _begin(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+        """One attempt, up to its first event."""
+        upstream = self._upstream
+        self._num_made += 1
+        await upstream.close(self._stack)  # of the attempt before
+        with upstream.breaker.attempt():
+            async with patience(upstream.target.name, upstream.config.timeouts.first_chunk_s):
+                events = await self._stack.enter_async_context(self._run())
+                return events, await anext(events, None)
+
+    def _anew(self, error: TransientError, wait_s: float) -> None:
+        """An attempt has failed: the next one is made in the same place, without speculation."""
+        has_begun = self._upstream.recording.has_begun
+        self._retries.append(Retry(f"{type(error).__name__}: {error}", wait_s, is_continued=has_begun))
+        if not has_begun:
+            self._run = self._plain
+
+    def _go_on(self, error: TransientError) -> None:
+        """An answer broke off: the next attempt goes on from there; raises the error where it cannot."""
+        upstream = self._upstream
+        recording, target = upstream.recording, upstream.target
+        upstream.breaker.fail()
+        rest = recording.rest() if target.capabilities.continue_prefix else None
+        is_spent = self._num_made >= upstream.config.retry.max_attempts or upstream.breaker.is_open
+        if is_spent or (recording.has_begun and rest is None):
+            raise error
+        self._anew(error, 0.0)
+        if recording.has_begun and rest is not None:
+            self._run = partial(_continued, target, rest, recording.content)
+
+
+@asynccontextmanager
+async def _continued(
+    target: LlmProvider, request: ChatRequest, text: str
+) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async with aclosing(continue_by_text(target, request, text)) as events:
+        yield events
