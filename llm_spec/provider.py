@@ -128,12 +128,16 @@ class DraftProvider(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a model can do beyond chat. None or False: it cannot, or it is not known yet."""
+    """What a model can do beyond chat. None or False: it cannot, or it is not known yet.
+
+    `prediction`: it takes predicted outputs (`ChatRequest.prediction`) and answers faster where they are right.
+    """
 
     context_length: int | None = None
     tools: bool = False
     response_format: bool = False
     continue_prefix: bool = False
+    prediction: bool = False
     token_model: TokenModel | None = None
     token_endpoint: TokenEndpoint | None = None
     token_scorer: TokenScorer | None = None

@@ -1,0 +1,50 @@
+"""OpenAI's models and Azure's deployments of them, through the official SDK. Importing this does not load it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from llm_spec import ConfigError, ProviderEntry
+
+if TYPE_CHECKING:
+    from llm_spec_openai.provider import OpenAIProvider
+
+__all__ = ["AZURE", "OPENAI", "OpenAIProvider"]
+
+_REQUIRES: Final = ("openai",)
+_INSTALL: Final = "pip install 'llm-spec[openai]'"
+
+
+def __getattr__(name: str) -> object:
+    if name == "OpenAIProvider":
+        from llm_spec_openai.provider import OpenAIProvider
+
+        return OpenAIProvider
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _load(model: str, base_url: str | None) -> OpenAIProvider:
+    from llm_spec_openai.provider import OpenAIProvider
+
+    if not model:
+        raise ConfigError("openai needs a model: openai:gpt-4.1-mini")
+    return OpenAIProvider(model, base_url=base_url)
+
+
+def _load_azure(model: str, base_url: str | None) -> OpenAIProvider:
+    from llm_spec_openai.provider import OpenAIProvider
+
+    if not model:
+        raise ConfigError("azure needs a deployment: azure:deployment@https://NAME.openai.azure.com")
+    return OpenAIProvider.on_azure(model, endpoint=base_url)
+
+
+OPENAI: Final = ProviderEntry(
+    load=_load, summary="OpenAI's models: openai:gpt-4.1-mini", requires=_REQUIRES, install=_INSTALL
+)
+AZURE: Final = ProviderEntry(
+    load=_load_azure,
+    summary="deployments on Azure: azure:deployment@https://NAME.openai.azure.com",
+    requires=_REQUIRES,
+    install=_INSTALL,
+)

@@ -1,0 +1,105 @@
+"""Clients of OpenAI's SDK: how they are made, and ChatClient, which streams chat completions through one."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+from typing import Final
+
+import httpx2
+from openai import (
+    AsyncAzureOpenAI,
+    AsyncOpenAI,
+    AsyncStream,
+    DefaultAioHttpClient,
+    DefaultAsyncHttpxClient,
+    OpenAIError,
+)
+
+from llm_spec import ConfigError, LlmSpecError
+from llm_spec_openai.convert import Body
+from llm_spec_openai.failures import FAILURES, Address, failure_of
+
+__all__ = ["ChatClient", "azure_client", "openai_client"]
+
+_TIMEOUT: Final = httpx2.Timeout(
+    connect=10.0,
+    read=120.0,  # the longest silence between two pieces of an answer
+    write=120.0,
+    pool=None,
+)
+_OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com")
+
+
+class ChatClient:
+    """One model behind an SDK client, which stays open; `name` is what errors call it.
+
+    The SDK's own retries are off: a failure that may pass is a TransientError, and asking again is the caller's.
+    """
+
+    def __init__(self, name: str, client: AsyncOpenAI) -> None:
+        is_azure = isinstance(client, AsyncAzureOpenAI)
+        self._client = client.with_options(max_retries=0)
+        self._address = Address(
+            name,
+            str(client.base_url).rstrip("/"),
+            key_variable="AZURE_OPENAI_API_KEY" if is_azure else "OPENAI_API_KEY",
+        )
+        self.is_openai = is_azure or f".{client.base_url.host}".endswith(_OPENAI_HOSTS)
+
+    async def open(self, stack: AsyncExitStack, body: Body) -> AsyncStream[object]:
+        """Send a request; the JSON values of its answer's stream, once its status is good. The stack closes it."""
+        try:
+            # not `chat.completions.create`: that makes a pydantic model of every piece, which costs more than the rest
+            stream = await self._client.post(
+                "/chat/completions", body=body, cast_to=object, stream=True, stream_cls=AsyncStream[object]
+            )
+        except FAILURES as error:
+            raise self.failure(error) from None  # an SDK's error holds the request, and with it the key
+        return await stack.enter_async_context(stream)
+
+    def failure(self, error: Exception, text: str = "") -> LlmSpecError:
+        """One of `FAILURES` in this library's words; `text` is what had come before."""
+        return failure_of(error, self._address, secret=self._client.api_key, text=text)
+
+    def told(self, what: str) -> str:
+        """One line that names the model and where it is."""
+        return self._address.told(what)
+
+
+def openai_client(base_url: str | None, api_key: str | None) -> AsyncOpenAI:
+    """A client of OpenAI, or of a server that speaks its language; raises ConfigError without a key."""
+    key = api_key or os.environ.get("OPENAI_API_KEY")
+    if not key:
+        raise ConfigError("openai needs a key; set OPENAI_API_KEY or give api_key")
+    return AsyncOpenAI(api_key=key, base_url=base_url, max_retries=0, timeout=_TIMEOUT, http_client=_http_client())
+
+
+def azure_client(endpoint: str | None, api_key: str | None, api_version: str | None) -> AsyncAzureOpenAI:
+    """A client of Azure; raises ConfigError for what is neither given nor in the SDK's environment variables."""
+    address = endpoint or os.environ.get("AZURE_OPENAI_ENDPOINT")
+    if not address:
+        raise ConfigError(
+            "azure needs an address: azure:deployment@https://NAME.openai.azure.com, or set AZURE_OPENAI_ENDPOINT"
+        )
+    if not (api_version or os.environ.get("OPENAI_API_VERSION")):
+        raise ConfigError("azure needs an API version; set OPENAI_API_VERSION or give api_version")
+    try:
+        return AsyncAzureOpenAI(
+            azure_endpoint=address,
+            api_key=api_key,
+            api_version=api_version,
+            max_retries=0,
+            timeout=_TIMEOUT,
+            http_client=_http_client(),
+        )
+    except OpenAIError:
+        raise ConfigError("azure needs a key; set AZURE_OPENAI_API_KEY or give api_key") from None
+
+
+def _http_client() -> httpx2.AsyncClient:
+    """The SDK's client on aiohttp, which costs half the CPU, or its default where aiohttp is not fit for it."""
+    try:
+        return DefaultAioHttpClient(timeout=_TIMEOUT, follow_redirects=False)  # a key goes where it was meant to go
+    except RuntimeError:
+        return DefaultAsyncHttpxClient(timeout=_TIMEOUT, follow_redirects=False)

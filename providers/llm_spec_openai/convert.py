@@ -1,0 +1,61 @@
+"""From this library's requests to the bodies that OpenAI takes. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final, TypeAlias
+
+from llm_spec import ChatRequest, InvalidRequestError, Sampling
+from llm_spec_openai.models import limits_by_max_tokens
+
+__all__ = ["Body", "request_body"]
+
+Body: TypeAlias = dict[str, Any]
+
+_FOREIGN: Final = ("top_k", "min_p", "repetition_penalty")  # of other servers
+
+
+def request_body(request: ChatRequest, model: str, *, is_openai: bool, takes_predictions: bool) -> Body:
+    """The JSON of a streaming request; what the caller left open is left out, `extra` comes last and wins.
+
+    Raises InvalidRequestError for a prefix, and for options that OpenAI does not have where the server is OpenAI's
+    (`is_openai`). A prediction is a hint: where the model takes none, or not for such a request, it is left out.
+    """
+    if request.prefix:
+        raise InvalidRequestError(f"prefix is {request.prefix!r}; OpenAI's models cannot continue an assistant's text")
+    sampling = _sampling_fields(request.sampling)
+    for name in _FOREIGN:
+        if is_openai and name in sampling and name not in request.extra:
+            raise InvalidRequestError(f"{name} is {sampling[name]!r}; OpenAI has no such option: leave it out")
+    has_prediction = takes_predictions and request.prediction is not None and _may_predict(request)
+    by_max_tokens = takes_predictions or limits_by_max_tokens(model, is_openai=is_openai)
+    optional: Body = {
+        "max_tokens" if by_max_tokens else "max_completion_tokens": request.max_tokens,
+        "stop": list(request.stop),
+        "tools": [dict(tool) for tool in request.tools],
+        "tool_choice": request.tool_choice,
+        "response_format": request.response_format,
+        "prediction": {"type": "content", "content": request.prediction} if has_prediction else None,
+    }
+    return {
+        "model": model,
+        "messages": [message.to_openai() for message in request.messages],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **sampling,
+        **{name: value for name, value in optional.items() if value},
+        **request.extra,
+    }
+
+
+def _sampling_fields(sampling: Sampling) -> Body:
+    fields = {name: value for name, value in dataclasses.asdict(sampling).items() if value not in (None, {})}
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
+    return fields
+
+
+def _may_predict(request: ChatRequest) -> bool:
+    """Whether OpenAI would take a prediction with the rest of the request: no tools, no positive penalties."""
+    penalties = (request.sampling.presence_penalty, request.sampling.frequency_penalty)
+    return not request.tools and all(penalty is None or penalty <= 0 for penalty in penalties)

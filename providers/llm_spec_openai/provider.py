@@ -1,0 +1,92 @@
+"""OpenAIProvider: a model of OpenAI's, or a deployment on Azure, through the official SDK.
+
+Always streamed, so that a reader that goes away closes the connection, and with it the model's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Self
+
+from openai import AsyncAzureOpenAI, AsyncOpenAI
+
+from llm_spec import Capabilities, ChatRequest, ChatResponse, ConfigError, StreamEvent, complete_from_stream
+from llm_spec_openai.answer import read_answer
+from llm_spec_openai.client import ChatClient, azure_client, openai_client
+from llm_spec_openai.convert import request_body
+from llm_spec_openai.models import predicts
+
+__all__ = ["OpenAIProvider"]
+
+
+class OpenAIProvider:
+    """A model at `base_url`, by default OpenAI's own address or OPENAI_BASE_URL.
+
+    `api_key` is by default OPENAI_API_KEY; it is in no repr, log or error. A `client` that is given (of OpenAI or of
+    Azure) stays the caller's, with its own address, key and timeouts, its retries left out. `takes_predictions`:
+    whether the model takes predicted outputs; by default told by OpenAI's names of models, and never for Azure's of
+    deployments. Requests raise InvalidRequestError for what the server calls invalid (400, 413, 422), TransientError
+    for what may pass, TargetError for everything else that goes wrong.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        client: AsyncOpenAI | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        takes_predictions: bool | None = None,
+    ) -> None:
+        if client is not None and (base_url is not None or api_key is not None):
+            raise ConfigError("client is given, which has an address and a key; leave out base_url and api_key")
+        self._own: AsyncOpenAI | None = None
+        if client is None:
+            client = self._own = openai_client(base_url, api_key)
+        is_azure = isinstance(client, AsyncAzureOpenAI)
+        if takes_predictions is None:
+            takes_predictions = not is_azure and predicts(model)
+        self.name = f"{'azure' if is_azure else 'openai'}:{model}"
+        self.capabilities = Capabilities(tools=True, response_format=True, prediction=takes_predictions)
+        self._model = model
+        self._client = ChatClient(self.name, client)
+
+    @classmethod
+    def on_azure(
+        cls,
+        deployment: str,
+        *,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        api_version: str | None = None,
+        takes_predictions: bool = False,
+    ) -> Self:
+        """A deployment at `endpoint` (https://NAME.openai.azure.com).
+
+        What is left out is taken from AZURE_OPENAI_ENDPOINT, AZURE_OPENAI_API_KEY (or AZURE_OPENAI_AD_TOKEN) and
+        OPENAI_API_VERSION; raises ConfigError for what is in neither place.
+        """
+        client = azure_client(endpoint, api_key, api_version)
+        provider = cls(deployment, client=client, takes_predictions=takes_predictions)
+        provider._own = client
+        return provider
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        body = request_body(
+            request,
+            self._model,
+            is_openai=self._client.is_openai,
+            takes_predictions=self.capabilities.prediction,
+        )
+        async with AsyncExitStack() as stack:
+            stream = await self._client.open(stack, body)
+            yield await stack.enter_async_context(aclosing(read_answer(self._client, stream)))
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        return await complete_from_stream(self, request)
+
+    async def aclose(self) -> None:
+        if self._own is not None:
+            await self._own.close()

@@ -1,0 +1,200 @@
+"""What comes over the wire: every oddity of the stream, one a test."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai_wire import KEY, QUESTION, OpenAIWire, events_of, provider_of
+from wire import chunk, text_chunks
+
+from llm_spec import (
+    Finish,
+    InvalidRequestError,
+    ReasoningDelta,
+    TargetError,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+    TransientError,
+    Usage,
+)
+from llm_spec.testing import check_provider
+from llm_spec.testing.server import ModelServer
+
+DONE = b"data: [DONE]\n\n"
+
+
+def frame(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+async def test_text_and_usage(wire: OpenAIWire) -> None:
+    """Text comes piece by piece, empty deltas are none; every count is read from the chunk behind the finish."""
+    usage = {
+        "prompt_tokens": 7,
+        "completion_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 4, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 1,
+            "accepted_prediction_tokens": 2,
+            "rejected_prediction_tokens": 3,
+        },
+    }
+    wire.frames = [
+        frame({"choices": [], "prompt_filter_results": []}),  # Azure's first
+        chunk({"role": "assistant", "content": "", "refusal": None}, usage=None),
+        chunk({"content": "héllo"}, obfuscation="x"),
+        chunk({}),
+        chunk({"content": None}),
+        chunk({"content": " wörld\n"}),
+        chunk(finish="stop"),
+        frame({"choices": [], "usage": usage}),
+        DONE,
+    ]
+    assert await events_of(wire) == [
+        TextDelta("héllo"),
+        TextDelta(" wörld\n"),
+        Finish(
+            "stop",
+            Usage(
+                input_tokens=7,
+                output_tokens=9,
+                cached_input_tokens=4,
+                reasoning_tokens=1,
+                accepted_prediction_tokens=2,
+                rejected_prediction_tokens=3,
+            ),
+        ),
+    ]
+
+
+async def test_frames_cut_anywhere(wire: OpenAIWire) -> None:
+    """Bytes that arrive cut inside a character or a line end, with comments between, are the same answer."""
+    whole = b": ping\r\n\r\n" + b"".join(text_chunks("hé", "llo")).replace(b"\n", b"\r\n")
+    whole = whole.replace(b"\\u00e9", "é".encode())
+    wire.frames = [whole[i : i + 3] for i in range(0, len(whole), 3)]
+    assert await events_of(wire) == [TextDelta("hé"), TextDelta("llo"), Finish("stop")]
+
+
+async def test_reasoning(wire: OpenAIWire) -> None:
+    """Fields that the SDK has no name for come through as well."""
+    wire.frames = [chunk({"reasoning_content": "hm"}), *text_chunks("x")]
+    assert await events_of(wire) == [ReasoningDelta("hm"), TextDelta("x"), Finish("stop")]
+
+
+async def test_parallel_tool_calls(wire: OpenAIWire) -> None:
+    """Ids and names come with a call's first piece only, arguments cut anywhere; calls may take turns."""
+    pieces = [
+        {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"x"'}},
+        {"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        {"index": 0, "function": {"arguments": ": 1}"}},
+    ]
+    wire.frames = [*(chunk({"tool_calls": [piece]}) for piece in pieces), chunk(finish="tool_calls"), DONE]
+    assert await events_of(wire) == [
+        ToolCallDelta(0, "a", "f", ""),
+        ToolCallDelta(0, None, None, '{"x"'),
+        ToolCallDelta(1, "b", "g", "{}"),
+        ToolCallDelta(0, None, None, ": 1}"),
+        Finish("tool_calls", None, "tool_calls"),
+    ]
+    wire.frames = [chunk({"tool_calls": pieces}), chunk(finish="tool_calls"), DONE]
+    provider = provider_of(wire)
+    answer = await provider.complete(QUESTION)
+    await provider.aclose()
+    assert answer.message.tool_calls == (ToolCall("a", "f", '{"x": 1}'), ToolCall("b", "g", "{}"))
+
+
+async def test_calls_without_ids(wire: OpenAIWire) -> None:
+    """Gateways leave ids and indices out; the calls stay apart."""
+    calls = [{"function": {"name": name, "arguments": "{}"}} for name in ("f", "g")]
+    wire.frames = [chunk({"tool_calls": calls}), chunk(finish="tool_calls")]
+    events = await events_of(wire)
+    assert events[:2] == [ToolCallDelta(0, None, "f", "{}"), ToolCallDelta(1, None, "g", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("finish", "stopped_by"),
+    [("stop", None), ("length", "max_tokens"), ("content_filter", "content_filter"), ("tool_calls", "tool_calls")],
+)
+async def test_finish_reasons(wire: OpenAIWire, finish: str, stopped_by: str | None) -> None:
+    """A server's reason is passed on, and what it says of the end."""
+    wire.frames = text_chunks("x", finish=finish)
+    last = (await events_of(wire))[-1]
+    assert isinstance(last, Finish)
+    assert (last.finish_reason, last.stopped_by) == (finish, stopped_by)
+
+
+async def test_refusal(wire: OpenAIWire) -> None:
+    """The words of a refusal are text, and the end says that they are no answer."""
+    wire.frames = [
+        chunk({"role": "assistant", "content": None, "refusal": ""}),
+        chunk({"refusal": "I'm sorry,"}),
+        chunk({"refusal": " no."}),
+        chunk(finish="stop"),
+        DONE,
+    ]
+    assert await events_of(wire) == [
+        TextDelta("I'm sorry,"),
+        TextDelta(" no."),
+        Finish("content_filter", None, "content_filter"),
+    ]
+
+
+async def test_missing_done(wire: OpenAIWire) -> None:
+    """A server that forgets `[DONE]` has still finished."""
+    wire.frames = text_chunks("x")[:-1]
+    assert await events_of(wire) == [TextDelta("x"), Finish("stop")]
+
+
+@pytest.mark.parametrize("done", [b"", DONE])
+async def test_no_finish_reason(wire: OpenAIWire, done: bytes) -> None:
+    """The SDK takes any end for a good one; without a finish reason it is a failure, with the text so far."""
+    wire.frames = [chunk({"content": "half"}), done]
+    with pytest.raises(TransientError, match="without a finish reason") as caught:
+        await events_of(wire)
+    assert caught.value.partial_text == "half"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"message": "try later", "type": "server_error", "code": None}, TransientError),
+        ({"message": "try later", "type": "tokens", "code": "rate_limit_exceeded"}, TransientError),
+        ({"message": "try later", "code": 503}, TransientError),
+        ("try later", TransientError),
+        ({"message": "try later", "code": "invalid_api_key"}, TargetError),
+    ],
+)
+async def test_error_in_band(wire: OpenAIWire, error: Any, kind: type[TargetError]) -> None:
+    """An error object after a 200 is an error in the server's words, of the kind that its code or type tells."""
+    wire.frames = [chunk({"content": "half"}), frame({"error": error})]
+    with pytest.raises(TargetError, match="reported an error: try later") as caught:
+        await events_of(wire)
+    assert type(caught.value) is kind
+    assert caught.value.partial_text == "half"
+
+
+async def test_invalid_in_band(wire: OpenAIWire) -> None:
+    """What the server calls invalid is that, whenever it notices."""
+    error = {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}
+    wire.frames = [frame({"error": error})]
+    with pytest.raises(InvalidRequestError, match="too long"):
+        await events_of(wire)
+
+
+@pytest.mark.parametrize("data", [b"data: {\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])
+async def test_malformed_frame(wire: OpenAIWire, data: bytes) -> None:
+    """What is no JSON object is an error, not a crash."""
+    wire.frames = [chunk({"content": "half"}), data]
+    with pytest.raises(TargetError, match="no JSON") as caught:
+        await events_of(wire)
+    assert caught.value.partial_text == "half"
+
+
+async def test_conformance() -> None:
+    """It keeps what `LlmProvider` promises, against a server that streams."""
+    async with ModelServer("One two three, four five six. Seven!") as server:
+        await check_provider(lambda: provider_of(server), num_open=lambda _: server.num_open_streams, secret=KEY)
