@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RetryPolicy", "SpeculativeConfig", "StrategyName", "Timeouts"]
 
-StrategyName: TypeAlias = Literal["auto", "plain", "tokens", "probe", "score", "race", "regenerate"]
+StrategyName: TypeAlias = Literal["auto", "plain", "tokens", "probe", "score", "race", "predict", "regenerate"]
 
 
 @dataclass(frozen=True, kw_only=True)

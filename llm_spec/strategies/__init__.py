@@ -11,6 +11,7 @@ from llm_spec.planner import Planner
 from llm_spec.provider import Discoverable, DraftProvider, LlmProvider
 from llm_spec.strategies.base import Promise, Strategy
 from llm_spec.strategies.plain import PLAIN
+from llm_spec.strategies.predict import PREDICT
 from llm_spec.strategies.probe import PROBE
 from llm_spec.strategies.race import RACE
 from llm_spec.strategies.regenerate import REGENERATE
@@ -19,9 +20,9 @@ from llm_spec.strategies.tokens import TOKENS
 
 __all__ = ["Promise", "Strategy", "choose_strategy"]
 
-_BY_NAME: Final[dict[str, Strategy]] = {s.name: s for s in (PLAIN, TOKENS, PROBE, SCORE, RACE, REGENERATE)}
-# What `auto` may use: exact by token ids. `tokens` weighs its costs within a request, the planner those of the others.
-_AUTO: Final[tuple[Strategy, ...]] = (RACE, PROBE)
+_BY_NAME: Final[dict[str, Strategy]] = {s.name: s for s in (PLAIN, TOKENS, PROBE, SCORE, RACE, PREDICT, REGENERATE)}
+# What `auto` may use: exact. `tokens` weighs its costs within a request, the planner those of the others.
+_AUTO: Final[tuple[Strategy, ...]] = (RACE, PROBE, PREDICT)
 
 
 async def choose_strategy(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
+from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.ngrams import Follower
 from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.whole import WholeDraft
 from llm_spec.errors import UnsupportedError
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
@@ -25,7 +26,6 @@ from llm_spec.strategies.plain import PLAIN
 __all__ = ["REGENERATE", "RegenerateStrategy", "replay_rounds"]
 
 _LOOKAHEAD: Final = 8
-_DRAFT_TOKENS: Final = 1024  # where the request sets no limit
 
 
 class RegenerateStrategy:
@@ -51,9 +51,8 @@ class RegenerateStrategy:
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         if draft is None:
             raise UnsupportedError("strategy 'regenerate' cannot be used: there is no draft")
-        guess = _Guess()
-        limit = config.max_draft_tokens if config.max_draft_tokens is not None else request.max_tokens or _DRAFT_TOKENS
-        drafting = asyncio.create_task(guess.collect(draft, request, limit))
+        guess = WholeDraft()
+        drafting = asyncio.create_task(guess.collect(draft, request, config))
         try:
             async with (
                 PLAIN.run(None, target, request, config, figures) as events,
@@ -63,26 +62,6 @@ class RegenerateStrategy:
         finally:
             drafting.cancel()
             await asyncio.wait([drafting])
-
-
-@dataclass(slots=True)
-class _Guess:
-    """What the draft has written so far."""
-
-    text: str = ""
-    usage: Usage | None = None
-    failure: str | None = None
-
-    async def collect(self, draft: DraftProvider, request: ChatRequest, max_tokens: int) -> None:
-        if max_tokens < 1:
-            return
-        try:
-            async with draft.draft(request, max_tokens) as pieces:
-                async for piece in pieces:
-                    self.text += piece.text
-                    self.usage = piece.usage or self.usage
-        except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
-            self.failure = f"{type(error).__name__}: {error}"
 
 
 def _patience(config: SpeculativeConfig) -> Callable[[], float]:
@@ -99,7 +78,7 @@ def _patience(config: SpeculativeConfig) -> Callable[[], float]:
 
 
 async def _compared(
-    events: AsyncIterator[StreamEvent], guess: _Guess, drafting: asyncio.Task[None], patience: Callable[[], float]
+    events: AsyncIterator[StreamEvent], guess: WholeDraft, drafting: asyncio.Task[None], patience: Callable[[], float]
 ) -> AsyncGenerator[StreamEvent]:
     answer = ""
     async for event in events:

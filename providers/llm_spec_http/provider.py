@@ -59,7 +59,10 @@ class HttpProvider:
             raise ConfigError(f"{dialect.name} has no address of its own; write {dialect.name}:{model}@http://host/v1")
         self.name = f"{dialect.name}:{model}"
         self.capabilities = Capabilities(
-            tools=True, response_format=True, continue_prefix=dialect.continuation is not None
+            tools=True,
+            response_format=True,
+            continue_prefix=dialect.continuation is not None,
+            prediction=dialect.prediction,
         )
         self._model = model
         self._dialect = dialect

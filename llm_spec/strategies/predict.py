@@ -1,0 +1,136 @@
+"""`predict`: the draft goes along with the request as a predicted output, and the provider verifies it.
+
+One request. The provider says afterwards how much of the prediction it took (`usage.accepted_prediction_tokens`); where
+it bills for predictions, rejected tokens cost as much as written ones. OpenAI's guide to predicted outputs describes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Final
+
+from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent
+from llm_spec.config import SpeculativeConfig
+from llm_spec.drafting.whole import WholeDraft
+from llm_spec.errors import InvalidRequestError
+from llm_spec.figures import PairFigures
+from llm_spec.provider import DraftProvider, Feature, LlmProvider
+from llm_spec.strategies.base import Promise
+from llm_spec.strategies.plain import PLAIN
+
+__all__ = ["PREDICT", "PredictStrategy"]
+
+
+class PredictStrategy:
+    """A target that takes predictions; the request's own `prediction`, or else any draft.
+
+    The draft is read to its end before the target is asked, so what it takes is added to the answer's time.
+    """
+
+    name = "predict"
+    needs: Feature | None = None
+
+    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
+        if draft is None and not request.prediction:
+            return "there is no draft, and the request has no prediction"
+        if not target.capabilities.prediction:
+            return f"target {target.name} takes no predicted outputs"
+        return _refusal(request)
+
+    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:  # noqa: ARG002 - always the same
+        return Promise("exact", same_text=False)
+
+    @asynccontextmanager
+    async def run(
+        self,
+        draft: DraftProvider | None,
+        target: LlmProvider,
+        request: ChatRequest,
+        config: SpeculativeConfig,
+        figures: PairFigures,
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with aclosing(_answer(draft, target, request, config, figures)) as events:
+            yield events
+
+
+def _refusal(request: ChatRequest) -> str | None:
+    """Why the request cannot have a prediction, as OpenAI documents it; None: it can."""
+    sampling, extra = request.sampling, request.extra
+    asked = {
+        "tools": request.tools,
+        "presence_penalty": (sampling.presence_penalty or 0.0) > 0.0,
+        "frequency_penalty": (sampling.frequency_penalty or 0.0) > 0.0,
+        "n": extra.get("n", 1) != 1,
+        "logprobs": extra.get("logprobs") or extra.get("top_logprobs"),
+        "audio": extra.get("audio"),
+        "max_completion_tokens": extra.get("max_completion_tokens"),
+    }
+    name = next((name for name, value in asked.items() if value), None)
+    return None if name is None else f"the request sets {name}, which predicted outputs do not go with"
+
+
+async def _answer(
+    draft: DraftProvider | None,
+    target: LlmProvider,
+    request: ChatRequest,
+    config: SpeculativeConfig,
+    figures: PairFigures,
+) -> AsyncGenerator[StreamEvent]:
+    guess = WholeDraft(request.prediction or "")
+    started_s = asyncio.get_running_loop().time()
+    if not guess.text and draft is not None:
+        guess = await _drafted(draft, request, config)
+        if guess.failure is not None:
+            yield Fallback(guess.failure)
+    draft_s = asyncio.get_running_loop().time() - started_s
+    request = replace(request, prediction=guess.text or None)
+    try:
+        async with PLAIN.run(None, target, request, config, figures) as events:
+            async for event in events:
+                if isinstance(event, Finish):
+                    report = _round(event, draft_s, asyncio.get_running_loop().time() - started_s - draft_s)
+                    if report is not None:
+                        yield report
+                    event = replace(event, draft_usage=guess.usage)  # noqa: PLW2901
+                yield event
+        return
+    except InvalidRequestError as error:  # nothing has been written yet
+        if not guess.text:
+            raise
+        refusal = error
+    yield Fallback(f"{type(refusal).__name__}: {' '.join(str(refusal).split())}")
+    async with PLAIN.run(None, target, replace(request, prediction=None), config, figures) as events:
+        async for event in events:
+            yield replace(event, draft_usage=guess.usage) if isinstance(event, Finish) else event
+
+
+async def _drafted(draft: DraftProvider, request: ChatRequest, config: SpeculativeConfig) -> WholeDraft:
+    """What the draft writes in its time; of one that is late, what it has written by then."""
+    guess = WholeDraft()
+    try:
+        async with asyncio.timeout(config.draft_timeout_s):
+            await guess.collect(draft, request, config)
+    except TimeoutError:
+        guess.failure = f"late: the draft took longer than {config.draft_timeout_s:.3g} s"
+    return guess
+
+
+def _round(finish: Finish, draft_s: float, verify_s: float) -> Round | None:
+    """The answer as one round, where the provider tells what became of the prediction."""
+    usage = finish.usage
+    if usage is None or not usage.accepted_prediction_tokens + usage.rejected_prediction_tokens:
+        return None
+    return Round(
+        index=0,
+        num_draft_tokens=usage.accepted_prediction_tokens + usage.rejected_prediction_tokens,
+        num_accepted_tokens=usage.accepted_prediction_tokens,
+        num_emitted_tokens=usage.output_tokens - usage.rejected_prediction_tokens,
+        draft_s=draft_s,
+        verify_s=verify_s,
+    )
+
+
+PREDICT: Final = PredictStrategy()
