@@ -38,6 +38,7 @@ from llm_spec.errors import (
 )
 from llm_spec.generation import Generation, GenerationLimits, TokenRound
 from llm_spec.local import generate_events, stream_token_model
+from llm_spec.money import Budget, Cost, Price
 from llm_spec.provider import (
     Capabilities,
     Discoverable,
@@ -67,6 +68,7 @@ from llm_spec.tokens.lookahead import CostAware, Ewma, Fixed, LookaheadPolicy, T
 __version__ = "0.1.0"
 
 __all__ = [
+    "Budget",
     "Capabilities",
     "ChatMessage",
     "ChatRequest",
@@ -74,6 +76,7 @@ __all__ = [
     "CircuitOpenError",
     "ConcurrencyLimit",
     "ConfigError",
+    "Cost",
     "CostAware",
     "Discoverable",
     "DraftError",
@@ -96,6 +99,7 @@ __all__ = [
     "ModelLoadError",
     "ModelOutputError",
     "NextToken",
+    "Price",
     "PromptLookup",
     "ProviderDraft",
     "ProviderEntry",

@@ -47,6 +47,7 @@ StoppedBy = Literal[
     "max_tokens",  # the request's own limit
     "max_total_tokens",  # the decoder's limits …
     "max_iterations",
+    "budget",
     "deadline",
     "context_length",  # the model's window is full
 ]

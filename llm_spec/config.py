@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
+from llm_spec.money import Budget, Price
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.rules import AcceptanceName
 
@@ -74,6 +76,9 @@ class SpeculativeConfig:
     draft_timeout_s: seconds that one call of a draft may take before the target goes on alone.
     retry: when a target that fails for a while is asked again. timeouts: how long it may be silent.
     limit: places shared by all decoders that are given the same one; None: no bound.
+    prices: of models, by provider name (`openai:gpt-4.1`) or model; they come before the built-in list.
+    budget: tokens and money shared by all decoders that are given the same one.
+    max_request_tokens, max_request_cost: the same for each request alone; its input counts.
     seed: for requests that sample and bring none; None draws a new one each time (the result tells it).
     log_content: put message text into log events (off: only counts and times).
     """
@@ -91,6 +96,10 @@ class SpeculativeConfig:
     retry: RetryPolicy = RetryPolicy()
     timeouts: Timeouts = Timeouts()
     limit: ConcurrencyLimit | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
+    budget: Budget | None = None
+    max_request_tokens: int | None = None
+    max_request_cost: float | None = None
     seed: int | None = None
     log_content: bool = False
 
@@ -106,6 +115,8 @@ class SpeculativeConfig:
         check_number(ConfigError, "max_extra_cost", self.max_extra_cost, 0.0)
         check_number(ConfigError, "deadline_s", self.deadline_s, 0.0, above=True)
         check_number(ConfigError, "draft_timeout_s", self.draft_timeout_s, 0.0, above=True)
+        check_number(ConfigError, "max_request_tokens", self.max_request_tokens, 1, integer=True)
+        check_number(ConfigError, "max_request_cost", self.max_request_cost, 0.0)
         check_number(ConfigError, "seed", self.seed, 0, 2**64 - 1, integer=True)
 
 

@@ -19,14 +19,17 @@ from llm_spec.chat import (
     RequestOptions,
     Retry,
     Round,
+    StoppedBy,
     StreamEvent,
+    Usage,
 )
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.model import ProviderDraft
 from llm_spec.errors import DraftError, InvalidRequestError, LlmSpecError, TargetError
+from llm_spec.money import Budget, Spending, find_price
 from llm_spec.planner import Planner
 from llm_spec.provider import Capabilities, DraftProvider, LlmProvider, complete_from_stream
-from llm_spec.recording import Recording
+from llm_spec.recording import Recording, num_input_pieces
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
@@ -65,6 +68,16 @@ class SpeculativeDecoder:
         self._target = self._own(open_provider(target)) if isinstance(target, str) else target
         self._breaker = CircuitBreaker(self._target.name)
         self._draft = self._guarded(self._opened(draft))
+        self._spending = self._spending_on(None if self._draft is None else self._draft.name)
+
+    def _spending_on(self, draft_name: str | None) -> Spending:
+        config = self.config
+        return Spending(
+            target=find_price(self._target.name, config.prices),
+            draft=None if draft_name is None else find_price(draft_name, config.prices),
+            budget=config.budget,
+            for_each=partial(Budget, max_tokens=config.max_request_tokens, max_cost=config.max_request_cost),
+        )
 
     def _opened(self, draft: DraftProvider | LlmProvider | str | None) -> DraftProvider | None:
         if isinstance(draft, str):
@@ -136,10 +149,13 @@ class SpeculativeDecoder:
     # ------------------------------------------------------------------------------------------ inside
 
     def _prepared(self, request: ChatRequest) -> ChatRequest:
-        """The request with this decoder's token cap and seed, where it brings none that binds more."""
+        """The request with this decoder's token caps and seed, where it brings none that binds more."""
         cap, sampling = self.config.max_total_tokens, request.sampling
         if cap is not None:
             request = replace(request, max_tokens=min(cap, request.max_tokens or cap))
+        affordable = self._spending.affordable(num_input_pieces(request))
+        if affordable is not None:  # at 0 nothing is asked
+            request = replace(request, max_tokens=max(1, min(affordable, request.max_tokens or affordable)))
         seed = sampling.seed if sampling.seed is not None else self.config.seed
         if seed is None and sampling.temperature and self._target.capabilities.token_model is not None:
             seed = random_seed()  # so that the result can tell it
@@ -148,6 +164,10 @@ class SpeculativeDecoder:
     async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:
         request = self._prepared(asked)
         recording = Recording(request)
+        if self._spending.affordable(num_input_pieces(request)) == 0:
+            nothing = Finish("length", Usage(), "budget")
+            yield SpeculativeFinish.of(nothing, self._result(nothing, recording, PLAIN))
+            return
         upstream = Upstream(self._target, self.config, recording, self._breaker)
         strategy = await choose_strategy(self._draft, self._target, request, self.config, self._planner)
         with upstream.log_context:
@@ -169,18 +189,25 @@ class SpeculativeDecoder:
             with upstream.log_context:
                 log_event("request_failed", level=logging.ERROR, error=type(error).__name__)
             raise
+        finally:
+            taken = recording.finish or Finish("stop")
+            self._spending.charge(taken.usage or recording.estimated_usage(), taken.draft_usage)
         finish = self._finish(recording, upstream, asked)
-        result = recording.result(
+        result = self._result(finish, recording, strategy)
+        self._planner.learn(result)
+        with upstream.log_context:
+            self._log_end(result)
+        yield SpeculativeFinish.of(finish, result)
+
+    def _result(self, finish: Finish, recording: Recording, strategy: Strategy) -> SpeculativeResult:
+        return recording.result(
             finish,
             strategy=strategy.name,
             promise=strategy.promise(self._target, self.config),
             target=self._target.name,
             draft=None if self._draft is None or strategy.name == "plain" else self._draft.name,
+            spending=self._spending,
         )
-        self._planner.learn(result)
-        with upstream.log_context:
-            self._log_end(result)
-        yield SpeculativeFinish(finish.finish_reason, finish.usage, finish.stopped_by, finish.draft_usage, result)
 
     def _verified(
         self, strategy: Strategy, request: ChatRequest, upstream: Upstream
@@ -201,9 +228,14 @@ class SpeculativeDecoder:
             )
         by_cap = finish.finish_reason == "length" and finish.stopped_by in (None, "max_tokens")
         if by_cap and recording.request.max_tokens is not None:
-            ours = recording.request.max_tokens != asked.max_tokens
-            return replace(finish, stopped_by="max_total_tokens" if ours else "max_tokens")
+            return replace(finish, stopped_by=self._cap(recording.request.max_tokens, asked.max_tokens))
         return finish
+
+    def _cap(self, reached: int, asked: int | None) -> StoppedBy:
+        """Which limit of tokens it was."""
+        if reached == asked:
+            return "max_tokens"
+        return "max_total_tokens" if reached == self.config.max_total_tokens else "budget"
 
     def _log_start(self, strategy: Strategy, request: ChatRequest) -> None:
         content: dict[str, Any] = (

@@ -7,7 +7,7 @@ Prices are those of vendors' lists in US dollars, as of the date in `PRICES_AS_O
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -16,7 +16,7 @@ from llm_spec._checks import check_number
 from llm_spec.chat import Usage
 from llm_spec.errors import ConfigError
 
-__all__ = ["PRICES", "PRICES_AS_OF", "Budget", "Cost", "Price", "cost_of_answer", "find_price"]
+__all__ = ["PRICES", "PRICES_AS_OF", "Budget", "Cost", "Price", "Spending", "find_price"]
 
 _PER: Final = 1e6
 _DATE: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}\Z")
@@ -24,7 +24,7 @@ _DATE: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Money for a million tokens, in any one currency; `cached_input` is what a provider's cache held (None: `input`)."""
+    """Money for a million tokens, in any one currency; `cached_input`: of what a cache held (None: as `input`)."""
 
     input: float
     output: float
@@ -55,11 +55,17 @@ PRICES: Final[Mapping[str, Price]] = MappingProxyType(
 )
 
 
+_FREE: Final = Price(input=0.0, output=0.0)
+_NO_MODELS: Final = frozenset({"given-text", "lookup"})  # drafts that are only copied
+
+
 def find_price(provider_name: str, prices: Mapping[str, Price]) -> Price | None:
     """The price of a provider such as `openai:gpt-4.1`: the caller's by name or model, else the list's by model.
 
-    A model's dated version has the price of the model.
+    A model's dated version has the price of the model. A draft that is no model costs nothing.
     """
+    if provider_name in _NO_MODELS and provider_name not in prices:
+        return _FREE
     model = provider_name.partition(":")[2] or provider_name
     names = (provider_name, model, _DATE.sub("", model))
     return next((table[name] for table in (prices, PRICES) for name in names if name in table), None)
@@ -73,9 +79,9 @@ class Cost:
     plain would not have cost. None: a price or a token count is not known.
     """
 
-    target: float | None
-    draft: float | None
-    plain: float | None
+    target: float | None = None
+    draft: float | None = None
+    plain: float | None = None
 
     @property
     def total(self) -> float | None:
@@ -93,16 +99,6 @@ class Cost:
         return None if self.total is None or self.plain is None else self.plain - self.total
 
 
-def cost_of_answer(
-    usage: Usage | None, draft_usage: Usage | None, *, target: Price | None, draft: Price | None, drafted: bool
-) -> Cost:
-    """The cost of an answer by its usage; `drafted`: whether a draft was asked at all (else it cost nothing)."""
-    of_draft = 0.0 if not drafted else None if draft is None or draft_usage is None else draft.of(draft_usage)
-    if usage is None or target is None:
-        return Cost(target=None, draft=of_draft, plain=None)
-    return Cost(target=target.of(usage), draft=of_draft, plain=target.of(_plain_usage(usage)))
-
-
 def _plain_usage(usage: Usage) -> Usage:
     """The part of a target's tokens that it would have read and written alone."""
     wasted = usage.cancelled_output_tokens + usage.rejected_prediction_tokens
@@ -116,8 +112,9 @@ def _plain_usage(usage: Usage) -> Usage:
 class Budget:
     """What may be spent, in tokens and in money, by all requests of the decoders that are given it; wasted ones count.
 
-    A request begins while anything is left, and is cut where its own answer would use up the rest; what others spend
-    meanwhile can take it over by that much. `spent_tokens` and `spent_cost` are what has been spent so far.
+    A request begins while anything is left, and is cut where the target's answer would use up the rest; what drafts,
+    cancelled streams and other requests use meanwhile can exceed it by that much. `spent_tokens` and `spent_cost` are
+    what has been spent so far.
     """
 
     def __init__(self, *, max_tokens: int | None = None, max_cost: float | None = None) -> None:
@@ -150,3 +147,45 @@ class Budget:
             elif left < 0.0:
                 bounds.append(0)
         return max(0, min(bounds)) if bounds else None
+
+
+class Spending:
+    """What one decoder's answers cost, and what they may.
+
+    Raises ConfigError for a bound in money where the target's price is not known.
+    """
+
+    def __init__(
+        self, *, target: Price | None, draft: Price | None, budget: Budget | None, for_each: Callable[[], Budget]
+    ) -> None:
+        self._target = target
+        self._draft = draft
+        self._budget = budget
+        self._for_each = for_each
+        self.affordable(0)
+
+    def affordable(self, num_input: int) -> int | None:
+        """How many tokens an answer to so much input may have; None: as many as it likes."""
+        budgets = [self._for_each()] if self._budget is None else [self._for_each(), self._budget]
+        bounds = [budget.affordable(num_input, self._target) for budget in budgets]
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def charge(self, usage: Usage, draft_usage: Usage | None) -> None:
+        """Count what an answer took; what has no price costs no money."""
+        if self._budget is None:
+            return
+        cost = 0.0 if self._target is None else self._target.of(usage)
+        num_tokens = usage.input_tokens + usage.output_tokens
+        if draft_usage is not None:
+            cost += 0.0 if self._draft is None else self._draft.of(draft_usage)
+            num_tokens += draft_usage.input_tokens + draft_usage.output_tokens
+        self._budget.spend(num_tokens, cost)
+
+    def cost(self, usage: Usage | None, draft_usage: Usage | None, *, has_drafted: bool) -> Cost:
+        """The cost of an answer by its usage; a draft that was not asked cost nothing."""
+        draft = None if self._draft is None or draft_usage is None else self._draft.of(draft_usage)
+        if not has_drafted or self._draft == _FREE:
+            draft = 0.0
+        if usage is None or self._target is None:
+            return Cost(target=None, draft=draft, plain=None)
+        return Cost(target=self._target.of(usage), draft=draft, plain=self._target.of(_plain_usage(usage)))

@@ -80,7 +80,9 @@ class Planner:
     def learn(self, result: SpeculativeResult) -> None:
         """Take in an answer that came to its end."""
         usage, timings = result.usage, result.timings
-        num_tokens = 0 if usage is None else usage.output_tokens - usage.cancelled_output_tokens
+        num_tokens = 0
+        if usage is not None:
+            num_tokens = usage.output_tokens - usage.cancelled_output_tokens - usage.rejected_prediction_tokens
         if num_tokens < _MIN_TOKENS or timings.first_text_s is None or result.stopped_by == "deadline":
             return
         if result.strategy == "plain":

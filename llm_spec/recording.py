@@ -16,13 +16,16 @@ from llm_spec.chat import (
     TextDelta,
     ToolCall,
     ToolCallDelta,
+    Usage,
 )
+from llm_spec.drafting.pieces import split_pieces
+from llm_spec.money import Spending
 from llm_spec.provider import add_call
 from llm_spec.result import SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.strategies import Promise
 from llm_spec.strategies.base import refuse_request
 
-__all__ = ["Recording"]
+__all__ = ["Recording", "num_input_pieces"]
 
 
 class Recording:
@@ -51,6 +54,10 @@ class Recording:
     def has_begun(self) -> bool:
         """Whether anything of the answer has been emitted."""
         return bool(self._texts or self._reasoning or self._calls)
+
+    def estimated_usage(self) -> Usage:
+        """What the answer took so far, where nobody counts: text in pieces that stand for tokens."""
+        return Usage(input_tokens=num_input_pieces(self.request), output_tokens=self._num_tokens)
 
     def rest(self) -> ChatRequest | None:
         """The request for what follows the text so far, without that text; None where no request says that.
@@ -88,7 +95,7 @@ class Recording:
                 self.finish = event
 
     def result(
-        self, finish: Finish, *, strategy: str, promise: Promise, target: str, draft: str | None
+        self, finish: Finish, *, strategy: str, promise: Promise, target: str, draft: str | None, spending: Spending
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
         stats = SpeculativeStats.of_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
@@ -120,4 +127,10 @@ class Recording:
             retries=tuple(retry.reason for retry in self._retries),
             tool_calls=tuple(call for _, call in sorted(self._calls.items())),
             reasoning="".join(self._reasoning),
+            cost=spending.cost(usage, finish.draft_usage, has_drafted=draft is not None),
         )
+
+
+def num_input_pieces(request: ChatRequest) -> int:
+    """How many tokens a request's messages have, roughly."""
+    return sum(len(split_pieces(message.text)) for message in request.messages)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from llm_spec.chat import ChatMessage, Finish, FinishReason, Round, StoppedBy, ToolCall, Usage
+from llm_spec.money import Cost
 
 __all__ = [
     "Guarantee",
@@ -160,6 +161,7 @@ class SpeculativeResult:
     retries: tuple[str, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
+    cost: Cost = field(default_factory=Cost)
     plain_s: float | None = None
 
     @property
@@ -205,6 +207,7 @@ class SpeculativeResult:
                 "wasted": stats.num_wasted_draft_tokens,
             },
             "timings": dataclasses.asdict(self.timings) | {"other_s": self.timings.other_s, "plain_s": self.plain_s},
+            "cost": dataclasses.asdict(self.cost) | {"wasted": self.cost.wasted, "saving": self.cost.saving},
             "fallbacks": list(self.fallbacks),
             "retries": list(self.retries),
             "tool_calls": [dataclasses.asdict(call) for call in self.tool_calls],
@@ -217,7 +220,10 @@ class SpeculativeResult:
         counts = self.stats.summary()
         if not self.rounds:  # a remote target alone: only it knows
             counts = "tokens not counted" if self.usage is None else f"{self.usage.output_tokens} tokens"
-        return f"{self.strategy} ({self.guarantee}): {counts}, {self.timings.total_s:.3f} s{speedup}"
+        money = "" if self.cost.total is None else f"\ncost {self.cost.total:.6f}"
+        if self.cost.saving is not None:
+            money += f", {abs(self.cost.saving):.6f} {'less' if self.cost.saving >= 0 else 'more'} than plain"
+        return f"{self.strategy} ({self.guarantee}): {counts}, {self.timings.total_s:.3f} s{speedup}{money}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +231,8 @@ class SpeculativeFinish(Finish):
     """A decoder's last event: a `Finish` that carries the whole result."""
 
     result: SpeculativeResult | None = None
+
+    @classmethod
+    def of(cls, finish: Finish, result: SpeculativeResult) -> SpeculativeFinish:
+        """A strategy's end with the result."""
+        return cls(finish.finish_reason, finish.usage, finish.stopped_by, finish.draft_usage, result)

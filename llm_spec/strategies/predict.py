@@ -1,7 +1,7 @@
 """`predict`: the draft goes along with the request as a predicted output, and the provider verifies it.
 
 One request. The provider says afterwards how much of the prediction it took (`usage.accepted_prediction_tokens`); where
-it bills for predictions, rejected tokens cost as much as written ones. OpenAI's guide to predicted outputs describes it.
+it bills for predictions, rejected tokens cost as much as written ones. See OpenAI's guide to predicted outputs.
 """
 
 from __future__ import annotations
@@ -87,9 +87,11 @@ async def _answer(
             yield Fallback(guess.failure)
     draft_s = asyncio.get_running_loop().time() - started_s
     request = replace(request, prediction=guess.text or None)
+    has_begun = False
     try:
         async with PLAIN.run(None, target, request, config, figures) as events:
             async for event in events:
+                has_begun = True
                 if isinstance(event, Finish):
                     report = _round(event, draft_s, asyncio.get_running_loop().time() - started_s - draft_s)
                     if report is not None:
@@ -97,8 +99,8 @@ async def _answer(
                     event = replace(event, draft_usage=guess.usage)  # noqa: PLW2901
                 yield event
         return
-    except InvalidRequestError as error:  # nothing has been written yet
-        if not guess.text:
+    except InvalidRequestError as error:
+        if has_begun or not guess.text:
             raise
         refusal = error
     yield Fallback(f"{type(refusal).__name__}: {' '.join(str(refusal).split())}")
