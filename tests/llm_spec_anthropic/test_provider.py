@@ -204,6 +204,7 @@ async def test_a_server_that_counts_nothing(wire: MessagesWire) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_connection_is_used_again(wire: MessagesWire, transport: str) -> None:
     """An answer that was read to its end leaves its connection for the next request."""
+    wire.linger_s = 0.02  # the response ends a little after its last event
     async with provider_of(wire, transport) as provider:
         for _ in range(3):
             await provider.complete(QUESTION)
