@@ -1,0 +1,40 @@
+"""Claude, through Anthropic's own SDK. Importing this does not load it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from llm_spec import ConfigError, MissingExtraError, ProviderEntry
+
+if TYPE_CHECKING:
+    from llm_spec_anthropic.provider import AnthropicProvider
+
+__all__ = ["ANTHROPIC", "AnthropicProvider"]
+
+_INSTALL: Final = "pip install 'llm-spec[anthropic]'"
+
+
+def __getattr__(name: str) -> object:
+    if name == "AnthropicProvider":
+        from llm_spec_anthropic.provider import AnthropicProvider
+
+        return AnthropicProvider
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _load(model: str, base_url: str | None) -> AnthropicProvider:
+    if not model:
+        raise ConfigError("anthropic needs a model: anthropic:claude-haiku-5-5")
+    if ANTHROPIC.missing:
+        raise MissingExtraError(f"anthropic needs {', '.join(ANTHROPIC.missing)}, not installed here; run: {_INSTALL}")
+    from llm_spec_anthropic.provider import AnthropicProvider
+
+    return AnthropicProvider(model, base_url=base_url)
+
+
+ANTHROPIC: Final = ProviderEntry(
+    load=_load,
+    summary="Claude by Anthropic's own SDK: anthropic:claude-haiku-5-5",
+    requires=("anthropic",),
+    install=_INSTALL,
+)

@@ -1,0 +1,125 @@
+"""A streamed answer: Anthropic's events, as JSON objects, to this library's. Pure.
+
+https://platform.claude.com/docs/en/build-with-claude/streaming
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from llm_spec import Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
+from llm_spec.chat import FinishReason, StoppedBy
+
+__all__ = ["AnswerReader"]
+
+_ENDS: Final[Mapping[str, tuple[FinishReason, StoppedBy | None]]] = {
+    "end_turn": ("stop", "eos"),
+    "stop_sequence": ("stop", "stop_string"),
+    "max_tokens": ("length", "max_tokens"),
+    "model_context_window_exceeded": ("length", "context_length"),
+    "tool_use": ("tool_calls", "tool_calls"),
+    "refusal": ("content_filter", "content_filter"),
+    "pause_turn": ("length", None),  # the turn goes on when it is sent back: what came is not all of it
+}
+_COUNTS: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
+
+
+@dataclass(slots=True)
+class _Call:
+    """A tool call that is being written."""
+
+    index: int
+    given_input: Mapping[str, Any]
+    has_arguments: bool = False
+
+
+class AnswerReader:
+    """Reads the events of one answer, in order; what it does not know is passed over."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._calls: dict[object, _Call] = {}  # by the index of their block
+        self._counts: dict[str, int] = {}
+        self._num_reasoning_tokens = 0
+        self._end: tuple[FinishReason, StoppedBy | None] | None = None
+
+    @property
+    def finish(self) -> Finish | None:
+        """The end of the answer, once the server has told why it ended."""
+        return None if self._end is None else Finish(self._end[0], self._usage(), self._end[1])
+
+    def read(self, event: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        """Take one event in; give what it says."""
+        match event.get("type"):
+            case "message_start":
+                self._count(_object(_object(event.get("message")).get("usage")))
+            case "content_block_start":
+                yield from self._begin(event.get("index"), _object(event.get("content_block")))
+            case "content_block_delta":
+                yield from self._add(event.get("index"), _object(event.get("delta")))
+            case "content_block_stop":
+                call = self._calls.get(event.get("index"))
+                if call is not None and not call.has_arguments:
+                    yield ToolCallDelta(call.index, arguments=json.dumps(call.given_input))
+            case "message_delta":
+                self._count(_object(event.get("usage")))
+                reason = _object(event.get("delta")).get("stop_reason")
+                if reason is not None:
+                    self._end = _ENDS.get(str(reason), ("stop", None))
+            case _:
+                pass
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _begin(self, index: object, block: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        if block.get("type") != "tool_use":
+            yield from self._say(block)
+            return
+        call = _Call(len(self._calls), _object(block.get("input")))
+        self._calls[index] = call
+        yield ToolCallDelta(call.index, block.get("id"), block.get("name"))
+
+    def _add(self, index: object, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        if delta.get("type") != "input_json_delta":
+            yield from self._say(delta)
+            return
+        call, piece = self._calls.get(index), delta.get("partial_json")
+        if call is not None and isinstance(piece, str) and piece:
+            call.has_arguments = True
+            yield ToolCallDelta(call.index, arguments=piece)
+
+    def _say(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        """The text or thought of a block's beginning or of a delta, if it has any."""
+        match piece:
+            case {"type": "text" | "text_delta", "text": str(text)} if text:
+                self.text += text
+                yield TextDelta(text)
+            case {"type": "thinking" | "thinking_delta", "thinking": str(thought)} if thought:
+                yield ReasoningDelta(thought)
+            case _:
+                pass
+
+    def _count(self, usage: Mapping[str, Any]) -> None:
+        """Counts are cumulative: the last one told stands."""
+        self._counts |= {name: usage[name] for name in _COUNTS if usage.get(name)}
+        details = _object(usage.get("output_tokens_details"))
+        self._num_reasoning_tokens = details.get("thinking_tokens") or self._num_reasoning_tokens
+
+    def _usage(self) -> Usage | None:
+        if not self._counts:
+            return None
+        *inputs, output = (self._counts.get(name, 0) for name in _COUNTS)
+        return Usage(
+            input_tokens=sum(inputs),  # input_tokens are told without the cached ones
+            output_tokens=output,
+            cached_input_tokens=self._counts.get("cache_read_input_tokens", 0),
+            reasoning_tokens=self._num_reasoning_tokens,
+        )
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """A JSON object as it is, anything else as an empty one."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

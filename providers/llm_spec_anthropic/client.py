@@ -1,0 +1,166 @@
+"""MessagesClient: streams of Anthropic's messages through its SDK, and their failures in this library's words.
+
+The SDK is asked for events as JSON, not as its own objects (`cast_to=object`): bodies go out exactly as they were
+built, unknown fields and events are no matter, and nothing of the SDK can leak. Errors are raised outside of the
+`except` that saw the SDK's own, whose text and request may hold the key, so that no traceback shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, suppress
+from typing import Any, Final, cast
+
+import httpx2
+from anthropic import (
+    AnthropicError,
+    APIConnectionError,
+    APIStatusError,
+    APITimeoutError,
+    AsyncAnthropic,
+    AsyncStream,
+    DefaultAioHttpClient,
+    DefaultAsyncHttpxClient,
+    Timeout,
+)
+
+from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
+from llm_spec.failures import error_for_status
+
+__all__ = ["Events", "MessagesClient"]
+
+_CONNECT_S: Final = 10.0
+_IDLE_S: Final = 120.0  # the longest silence between two pieces of an answer
+_END_S: Final = 0.25  # how long a finished response may take to end, so that its connection can be used again
+_QUOTED: Final = 300  # characters of a server's own words in an error
+_BROKEN: Final = (AnthropicError, httpx2.HTTPError, httpx2.StreamError, OSError, ValueError)
+_STATUS_OF_TYPE: Final = {  # of errors told inside a stream; https://platform.claude.com/docs/en/api/errors
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+
+_ENDED: Final = object()
+
+Events = AsyncStream[object]
+
+
+class MessagesClient:
+    """Opens streams. `name` and the address are what errors tell; the key is in none of them.
+
+    A `client` that is given stays the caller's, with its timeouts, but does not retry; otherwise one is made here and
+    closed by `aclose`.
+    """
+
+    def __init__(self, name: str, client: AsyncAnthropic | None, *, base_url: str | None, api_key: str | None) -> None:
+        if client is not None and (base_url is not None or api_key is not None):
+            raise ConfigError("client is given beside base_url or api_key; the client has its own")
+        self._name = name
+        self._own = _own_client(base_url, api_key) if client is None else None
+        self._sdk = self._own or cast("AsyncAnthropic", client).with_options(max_retries=0)
+        self._secrets = [secret for secret in (self._sdk.api_key, self._sdk.auth_token) if secret]
+
+    async def open(self, stack: AsyncExitStack, body: Mapping[str, Any]) -> Events:
+        """Send a request; its stream, once the status is good. It is closed by the stack."""
+        try:
+            sending = self._sdk.post("/v1/messages", body=body, cast_to=object, stream=True, stream_cls=Events)
+            return await stack.enter_async_context(await sending)
+        except (TypeError, *_BROKEN) as error:
+            failed = self._failure(error, sending=True)
+        raise failed
+
+    async def events(self, stream: Events) -> AsyncGenerator[dict[str, Any]]:
+        """The JSON objects of a stream, up to `message_stop` or its end."""
+        failed: LlmSpecError | None = None
+        try:
+            while (event := await anext(stream, _ENDED)) is not _ENDED:
+                if not isinstance(event, dict):
+                    raise ValueError(f"{str(event)[:_QUOTED]!r} is no JSON object")
+                told = cast("dict[str, Any]", event)
+                yield told
+                if told.get("type") == "message_stop":
+                    break
+        except _BROKEN as error:
+            failed = self._failure(error)
+        if failed is not None:
+            raise failed
+        with suppress(TimeoutError, *_BROKEN):
+            async with asyncio.timeout(_END_S):
+                await anext(stream, None)
+
+    async def aclose(self) -> None:
+        """Close the client that was made here."""
+        if self._own is not None:
+            await self._own.close()
+
+    def told(self, what: str) -> str:
+        """One line that names the model and where it is, without the key if the server repeats it."""
+        address = str(self._sdk.base_url).rstrip("/")
+        line = " ".join(f"{self._name} at {address} {what}".split())
+        for secret in self._secrets:
+            line = line.replace(secret, "***")
+        return line
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _failure(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
+        """What went wrong, as an error of this library."""
+        if isinstance(error, APIStatusError):
+            return self._refusal(error)
+        seen = error.__cause__ if isinstance(error, APIConnectionError) and error.__cause__ else error
+        words = f"({type(seen).__name__}: {seen})"
+        if isinstance(error, APITimeoutError | httpx2.TimeoutException | TimeoutError):
+            return TransientError(self.told(f"was silent for too long {words}"))
+        if isinstance(seen, httpx2.ConnectError):
+            return TransientError(self.told(f"cannot be reached; check the address {words}"))
+        if isinstance(error, APIConnectionError | httpx2.HTTPError | httpx2.StreamError | OSError):
+            return TransientError(self.told(f"broke the connection {words}"))
+        if sending and isinstance(error, TypeError | ValueError):
+            return InvalidRequestError(self.told(f"cannot be sent this request {words}"))
+        what = "sent what is no JSON" if isinstance(error, ValueError) else "failed"
+        return TargetError(self.told(f"{what} {words}"))
+
+    def _refusal(self, error: APIStatusError) -> LlmSpecError:
+        """A status that is none of success, or an error inside a stream, whose status was."""
+        words = str(error.api_message or error.body or error.response.reason_phrase)[:_QUOTED]
+        if error.response.is_success:
+            status = _STATUS_OF_TYPE.get(str(error.type), 0)
+            return error_for_status(status, {}, self.told(f"reported an error: {error.type}: {words}"))
+        advice = {
+            401: "; check the key (ANTHROPIC_API_KEY)",
+            403: "; check the key (ANTHROPIC_API_KEY)",
+            404: "; check the model's name and the address",
+        }.get(error.status_code, "")
+        headers = {name.lower(): value for name, value in error.response.headers.items()}
+        return error_for_status(error.status_code, headers, self.told(f"answered {error.status_code}: {words}{advice}"))
+
+
+def _own_client(base_url: str | None, api_key: str | None) -> AsyncAnthropic:
+    client = AsyncAnthropic(
+        api_key=api_key,
+        base_url=None if base_url is None else base_url.rstrip("/").removesuffix("/v1"),
+        max_retries=0,
+        http_client=_http_client(Timeout(_IDLE_S, connect=_CONNECT_S)),
+    )
+    has_key = client.api_key or client.auth_token or client.credentials
+    if not has_key and not {"authorization", "x-api-key"} & {name.lower() for name in client.default_headers}:
+        raise ConfigError(
+            "anthropic has no key; set ANTHROPIC_API_KEY or give api_key (any, for a server without keys)"
+        )
+    return client
+
+
+def _http_client(timeout: Timeout) -> httpx2.AsyncClient:
+    """On aiohttp where it is installed; without redirects, as a key goes where it was meant to go."""
+    try:
+        return DefaultAioHttpClient(timeout=timeout, follow_redirects=False)
+    except RuntimeError:
+        return DefaultAsyncHttpxClient(timeout=timeout, follow_redirects=False)

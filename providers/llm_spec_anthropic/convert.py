@@ -1,0 +1,208 @@
+"""From this library's requests, in OpenAI's words, to bodies of Anthropic's messages. Pure.
+
+Content parts and tools that are in Anthropic's own words already pass as they are. Participants' names (`name`) and
+seeds have no counterpart there and are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias, cast
+
+from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, Sampling, ToolCall
+from llm_spec.chat import ContentPart
+from llm_spec_anthropic.models import continues_prefix, default_max_tokens
+
+__all__ = ["Body", "request_body"]
+
+Body: TypeAlias = dict[str, Any]
+
+_SYSTEM_ROLES: Final = ("system", "developer")
+_DATA_URL: Final = re.compile(r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(?:;[\w.=+-]+)*;base64,(?P<data>.*)", re.DOTALL)
+_NO_COUNTERPART: Final = ("input_audio", "file", "refusal")  # OpenAI's parts that Anthropic has no block for
+_NEUTRAL: Final[Mapping[str, object]] = {  # what no model has to honour, beside None
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": {},
+}
+_TOOL_CHOICES: Final = {"auto": "auto", "required": "any", "none": "none"}
+
+
+def request_body(request: ChatRequest, model: str) -> Body:
+    """The JSON of a streaming request; `extra` comes last and wins.
+
+    Raises InvalidRequestError for what Anthropic's messages cannot say.
+    """
+    sampling = _checked(request.sampling)
+    body: Body = {
+        "model": model,
+        "max_tokens": request.max_tokens or default_max_tokens(model),
+        "messages": _turns(request.messages),
+        "stream": True,
+    }
+    optional: Body = {
+        "system": _system(request.messages),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stop_sequences": list(request.stop) or None,
+        "tools": [_tool(tool) for tool in request.tools] or None,
+        "tool_choice": _tool_choice(request.tool_choice),
+        "output_config": _output_config(request.response_format),
+    }
+    body |= {name: value for name, value in optional.items() if value is not None}
+    if request.prefix:
+        body["messages"].append({"role": "assistant", "content": _checked_prefix(request.prefix, model)})
+    extra = dict(request.extra)
+    if "output_config" in body and isinstance(extra.get("output_config"), Mapping):
+        extra["output_config"] = body["output_config"] | extra["output_config"]  # an effort leaves the format as it is
+    return body | extra
+
+
+# ---------------------------------------------------------------------------------------------- fields
+
+
+def _checked(sampling: Sampling) -> Sampling:
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(sampling, name)
+        if value is not None and value != neutral:
+            raise InvalidRequestError(f"{name} is {value!r}; Anthropic's models take no {name}, leave it out")
+    return sampling
+
+
+def _checked_prefix(prefix: str, model: str) -> str:
+    if not continues_prefix(model):
+        raise InvalidRequestError(f"prefix is set; {model} cannot continue an assistant's text (Claude up to 4.5 can)")
+    if prefix != prefix.rstrip():
+        raise InvalidRequestError(
+            f"prefix ends in whitespace ({prefix[-8:]!r}), which Anthropic refuses; end it before the whitespace"
+        )
+    return prefix
+
+
+def _tool(tool: Mapping[str, Any]) -> Body:
+    if tool.get("type") != "function":
+        return dict(tool)
+    function = _mapping(tool.get("function"), "tool 'function'")
+    if not isinstance(function.get("name"), str):
+        raise InvalidRequestError(f"tool {dict(tool)!r} has no function name")
+    schema: object = function.get("parameters") or {"type": "object", "properties": {}}
+    kept = {name: function[name] for name in ("description", "strict") if function.get(name) is not None}
+    return {"name": function["name"], "input_schema": schema, **kept, **_cache_control(tool)}
+
+
+def _tool_choice(choice: str | Mapping[str, Any] | None) -> Body | None:
+    if choice is None:
+        return None
+    if isinstance(choice, Mapping):
+        if choice.get("type") == "function":
+            return {"type": "tool", "name": _mapping(choice.get("function"), "tool_choice 'function'").get("name")}
+        return dict(choice)
+    if choice not in _TOOL_CHOICES:
+        raise InvalidRequestError(f"tool_choice is {choice!r}; it must be one of {', '.join(_TOOL_CHOICES)} or a tool")
+    return {"type": _TOOL_CHOICES[choice]}
+
+
+def _output_config(response_format: Mapping[str, Any] | None) -> Body | None:
+    kind = None if response_format is None else response_format.get("type")
+    if response_format is None or kind == "text":
+        return None
+    if kind != "json_schema":
+        raise InvalidRequestError(f"response_format is of type {kind!r}; Anthropic takes json_schema (or text)")
+    schema = _mapping(response_format.get("json_schema"), "response_format 'json_schema'").get("schema")
+    return {"format": {"type": "json_schema", "schema": _mapping(schema, "response_format 'schema'")}}
+
+
+# -------------------------------------------------------------------------------------------- messages
+
+
+def _system(messages: Sequence[ChatMessage]) -> str | list[Body] | None:
+    """Everything that the system says, wherever it stands: text where it is one text, else blocks."""
+    contents = [message.content for message in messages if message.role in _SYSTEM_ROLES]
+    if len(contents) == 1 and isinstance(contents[0], str):
+        return contents[0]
+    return [block for content in contents for block in _blocks(content)] or None
+
+
+def _turns(messages: Sequence[ChatMessage]) -> list[Body]:
+    """The conversation; results of tools that follow one another are one turn, as they answer one turn."""
+    turns: list[Body] = []
+    role_before = ""
+    for message in messages:
+        if message.role in _SYSTEM_ROLES:
+            continue
+        if message.role == "tool":
+            if role_before != "tool":
+                turns.append({"role": "user", "content": []})
+            turns[-1]["content"].append(_tool_result(message))
+        elif message.tool_calls:
+            calls = [_tool_use(call) for call in message.tool_calls]
+            turns.append({"role": message.role, "content": [*_blocks(message.content), *calls]})
+        else:
+            turns.append({"role": message.role, "content": _content(message.content)})
+        role_before = message.role
+    return turns
+
+
+def _tool_use(call: ToolCall) -> Body:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (TypeError, ValueError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError(
+            f"arguments of tool call {call.id!r} ({call.name}) are {call.arguments!r}; they must be a JSON object"
+        )
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": cast("Body", arguments)}
+
+
+def _tool_result(message: ChatMessage) -> Body:
+    if message.tool_call_id is None:
+        raise InvalidRequestError("a tool message has no tool_call_id; name the call that it answers")
+    return {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": _content(message.content)}
+
+
+def _content(content: str | tuple[ContentPart, ...] | None) -> str | list[Body]:
+    return _blocks(content) if isinstance(content, tuple) else content or ""
+
+
+def _blocks(content: str | tuple[ContentPart, ...] | None) -> list[Body]:
+    if isinstance(content, tuple):
+        return [_block(part) for part in content]
+    return [{"type": "text", "text": content}] if content else []  # a block of empty text would be refused
+
+
+def _block(part: ContentPart) -> Body:
+    kind = part.get("type")
+    if kind in _NO_COUNTERPART:
+        raise InvalidRequestError(
+            f"a message has a part of type {kind!r}; Anthropic takes text and image_url, or blocks"
+        )
+    if kind != "image_url":
+        return dict(part)
+    image = part.get("image_url")
+    url = image if isinstance(image, str) else _mapping(image, "part 'image_url'").get("url")
+    return {"type": "image", "source": _image_source(url), **_cache_control(part)}
+
+
+def _image_source(url: object) -> Body:
+    data = _DATA_URL.fullmatch(url) if isinstance(url, str) else None
+    if data is not None:
+        return {"type": "base64", **data.groupdict()}
+    if isinstance(url, str) and url.startswith(("https://", "http://")):
+        return {"type": "url", "url": url}
+    raise InvalidRequestError(f"image_url is {str(url)[:60]!r}; it must be an http(s) or a base64 data URL")
+
+
+def _cache_control(holder: Mapping[str, Any]) -> Body:
+    return {"cache_control": holder["cache_control"]} if "cache_control" in holder else {}
+
+
+def _mapping(value: object, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(f"{name} is {value!r}; it must be an object")
+    return cast("Mapping[str, Any]", value)

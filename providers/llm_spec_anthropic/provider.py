@@ -1,0 +1,85 @@
+"""AnthropicProvider: Claude through the official SDK.
+
+Always streamed, so that a reader that goes away closes the connection, and with it the server's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+from anthropic import AsyncAnthropic
+
+from llm_spec import (
+    Capabilities,
+    ChatRequest,
+    ChatResponse,
+    StreamEvent,
+    TargetError,
+    TransientError,
+    complete_from_stream,
+)
+from llm_spec_anthropic.answer import AnswerReader
+from llm_spec_anthropic.client import Events, MessagesClient
+from llm_spec_anthropic.convert import request_body
+from llm_spec_anthropic.models import continues_prefix
+
+__all__ = ["AnthropicProvider"]
+
+
+class AnthropicProvider:
+    """A Claude model, or a model behind a server that speaks Anthropic's messages at `base_url`.
+
+    The SDK finds the key (`ANTHROPIC_API_KEY`) and address where they are not given; the key is in no repr, log or
+    error. A `client` that is given stays the caller's and keeps its timeouts, but its retries are off; otherwise one is
+    made here and closed by `aclose`. Requests raise InvalidRequestError for what the API calls invalid and for `min_p`,
+    `logit_bias` and penalties, which it lacks; TransientError for what may be asked again; TargetError for the rest.
+
+    There are no seeds: one that is asked for is not sent and has no effect. The API wants a limit: a request without
+    `max_tokens` gets 32,000, or 4,096 for Claude 3, older ones and names that tell no version. Models up to 4.5
+    continue a `prefix`. `extra` holds fields of the API itself, such as `thinking`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        client: AsyncAnthropic | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        self.name = f"anthropic:{model}"
+        self.capabilities = Capabilities(tools=True, response_format=True, continue_prefix=continues_prefix(model))
+        self._model = model
+        self._client = MessagesClient(self.name, client, base_url=base_url, api_key=api_key)
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        body = request_body(request, self._model)
+        async with AsyncExitStack() as stack:
+            stream = await self._client.open(stack, body)
+            yield await stack.enter_async_context(aclosing(self._answer(stream)))
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        return await complete_from_stream(self, request)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    async def _answer(self, stream: Events) -> AsyncGenerator[StreamEvent]:
+        reader = AnswerReader()
+        try:
+            async with aclosing(self._client.events(stream)) as events:
+                async for event in events:
+                    for told in reader.read(event):
+                        yield told
+        except TargetError as error:
+            error.partial_text = reader.text
+            raise
+        finish = reader.finish
+        if finish is None:
+            line = self._client.told("ended its answer without a stop reason")
+            raise TransientError(line, partial_text=reader.text)
+        yield finish

@@ -1,0 +1,128 @@
+"""A real server on 127.0.0.1 that speaks Anthropic's messages: with the bytes a test gives it, or as a small model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+__all__ = ["PROSE", "MessagesWire", "answer_frames", "begin", "end", "frame", "text_frames"]
+
+PROSE = " ".join(f"word{i}" for i in range(80))
+
+
+def frame(event: str, **fields: Any) -> bytes:
+    """One event as the API sends it; the event's name is also its type."""
+    return f"event: {event}\ndata: {json.dumps({'type': event, **fields})}\n\n".encode()
+
+
+def begin(**usage: Any) -> list[bytes]:
+    """The first events of an answer."""
+    counts = {"input_tokens": 10, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 1}
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "content": [], "model": "claude-sonnet-4-5"}
+    usage = counts | usage
+    return [
+        frame("message_start", message=message | {"stop_reason": None, "stop_sequence": None, "usage": usage}),
+        frame("ping"),
+    ]
+
+
+def end(reason: str | None = "end_turn", **usage: Any) -> list[bytes]:
+    """The last events of an answer."""
+    delta = {"stop_reason": reason, "stop_sequence": None}
+    return [frame("message_delta", delta=delta, usage={"output_tokens": 5} | usage), frame("message_stop")]
+
+
+def text_frames(*texts: str, index: int = 0) -> list[bytes]:
+    """A block of text."""
+    deltas = [{"type": "text_delta", "text": text} for text in texts]
+    return [
+        frame("content_block_start", index=index, content_block={"type": "text", "text": ""}),
+        *(frame("content_block_delta", index=index, delta=delta) for delta in deltas),
+        frame("content_block_stop", index=index),
+    ]
+
+
+def answer_frames(*texts: str, reason: str = "end_turn") -> list[bytes]:
+    return [*begin(), *text_frames(*texts), *end(reason)]
+
+
+def play_model(body: Mapping[str, Any]) -> list[bytes]:
+    """What a model that knows one text answers: it goes on from a prefix, and minds limits and stop sequences."""
+    last = body["messages"][-1]
+    prefix = last["content"] if last["role"] == "assistant" else ""
+    pieces = re.findall(r"\s*\S+", PROSE.removeprefix(prefix))
+    shown, reason = pieces[: body["max_tokens"]], "max_tokens" if len(pieces) > body["max_tokens"] else "end_turn"
+    text = "".join(shown)
+    places = [text.find(stop) for stop in body.get("stop_sequences", ()) if stop in text]
+    if places:
+        shown, reason = [text[: min(places)]], "stop_sequence"
+    return [*begin(), *text_frames(*shown), *end(reason, output_tokens=len(shown))]
+
+
+class MessagesWire:
+    """The server: what it was asked, what it answers, and how many requests are still being answered."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.peers: list[Any] = []  # the connection that each request came over
+        self.frames: list[bytes] | None = None  # None: a small model answers
+        self.status = 200
+        self.error: Any = None
+        self.error_headers: dict[str, str] = {}
+        self.wait_s = 0.0  # before the answer begins
+        self.pause_s = 0.0  # before each frame
+        self.linger_s = 0.0  # behind the last one
+        self.drop = False  # the connection, behind the last frame
+        self.num_open = 0
+        self.closed_at = 0.0  # when the last answer ended, whoever ended it, by the loop's clock
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        self.peers.append(request.transport and request.transport.get_extra_info("peername"))
+        self.num_open += 1
+        try:
+            await asyncio.sleep(self.wait_s)
+            if self.status != 200:
+                return web.json_response(self.error, status=self.status, headers=self.error_headers)
+            return await self._write(request, play_model(body) if self.frames is None else self.frames)
+        finally:
+            self.num_open -= 1
+            self.closed_at = asyncio.get_running_loop().time()
+
+    async def _write(self, request: web.Request, frames: list[bytes]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for data in frames:
+            await asyncio.sleep(self.pause_s)
+            await response.write(data)
+        await asyncio.sleep(self.linger_s)
+        if self.drop and request.transport is not None:
+            request.transport.abort()
+        return response
+
+
+@asynccontextmanager
+async def serve() -> AsyncIterator[MessagesWire]:
+    """Run a server for one test."""
+    wire = MessagesWire()
+    app = web.Application()
+    app.router.add_post("/v1/messages", wire.answer)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    wire.url = f"http://{host}:{port}"
+    try:
+        yield wire
+    finally:
+        await runner.cleanup()
