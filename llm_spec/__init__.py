@@ -19,7 +19,7 @@ from llm_spec.chat import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.config import RetryPolicy, SpeculativeConfig, Timeouts
+from llm_spec.config import JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting import GivenText, JoinedDraft, PromptLookup, ProviderDraft
 from llm_spec.errors import (
@@ -92,6 +92,7 @@ __all__ = [
     "GivenText",
     "InvalidRequestError",
     "JoinedDraft",
+    "JudgeConfig",
     "LlmProvider",
     "LlmSpecError",
     "LookaheadPolicy",

@@ -244,7 +244,7 @@ class Usage:
     """Tokens as the provider counted them; addition adds field by field.
 
     `extra_input_tokens` and `cancelled_output_tokens` are those of the input and output that the target alone would not
-    have read or written (`race`, `probe`).
+    have read or written (`race`, `probe`, `judge`); `approved_output_tokens` it would have written, but only approved.
     """
 
     input_tokens: int = 0
@@ -255,6 +255,7 @@ class Usage:
     rejected_prediction_tokens: int = 0
     extra_input_tokens: int = 0
     cancelled_output_tokens: int = 0
+    approved_output_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(Usage)})

@@ -15,9 +15,9 @@ from llm_spec.tokens.rules import AcceptanceName
 if TYPE_CHECKING:
     from llm_spec.resilience import ConcurrencyLimit
 
-__all__ = ["RetryPolicy", "SpeculativeConfig", "StrategyName", "Timeouts"]
+__all__ = ["JudgeConfig", "RetryPolicy", "SpeculativeConfig", "StrategyName", "Timeouts"]
 
-StrategyName: TypeAlias = Literal["auto", "plain", "tokens", "probe", "score", "race", "predict", "regenerate"]
+StrategyName: TypeAlias = Literal["auto", "plain", "tokens", "probe", "score", "race", "predict", "judge", "regenerate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,25 @@ class Timeouts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JudgeConfig:
+    """How far a target's approval of text that it has not written may go (`judge`).
+
+    max_rounds: verdicts asked for one answer. min_accepted: share of the passages shown, below which the target goes on
+    alone. max_share: the part of the answer, as far as it is known then, that may be approved only; the rest is the
+    target's own.
+    """
+
+    max_rounds: int = 4
+    min_accepted: float = 0.25
+    max_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number(ConfigError, "max_rounds", self.max_rounds, 1, integer=True)
+        check_number(ConfigError, "min_accepted", self.min_accepted, 0.0, 1.0)
+        check_number(ConfigError, "max_share", self.max_share, 0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """What a decoder may do.
 
@@ -74,6 +93,7 @@ class SpeculativeConfig:
         (`race`); None: no bound.
     deadline_s: seconds after which a request ends with the text verified so far.
     draft_timeout_s: seconds that one call of a draft may take before the target goes on alone.
+    judge: how far approval goes, with that strategy.
     retry: when a target that fails for a while is asked again. timeouts: how long it may be silent.
     limit: places shared by all decoders that are given the same one; None: no bound.
     prices: of models, by provider name (`openai:gpt-4.1`) or model; they come before the built-in list.
@@ -93,6 +113,7 @@ class SpeculativeConfig:
     max_extra_cost: float | None = None
     deadline_s: float | None = None
     draft_timeout_s: float = 30.0
+    judge: JudgeConfig = JudgeConfig()
     retry: RetryPolicy = RetryPolicy()
     timeouts: Timeouts = Timeouts()
     limit: ConcurrencyLimit | None = None

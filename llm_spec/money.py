@@ -100,11 +100,11 @@ class Cost:
 
 
 def _plain_usage(usage: Usage) -> Usage:
-    """The part of a target's tokens that it would have read and written alone."""
+    """The tokens that a target would have read and written alone."""
     wasted = usage.cancelled_output_tokens + usage.rejected_prediction_tokens
     return Usage(
         input_tokens=usage.input_tokens - usage.extra_input_tokens,
-        output_tokens=usage.output_tokens - wasted,
+        output_tokens=usage.output_tokens - wasted + usage.approved_output_tokens,
         cached_input_tokens=min(usage.cached_input_tokens, usage.input_tokens - usage.extra_input_tokens),
     )
 

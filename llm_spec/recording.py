@@ -9,6 +9,7 @@ from llm_spec.chat import (
     ChatRequest,
     Fallback,
     Finish,
+    Origin,
     ReasoningDelta,
     Retry,
     Round,
@@ -38,6 +39,7 @@ class Recording:
         self._started = self._clock()
         self._first_text_s: float | None = None
         self._texts: list[str] = []
+        self._origins: list[Origin] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, ToolCall] = {}
         self._rounds: list[Round] = []
@@ -73,6 +75,23 @@ class Recording:
                 return None
         return replace(request, max_tokens=left)
 
+    @property
+    def _is_all_plain(self) -> bool:
+        return all(origin == "plain" for origin in self._origins)
+
+    def _approved_spans(self) -> tuple[tuple[int, int], ...]:
+        """Where text was accepted, neighbours joined."""
+        spans: list[tuple[int, int]] = []
+        end = 0
+        for text, origin in zip(self._texts, self._origins, strict=True):
+            start, end = end, end + len(text)
+            if origin != "accepted":
+                continue
+            if spans and spans[-1][1] == start:
+                start = spans.pop()[0]
+            spans.append((start, end))
+        return tuple(spans)
+
     def add(self, event: StreamEvent) -> None:
         """Take in one event."""
         match event:
@@ -80,6 +99,7 @@ class Recording:
                 if self._first_text_s is None:
                     self._first_text_s = self._clock() - self._started
                 self._texts.append(event.text)
+                self._origins.append(event.origin)
                 self._num_tokens += 1 if event.token_ids is None else len(event.token_ids)
             case ReasoningDelta():
                 self._reasoning.append(event.text)
@@ -99,9 +119,12 @@ class Recording:
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
         stats = SpeculativeStats.of_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
-        usage = finish.usage
+        usage, spans = finish.usage, self._approved_spans()
+        if promise.guarantee == "judged" and self._is_all_plain:
+            promise = Promise("exact", same_text=False)  # the target was asked what the caller asked, and nothing else
         if any(retry.is_continued for retry in self._retries):
-            promise = Promise("lossy" if promise.guarantee == "lossy" else "exact-text", same_text=False)
+            is_exact = promise.guarantee in {"exact", "exact-text"}
+            promise = Promise("exact-text" if is_exact else promise.guarantee, same_text=False)
             usage = None  # what was counted is the last part alone
         return SpeculativeResult(
             content=self.content,
@@ -127,6 +150,7 @@ class Recording:
             retries=tuple(retry.reason for retry in self._retries),
             tool_calls=tuple(call for _, call in sorted(self._calls.items())),
             reasoning="".join(self._reasoning),
+            approved_spans=spans if promise.guarantee == "judged" else (),
             cost=spending.cost(usage, finish.draft_usage, has_drafted=draft is not None),
         )
 

@@ -19,8 +19,9 @@ __all__ = [
     "Timings",
 ]
 
-# exact: the target's own output, the same greedy text and the same law when sampling. lossy: the rule may change it.
-Guarantee: TypeAlias = Literal["exact", "exact-text", "lossy"]
+# exact: the target's own output, the same greedy text and the same law when sampling. judged: the target has approved
+# what it did not write. lossy: the rule may change it.
+Guarantee: TypeAlias = Literal["exact", "exact-text", "judged", "lossy"]
 
 _ENOUGH_PLAIN_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold
 
@@ -139,6 +140,7 @@ class SpeculativeResult:
 
     `guarantee` is the strategy's promise. `same_text`: with this seed (or greedily) the target alone would have given
     this very text, on this machine. `usage` is the target's, `draft_usage` the draft's, None where not counted.
+    `approved_spans`: from and to which character of `content` the target approved what it did not write (`judge`).
     `fallbacks` say why drafts were given up, `retries` why the target was asked again.
     `plain_s` is the time of a plain run measured beside this one, where the caller made one.
     """
@@ -161,6 +163,7 @@ class SpeculativeResult:
     retries: tuple[str, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
+    approved_spans: tuple[tuple[int, int], ...] = ()
     cost: Cost = field(default_factory=Cost)
     plain_s: float | None = None
 
@@ -207,6 +210,7 @@ class SpeculativeResult:
                 "wasted": stats.num_wasted_draft_tokens,
             },
             "timings": dataclasses.asdict(self.timings) | {"other_s": self.timings.other_s, "plain_s": self.plain_s},
+            "approved_spans": [list(span) for span in self.approved_spans],
             "cost": dataclasses.asdict(self.cost) | {"wasted": self.cost.wasted, "saving": self.cost.saving},
             "fallbacks": list(self.fallbacks),
             "retries": list(self.retries),

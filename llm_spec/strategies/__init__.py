@@ -10,6 +10,7 @@ from llm_spec.errors import UnsupportedError
 from llm_spec.planner import Planner
 from llm_spec.provider import Discoverable, DraftProvider, LlmProvider
 from llm_spec.strategies.base import Promise, Strategy
+from llm_spec.strategies.judge import JUDGE
 from llm_spec.strategies.plain import PLAIN
 from llm_spec.strategies.predict import PREDICT
 from llm_spec.strategies.probe import PROBE
@@ -20,7 +21,8 @@ from llm_spec.strategies.tokens import TOKENS
 
 __all__ = ["Promise", "Strategy", "choose_strategy"]
 
-_BY_NAME: Final[dict[str, Strategy]] = {s.name: s for s in (PLAIN, TOKENS, PROBE, SCORE, RACE, PREDICT, REGENERATE)}
+_ALL: Final[tuple[Strategy, ...]] = (PLAIN, TOKENS, PROBE, SCORE, RACE, PREDICT, JUDGE, REGENERATE)
+_BY_NAME: Final = {strategy.name: strategy for strategy in _ALL}
 # What `auto` may use: exact. `tokens` weighs its costs within a request, the planner those of the others.
 _AUTO: Final[tuple[Strategy, ...]] = (RACE, PROBE, PREDICT)
 

@@ -1,0 +1,282 @@
+"""`judge`: the target reads a draft and says how much of it stands, instead of writing all of it.
+
+For targets that can only chat. What it approves it has not written, so the text is `judged`, not exact: opt-in. One
+short answer of the target decides about many tokens; where it costs less to read than to write, that saves money.
+Anything that is not exactly a verdict ends the judging, and the target goes on alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from itertools import accumulate
+from typing import Final
+
+from llm_spec.chat import ChatMessage, ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
+from llm_spec.config import SpeculativeConfig
+from llm_spec.drafting.feed import DraftFeed
+from llm_spec.drafting.pieces import split_pieces
+from llm_spec.errors import InvalidRequestError, UnsupportedError
+from llm_spec.figures import PairFigures
+from llm_spec.provider import DraftProvider, Feature, LlmProvider, complete_from_stream
+from llm_spec.strategies.base import Promise
+from llm_spec.strategies.plain import PLAIN
+from llm_spec.strategies.resume import continue_by_text
+from llm_spec.strategies.verdict import Verdict, parse_verdict, printed, split_passages, verdict_request
+from llm_spec.text import StopMatcher
+
+__all__ = ["JUDGE", "JudgeStrategy"]
+
+_WHOLE_ANSWER: Final = 4096  # tokens, where the request sets no limit
+_MAX_PASSAGES: Final = 64  # shown at a time …
+_MAX_CHARACTERS: Final = 60_000  # … and of so many characters, the first one whole
+_REST: Final = (
+    "Your answer broke off. Go on exactly where it ends: write only what follows, without repeating anything, "
+    "without a remark."
+)
+
+
+class JudgeStrategy:
+    """Any target, any draft; never chosen by `auto`."""
+
+    name = "judge"
+    needs: Feature | None = None
+
+    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:  # noqa: ARG002 - every target can
+        if draft is None:
+            return "there is no draft"
+        if request.prefix:
+            return "the request continues an answer that has begun"
+        asked = {"tools": request.tools, "response_format": request.response_format}
+        name = next((name for name, value in asked.items() if value), None)
+        return None if name is None else f"the request sets {name}"
+
+    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:  # noqa: ARG002 - always the same
+        return Promise("judged", same_text=False)
+
+    @asynccontextmanager
+    async def run(
+        self,
+        draft: DraftProvider | None,
+        target: LlmProvider,
+        request: ChatRequest,
+        config: SpeculativeConfig,
+        figures: PairFigures,
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        if draft is None:
+            raise UnsupportedError("strategy 'judge' cannot be used: there is no draft")
+        judging = _Judging(draft, target, request, config, figures)
+        try:
+            async with aclosing(judging.events()) as events:
+                yield events
+        finally:
+            await judging.aclose()
+
+
+class _Judging:
+    """One request."""
+
+    def __init__(
+        self,
+        draft: DraftProvider,
+        target: LlmProvider,
+        request: ChatRequest,
+        config: SpeculativeConfig,
+        figures: PairFigures,
+    ) -> None:
+        self._target = target
+        self._request = request
+        self._config = config
+        self._figures = figures
+        self._clock = asyncio.get_running_loop().time
+        self._news = asyncio.Event()
+        self._feed = DraftFeed(
+            draft,
+            request,
+            max_tokens=config.max_draft_tokens,
+            timeout_s=config.draft_timeout_s,
+            news=self._news.set,
+        )
+        self._matcher = StopMatcher(request.stop)
+        self._text = ""
+        self._num_approved = 0  # characters of it
+        self._num_tokens = 0
+        self._num_approved_tokens = 0
+        self._usage = Usage()
+        self._finish: Finish | None = None
+        self._fallback: str | None = None
+
+    async def events(self) -> AsyncGenerator[StreamEvent]:
+        """The answer."""
+        for index in range(self._config.judge.max_rounds):
+            started_s = self._clock()
+            passages, is_whole = await self._drafted()
+            if not passages:
+                break
+            drafted_s = self._clock()
+            verdict = await self._judged(passages, is_whole=is_whole)
+            if verdict is None:
+                self._fallback = self._fallback or "the target's answer was no verdict"
+                break
+            accepted = passages[: self._allowed(passages, verdict.num_accepted)]
+            for event in self._taken(accepted, verdict, num_shown=len(passages), is_whole=is_whole):
+                yield event
+            report = _report(index, passages, accepted, verdict)
+            yield replace(report, draft_s=drafted_s - started_s, verify_s=self._clock() - drafted_s)
+            if self._finish is not None:
+                yield self._ended(self._finish)
+                return
+            if len(accepted) < max(self._config.judge.min_accepted * len(passages), verdict.num_accepted):
+                break
+        if self._feed.failure is not None or self._fallback is not None:
+            yield Fallback(self._feed.failure or self._fallback or "")
+        async with aclosing(self._alone()) as events:
+            async for event in events:
+                yield self._ended(event) if isinstance(event, Finish) else event
+
+    async def aclose(self) -> None:
+        """End the draft, and wait until it is closed."""
+        await self._feed.aclose()
+
+    # ---------------------------------------------------------------------------------------- judging
+
+    async def _drafted(self) -> tuple[list[str], bool]:
+        """What the draft says comes next, as far as it is shown at once, and whether that is all of it."""
+        self._feed.restart(self._text, self._request.max_tokens or _WHOLE_ANSWER)
+        while not self._feed.ended:
+            self._news.clear()
+            await self._news.wait()
+        text = printed(self._feed.text)
+        passages = split_passages(text)
+        sizes = accumulate(len(passage) for passage in passages)
+        num_shown = min(max(1, sum(size <= _MAX_CHARACTERS for size in sizes)), _MAX_PASSAGES)
+        is_whole = num_shown >= len(passages) and len(text) == len(self._feed.text) and not self._feed.is_cut
+        return passages[:num_shown], is_whole
+
+    async def _judged(self, passages: list[str], *, is_whole: bool) -> Verdict | None:
+        nonce = secrets.token_hex(8)
+        question = verdict_request(
+            self._request,
+            answer=self._text,
+            passages=passages,
+            is_whole=is_whole,
+            nonce=nonce,
+            with_schema=self._target.capabilities.response_format,
+        )
+        try:
+            answer = await complete_from_stream(self._target, question)
+        except InvalidRequestError as error:  # perhaps it is only the question that is too long
+            self._fallback = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return None
+        if answer.usage is not None:
+            num_written = answer.usage.output_tokens
+            self._usage += replace(answer.usage, cancelled_output_tokens=num_written)
+        if answer.finish_reason != "stop" or answer.message.tool_calls:
+            return None
+        verdict = parse_verdict(answer.content, nonce=nonce, num_passages=len(passages))
+        says_nothing = verdict is not None and not verdict.num_accepted and verdict.then is None
+        return None if says_nothing and not self._text else verdict
+
+    def _allowed(self, passages: list[str], num_accepted: int) -> int:
+        """How many of the accepted passages may be used, by the share of the answer that may be approved only."""
+        most = self._config.judge.max_share * (len(self._text) + sum(map(len, passages)))
+        sizes = accumulate(len(passage) for passage in passages[:num_accepted])
+        return sum(self._num_approved + size <= most for size in sizes)
+
+    def _taken(self, accepted: list[str], verdict: Verdict, *, num_shown: int, is_whole: bool) -> list[StreamEvent]:
+        """Add to the answer what was accepted and what the target wrote; the end, where that is one."""
+        out: list[StreamEvent] = []
+        for passage in accepted:
+            out += self._shown(TextDelta(passage, "accepted"))
+        if self._finish is not None or len(accepted) < verdict.num_accepted:
+            return out
+        if verdict.then is not None:
+            out += self._shown(TextDelta(verdict.then, "correction"))
+        elif is_whole or len(accepted) < num_shown:
+            out += self._matcher.flush()
+            self._finish = self._finish or Finish("stop", None, "eos")
+        return out
+
+    def _shown(self, delta: TextDelta) -> list[TextDelta]:
+        """What may be shown of a piece, within the request's limits."""
+        if self._finish is not None:
+            return []
+        pieces = split_pieces(delta.text)
+        left = len(pieces) if self._request.max_tokens is None else self._request.max_tokens - self._num_tokens
+        text = "".join(pieces[:left]) if left < len(pieces) else delta.text
+        self._num_tokens += min(left, len(pieces))
+        self._text += text
+        if delta.origin == "accepted":
+            self._num_approved += len(text)
+            self._num_approved_tokens += min(left, len(pieces))
+        shown = self._matcher.push(text, delta.origin)
+        if self._matcher.matched is not None:
+            self._finish = Finish("stop", None, "stop_string")
+        elif self._request.max_tokens is not None and self._num_tokens >= self._request.max_tokens:
+            shown = [*shown, *self._matcher.flush()]
+            self._finish = Finish("length", None, "max_tokens")
+        return shown
+
+    # ------------------------------------------------------------------------------------------ alone
+
+    async def _alone(self) -> AsyncGenerator[StreamEvent]:
+        """What the target writes from here on, or all of it."""
+        if not self._text:
+            async with PLAIN.run(None, self._target, self._request, self._config, self._figures) as events:
+                async for event in events:
+                    yield event
+            return
+        left = None if self._request.max_tokens is None else self._request.max_tokens - self._num_tokens
+        request = replace(self._request, max_tokens=left, stop=())
+        async with aclosing(self._rest(request)) as events:
+            async for event in events:
+                for shown in self._matcher.push(event.text, "plain") if isinstance(event, TextDelta) else [event]:
+                    if isinstance(shown, Finish):
+                        for held in self._matcher.flush():
+                            yield held
+                    yield shown
+                if self._matcher.matched is not None:
+                    yield Finish("stop", None, "stop_string")
+                    return
+
+    async def _rest(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        if self._target.capabilities.continue_prefix:
+            async with aclosing(continue_by_text(self._target, request, self._text)) as events:
+                async for event in events:
+                    yield event
+            return
+        begun = (ChatMessage("assistant", self._text.rstrip()), ChatMessage("user", _REST))
+        async with self._target.stream(replace(request, messages=(*request.messages, *begun))) as events:
+            async for event in events:
+                yield event
+
+    def _ended(self, finish: Finish) -> Finish:
+        """The end, with what all calls have read and written."""
+        alone = finish.usage or Usage()
+        total = self._usage + alone
+        num_prompt = sum(len(split_pieces(message.text)) for message in self._request.messages)
+        usage = replace(
+            total,
+            extra_input_tokens=max(0, total.input_tokens - num_prompt) if self._usage.input_tokens else 0,
+            approved_output_tokens=self._num_approved_tokens,
+        )
+        drafted = self._feed.usage or Usage(output_tokens=self._feed.num_tokens)
+        return replace(finish, usage=usage, draft_usage=drafted)
+
+
+def _report(index: int, passages: list[str], accepted: list[str], verdict: Verdict) -> Round:
+    """A round in pieces that stand for tokens."""
+    num_accepted = len(split_pieces("".join(accepted)))
+    is_written = len(accepted) == verdict.num_accepted
+    return Round(
+        index=index,
+        num_draft_tokens=len(split_pieces("".join(passages))),
+        num_accepted_tokens=num_accepted,
+        num_emitted_tokens=num_accepted + (len(split_pieces(verdict.then or "")) if is_written else 0),
+    )
+
+
+JUDGE: Final = JudgeStrategy()
