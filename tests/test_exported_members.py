@@ -55,9 +55,9 @@ def test_the_public_names_are_these() -> None:
     expected = """
         Budget Capabilities ChatMessage ChatRequest ChatResponse CircuitOpenError ConcurrencyLimit ConfigError
         Cost CostAware Discoverable DraftError DraftPiece DraftProvider DraftToken Ewma Fallback Finish Fixed
-        Generation GenerationLimits GivenText InvalidRequestError JoinedDraft LlmProvider LlmSpecError
-        LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NextToken Price PromptLookup
-        ProviderDraft ProviderEntry ReasoningDelta Retry RetryPolicy Round Sampling ScoredToken
+        Generation GenerationLimits GivenText InvalidRequestError JoinedDraft JudgeConfig LlmProvider
+        LlmSpecError LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NextToken Price
+        PromptLookup ProviderDraft ProviderEntry ReasoningDelta Retry RetryPolicy Round Sampling ScoredToken
         SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher
         StreamEvent TargetError TextDelta Threshold Timeouts Timings TokenChooser TokenDraft TokenDrafter
         TokenEndpoint TokenModel TokenRound TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta

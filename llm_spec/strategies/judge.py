@@ -100,6 +100,9 @@ class _Judging:
             timeout_s=config.draft_timeout_s,
             news=self._news.set,
         )
+        self._continues = bool(getattr(draft, "continues_prefix", True))
+        self._left: str | None = None  # of what was drafted and not judged yet; None: to be drafted
+        self._behind = ""  # what the draft had written behind the last passage judged
         self._matcher = StopMatcher(request.stop)
         self._text = ""
         self._num_approved = 0  # characters of it
@@ -129,6 +132,7 @@ class _Judging:
             if self._finish is not None:
                 yield self._ended(self._finish)
                 return
+            self._go_on(passages, verdict)
             if len(accepted) < max(self._config.judge.min_accepted * len(passages), verdict.num_accepted):
                 break
         if self._feed.failure is not None or self._fallback is not None:
@@ -145,16 +149,25 @@ class _Judging:
 
     async def _drafted(self) -> tuple[list[str], bool]:
         """What the draft says comes next, as far as it is shown at once, and whether that is all of it."""
-        self._feed.restart(self._text, self._request.max_tokens or _WHOLE_ANSWER)
-        while not self._feed.ended:
-            self._news.clear()
-            await self._news.wait()
-        text = printed(self._feed.text)
+        if self._left is None:
+            self._feed.restart(self._text, self._request.max_tokens or _WHOLE_ANSWER)
+            while not self._feed.ended:
+                self._news.clear()
+                await self._news.wait()
+            self._left = self._feed.text or self._behind
+        text = printed(self._left)
         passages = split_passages(text)
         sizes = accumulate(len(passage) for passage in passages)
         num_shown = min(max(1, sum(size <= _MAX_CHARACTERS for size in sizes)), _MAX_PASSAGES)
-        is_whole = num_shown >= len(passages) and len(text) == len(self._feed.text) and not self._feed.is_cut
+        is_whole = num_shown >= len(passages) and text == self._left and not self._feed.is_cut
         return passages[:num_shown], is_whole
+
+    def _go_on(self, passages: list[str], verdict: Verdict) -> None:
+        """What is judged next: a new draft behind what was replaced, or where there is none the old one's."""
+        is_replaced = verdict.num_accepted < len(passages)
+        done = passages[: verdict.num_accepted + is_replaced]
+        self._behind = (self._left or "")[sum(map(len, done)) :]
+        self._left = None if is_replaced and self._continues else self._behind
 
     async def _judged(self, passages: list[str], *, is_whole: bool) -> Verdict | None:
         nonce = secrets.token_hex(8)
