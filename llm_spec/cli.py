@@ -1,4 +1,4 @@
-"""`llm-spec`: run a prompt, list providers."""
+"""`llm-spec`: run a prompt, plan, list providers."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "providers":
             return _list_providers(sys.stdout)
+        if arguments.command == "plan":
+            return _plan(arguments)
         return asyncio.run(_run(arguments))
     except LlmSpecError as error:
         print(f"llm-spec: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -73,7 +75,18 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--no-speculation", action="store_true", help="the target alone")
     run.add_argument("--compare", action="store_true", help="also run the target alone: same text? how much faster?")
     run.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    from llm_spec.cli_plan import add_plan
+
+    add_plan(commands)
     return parser
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from llm_spec.cli_plan import print_plan, read_situation
+
+    situation, acceptances = asyncio.run(read_situation(arguments))
+    print_plan(situation, acceptances, names=(arguments.target, arguments.draft), out=sys.stdout)
+    return 0
 
 
 def _list_providers(out: TextIO) -> int:

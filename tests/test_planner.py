@@ -224,7 +224,7 @@ TEXT = " ".join(f"word{i}" for i in range(200))
     ],
 )
 def test_auto_settles_on_what_is_best(
-    latency: dict[str, float], agreement: float, draft_token_s: float, best: str
+    latency: dict[str, Any], agreement: float, draft_token_s: float, best: str
 ) -> None:
     """Out of plain, race and probe, for a target and a draft of known speeds; the text is always the target's."""
 

@@ -163,11 +163,12 @@ class _Judging:
         return passages[:num_shown], is_whole
 
     def _go_on(self, passages: list[str], verdict: Verdict) -> None:
-        """What is judged next: a new draft behind what was replaced, or where there is none the old one's."""
+        """What is judged next: the rest of the draft; a new one where the old was of no use."""
         is_replaced = verdict.num_accepted < len(passages)
         done = passages[: verdict.num_accepted + is_replaced]
         self._behind = (self._left or "")[sum(map(len, done)) :]
-        self._left = None if is_replaced and self._continues else self._behind
+        is_useless = not self._behind or not verdict.num_accepted
+        self._left = None if is_replaced and is_useless and self._continues else self._behind
 
     async def _judged(self, passages: list[str], *, is_whole: bool) -> Verdict | None:
         nonce = secrets.token_hex(8)

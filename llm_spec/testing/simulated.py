@@ -26,7 +26,8 @@ class SimulatedTarget:
     """Writes `answer`, greedily, from wherever it is asked to continue; a text that departs from it is passed over.
 
     A `LlmProvider` that continues prefixes, and with `by_ids` a `TokenEndpoint`. The first token of a call takes
-    `round_trip_s + first_token_s`, each other `token_s`. `num_open` calls are open now, at most `max_open` were.
+    `round_trip_s + first_token_s`, each other `token_s`; its prompt has `num_prompt_tokens`, whatever it says.
+    `num_open` calls are open now, at most `max_open` were.
     """
 
     context_length: int | None = None
@@ -39,6 +40,7 @@ class SimulatedTarget:
         token_s: float = 0.0,
         round_trip_s: float = 0.0,
         by_ids: bool = False,
+        num_prompt_tokens: int = 1,
     ) -> None:
         self.name = "simulated:target"
         self.capabilities = Capabilities(continue_prefix=True, token_endpoint=self if by_ids else None)
@@ -47,6 +49,7 @@ class SimulatedTarget:
         self._first_token_s = first_token_s
         self._token_s = token_s
         self._round_trip_s = round_trip_s
+        self._num_prompt = num_prompt_tokens
         self._texts = ["", "<prompt>"]
         self._ids: dict[str, int] = {}
         self._asked: set[str] = set()
@@ -76,7 +79,7 @@ class SimulatedTarget:
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
         await asyncio.sleep(self._round_trip_s)
-        return [_PROMPT_ID, *self._encoded(split_pieces(request.prefix))]
+        return [_PROMPT_ID] * self._num_prompt + self._encoded(split_pieces(request.prefix))
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:  # noqa: ARG002 - greedy
         self._count(1)
@@ -96,7 +99,7 @@ class SimulatedTarget:
     async def stream_after(
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        written = [self._texts[i] for i in token_ids[1:]]
+        written = [self._texts[i] for i in token_ids[self._num_prompt :]]
         async with aclosing(self._write(written, request.max_tokens, with_ids=True)) as events:
             yield events
 
@@ -115,7 +118,7 @@ class SimulatedTarget:
                 at += self._token_s
                 self.num_generated_tokens += 1
                 yield TextDelta(piece, token_ids=tuple(self._encoded([piece])) if with_ids else None)
-            usage = Usage(input_tokens=1 + len(written), output_tokens=len(rest[:max_tokens]))
+            usage = Usage(input_tokens=self._num_prompt + len(written), output_tokens=len(rest[:max_tokens]))
             yield Finish("length" if is_cut else "stop", usage, "max_tokens" if is_cut else "eos")
         finally:
             self._count(-1)
@@ -126,7 +129,7 @@ class SimulatedTarget:
         self.max_open = max(self.max_open, self.num_open)
 
     def _next(self, prefix: Sequence[int]) -> NextToken:
-        at = len(prefix) - 1
+        at = len(prefix) - self._num_prompt
         if at >= len(self._pieces):
             return NextToken(_EOS_ID, "", is_end=True)
         return NextToken(self._encoded([self._pieces[at]])[0], self._pieces[at])

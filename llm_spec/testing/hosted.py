@@ -1,0 +1,122 @@
+"""A hosted model as far as time and money go: it reads, caches, takes predictions and judges drafts.
+
+It knows one answer, as `SimulatedTarget` does; times are `asyncio.sleep`, tokens the pieces of `split_pieces`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from difflib import SequenceMatcher
+from itertools import takewhile
+
+from llm_spec.chat import ChatRequest, ChatResponse, Finish, StreamEvent, TextDelta, Usage
+from llm_spec.drafting.pieces import split_pieces
+from llm_spec.provider import Capabilities, complete_from_stream
+from llm_spec.strategies.verdict import split_passages
+
+__all__ = ["HostedModel"]
+
+
+class HostedModel:
+    """Writes `answer`, and says honestly which passages of a draft it would have written.
+
+    The first token takes `first_token_s` and `read_token_s` for every token of the prompt that no earlier prompt began
+    with; each other `token_s`, or `predicted_token_s` where a prediction had it.
+    """
+
+    def __init__(
+        self,
+        answer: str,
+        *,
+        first_token_s: float = 0.0,
+        token_s: float = 0.0,
+        read_token_s: float = 0.0,
+        predicted_token_s: float | None = None,
+    ) -> None:
+        self.name = "hosted:target"
+        self.capabilities = Capabilities(prediction=True)
+        self._answer = answer
+        self._first_token_s = first_token_s
+        self._token_s = token_s
+        self._read_token_s = read_token_s
+        self._predicted_token_s = token_s if predicted_token_s is None else predicted_token_s
+        self._read: list[list[str]] = []
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with aclosing(self._reply(request)) as events:
+            yield events
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        return await complete_from_stream(self, request)
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    async def _reply(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        prompt = [piece for message in request.messages for piece in split_pieces(message.text)]
+        num_cached = max((_num_shared(prompt, earlier) for earlier in self._read), default=0)
+        self._read.append(prompt)
+        pieces = split_pieces(self._text(request))
+        predicted = _predicted(pieces, split_pieces(request.prediction or ""))
+        await asyncio.sleep(self._first_token_s + self._read_token_s * (len(prompt) - num_cached))
+        for index, piece in enumerate(pieces):
+            if index:
+                await asyncio.sleep(self._predicted_token_s if predicted[index] else self._token_s)
+            yield TextDelta(piece)
+        num_accepted = sum(predicted)
+        num_rejected = len(split_pieces(request.prediction or "")) - num_accepted
+        usage = Usage(
+            input_tokens=len(prompt),
+            cached_input_tokens=num_cached,
+            output_tokens=len(pieces) + num_rejected,
+            accepted_prediction_tokens=num_accepted,
+            rejected_prediction_tokens=num_rejected,
+        )
+        yield Finish("stop", usage, "eos")
+
+    def _text(self, request: ChatRequest) -> str:
+        """What it writes: a verdict, the rest of an answer that broke off, or the answer."""
+        *before, last = request.messages
+        question = _read_question(last.text)
+        if question is not None:
+            return self._verdict(*question)
+        begun = next((message.text for message in reversed(before) if message.role == "assistant"), "")
+        return self._answer.removeprefix(begun) if self._answer.startswith(begun) else self._answer
+
+    def _verdict(self, nonce: str, begun: str, passages: Sequence[str]) -> str:
+        rest, num_accepted = self._answer.removeprefix(begun), 0
+        for passage in passages:
+            if not rest.startswith(passage):
+                break
+            rest, num_accepted = rest.removeprefix(passage), num_accepted + 1
+        then = next(iter(split_passages(rest)), None)
+        return json.dumps({"nonce": nonce, "accepted": num_accepted, "then": then}, ensure_ascii=False)
+
+
+def _read_question(text: str) -> tuple[str, str, list[str]] | None:
+    """Nonce, answer so far and passages of a question that `judge` asks; None: it is another message."""
+    marks = ('\n{"nonce": ', "as a JSON string: ", "numbered from 1: ")
+    places = [text.find(mark) + len(mark) for mark in marks]
+    if any(mark not in text for mark in marks):
+        return None
+    nonce, begun, passages = (json.JSONDecoder().raw_decode(text, place)[0] for place in places)
+    return nonce, begun, passages
+
+
+def _num_shared(prompt: Sequence[str], earlier: Sequence[str]) -> int:
+    """How many pieces two prompts begin with together."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, earlier, strict=False)))
+
+
+def _predicted(pieces: Sequence[str], prediction: Sequence[str]) -> list[bool]:
+    """Which pieces of an answer a prediction had, in its order."""
+    had = [False] * len(pieces)
+    for block in SequenceMatcher(None, pieces, prediction, autojunk=False).get_matching_blocks():
+        had[block.a : block.a + block.size] = [True] * block.size
+    return had
