@@ -8,7 +8,7 @@ Anything that is not exactly a verdict ends the judging, and the target goes on 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -171,7 +171,7 @@ class _Judging:
         self._left = None if is_replaced and is_useless and self._continues else self._behind
 
     async def _judged(self, passages: list[str], *, is_whole: bool) -> Verdict | None:
-        nonce = secrets.token_hex(8)
+        nonce = os.urandom(8).hex()
         question = verdict_request(
             self._request,
             answer=self._text,
