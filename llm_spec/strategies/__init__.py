@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Final
 
 from llm_spec.chat import ChatRequest
@@ -10,21 +11,13 @@ from llm_spec.errors import UnsupportedError
 from llm_spec.planner import Planner
 from llm_spec.provider import Discoverable, DraftProvider, LlmProvider
 from llm_spec.strategies.base import Promise, Strategy
-from llm_spec.strategies.judge import JUDGE
 from llm_spec.strategies.plain import PLAIN
-from llm_spec.strategies.predict import PREDICT
-from llm_spec.strategies.probe import PROBE
-from llm_spec.strategies.race import RACE
-from llm_spec.strategies.regenerate import REGENERATE
-from llm_spec.strategies.score import SCORE
 from llm_spec.strategies.tokens import TOKENS
 
 __all__ = ["Promise", "Strategy", "choose_strategy"]
 
-_ALL: Final[tuple[Strategy, ...]] = (PLAIN, TOKENS, PROBE, SCORE, RACE, PREDICT, JUDGE, REGENERATE)
-_BY_NAME: Final = {strategy.name: strategy for strategy in _ALL}
 # What `auto` may use: exact. `tokens` weighs its costs within a request, the planner those of the others.
-_AUTO: Final[tuple[Strategy, ...]] = (RACE, PROBE, PREDICT)
+_AUTO: Final = ("race", "probe", "predict")
 
 
 async def choose_strategy(
@@ -45,13 +38,19 @@ async def choose_strategy(
             return TOKENS
         if draft is None or is_seeded or not planner.has_plain_figures:
             return PLAIN  # there is nothing to compare with yet, and no need to ask what the server can do
-        usable = [s for s in _AUTO if await _refusal(s, draft, target, request) is None]
-        return _BY_NAME[planner.choose([s.name for s in usable if s.promise(target, config).guarantee == "exact"])]
-    strategy = _BY_NAME[config.strategy]
+        usable = [s for s in map(_named, _AUTO) if await _refusal(s, draft, target, request) is None]
+        return _named(planner.choose([s.name for s in usable if s.promise(target, config).guarantee == "exact"]))
+    strategy = _named(config.strategy)
     refusal = await _refusal(strategy, draft, target, request)
     if refusal is not None:
         raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {refusal}")
-    return PLAIN if strategy is PROBE and is_seeded else strategy
+    return PLAIN if strategy.name == "probe" and is_seeded else strategy
+
+
+def _named(name: str) -> Strategy:
+    """A strategy, whose module is loaded with the first request that wants it."""
+    strategy: Strategy = getattr(importlib.import_module(f"llm_spec.strategies.{name}"), name.upper())
+    return strategy
 
 
 async def _refusal(
