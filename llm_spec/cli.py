@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final, TextIO, get_args
 
 import llm_spec
@@ -17,6 +18,7 @@ from llm_spec.chat import ChatRequest, Origin, TextDelta
 from llm_spec.config import SpeculativeConfig, StrategyName
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, InvalidRequestError, LlmSpecError, TargetError
+from llm_spec.money import read_price
 from llm_spec.registry import open_draft, open_provider, registered_providers
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.tokens.lookahead import CostAware, Fixed, LookaheadPolicy
@@ -72,6 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (the target's default)")
     run.add_argument("--top-p", type=float, metavar="P")
     run.add_argument("--seed", type=int, metavar="N", help="one seed, one text, with and without speculation")
+    run.add_argument("--prediction", metavar="FILE", help="what the answer will probably be (strategy predict)")
+    run.add_argument("--target-price", metavar="IN:OUT[:CACHED]", help="for a million tokens, for the summary's cost")
+    run.add_argument("--draft-price", metavar="IN:OUT[:CACHED]")
+    run.add_argument("--max-cost", type=float, metavar="X", help="end the answer where it would cost more")
     run.add_argument("--no-speculation", action="store_true", help="the target alone")
     run.add_argument("--compare", action="store_true", help="also run the target alone: same text? how much faster?")
     run.add_argument("--json", action="store_true", help="one JSON object instead of text")
@@ -103,9 +109,16 @@ async def _run(arguments: argparse.Namespace) -> int:
         temperature=arguments.temperature,
         top_p=arguments.top_p,
         seed=arguments.seed,
+        prediction=_read(arguments.prediction),
     )
     strategy: StrategyName = "plain" if arguments.no_speculation else arguments.strategy
-    config = SpeculativeConfig(strategy=strategy, lookahead=_lookahead(arguments.lookahead))
+    told = {arguments.target: arguments.target_price, arguments.draft: arguments.draft_price}
+    config = SpeculativeConfig(
+        strategy=strategy,
+        lookahead=_lookahead(arguments.lookahead),
+        prices={name.partition("@")[0]: read_price(price) for name, price in told.items() if price is not None},
+        max_request_cost=arguments.max_cost,
+    )
     target = open_provider(arguments.target)
     draft = None if strategy == "plain" else open_draft(arguments.draft)
     try:
@@ -130,6 +143,15 @@ def _prompt(argument: str) -> str:
     if not prompt.strip():
         raise InvalidRequestError("the prompt is empty; give the user's message, or - and a message on standard input")
     return prompt
+
+
+def _read(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidRequestError(f"the prediction {path} cannot be read: {error}") from error
 
 
 def _lookahead(argument: str) -> LookaheadPolicy:

@@ -10,7 +10,7 @@ from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, TargetError
-from llm_spec.money import PRICES_AS_OF, Price, find_price
+from llm_spec.money import PRICES_AS_OF, Price, find_price, read_price
 from llm_spec.plan import PLANNED, Estimate, Situation, Speed, break_even, estimate
 from llm_spec.provider import LlmProvider
 from llm_spec.registry import open_provider
@@ -52,8 +52,8 @@ async def read_situation(arguments: argparse.Namespace) -> tuple[Situation, tupl
         acceptance=_ACCEPTANCES[0] if arguments.acceptance is None else arguments.acceptance,
         target=_speed(arguments.target_first_token_s, arguments.target_tokens_per_s, "--target-tokens-per-s"),
         draft=_speed(arguments.draft_first_token_s, arguments.draft_tokens_per_s, "--draft-tokens-per-s"),
-        target_price=_price(arguments.target_price, arguments.target),
-        draft_price=_price(arguments.draft_price, arguments.draft),
+        target_price=_listed(arguments.target_price, arguments.target),
+        draft_price=_listed(arguments.draft_price, arguments.draft),
         max_concurrent_streams=arguments.streams,
     )
     if arguments.measure is not None:
@@ -114,14 +114,8 @@ def _speed(first_token_s: float, tokens_per_s: float, option: str) -> Speed:
     return Speed(first_token_s=first_token_s, token_s=1.0 / tokens_per_s)
 
 
-def _price(argument: str | None, name: str) -> Price | None:
-    if argument is None:
-        return find_price(name, {})
-    try:
-        values = [float(part) for part in argument.split(":")]
-        return Price(input=values[0], output=values[1], cached_input=values[2] if len(values) == 3 else None)
-    except (IndexError, ValueError) as error:
-        raise ConfigError(f"the price is {argument!r}; it must be IN:OUT or IN:OUT:CACHED, as 2:8:0.5") from error
+def _listed(argument: str | None, name: str) -> Price | None:
+    return find_price(name, {}) if argument is None else read_price(argument)
 
 
 async def _measured(situation: Situation, target_name: str, draft_name: str, prompt: str) -> Situation:

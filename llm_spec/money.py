@@ -16,7 +16,7 @@ from llm_spec._checks import check_number
 from llm_spec.chat import Usage
 from llm_spec.errors import ConfigError
 
-__all__ = ["PRICES", "PRICES_AS_OF", "Budget", "Cost", "Price", "Spending", "find_price"]
+__all__ = ["PRICES", "PRICES_AS_OF", "Budget", "Cost", "Price", "Spending", "find_price", "read_price"]
 
 _PER: Final = 1e6
 _DATE: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}\Z")
@@ -69,6 +69,17 @@ def find_price(provider_name: str, prices: Mapping[str, Price]) -> Price | None:
     model = provider_name.partition(":")[2] or provider_name
     names = (provider_name, model, _DATE.sub("", model))
     return next((table[name] for table in (prices, PRICES) for name in names if name in table), None)
+
+
+def read_price(text: str) -> Price:
+    """A price written as IN:OUT or IN:OUT:CACHED; raises ConfigError for anything else."""
+    try:
+        values = [float(part) for part in text.split(":")]
+    except ValueError:
+        values = []
+    if len(values) not in (2, 3):
+        raise ConfigError(f"the price is {text!r}; it must be IN:OUT or IN:OUT:CACHED, as 2:8:0.5")
+    return Price(input=values[0], output=values[1], cached_input=values[2] if len(values) == 3 else None)
 
 
 @dataclass(frozen=True, kw_only=True)

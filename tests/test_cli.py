@@ -252,3 +252,29 @@ def test_missing_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert code == 2
     assert "pip install 'llm-spec[onnx]'" in err
     assert err.count("\n") == 1
+
+
+def test_prices_and_a_bound_in_money(capsys: pytest.CaptureFixture[str]) -> None:
+    """The summary's cost is by the prices given; the answer ends where it would cost more."""
+    prices = ["--target-price", "0:1000", "--draft-price", "0:0", "--max-cost", "0.007", "--json"]
+    assert main(["run", "def area(radius):", "--max-tokens", "40", *prices]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["stopped_by"], result["cost"]["draft"]) == ("budget", 0.0)
+    assert main(["run", "def area(radius):", "--max-cost", "1"]) == 2
+    assert "price is not known" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--target-price", "cheap"], "IN:OUT"),
+        (["--target-price", "1:2:3:4"], "IN:OUT"),
+        (["--max-cost", "-1"], "max_request_cost"),
+        (["--prediction", "no/such/file"], "no/such/file"),
+    ],
+)
+def test_bad_money_and_predictions(capsys: pytest.CaptureFixture[str], arguments: list[str], named: str) -> None:
+    assert main(["run", "def area(radius):", *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert named in errors
+    assert errors.count("\n") == 1
