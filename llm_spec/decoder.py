@@ -87,7 +87,7 @@ class SpeculativeDecoder:
     def _guarded(self, draft: DraftProvider | None) -> DraftProvider | None:
         if draft is None or self._target.capabilities.token_model is not None:
             return draft  # what runs in this process needs no guard
-        return GuardedDraft(draft, CircuitBreaker(draft.name), self.config.limit)
+        return GuardedDraft(draft, CircuitBreaker(draft.name), self.config.limit, self.config.draft_timeout_s)
 
     def _own(self, opened: P) -> P:
         self._owned.append(opened)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeAlias, cast
 
 from llm_spec.chat import FinishReason, ReasoningDelta, StoppedBy, StreamEvent, TextDelta, ToolCallDelta, Usage
 
-__all__ = ["STOPPED_BY", "ReadTokenIds", "chunk_events", "chunk_finish", "first_choice", "read_usage"]
+__all__ = ["STOPPED_BY", "CallNumbers", "ReadTokenIds", "chunk_events", "chunk_finish", "first_choice", "read_usage"]
 
 ReadTokenIds: TypeAlias = Callable[[Mapping[str, Any]], "tuple[int, ...] | None"]  # of a choice
 
@@ -48,6 +49,26 @@ def chunk_events(chunk: Mapping[str, Any], read_token_ids: ReadTokenIds | None =
             function.get("name") or None,
             function.get("arguments") or "",
         )
+
+
+class CallNumbers:
+    """Numbers a stream's tool calls, also where a server gives them no index, or all the same one: by their ids."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, str | None] = {}  # of the calls so far, by number
+        self._numbers: dict[int, int] = {}  # by the server's index: of the latest call that it gave that index
+
+    def numbered(self, event: StreamEvent) -> StreamEvent:
+        """The event, a tool call's with its number among the stream's calls."""
+        if not isinstance(event, ToolCallDelta):
+            return event
+        number = self._numbers.get(event.index, event.index)
+        if event.id is not None and self._ids.get(number) not in (None, event.id):
+            known = (n for n, call_id in self._ids.items() if call_id == event.id)
+            number = next(known, max(self._ids) + 1)
+        self._numbers[event.index] = number
+        self._ids[number] = self._ids.get(number) or event.id
+        return replace(event, index=number)
 
 
 def chunk_finish(chunk: Mapping[str, Any]) -> FinishReason | None:

@@ -85,6 +85,8 @@ class Planner:
             num_tokens = usage.output_tokens - usage.cancelled_output_tokens - usage.rejected_prediction_tokens
         if num_tokens < _MIN_TOKENS or timings.first_text_s is None or result.stopped_by == "deadline":
             return
+        if timings.total_s <= 0.0:  # by a coarse clock
+            return
         if result.strategy == "plain":
             self._since_plain = 0
             self._plain_first_s.update(timings.first_text_s)

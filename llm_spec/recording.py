@@ -61,18 +61,20 @@ class Recording:
         """What the answer took so far, where nobody counts: text in pieces that stand for tokens."""
         return Usage(input_tokens=num_input_pieces(self.request), output_tokens=self._num_tokens)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the answer has as many tokens as it may."""
+        return self.request.max_tokens is not None and self._num_tokens >= self.request.max_tokens
+
     def rest(self) -> ChatRequest | None:
         """The request for what follows the text so far, without that text; None where no request says that.
 
         Tokens are counted as the pieces that came, where their ids are not known.
         """
-        request, left = self.request, None
-        if self._reasoning or self._calls or refuse_request(request) is not None:
+        request = self.request
+        if self._reasoning or self._calls or self.is_full or refuse_request(request) is not None:
             return None
-        if request.max_tokens is not None:
-            left = request.max_tokens - self._num_tokens
-            if left < 1:
-                return None
+        left = None if request.max_tokens is None else request.max_tokens - self._num_tokens
         return replace(request, max_tokens=left)
 
     @property

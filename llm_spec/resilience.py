@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Final, TypeVar
 
 from llm_spec._checks import check_number
@@ -89,6 +89,8 @@ async def patience(name: str, seconds: float | None) -> AsyncGenerator[None]:
 class CircuitBreaker:
     """Leaves something alone that keeps failing: after `max_failures` in a row for `open_s` seconds, then one trial.
 
+    An attempt that begins well is judged by how it ends (`see`).
+
     What counts is what a server cannot help: a connection that breaks, silence, a status of 500 or more. A refusal
     (4xx) shows that it is alive; a cancelled attempt shows nothing. For one event loop.
     """
@@ -117,18 +119,16 @@ class CircuitBreaker:
         try:
             yield
         except Exception as error:
-            if _is_breakdown(error):
-                self.fail()
-            else:
-                self._num_failures = 0
+            self.see(error)
             raise
-        else:
-            self._num_failures = 0
         finally:
             self._is_trying = False
 
-    def fail(self) -> None:
-        """An attempt that had begun well broke down."""
+    def see(self, error: Exception | None) -> None:
+        """How an attempt ended; None: well."""
+        if error is None or not _is_breakdown(error):
+            self._num_failures = 0
+            return
         self._num_failures += 1
         self._closed_until_s = asyncio.get_running_loop().time() + self._open_s
 
@@ -178,13 +178,42 @@ class ConcurrencyLimit:
             self._places.release()
 
 
-class GuardedDraft:
-    """A draft behind a circuit breaker and a limit: when it may not be asked it fails, and the target goes on alone."""
+class _Watch:
+    """When a draft last said something."""
 
-    def __init__(self, draft: DraftProvider, breaker: CircuitBreaker, limit: ConcurrencyLimit | None) -> None:
+    def __init__(self, breaker: CircuitBreaker, patience_s: float) -> None:
+        self._breaker = breaker
+        self._patience_s = patience_s
+        self._clock = asyncio.get_running_loop().time
+        self._heard_s = self._clock()
+        self._is_waiting = True
+
+    async def passed(self, pieces: AsyncIterator[DraftPiece]) -> AsyncGenerator[DraftPiece]:
+        async for piece in pieces:
+            self._breaker.see(None)
+            self._is_waiting = False
+            yield piece
+            self._heard_s, self._is_waiting = self._clock(), True
+        self._is_waiting = False
+
+    def end(self) -> None:
+        if self._is_waiting and self._clock() - self._heard_s >= self._patience_s * (1.0 - 1e-6):
+            self._breaker.see(TimeoutError())
+
+
+class GuardedDraft:
+    """A draft behind a circuit breaker and a limit: when it may not be asked it fails, and the target goes on alone.
+
+    One that was left after a silence of `patience_s` seconds has failed, too.
+    """
+
+    def __init__(
+        self, draft: DraftProvider, breaker: CircuitBreaker, limit: ConcurrencyLimit | None, patience_s: float
+    ) -> None:
         self._draft = draft
         self._breaker = breaker
         self._limit = limit
+        self._patience_s = patience_s
 
     @property
     def name(self) -> str:
@@ -197,13 +226,14 @@ class GuardedDraft:
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
-        with self._breaker.attempt():
-            if self._limit is None:
-                async with self._draft.draft(request, max_tokens) as pieces:
-                    yield pieces
-            else:
-                async with self._limit.place_at_once(), self._draft.draft(request, max_tokens) as pieces:
-                    yield pieces
+        async with AsyncExitStack() as stack:
+            if self._limit is not None:
+                await stack.enter_async_context(self._limit.place_at_once())
+            stack.enter_context(self._breaker.attempt())
+            watch = _Watch(self._breaker, self._patience_s)
+            stack.callback(watch.end)
+            pieces = await stack.enter_async_context(self._draft.draft(request, max_tokens))
+            yield await stack.enter_async_context(aclosing(watch.passed(pieces)))
 
     async def aclose(self) -> None:
         await self._draft.aclose()

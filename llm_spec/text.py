@@ -6,9 +6,10 @@ Both classes are one answer's state and do no I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from llm_spec.chat import Origin, TextDelta
+from llm_spec.chat import Origin, StreamEvent, TextDelta
 from llm_spec.provider import Tokenizer
 
 __all__ = ["IncrementalDecoder", "StopMatcher", "merge_deltas"]
@@ -74,19 +75,23 @@ class StopMatcher:
         self._held: list[TextDelta] = []
         self.matched: str | None = None
 
-    def push(self, text: str, origin: Origin = "plain") -> list[TextDelta]:
-        """Add text; return the pieces that may be shown now."""
+    def push(self, text: str, origin: Origin = "plain", token_ids: tuple[int, ...] | None = None) -> list[TextDelta]:
+        """Add text; return the pieces that may be shown now. Of a piece that is cut the first part has the ids."""
         if self.matched is not None or not text:
             return []
         if not self._stop:
-            return [TextDelta(text, origin)]
-        self._held.append(TextDelta(text, origin))
+            return [TextDelta(text, origin, token_ids)]
+        self._held.append(TextDelta(text, origin, token_ids))
         held_text = "".join(delta.text for delta in self._held)
         found = min(((at + len(s), at, s) for s in self._stop if (at := held_text.find(s)) >= 0), default=None)
         if found is not None:
             _, start, self.matched = found
             return self._release(start)
         return self._release(len(held_text) - self._longest_beginning(held_text))
+
+    def passed(self, event: StreamEvent) -> Sequence[StreamEvent]:
+        """What comes of an event: of text, what may be shown now; any other passes."""
+        return self.push(event.text, event.origin, event.token_ids) if isinstance(event, TextDelta) else [event]
 
     def flush(self) -> list[TextDelta]:
         """Return what is still held back: the answer ended and no stop string came of it."""
@@ -101,9 +106,10 @@ class StopMatcher:
         out: list[TextDelta] = []
         while self._held and num_characters > 0:
             delta = self._held.pop(0)
-            out.append(TextDelta(delta.text[:num_characters], delta.origin))
+            out.append(replace(delta, text=delta.text[:num_characters]))
             if len(delta.text) > num_characters:
-                self._held.insert(0, TextDelta(delta.text[num_characters:], delta.origin))
+                rest = None if delta.token_ids is None else ()
+                self._held.insert(0, TextDelta(delta.text[num_characters:], delta.origin, rest))
             num_characters -= len(delta.text)
         return out
 

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, as
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-from llm_spec.chat import ChatRequest, Finish, Retry, StreamEvent
+from llm_spec.chat import ChatRequest, Fallback, Finish, Retry, Round, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import LlmSpecError, TargetError, TransientError
 from llm_spec.provider import LlmProvider
@@ -98,14 +98,14 @@ class Upstream:
 
 
 class _Attempts:
-    """The attempts at one answer. The first that emits something is the last that begins anew."""
+    """The attempts at one answer. The first that writes something is the last that begins anew."""
 
     def __init__(self, upstream: Upstream, run: Run, plain: Run) -> None:
         self._upstream = upstream
         self._run = run
         self._plain = plain
         self._num_made = 0
-        self._retries: list[Retry] = []
+        self._told: list[StreamEvent] = []  # what happened before anything was written
         self._stack = AsyncExitStack()
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
@@ -115,37 +115,49 @@ class _Attempts:
             while not upstream.deadline_reached:
                 left = policy.max_attempts - self._num_made
                 asking = asked_again(self._begin, policy, upstream.breaker, max_attempts=left, told=self._anew)
-                begun = await upstream.step(asking)
-                for retry in self._retries:
-                    yield retry
-                self._retries.clear()
-                events, event = begun or (None, None)
                 try:
-                    while events is not None and event is not None:
+                    begun = await upstream.step(asking)
+                finally:
+                    told, self._told = self._told, []
+                for happened in told:
+                    yield happened
+                if begun is None:
+                    return
+                events, event = begun
+                try:
+                    while event is not None:
                         yield event
                         if isinstance(event, Finish):
+                            upstream.breaker.see(None)
                             return
                         event = await upstream.step(anext(events, None), silence_s)
                     return
                 except TransientError as error:
+                    if upstream.recording.is_full:  # only its end was missing
+                        yield Finish("length", None, "max_tokens")
+                        return
                     self._go_on(error)
         finally:
             await upstream.close(self._stack)
 
     async def _begin(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
-        """One attempt, up to its first event."""
+        """One attempt, up to the first event that belongs to the answer."""
         upstream = self._upstream
         self._num_made += 1
         await upstream.close(self._stack)  # of the attempt before
         with upstream.breaker.attempt():
             async with patience(upstream.target.name, upstream.config.timeouts.first_chunk_s):
                 events = await self._stack.enter_async_context(self._run())
-                return events, await anext(events, None)
+                event = await anext(events, None)
+                while isinstance(event, Round | Fallback | Retry):
+                    self._told.append(event)
+                    event = await anext(events, None)
+                return events, event
 
     def _anew(self, error: TransientError, wait_s: float) -> None:
         """An attempt has failed: the next one is made in the same place, without speculation."""
         has_begun = self._upstream.recording.has_begun
-        self._retries.append(Retry(f"{type(error).__name__}: {error}", wait_s, is_continued=has_begun))
+        self._told.append(Retry(f"{type(error).__name__}: {error}", wait_s, is_continued=has_begun))
         if not has_begun:
             self._run = self._plain
 
@@ -153,14 +165,13 @@ class _Attempts:
         """An answer broke off: the next attempt goes on from there; raises the error where it cannot."""
         upstream = self._upstream
         recording, target = upstream.recording, upstream.target
-        upstream.breaker.fail()
+        upstream.breaker.see(error)
         rest = recording.rest() if target.capabilities.continue_prefix else None
         is_spent = self._num_made >= upstream.config.retry.max_attempts or upstream.breaker.is_open
-        if is_spent or (recording.has_begun and rest is None):
+        if is_spent or rest is None:
             raise error
         self._anew(error, 0.0)
-        if recording.has_begun and rest is not None:
-            self._run = partial(_continued, target, rest, recording.content)
+        self._run = partial(_continued, target, rest, recording.content)
 
 
 @asynccontextmanager

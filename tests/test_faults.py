@@ -346,11 +346,6 @@ def test_caps_hold_whatever_the_draft_does(way: Way, max_tokens: int) -> None:
     run_virtual(check())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a draft's silence ends in a cancellation inside GuardedDraft, which its circuit breaker does not count: "
-    "`predict` waits draft_timeout_s for every answer",
-)
 def test_a_draft_that_hangs_again_and_again_is_left_alone() -> None:
     """Silence counts like any other breakdown: `predict` does not wait for it for ever."""
 
@@ -440,15 +435,7 @@ def test_a_later_request_that_drops(number: int, way: Way) -> None:
     run_virtual(check())
 
 
-TWICE = pytest.mark.xfail(
-    strict=True,
-    reason="a strategy gives at most one Fallback (Strategy.run); rounds tell both of the target and of the draft",
-)
-
-
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=TWICE) if way.strategy in ("probe", "score") else way for way in DRAFTED], ids=str
-)
+@pytest.mark.parametrize("way", DRAFTED, ids=str)
 def test_going_on_alone_is_told_once(way: Way) -> None:
     """Although both the draft and a request of the target failed."""
 
@@ -499,11 +486,6 @@ class InFrames(Target):
                     yield event
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="StopMatcher drops the token ids of what passes it, so Recording counts a frame of three tokens as one and "
-    "the rest of a broken answer gets too many (Recording.rest)",
-)
 def test_a_cap_counts_tokens_not_frames_where_ids_are_known() -> None:
     """A race by ids knows how many tokens each frame had; the rest of a broken answer has no more than are left."""
 
@@ -627,12 +609,6 @@ def test_a_deadline_at_every_turn_gives_a_beginning(way: Way) -> None:
     run_virtual(check())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=ZeroDivisionError,
-    reason="an answer that took no time by the loop's clock (which ticks every 16 ms on Windows) raises out of "
-    "Planner.learn, behind all of its text",
-)
 def test_an_answer_that_takes_no_time() -> None:
     """It is an answer like any other."""
 

@@ -283,9 +283,11 @@ def test_slow_is_not_silent() -> None:
 
 
 def attempt(breaker: CircuitBreaker, error: BaseException | None = None) -> None:
+    """One that begins as the error says, and without an error ends well."""
     with breaker.attempt():
         if error is not None:
             raise error
+    breaker.see(None)
 
 
 def test_the_circuit_opens_lets_one_try_and_closes() -> None:
@@ -625,7 +627,7 @@ def test_pieces_of_a_draft_pass_the_guard() -> None:
     from llm_spec.resilience import GuardedDraft
 
     async def check() -> list[DraftPiece]:
-        guarded = GuardedDraft(ProviderDraft(ScriptedProvider("a b")), CircuitBreaker("d"), ConcurrencyLimit(1))
+        guarded = GuardedDraft(ProviderDraft(ScriptedProvider("a b")), CircuitBreaker("d"), ConcurrencyLimit(1), 30.0)
         assert (guarded.name, guarded.continues_prefix) == ("scripted:script", False)
         async with guarded.draft(ChatRequest.create("q"), 10) as pieces:
             return [piece async for piece in pieces]

@@ -233,29 +233,19 @@ async def test_a_call_after_failures_is_one_call(double: Double, failure: Failur
         ),
         # no arguments at all
         ([[{"index": 0, "id": "a", "function": {"name": "f"}}]], [ToolCall("a", "f", "")]),
-        pytest.param(
+        (
             [
                 [{"id": "a", "function": {"name": "f", "arguments": "{}"}}],
                 [{"id": "b", "function": {"name": "g", "arguments": '{"x": 1}'}}],
             ],
             [ToolCall("a", "f", "{}"), ToolCall("b", "g", '{"x": 1}')],
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="whole calls in chunks of their own, without indices, become one call with both arguments "
-                "(openai_chat.chunk_events takes the place in the chunk for the index)",
-            ),
         ),
-        pytest.param(
+        (
             [
                 [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}],
                 [{"index": 0, "id": "b", "function": {"name": "g", "arguments": '{"x": 1}'}}],
             ],
             [ToolCall("a", "f", "{}"), ToolCall("b", "g", '{"x": 1}')],
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="a server that calls every call number 0 (older ollama): the second id is dropped and the "
-                "arguments are joined (provider.add_call)",
-            ),
         ),
     ],
     ids=["repeated", "late id", "odd indices", "one chunk", "no arguments", "no indices", "all index 0"],

@@ -45,11 +45,6 @@ FAILURES = {
     "timeout before a status": Failure(stall_after=-1),
     "timeout before any text": Failure(stall_after=0),
 }
-WISH_IS_IGNORED = pytest.mark.xfail(
-    strict=True,
-    reason="a TransientError after a Fallback or Round, but before any text, is asked again at once: Retry-After and "
-    "max_retry_after_s are ignored (upstream._Attempts._go_on)",
-)
 # Which model of which provider goes on from the text of its own answer, and which does not.
 CONTINUING = [("anthropic", {"model": "claude-sonnet-4-5"}), ("aiohttp", {"dialect": "vllm"})]
 NOT_CONTINUING = [("openai", {}), ("openai given", {}), ("anthropic", {}), ("anthropic given", {}), ("aiohttp", {})]
@@ -198,7 +193,7 @@ async def test_the_servers_wish_is_obeyed(headers: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("headers", [{"Retry-After": "0.12"}, {"Retry-After": "3600"}], ids=repr)
-@pytest.mark.parametrize("draft", ["works", pytest.param("fails", marks=WISH_IS_IGNORED)])
+@pytest.mark.parametrize("draft", ["works", "fails"])
 async def test_the_servers_wish_is_obeyed_beside_a_draft(double: Double, draft: str, headers: dict[str, str]) -> None:
     """Whether or not a draft that failed was told of before the target was asked."""
     double.reset(Failure(status=429, headers=headers))

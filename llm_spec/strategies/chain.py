@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from llm_spec.chat import Finish, Round, StreamEvent, TextDelta
+from llm_spec.chat import Finish, Origin, Round, StreamEvent, TextDelta
 from llm_spec.drafting.pieces import iter_piece_ends
 from llm_spec.figures import PairFigures, StreamWatch
 
@@ -163,6 +163,7 @@ class Chain:
         self._limit = max_tokens
         self._num_done_tokens = 0  # of runners that are behind us
         self._num_shown = 0  # characters of the first runner's text
+        self._num_shown_ids = 0
         self._num_rounds = 0
         self._num_takeovers = 0
 
@@ -286,8 +287,10 @@ class Chain:
             root = self.runners[0]
             self._cap(root)
             if len(root.text) > self._num_shown:
-                self.out.append(TextDelta(root.text[self._num_shown :], "accepted" if self._num_takeovers else "plain"))
-                self._num_shown = len(root.text)
+                ids = None if root.token_ids is None else tuple(root.token_ids[self._num_shown_ids : root.num_tokens])
+                origin: Origin = "accepted" if self._num_takeovers else "plain"
+                self.out.append(TextDelta(root.text[self._num_shown :], origin, ids))
+                self._num_shown, self._num_shown_ids = len(root.text), root.num_tokens
             if root.finish is not None:
                 root.close_round(rejected=False)
             self._report(root)
@@ -295,7 +298,7 @@ class Chain:
                 break
             del self.runners[0]
             self._num_done_tokens += root.num_tokens
-            self._num_shown = 0
+            self._num_shown = self._num_shown_ids = 0
             self._num_takeovers += 1
         self.finish = root.finish
 

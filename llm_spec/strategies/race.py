@@ -140,7 +140,7 @@ class _Race:
                 self._told_fallback = True
                 chain.out.append(Fallback(self._fallback))
             for event in chain.out:
-                for shown in matcher.push(event.text, event.origin) if isinstance(event, TextDelta) else [event]:
+                for shown in matcher.passed(event):
                     yield shown
             chain.out.clear()
             if self._error is not None:

@@ -82,7 +82,7 @@ async def answer_in_rounds(
                     for held in matcher.flush():
                         yield held
                     break
-                for shown in matcher.push(event.text, event.origin) if isinstance(event, TextDelta) else [event]:
+                for shown in matcher.passed(event):
                     yield shown
                 if matcher.matched is not None:
                     break
@@ -136,6 +136,7 @@ class _Rounds:
         self._answer_ids: list[int] = []
         self._text = ""
         self._held_ids: list[int] = []
+        self._unshown_ids: tuple[int, ...] = ()  # of which no text has come out yet
         self._finish: Finish | None = None
         self._rest = 0  # tokens without a draft …
         self._resume_at = 0  # … until the answer has so many
@@ -143,6 +144,7 @@ class _Rounds:
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
         """The answer; the last event is its `Finish`."""
+        failure: str | None = None
         try:
             self._prompt_ids = await self._endpoint.encode_chat(self._request)
             self._guess.restart("", _DRAFT_TOKENS)
@@ -152,13 +154,14 @@ class _Rounds:
                     async for event in self._judge(self._under_way.popleft()):
                         yield event
         except LlmSpecError as error:
-            yield Fallback(f"{type(error).__name__}: {' '.join(str(error).split())}")
+            failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
         self._discard()
         if self._finish is not None:
             yield self._finish
             return
-        if self._feed.failure is not None:
-            yield Fallback(self._feed.failure)
+        failure = failure or self._feed.failure
+        if failure is not None:
+            yield Fallback(failure)
         if self._held_ids:  # half a character: the target writes it anew
             del self._answer_ids[-len(self._held_ids) :]
         plain = resume_plain(
@@ -290,8 +293,10 @@ class _Rounds:
             self._stop_at(token)
             if self._finish is not None:
                 text += await self._flush()
+            self._unshown_ids += (token.token_id,)
             if text:
-                yield TextDelta(text, _origin(sent, drafted_id, is_accepted=is_accepted))
+                yield TextDelta(text, _origin(sent, drafted_id, is_accepted=is_accepted), self._unshown_ids)
+                self._unshown_ids = ()
             if not is_accepted or self._finish is not None:
                 break
         if self._guess.is_wrong:

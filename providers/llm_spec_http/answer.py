@@ -11,7 +11,7 @@ import aiohttp
 
 from llm_spec import Finish, StreamEvent, TargetError, TextDelta, TransientError, Usage
 from llm_spec.chat import FinishReason
-from llm_spec.openai_chat import STOPPED_BY, ReadTokenIds, chunk_events, chunk_finish, read_usage
+from llm_spec.openai_chat import STOPPED_BY, CallNumbers, ReadTokenIds, chunk_events, chunk_finish, read_usage
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import PrefixStripper
 from llm_spec_http.sse import SseReader
@@ -31,7 +31,7 @@ async def read_answer(
     With `read_token_ids` text comes with its token ids. Raises TransientError for a stream that breaks or ends without
     a finish reason, TargetError or InvalidRequestError for an error that the server reports in it.
     """
-    stripper = PrefixStripper(repeated)
+    stripper, numbers = PrefixStripper(repeated), CallNumbers()
     finish: FinishReason | None = None
     usage: Usage | None = None
     text = ""
@@ -40,7 +40,7 @@ async def read_answer(
             async for chunk in chunks:
                 if chunk.get("error"):
                     raise client.reported(chunk)
-                for event in chunk_events(chunk, read_token_ids):
+                for event in map(numbers.numbered, chunk_events(chunk, read_token_ids)):
                     if isinstance(event, TextDelta):
                         event = replace(event, text=stripper.push(event.text))  # noqa: PLW2901
                         text += event.text

@@ -9,7 +9,7 @@ from openai import AsyncStream
 
 from llm_spec import Finish, StreamEvent, TargetError, TextDelta, TransientError, Usage
 from llm_spec.chat import FinishReason
-from llm_spec.openai_chat import STOPPED_BY, chunk_events, chunk_finish, first_choice, read_usage
+from llm_spec.openai_chat import STOPPED_BY, CallNumbers, chunk_events, chunk_finish, first_choice, read_usage
 from llm_spec_openai.client import ChatClient
 from llm_spec_openai.failures import FAILURES
 
@@ -22,6 +22,7 @@ async def read_answer(client: ChatClient, stream: AsyncStream[object]) -> AsyncG
     Raises TransientError for a stream that breaks or ends without a finish reason, TargetError or InvalidRequestError
     for an error that the server reports in it.
     """
+    numbers = CallNumbers()
     finish: FinishReason | None = None
     usage: Usage | None = None
     text, refused = "", False
@@ -34,7 +35,7 @@ async def read_answer(client: ChatClient, stream: AsyncStream[object]) -> AsyncG
                 refused = True
                 text += refusal
                 yield TextDelta(refusal)
-            for event in chunk_events(chunk):
+            for event in map(numbers.numbered, chunk_events(chunk)):
                 if isinstance(event, TextDelta):
                     text += event.text
                 yield event

@@ -268,8 +268,9 @@ async def test_usage_is_what_the_server_counted(agreement: float) -> None:
         bodies = server.requests[num_calls:]
     assert result.usage is not None
     usage = result.usage
-    num_extra = sum(len(body["prompt"]) for body in bodies if "prompt" in body)
-    assert usage.extra_input_tokens == num_extra > 0
+    read = [len(body["prompt"]) for body in bodies if "prompt" in body]
+    # a stream that is closed before its request is sent counts too
+    assert 0 < sum(read) <= usage.extra_input_tokens <= sum(read) + max(read) + len(split_pieces(WORDS))
     # those on their way when a stream was closed, a few a stream; the end of the answer counts as one
     assert abs(num_generated - usage.output_tokens) <= 4 * len(bodies)
     num_answer = len(split_pieces(WORDS))
