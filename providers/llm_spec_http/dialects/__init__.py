@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from llm_spec_http.dialects.base import Dialect
+from llm_spec_http.dialects.cerebras import CEREBRAS
 from llm_spec_http.dialects.deepseek import DEEPSEEK
 from llm_spec_http.dialects.fireworks import FIREWORKS
 from llm_spec_http.dialects.generic import GENERIC
@@ -24,6 +25,7 @@ __all__ = ["DIALECTS", "Dialect"]
 DIALECTS: Final = {
     dialect.name: dialect
     for dialect in (
+        CEREBRAS,
         DEEPSEEK,
         FIREWORKS,
         GENERIC,

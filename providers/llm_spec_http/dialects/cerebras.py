@@ -1,0 +1,17 @@
+"""Cerebras: takes predicted outputs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llm_spec_http.dialects.base import Dialect
+
+__all__ = ["CEREBRAS"]
+
+CEREBRAS: Final = Dialect(
+    name="cerebras",
+    summary="Cerebras' API",
+    base_url="https://api.cerebras.ai/v1",
+    key_variable="CEREBRAS_API_KEY",
+    prediction=True,
+)
