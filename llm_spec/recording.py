@@ -102,7 +102,7 @@ class Recording:
                     self._first_text_s = self._clock() - self._started
                 self._texts.append(event.text)
                 self._origins.append(event.origin)
-                self._num_tokens += 1 if event.token_ids is None else len(event.token_ids)
+                self._num_tokens += _num_tokens(event)
             case ReasoningDelta():
                 self._reasoning.append(event.text)
             case ToolCallDelta():
@@ -155,6 +155,13 @@ class Recording:
             approved_spans=spans if promise.guarantee == "judged" else (),
             cost=spending.cost(usage, finish.draft_usage, has_drafted=draft is not None),
         )
+
+
+def _num_tokens(delta: TextDelta) -> int:
+    """How many tokens a piece of text is: as it tells, else one where a target streams, else roughly."""
+    if delta.token_ids is not None:
+        return len(delta.token_ids)
+    return 1 if delta.origin == "plain" else len(split_pieces(delta.text))
 
 
 def num_input_pieces(request: ChatRequest) -> int:

@@ -108,6 +108,7 @@ class _Judging:
         self._num_approved = 0  # characters of it
         self._num_tokens = 0
         self._num_approved_tokens = 0
+        self._num_written_tokens = 0  # in verdicts, for the answer
         self._usage = Usage()
         self._finish: Finish | None = None
         self._fallback: str | None = None
@@ -226,6 +227,8 @@ class _Judging:
         if delta.origin == "accepted":
             self._num_approved += len(text)
             self._num_approved_tokens += min(left, len(pieces))
+        else:
+            self._num_written_tokens += min(left, len(pieces))
         shown = self._matcher.push(text, delta.origin)
         if self._matcher.matched is not None:
             self._finish = Finish("stop", None, "stop_string")
@@ -275,6 +278,7 @@ class _Judging:
         usage = replace(
             total,
             extra_input_tokens=max(0, total.input_tokens - num_prompt) if self._usage.input_tokens else 0,
+            cancelled_output_tokens=max(0, total.cancelled_output_tokens - self._num_written_tokens),
             approved_output_tokens=self._num_approved_tokens,
         )
         drafted = self._feed.usage or Usage(output_tokens=self._feed.num_tokens)

@@ -27,6 +27,7 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
+from llm_spec.drafting.pieces import split_pieces
 from llm_spec.strategies.verdict import Verdict, parse_verdict, printed, split_passages
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
@@ -365,3 +366,16 @@ def test_it_wants_a_draft_and_is_never_chosen_for_you() -> None:
 def test_values_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         JudgeConfig(**options)
+
+
+def test_what_a_verdict_writes_for_the_answer_is_the_targets_own_output() -> None:
+    """Plain would have written it too; the rest of the verdict it would not."""
+    prices = {"script": Price(input=0.0, output=1e6), "given-text": Price(input=0.0, output=0.0)}
+    config = {"prices": prices, "judge": JudgeConfig(min_accepted=0.0)}
+    result = judged(Judge(), TRUE.replace("Grass is green.", "Grass is red."), config)
+    assert result.usage is not None
+    num_answer = len(split_pieces(TRUE))
+    assert result.cost.plain == pytest.approx(num_answer)
+    assert result.usage.output_tokens - result.usage.cancelled_output_tokens == num_answer - len(
+        split_pieces("".join(TRUE[a:b] for a, b in result.approved_spans))
+    )
