@@ -116,7 +116,7 @@ def _plain_usage(usage: Usage) -> Usage:
     return Usage(
         input_tokens=usage.input_tokens - usage.extra_input_tokens,
         output_tokens=usage.output_tokens - wasted + usage.approved_output_tokens,
-        cached_input_tokens=min(usage.cached_input_tokens, usage.input_tokens - usage.extra_input_tokens),
+        cached_input_tokens=max(0, usage.cached_input_tokens - usage.extra_input_tokens),  # it reads the prompt once
     )
 
 

@@ -30,7 +30,7 @@ PLANNED: Final[dict[StrategyName, str]] = {
     "predict": "takes predicted outputs",
     "judge": "only chats (the text is judged)",
 }
-_SEEDS: Final = 3
+_SEEDS: Final = 6
 _WORDS: Final = 10  # of a sentence
 
 

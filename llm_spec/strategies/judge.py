@@ -25,7 +25,7 @@ from llm_spec.provider import DraftProvider, Feature, LlmProvider, complete_from
 from llm_spec.strategies.base import Promise
 from llm_spec.strategies.plain import PLAIN
 from llm_spec.strategies.resume import continue_by_text
-from llm_spec.strategies.verdict import Verdict, parse_verdict, printed, split_passages, verdict_request
+from llm_spec.strategies.verdict import JudgedDraft, Verdict, parse_verdict, printed, split_passages, verdict_request
 from llm_spec.text import StopMatcher
 
 __all__ = ["JUDGE", "JudgeStrategy"]
@@ -101,6 +101,7 @@ class _Judging:
             news=self._news.set,
         )
         self._continues = bool(getattr(draft, "continues_prefix", True))
+        self._draft = JudgedDraft()
         self._left: str | None = None  # of what was drafted and not judged yet; None: to be drafted
         self._behind = ""  # what the draft had written behind the last passage judged
         self._matcher = StopMatcher(request.stop)
@@ -117,16 +118,17 @@ class _Judging:
         """The answer."""
         for index in range(self._config.judge.max_rounds):
             started_s = self._clock()
-            passages, is_whole = await self._drafted()
+            await self._draft_more()
+            passages = self._draft.open_passages
             if not passages:
                 break
             drafted_s = self._clock()
-            verdict = await self._judged(passages, is_whole=is_whole)
+            verdict = await self._judged()
             if verdict is None:
                 self._fallback = self._fallback or "the target's answer was no verdict"
                 break
             accepted = passages[: self._allowed(passages, verdict.num_accepted)]
-            for event in self._taken(accepted, verdict, num_shown=len(passages), is_whole=is_whole):
+            for event in self._taken(accepted, verdict):
                 yield event
             report = _report(index, passages, accepted, verdict)
             yield replace(report, draft_s=drafted_s - started_s, verify_s=self._clock() - drafted_s)
@@ -148,8 +150,10 @@ class _Judging:
 
     # ---------------------------------------------------------------------------------------- judging
 
-    async def _drafted(self) -> tuple[list[str], bool]:
-        """What the draft says comes next, as far as it is shown at once, and whether that is all of it."""
+    async def _draft_more(self) -> None:
+        """What the draft says comes next, as far as it is shown at once, where nothing is left to be decided."""
+        if self._left is not None and self._draft.open_passages:
+            return
         if self._left is None:
             self._feed.restart(self._text, self._request.max_tokens or _WHOLE_ANSWER)
             while not self._feed.ended:
@@ -161,26 +165,24 @@ class _Judging:
         sizes = accumulate(len(passage) for passage in passages)
         num_shown = min(max(1, sum(size <= _MAX_CHARACTERS for size in sizes)), _MAX_PASSAGES)
         is_whole = num_shown >= len(passages) and text == self._left and not self._feed.is_cut
-        return passages[:num_shown], is_whole
+        self._draft = JudgedDraft(self._text, passages[:num_shown], is_whole)
 
     def _go_on(self, passages: list[str], verdict: Verdict) -> None:
         """What is judged next: the rest of the draft; a new one where the old was of no use."""
         is_replaced = verdict.num_accepted < len(passages)
         done = passages[: verdict.num_accepted + is_replaced]
+        self._draft.num_settled += len(done)
+        if is_replaced:
+            self._draft.replaced[self._draft.num_settled] = verdict.then or ""
         self._behind = (self._left or "")[sum(map(len, done)) :]
         is_useless = not self._behind or not verdict.num_accepted
         self._left = None if is_replaced and is_useless and self._continues else self._behind
 
-    async def _judged(self, passages: list[str], *, is_whole: bool) -> Verdict | None:
-        nonce = os.urandom(8).hex()
-        question = verdict_request(
-            self._request,
-            answer=self._text,
-            passages=passages,
-            is_whole=is_whole,
-            nonce=nonce,
-            with_schema=self._target.capabilities.response_format,
-        )
+    async def _judged(self) -> Verdict | None:
+        """The target's verdict about the passages that are open, counted from the first of them."""
+        nonce, draft = os.urandom(8).hex(), self._draft
+        with_schema = self._target.capabilities.response_format
+        question = verdict_request(self._request, draft, nonce=nonce, with_schema=with_schema)
         try:
             answer = await complete_from_stream(self._target, question)
         except InvalidRequestError as error:  # perhaps it is only the question that is too long
@@ -191,9 +193,10 @@ class _Judging:
             self._usage += replace(answer.usage, cancelled_output_tokens=num_written)
         if answer.finish_reason != "stop" or answer.message.tool_calls:
             return None
-        verdict = parse_verdict(answer.content, nonce=nonce, num_passages=len(passages))
-        says_nothing = verdict is not None and not verdict.num_accepted and verdict.then is None
-        return None if says_nothing and not self._text else verdict
+        verdict = parse_verdict(answer.content, nonce=nonce, lowest=draft.num_settled, highest=len(draft.passages))
+        if verdict is None or (verdict == Verdict(0, None) and not self._text):
+            return None  # an answer without a word is none
+        return replace(verdict, num_accepted=verdict.num_accepted - draft.num_settled)
 
     def _allowed(self, passages: list[str], num_accepted: int) -> int:
         """How many of the accepted passages may be used, by the share of the answer that may be approved only."""
@@ -201,7 +204,7 @@ class _Judging:
         sizes = accumulate(len(passage) for passage in passages[:num_accepted])
         return sum(self._num_approved + size <= most for size in sizes)
 
-    def _taken(self, accepted: list[str], verdict: Verdict, *, num_shown: int, is_whole: bool) -> list[StreamEvent]:
+    def _taken(self, accepted: list[str], verdict: Verdict) -> list[StreamEvent]:
         """Add to the answer what was accepted and what the target wrote; the end, where that is one."""
         out: list[StreamEvent] = []
         for passage in accepted:
@@ -210,7 +213,7 @@ class _Judging:
             return out
         if verdict.then is not None:
             out += self._shown(TextDelta(verdict.then, "correction"))
-        elif is_whole or len(accepted) < num_shown:
+        elif self._draft.is_whole or len(accepted) < len(self._draft.open_passages):
             out += self._matcher.flush()
             self._finish = self._finish or Finish("stop", None, "eos")
         return out

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from difflib import SequenceMatcher
 from itertools import takewhile
+from typing import Any, NamedTuple
 
 from llm_spec.chat import ChatRequest, ChatResponse, Finish, StreamEvent, TextDelta, Usage
 from llm_spec.drafting.pieces import split_pieces
@@ -85,28 +86,48 @@ class HostedModel:
         *before, last = request.messages
         question = _read_question(last.text)
         if question is not None:
-            return self._verdict(*question)
+            return self._verdict(question)
         begun = next((message.text for message in reversed(before) if message.role == "assistant"), "")
         return self._answer.removeprefix(begun) if self._answer.startswith(begun) else self._answer
 
-    def _verdict(self, nonce: str, begun: str, passages: Sequence[str]) -> str:
-        rest, num_accepted = self._answer.removeprefix(begun), 0
-        for passage in passages:
+    def _verdict(self, question: _Question) -> str:
+        begun = question.answer
+        for number, passage in enumerate(question.passages[: question.num_settled], 1):
+            begun += question.replaced.get(str(number), passage)
+        rest, num_accepted = self._answer.removeprefix(begun), question.num_settled
+        for passage in question.passages[question.num_settled :]:
             if not rest.startswith(passage):
                 break
             rest, num_accepted = rest.removeprefix(passage), num_accepted + 1
         then = next(iter(split_passages(rest)), None)
-        return json.dumps({"nonce": nonce, "accepted": num_accepted, "then": then}, ensure_ascii=False)
+        return json.dumps({"nonce": question.nonce, "accepted": num_accepted, "then": then}, ensure_ascii=False)
 
 
-def _read_question(text: str) -> tuple[str, str, list[str]] | None:
-    """Nonce, answer so far and passages of a question that `judge` asks; None: it is another message."""
-    marks = ('\n{"nonce": ', "as a JSON string: ", "numbered from 1: ")
-    places = [text.find(mark) + len(mark) for mark in marks]
-    if any(mark not in text for mark in marks):
+class _Question(NamedTuple):
+    answer: str
+    passages: list[str]
+    num_settled: int
+    replaced: dict[str, str]
+    nonce: str
+
+
+def _read_question(text: str) -> _Question | None:
+    """A question that `judge` asks; None: it is another message."""
+
+    def value(mark: str, default: Any = None) -> Any:
+        at = text.rfind(mark)
+        return default if at < 0 else json.JSONDecoder().raw_decode(text, at + len(mark))[0]
+
+    nonce = value("The nonce is ")
+    if nonce is None:
         return None
-    nonce, begun, passages = (json.JSONDecoder().raw_decode(text, place)[0] for place in places)
-    return nonce, begun, passages
+    return _Question(
+        answer=value("Your answer so far, as a JSON string: "),
+        passages=value("numbered from 1: "),
+        num_settled=value('"accepted" is a number from '),
+        replaced=value("by number: ", {}),
+        nonce=nonce,
+    )
 
 
 def _num_shared(prompt: Sequence[str], earlier: Sequence[str]) -> int:

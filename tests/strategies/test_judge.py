@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +30,7 @@ from llm_spec.drafting.pieces import split_pieces
 from llm_spec.strategies.verdict import Verdict, parse_verdict, printed, split_passages
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.hosted import _read_question  # pyright: ignore[reportPrivateUsage]
 
 Respond = Callable[[dict[str, Any]], str]
 NONCE = "0123abcd"
@@ -56,27 +56,27 @@ class Judge:
         self._respond = respond
 
     def _script(self, request: ChatRequest) -> str:
-        question = request.messages[-1].text
-        nonce = re.search(r'\n\{"nonce": "(\w+)"', question)
-        if nonce is None:
+        question = _read_question(request.messages[-1].text)
+        if question is None:
             if request.prefix:
                 return request.prefix + self.answer[len(request.prefix) :]
             begun = request.messages[-2].text if len(request.messages) > 2 else ""
             return self.answer[len(begun) :].lstrip() if begun else self.answer
-        decode = json.JSONDecoder().raw_decode
-        begun, _ = decode(question, question.index("as a JSON string: ") + len("as a JSON string: "))
-        passages, _ = decode(question, question.index("numbered from 1: ") + len("numbered from 1: "))
-        self.questions.append((begun, passages))
-        return self._respond({"nonce": nonce[1], **self._verdict(begun, passages)})
+        begun, num_settled = question.answer, question.num_settled
+        for number, passage in enumerate(question.passages[:num_settled], 1):
+            begun += question.replaced.get(str(number), passage)
+        self.questions.append((begun, question.passages[num_settled:]))
+        accepted, then = self._stands(begun, question.passages[num_settled:])
+        return self._respond({"nonce": question.nonce, "accepted": num_settled + accepted, "then": then})
 
-    def _verdict(self, begun: str, passages: Sequence[str]) -> dict[str, Any]:
+    def _stands(self, begun: str, passages: Sequence[str]) -> tuple[int, str | None]:
+        assert self.answer.startswith(begun)
         rest, accepted = self.answer.removeprefix(begun), 0
         for passage in passages:
             if not rest.startswith(passage):
                 break
             rest, accepted = rest.removeprefix(passage), accepted + 1
-        then = (split_passages(rest) or [None])[0]
-        return {"accepted": accepted, "then": then}
+        return accepted, next(iter(split_passages(rest)), None)
 
 
 def judged(judge: Judge, draft: Any, config: dict[str, Any] | None = None, **options: Any) -> SpeculativeResult:
@@ -249,7 +249,7 @@ def test_a_verdict_that_is_none_behind_one_that_was() -> None:
 
 @given(st.text())
 def test_no_text_is_a_verdict_by_chance(text: str) -> None:
-    assert parse_verdict(text, nonce=NONCE, num_passages=5) is None
+    assert parse_verdict(text, nonce=NONCE, lowest=0, highest=5) is None
 
 
 JSON = st.recursive(
@@ -259,12 +259,12 @@ JSON = st.recursive(
 )
 
 
-@given(st.integers() | JSON, JSON, st.sampled_from([NONCE, "", "x"]), st.integers(0, 9))
-def test_a_verdict_is_what_its_form_says(accepted: Any, then: Any, nonce: str, number: int) -> None:
+@given(st.integers(-3, 12) | JSON, JSON, st.sampled_from([NONCE, "", "x"]), st.integers(0, 4), st.integers(4, 9))
+def test_a_verdict_is_what_its_form_says(accepted: Any, then: Any, nonce: str, lowest: int, highest: int) -> None:
     """Exactly the values of the form, and every one of them."""
     text = json.dumps({"nonce": nonce, "accepted": accepted, "then": then})
-    verdict = parse_verdict(text, nonce=NONCE, num_passages=number)
-    is_counted = type(accepted) is int and 0 <= accepted <= number
+    verdict = parse_verdict(text, nonce=NONCE, lowest=lowest, highest=highest)
+    is_counted = type(accepted) is int and lowest <= accepted <= highest
     is_text = then is None or (isinstance(then, str) and then != "" and printed(then) == then)
     assert verdict == (Verdict(accepted, then) if nonce == NONCE and is_counted and is_text else None)
 
