@@ -379,3 +379,51 @@ def test_what_a_verdict_writes_for_the_answer_is_the_targets_own_output() -> Non
     assert result.usage.output_tokens - result.usage.cancelled_output_tokens == num_answer - len(
         split_pieces("".join(TRUE[a:b] for a, b in result.approved_spans))
     )
+
+
+# ------------------------------------------------------------------------------------------ faults
+
+
+class Dropping(Judge):
+    """Its answer to the request of that number breaks off before the piece of that number."""
+
+    def __init__(self, number: int, at: int, **options: Any) -> None:
+        super().__init__(**options)
+        perform = self.provider._perform
+
+        def dropping(request: ChatRequest) -> Any:
+            is_it = len(self.provider.requests) - 1 == number
+            self.provider._fail_at = {at: TransientError("the connection broke")} if is_it else {}
+            return perform(request)
+
+        self.provider._perform = dropping  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_target_that_drops_anywhere(number: int, goes_on: bool) -> None:
+    """Nothing twice, nothing lost: the whole answer, or an error with as much of it as was shown."""
+    draft = TRUE.replace("Grass is green.", "Grass is red.").replace("white", "black")
+    config = {"judge": JudgeConfig(min_accepted=0.0), "retry": RetryPolicy(first_wait_s=0.0)}
+    partial_texts: list[str] = []
+    for at in range(14):
+        judge = Dropping(number, at, **(ALONE if goes_on else {}))
+        try:
+            result = judged(judge, draft, config)
+        except TransientError as error:
+            partial_texts.append(error.partial_text)
+        else:
+            assert result.content == TRUE
+        assert judge.provider.num_open == 0
+    assert all(text and TRUE.startswith(text) for text in partial_texts)
+    assert not partial_texts or (number > 0 and not goes_on)
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_a_draft_that_fails_anywhere(at: int) -> None:
+    """What it had written is judged; the rest is the target's."""
+    draft = ScriptedProvider(TRUE, piece_size=9, fail_at={at: RuntimeError("it broke")})
+    judge = Judge(**ALONE)
+    result = judged(judge, draft, {"judge": JudgeConfig(min_accepted=0.0)})
+    assert result.content == TRUE
+    assert draft.num_open == judge.provider.num_open == 0
