@@ -197,7 +197,7 @@ class _Watch:
         self._is_waiting = False
 
     def end(self) -> None:
-        if self._is_waiting and self._clock() - self._heard_s >= self._patience_s * (1.0 - 1e-6):
+        if self._is_waiting and self._clock() - self._heard_s >= 0.98 * self._patience_s:
             self._breaker.see(TimeoutError())
 
 
