@@ -25,11 +25,12 @@ from llm_spec.chat import (
 )
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.model import ProviderDraft
+from llm_spec.drafting.pieces import num_prompt_pieces
 from llm_spec.errors import DraftError, InvalidRequestError, LlmSpecError, TargetError
 from llm_spec.money import Budget, Spending, find_price
 from llm_spec.planner import Planner
 from llm_spec.provider import Capabilities, DraftProvider, LlmProvider, complete_from_stream
-from llm_spec.recording import Recording, num_input_pieces
+from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
@@ -148,12 +149,15 @@ class SpeculativeDecoder:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _prepared(self, request: ChatRequest) -> ChatRequest:
+    def _affordable(self, request: ChatRequest) -> int | None:
+        """How many tokens its answer may have by the budgets; None: there is none, and nothing to count."""
+        return self._spending.affordable(num_prompt_pieces(request)) if self._spending.is_bounded else None
+
+    def _prepared(self, request: ChatRequest, affordable: int | None) -> ChatRequest:
         """The request with this decoder's token caps and seed, where it brings none that binds more."""
         cap, sampling = self.config.max_total_tokens, request.sampling
         if cap is not None:
             request = replace(request, max_tokens=min(cap, request.max_tokens or cap))
-        affordable = self._spending.affordable(num_input_pieces(request))
         if affordable is not None:  # at 0 nothing is asked
             request = replace(request, max_tokens=max(1, min(affordable, request.max_tokens or affordable)))
         seed = sampling.seed if sampling.seed is not None else self.config.seed
@@ -162,9 +166,10 @@ class SpeculativeDecoder:
         return replace(request, sampling=replace(sampling, seed=seed))
 
     async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:
-        request = self._prepared(asked)
+        affordable = self._affordable(asked)
+        request = self._prepared(asked, affordable)
         recording = Recording(request)
-        if self._spending.affordable(num_input_pieces(request)) == 0:
+        if affordable == 0:
             nothing = Finish("length", Usage(), "budget")
             yield SpeculativeFinish.of(nothing, self._result(nothing, recording, PLAIN))
             return
@@ -190,8 +195,9 @@ class SpeculativeDecoder:
                 log_event("request_failed", level=logging.ERROR, error=type(error).__name__)
             raise
         finally:
-            taken = recording.finish or Finish("stop")
-            self._spending.charge(taken.usage or recording.estimated_usage(), taken.draft_usage)
+            if self._spending.is_bounded:
+                taken = recording.finish or Finish("stop")
+                self._spending.charge(taken.usage or recording.estimated_usage(), taken.draft_usage)
         finish = self._finish(recording, upstream, asked)
         result = self._result(finish, recording, strategy)
         self._planner.learn(result)

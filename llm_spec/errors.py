@@ -31,6 +31,7 @@ __all__ = [
     "TransientError",
     "UnknownProviderError",
     "UnsupportedError",
+    "one_line",
 ]
 
 
@@ -98,3 +99,8 @@ class ModelOutputError(TargetError):
 
 class DraftError(LlmSpecError):
     """A draft failed; only ever logged and counted, never raised out of a decoder."""
+
+
+def one_line(error: Exception) -> str:
+    """An error for people and logs: its type, which can quote nobody's prompt, before what it says."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 
 from llm_spec._iterators import closable
 from llm_spec.chat import Origin, Round, StoppedBy
-from llm_spec.errors import DraftError, InvalidRequestError, ModelOutputError
+from llm_spec.errors import DraftError, InvalidRequestError, ModelOutputError, one_line
 from llm_spec.provider import DraftToken, TokenDraft, TokenModel, read_prompt
 from llm_spec.result import SpeculativeStats
 from llm_spec.tokens.lookahead import LookaheadController, RoundReport
@@ -247,7 +247,7 @@ class Generation:
         return "context_length" if len(self.context_ids) >= self.target.context_length else None
 
     def _give_up(self, error: Exception) -> None:
-        self.fallback = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        self.fallback = one_line(error)
         self._open_draft = None
         self._drop_draft()
 

@@ -136,6 +136,11 @@ class Budget:
         self.spent_tokens = 0
         self.spent_cost = 0.0
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it bounds anything."""
+        return self._max_tokens is not None or self._max_cost is not None
+
     def spend(self, num_tokens: int, cost: float) -> None:
         """Count what a request has used."""
         self.spent_tokens += num_tokens
@@ -174,6 +179,11 @@ class Spending:
         self._budget = budget
         self._for_each = for_each
         self.affordable(0)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is any budget."""
+        return self._budget is not None or self._for_each().is_bounded
 
     def affordable(self, num_input: int) -> int | None:
         """How many tokens an answer to so much input may have; None: as many as it likes."""

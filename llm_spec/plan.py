@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, NamedTuple
 
 from llm_spec._checks import check_number
@@ -84,6 +85,7 @@ class Estimate(NamedTuple):
     cost: float | None
 
 
+@cache
 def estimate(strategy: StrategyName, situation: Situation) -> Estimate:
     """What one answer takes by a strategy ("plain" or one of `PLANNED`), in its decoder's first speculative request."""
     taken = [_answered(strategy, situation, seed) for seed in range(_SEEDS)]

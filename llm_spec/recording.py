@@ -19,14 +19,14 @@ from llm_spec.chat import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
 from llm_spec.money import Spending
 from llm_spec.provider import add_call
 from llm_spec.result import SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.strategies import Promise
 from llm_spec.strategies.base import refuse_request
 
-__all__ = ["Recording", "num_input_pieces"]
+__all__ = ["Recording"]
 
 
 class Recording:
@@ -59,7 +59,7 @@ class Recording:
 
     def estimated_usage(self) -> Usage:
         """What the answer took so far, where nobody counts: text in pieces that stand for tokens."""
-        return Usage(input_tokens=num_input_pieces(self.request), output_tokens=self._num_tokens)
+        return Usage(input_tokens=num_prompt_pieces(self.request), output_tokens=self._num_tokens)
 
     @property
     def is_full(self) -> bool:
@@ -162,8 +162,3 @@ def _num_tokens(delta: TextDelta) -> int:
     if delta.token_ids is not None:
         return len(delta.token_ids)
     return 1 if delta.origin == "plain" else len(split_pieces(delta.text))
-
-
-def num_input_pieces(request: ChatRequest) -> int:
-    """How many tokens a request's messages have, roughly."""
-    return sum(len(split_pieces(message.text)) for message in request.messages)

@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 
 from llm_spec.chat import ChatRequest, Fallback, Finish, Retry, Round, StreamEvent
 from llm_spec.config import SpeculativeConfig
-from llm_spec.errors import LlmSpecError, TargetError, TransientError
+from llm_spec.errors import LlmSpecError, TargetError, TransientError, one_line
 from llm_spec.provider import LlmProvider
 from llm_spec.recording import Recording
 from llm_spec.resilience import CircuitBreaker, asked_again, patience
@@ -157,7 +157,7 @@ class _Attempts:
     def _anew(self, error: TransientError, wait_s: float) -> None:
         """An attempt has failed: the next one is made in the same place, without speculation."""
         has_begun = self._upstream.recording.has_begun
-        self._told.append(Retry(f"{type(error).__name__}: {error}", wait_s, is_continued=has_begun))
+        self._told.append(Retry(one_line(error), wait_s, is_continued=has_begun))
         if not has_begun:
             self._run = self._plain
 

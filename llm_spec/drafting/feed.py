@@ -10,6 +10,7 @@ from typing import Final
 from llm_spec.chat import ChatRequest, Usage
 from llm_spec.drafting.ngrams import Follower
 from llm_spec.drafting.pieces import split_pieces
+from llm_spec.errors import one_line
 from llm_spec.provider import DraftPiece, DraftProvider
 
 __all__ = ["DraftFeed"]
@@ -128,7 +129,7 @@ class DraftFeed:
         except TimeoutError:
             self._fail(run, f"late: the draft was silent for {self._timeout_s:.3g} s")
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
-            self._fail(run, f"{type(error).__name__}: {' '.join(str(error).split())}")
+            self._fail(run, one_line(error))
         run.ended, run.is_cut = True, self._continues and self.num_tokens - spent >= num_tokens
         self._show(run)
 

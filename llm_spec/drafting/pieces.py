@@ -6,9 +6,10 @@ import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Final
 
+from llm_spec.chat import ChatRequest
 from llm_spec.provider import DraftPiece
 
-__all__ = ["draft_pieces", "iter_piece_ends", "split_pieces"]
+__all__ = ["draft_pieces", "iter_piece_ends", "num_prompt_pieces", "split_pieces"]
 
 # A word with the space before it, a run of spaces, one newline, or one other sign: about what tokenizers make of text.
 _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
@@ -17,6 +18,11 @@ _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
 def split_pieces(text: str) -> list[str]:
     """Cut text into pieces; joined they are the text again."""
     return _PIECE.findall(text)
+
+
+def num_prompt_pieces(request: ChatRequest) -> int:
+    """How many pieces the text of a request's messages has."""
+    return sum(len(split_pieces(message.text)) for message in request.messages)
 
 
 def iter_piece_ends(text: str, start: int) -> Iterator[int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from llm_spec.chat import ChatRequest, Usage
 from llm_spec.config import SpeculativeConfig
+from llm_spec.errors import one_line
 from llm_spec.provider import DraftProvider
 
 __all__ = ["WholeDraft"]
@@ -32,4 +33,4 @@ class WholeDraft:
                     self.text += piece.text
                     self.usage = piece.usage or self.usage
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
-            self.failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self.failure = one_line(error)

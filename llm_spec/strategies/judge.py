@@ -18,8 +18,8 @@ from typing import Final
 from llm_spec.chat import ChatMessage, ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
-from llm_spec.drafting.pieces import split_pieces
-from llm_spec.errors import InvalidRequestError, UnsupportedError
+from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
+from llm_spec.errors import InvalidRequestError, UnsupportedError, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, Feature, LlmProvider, complete_from_stream
 from llm_spec.strategies.base import Promise
@@ -186,7 +186,7 @@ class _Judging:
         try:
             answer = await complete_from_stream(self._target, question)
         except InvalidRequestError as error:  # perhaps it is only the question that is too long
-            self._fallback = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self._fallback = one_line(error)
             return None
         if answer.usage is not None:
             num_written = answer.usage.output_tokens
@@ -253,7 +253,7 @@ class _Judging:
         request = replace(self._request, max_tokens=left, stop=())
         async with aclosing(self._rest(request)) as events:
             async for event in events:
-                for shown in self._matcher.push(event.text, "plain") if isinstance(event, TextDelta) else [event]:
+                for shown in self._matcher.passed(event):
                     if isinstance(shown, Finish):
                         for held in self._matcher.flush():
                             yield held
@@ -277,7 +277,7 @@ class _Judging:
         """The end, with what all calls have read and written."""
         alone = finish.usage or Usage()
         total = self._usage + alone
-        num_prompt = sum(len(split_pieces(message.text)) for message in self._request.messages)
+        num_prompt = num_prompt_pieces(self._request)
         usage = replace(
             total,
             extra_input_tokens=max(0, total.input_tokens - num_prompt) if self._usage.input_tokens else 0,

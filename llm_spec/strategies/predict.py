@@ -16,7 +16,7 @@ from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent, Usa
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.pieces import split_pieces
 from llm_spec.drafting.whole import WholeDraft
-from llm_spec.errors import InvalidRequestError
+from llm_spec.errors import InvalidRequestError, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.strategies.base import Promise
@@ -105,7 +105,7 @@ async def _answer(
         if has_begun or not guess.text:
             raise
         refusal = error
-    yield Fallback(f"{type(refusal).__name__}: {' '.join(str(refusal).split())}")
+    yield Fallback(one_line(refusal))
     async with PLAIN.run(None, target, replace(request, prediction=None), config, figures) as events:
         async for event in events:
             yield replace(event, draft_usage=drafted) if isinstance(event, Finish) else event

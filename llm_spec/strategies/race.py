@@ -13,8 +13,8 @@ from typing import Final
 from llm_spec.chat import ChatRequest, Fallback, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
-from llm_spec.drafting.pieces import split_pieces
-from llm_spec.errors import TargetError, UnsupportedError
+from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
+from llm_spec.errors import TargetError, UnsupportedError, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, Feature, LlmProvider, TokenEndpoint
 from llm_spec.strategies.base import Promise, refuse_request
@@ -110,7 +110,7 @@ class _Race:
             close=_cancel,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_prompt_tokens = sum(len(split_pieces(message.text)) for message in request.messages)
+        self._num_prompt_tokens = num_prompt_pieces(request)
         self._num_extra_input_tokens = 0
         self._num_failures = 0
         self._is_near_end = False  # of what may be written: nothing more is begun
@@ -288,7 +288,7 @@ class _Race:
     def _give_up(self, error: Exception) -> None:
         """Leave the rest to the first runner."""
         if self._fallback is None:
-            self._fallback = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self._fallback = one_line(error)
         self._num_failures = _MAX_FAILURES
         self._chain.drop_all()
 

@@ -25,7 +25,7 @@ from llm_spec.chat import ChatRequest, Fallback, Finish, Origin, Round, StreamEv
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
 from llm_spec.drafting.guess import EncodedGuess
-from llm_spec.errors import LlmSpecError
+from llm_spec.errors import LlmSpecError, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, LlmProvider, NextToken, TokenEndpoint
 from llm_spec.strategies.resume import resume_plain
@@ -154,7 +154,7 @@ class _Rounds:
                     async for event in self._judge(self._under_way.popleft()):
                         yield event
         except LlmSpecError as error:
-            failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            failure = one_line(error)
         self._discard()
         if self._finish is not None:
             yield self._finish
