@@ -191,6 +191,16 @@ def test_an_answer_that_breaks_off_goes_on(breaks: list[int], max_tokens: int | 
         assert all(event.is_continued for event in events if isinstance(event, Retry))
 
 
+@pytest.mark.parametrize("max_tokens", [1, 7])
+@pytest.mark.parametrize("capabilities", [CONTINUES, Capabilities()])
+def test_an_answer_that_breaks_at_its_cap_has_ended(max_tokens: int, capabilities: Capabilities) -> None:
+    """Only its end was missing: no error, and nothing more is asked."""
+    target = Failing((max_tokens, TransientError("it broke")), capabilities=capabilities)
+    result = run_virtual(plainly(target, retry=NO_WAIT).decode("q", max_tokens=max_tokens))
+    assert result.content == "".join(split_pieces(WORDS)[:max_tokens])
+    assert (result.finish_reason, result.stopped_by, len(target.requests)) == ("length", "max_tokens", 1)
+
+
 def test_whitespace_at_the_break_is_not_sent() -> None:
     """Templates strip it; the answer has it once."""
     text = "one\n\n  two\n\n  three"
