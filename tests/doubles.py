@@ -18,7 +18,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec_openai import OpenAIProvider
 from messages_wire import begin, end, text_frames
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-from wire import text_chunks
+from wire import served, text_chunks
 
 from llm_spec import LlmProvider
 
@@ -155,17 +155,9 @@ class Double:
 async def serve(double: Double | None = None) -> AsyncGenerator[Double]:
     """Run a server for one test, by default a new one."""
     double = double or Double()
-    app = web.Application()
-    app.router.add_post("/{path:.*}", double.answer)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    double.url = f"http://{host}:{port}/v1"
-    try:
+    async with served("/{path:.*}", double.answer, shutdown_s=0.05) as root:
+        double.url = f"{root}/v1"
         yield double
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager

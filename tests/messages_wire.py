@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from wire import served
 
 __all__ = ["PROSE", "MessagesWire", "answer_frames", "begin", "end", "frame", "text_frames"]
 
@@ -115,14 +116,6 @@ class MessagesWire:
 async def serve() -> AsyncIterator[MessagesWire]:
     """Run a server for one test."""
     wire = MessagesWire()
-    app = web.Application()
-    app.router.add_post("/v1/messages", wire.answer)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    wire.url = f"http://{host}:{port}"
-    try:
+    async with served("/v1/messages", wire.answer, shutdown_s=0.1) as root:
+        wire.url = root
         yield wire
-    finally:
-        await runner.cleanup()

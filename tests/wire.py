@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-__all__ = ["Wire", "chunk", "text_chunks"]
+__all__ = ["Wire", "chunk", "served", "text_chunks"]
 
 
 def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **fields: Any) -> bytes:
@@ -53,3 +56,18 @@ class Wire:
         finally:
             self.num_open -= 1
         return response
+
+
+@asynccontextmanager
+async def served(path: str, answer: Handler, *, shutdown_s: float = 1.0) -> AsyncGenerator[str]:
+    """Answer what is posted to `path`, on a port of its own; the server's root address."""
+    app = web.Application()
+    app.router.add_post(path, answer)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=shutdown_s, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()

@@ -6,8 +6,8 @@ import os
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import web
 from openai_wire import OpenAIWire
+from wire import served
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +22,6 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 async def wire() -> AsyncIterator[OpenAIWire]:
     """A server for one test."""
     wire = OpenAIWire()
-    app = web.Application()
-    app.router.add_post("/{path:.*}", wire.answer)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    wire.url = f"http://{host}:{port}/v1"
-    try:
+    async with served("/{path:.*}", wire.answer) as root:
+        wire.url = f"{root}/v1"
         yield wire
-    finally:
-        await runner.cleanup()
