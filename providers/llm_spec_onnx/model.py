@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
-from llm_spec_onnx.files import find_file, read_json
+from llm_spec.model_folder.files import find_file, read_json
+from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec_onnx.sessions import Graph, GrowingSession, SharedSession
-from llm_spec_onnx.tokenizer import FolderTokenizer
 
 __all__ = ["OnnxModel"]
 

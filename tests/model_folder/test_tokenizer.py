@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_spec_onnx.tokenizer import FolderTokenizer
 from tiny_models import BUILTIN
 
 from llm_spec import ChatRequest, InvalidRequestError, ModelLoadError
+from llm_spec.model_folder.tokenizer import FolderTokenizer
 
 TOKENIZER = FolderTokenizer(BUILTIN / "target")
 

@@ -13,8 +13,9 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as RustTokenizer
 
-from llm_spec import ChatRequest, InvalidRequestError, ModelLoadError
-from llm_spec_onnx.files import find_file, read_json, read_text
+from llm_spec.chat import ChatRequest
+from llm_spec.errors import InvalidRequestError, ModelLoadError
+from llm_spec.model_folder.files import find_file, read_json, read_text
 
 __all__ = ["FolderTokenizer"]
 
