@@ -1,0 +1,72 @@
+"""Hugging Face checkpoints on a CUDA device or a CPU. Importing this loads neither torch nor transformers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
+from urllib.parse import parse_qsl
+
+from llm_spec import ConfigError, ProviderEntry
+
+if TYPE_CHECKING:
+    from llm_spec_torch.model import TorchModel, TorchOptions
+    from llm_spec_torch.provider import TorchProvider
+
+__all__ = ["TORCH", "TorchModel", "TorchOptions", "TorchProvider"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "TorchProvider":
+        from llm_spec_torch.provider import TorchProvider
+
+        return TorchProvider
+    if name in {"TorchModel", "TorchOptions"}:
+        from llm_spec_torch import model
+
+        return getattr(model, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _load(model: str, base_url: str | None) -> TorchProvider:
+    from llm_spec_torch.provider import TorchProvider
+
+    path, _, query = model.partition("?")
+    if base_url is not None or not path:
+        raise ConfigError(
+            "torch takes a folder or a Hugging Face name, torch:/path/to/model or torch:org/name?dtype=bfloat16, not "
+            f"{base_url or 'nothing'!r}"
+        )
+    return TorchProvider(path, name=f"torch:{path}", **_options(query))
+
+
+def _options(query: str) -> Any:
+    """The options behind a question mark, each in its type."""
+    from llm_spec_torch.model import TorchOptions
+
+    types = get_type_hints(TorchOptions)
+    options: dict[str, Any] = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name not in types:
+            raise ConfigError(f"torch has no option {name!r}; it has {', '.join(types)}")
+        options[name] = _value(name, types[name], text)
+    return options
+
+
+def _value(name: str, wanted: Any, text: str) -> Any:
+    if wanted is bool:
+        if text not in {"true", "false"}:
+            raise ConfigError(f"{name} is {text!r}; it must be true or false")
+        return text == "true"
+    if wanted in {int, float}:
+        try:
+            return wanted(text)
+        except ValueError as error:
+            raise ConfigError(f"{name} is {text!r}; it must be a number") from error
+    return text
+
+
+TORCH: Final = ProviderEntry(
+    load=_load,
+    summary="any Hugging Face checkpoint built like Llama, Mistral, Qwen or Gemma: torch:/path or torch:org/name",
+    requires=("torch", "transformers", "tokenizers", "jinja2"),
+    install="pip install 'llm-spec[torch]'",
+)

@@ -1,0 +1,161 @@
+"""A Hugging Face checkpoint, found, checked and loaded: whatever is wrong with it becomes one clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from llm_spec import ModelLoadError
+from llm_spec.model_folder.files import read_json
+
+__all__ = ["find_folder", "load_module", "resolve_device", "resolve_dtype"]
+
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_HUB_FILES: Final = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"]
+_HUB_TEXTS: Final = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+
+
+def find_folder(model: str | Path) -> Path:
+    """The folder of a checkpoint: a path on this machine, or a name on the Hugging Face hub, downloaded once."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if not _is_hub_name(str(model)):
+        raise ModelLoadError(f"model folder {folder} does not exist; give a folder with config.json in it")
+    hub: Any = importlib.import_module("huggingface_hub")
+    try:
+        return Path(hub.snapshot_download(str(model), allow_patterns=_HUB_FILES + _HUB_TEXTS))
+    except Exception as error:  # the hub's errors and those of the network below it have no common base
+        raise ModelLoadError(
+            f"{model} is no folder on this machine and could not be fetched from the Hugging Face hub "
+            f"({type(error).__name__}); check the name and the network, or give a folder"
+        ) from error
+
+
+def resolve_device(device: str | None) -> torch.device:
+    """The device asked for, by default a CUDA one where there is any; raises ModelLoadError for one that is not there."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ModelLoadError(f"device is {device!r}; it must be 'cpu', 'cuda' or 'cuda:<number>'") from error
+    if chosen.type not in {"cpu", "cuda"}:
+        raise ModelLoadError(f"device is {device!r}; it must be 'cpu', 'cuda' or 'cuda:<number>'")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ModelLoadError(f"device is {device!r}; this machine has {torch.cuda.device_count()} CUDA devices")
+    return chosen
+
+
+def resolve_dtype(dtype: str | None, device: torch.device, config: dict[str, Any]) -> torch.dtype:
+    """The dtype asked for, by default the checkpoint's on CUDA and float32 on a CPU."""
+    if dtype is None:
+        own = config.get("dtype") or config.get("torch_dtype")
+        dtype = str(own) if device.type == "cuda" and own in _DTYPES else "float32"
+    if dtype not in _DTYPES:
+        raise ModelLoadError(f"dtype is {dtype!r}; it must be one of {', '.join(_DTYPES)}")
+    if dtype == "float16" and device.type == "cpu":
+        raise ModelLoadError("dtype is 'float16'; a CPU computes in 'float32' or 'bfloat16'")
+    if dtype == "bfloat16" and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
+        raise ModelLoadError(f"dtype is 'bfloat16'; {torch.cuda.get_device_name(device)} has no bfloat16 arithmetic")
+    return _DTYPES[dtype]
+
+
+def load_module(folder: Path, dtype: torch.dtype, device: torch.device, num_layers: int | None = None) -> Any:
+    """The checkpoint (or its first layers) as transformers' `…ForCausalLM` on the device, ready for inference."""
+    _check_weight_files(folder)
+    transformers: Any = importlib.import_module("transformers")
+    try:
+        with _quiet(transformers):
+            module, report = transformers.AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+            )
+            _cut(module, num_layers)
+            module = module.eval().requires_grad_(requires_grad=False).to(device)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ModelLoadError(f"{folder} does not fit into the memory of {device} in {dtype}") from error
+    except ModelLoadError:
+        raise
+    except Exception as error:  # what transformers raises has no common base
+        message = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise ModelLoadError(
+            f"{folder} is no model that transformers {transformers.__version__} can load: {message[0]}"
+        ) from error
+    missing = sorted({*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])})
+    if missing:
+        raise ModelLoadError(f"{folder} lacks weights, or they are of other shapes: {', '.join(missing[:3])}")
+    return module
+
+
+def _cut(module: Any, num_layers: int | None) -> None:
+    """Leave the first layers alone."""
+    config: Any = module.config.get_text_config()
+    if num_layers is None:
+        return
+    if num_layers > config.num_hidden_layers:
+        raise ModelLoadError(f"layers is {num_layers}; the checkpoint has {config.num_hidden_layers}")
+    config.num_hidden_layers = num_layers
+    module.model.layers = module.model.layers[:num_layers]
+
+
+def _is_hub_name(model: str) -> bool:
+    parts = model.split("/")
+    return len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts)
+
+
+def _check_weight_files(folder: Path) -> None:
+    """Raise ModelLoadError where a weight file is missing or shorter than its header says (a download cut short)."""
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ModelLoadError(f"model folder {folder} has no config.json")
+    read_json(config)
+    index = folder / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if index.is_file():
+        names = sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
+    for name in names:
+        path = folder / name
+        if not path.is_file():
+            raise ModelLoadError(f"model folder {folder} has no {name}; weights are read from safetensors files only")
+        _check_complete(path)
+
+
+def _check_complete(path: Path) -> None:
+    """Compare the size of a safetensors file with what its header promises."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > size:
+                raise ModelLoadError(f"{path} is cut short: {size} bytes; download it again")
+            header: dict[str, Any] = json.loads(file.read(length))
+        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise ModelLoadError(f"{path} is no safetensors file; download it again") from error
+    wanted = 8 + length + max(ends, default=0)
+    if size < wanted:
+        raise ModelLoadError(f"{path} is cut short: {size} of {wanted} bytes; download it again")
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without transformers' progress bars and advice: what goes wrong comes as an error."""
+    logging: Any = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

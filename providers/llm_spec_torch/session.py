@@ -1,0 +1,91 @@
+"""One request's key-value cache: the TokenSession of a torch model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_spec_torch.caches import CHUNK_TOKENS, CachePool, Slot
+from llm_spec_torch.shape import Shape
+
+__all__ = ["FloatArray", "Forwards", "TorchSession"]
+
+FloatArray: TypeAlias = NDArray[np.float32]
+
+
+class Forwards(Protocol):
+    """Runs forward passes."""
+
+    def run(self, slot: Slot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
+        """Append tokens, padded to `width`, to a slot; logits after the last `num_rows` of them."""
+        ...
+
+
+class TorchSession:
+    """A cache of its own, taken when it is first needed; used by one thread at a time.
+
+    Prompts are read in chunks that begin at multiples of CHUNK_TOKENS. Shorter calls are cut where attention starts to
+    read more places, and padded, as `shape` says.
+    """
+
+    def __init__(self, pool: CachePool, forwards: Forwards, shape: Shape, *, exact: bool) -> None:
+        self._pool = pool
+        self._forwards = forwards
+        self._shape = shape
+        self._exact = exact
+        self._slot: Slot | None = None
+
+    @property
+    def length(self) -> int:
+        return 0 if self._slot is None else len(self._slot.token_ids)
+
+    def adopt(self, token_ids: Sequence[int]) -> int:
+        """Begin with what an idle cache holds of a prompt; how many of its tokens need not be read any more."""
+        self._taken(token_ids)
+        return self.length
+
+    def forward(self, token_ids: Sequence[int], *, num_rows: int) -> FloatArray:
+        slot = self._taken()
+        is_prompt = len(token_ids) > self._shape.max_width
+        first_row = len(token_ids) - num_rows
+        rows: list[FloatArray] = []
+        start = 0
+        for end in self._cuts(len(slot.token_ids), len(token_ids), is_prompt=is_prompt):
+            part = token_ids[start:end]
+            at = len(slot.token_ids)
+            logits = self._forwards.run(
+                slot,
+                part,
+                width=len(part) if is_prompt else self._shape.padded(len(part)),
+                num_keys=self._shape.num_keys(at + len(part) - 1),
+                num_rows=max(0, end - max(start, first_row)),
+            )
+            slot.append(part)
+            rows.append(logits)
+            start = end
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def truncate(self, length: int) -> None:
+        if self._slot is not None:
+            self._slot.truncate(length)
+
+    def close(self) -> None:
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._pool.give_back(slot)
+
+    def _taken(self, token_ids: Sequence[int] = ()) -> Slot:
+        if self._slot is None:
+            self._slot = self._pool.take(token_ids, exact=self._exact)
+        return self._slot
+
+    def _cuts(self, at: int, count: int, *, is_prompt: bool) -> list[int]:
+        """Where the passes that read `count` tokens from position `at` on end."""
+        if is_prompt:
+            borders = range(at // CHUNK_TOKENS * CHUNK_TOKENS + CHUNK_TOKENS, at + count, CHUNK_TOKENS)
+            return [*(border - at for border in borders), count]
+        border = self._shape.num_keys(at)
+        return [border - at, count] if self._exact and border < at + count else [count]

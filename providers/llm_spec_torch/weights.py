@@ -1,0 +1,180 @@
+"""From transformers' modules to a `Network`: Llama and whatever is built like it (Mistral, Qwen2, Qwen3, Gemma 1 to 3).
+
+A model fits if its modules are those, by name; `model.py` then compares the logits with transformers' own, so that a
+difference no name shows is found too. Each module's memory is let go as soon as it has been read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from llm_spec import ModelLoadError
+from llm_spec_torch.linear import Linear, make_linear
+from llm_spec_torch.network import Attention, Kind, Layer, Network, Norm
+
+__all__ = ["read_network"]
+
+_LAYER_PARTS: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_GEMMA_PARTS: Final = _LAYER_PARTS | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
+_ATTENTION_PARTS: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_MLP_PARTS: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_ROPE_TYPES: Final = {"default", "linear", "llama3", "yarn"}  # others turn with the length of the whole text
+_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "gelu_pytorch_tanh": lambda rows: functional.gelu(rows, approximate="tanh"),
+    "gelu": functional.gelu,
+}
+
+
+def read_network(module: Any, *, num_positions: int, fused: bool) -> Network:
+    """Read a `…ForCausalLM` into a network for positions below `num_positions`, and empty the module on the way.
+
+    Raises ModelLoadError for a model that is built otherwise, naming the part.
+    """
+    config: Any = module.config.get_text_config()
+    _check_parts("the model", module.model, {"embed_tokens", "layers", "norm", "rotary_emb"})
+    layers = list(module.model.layers)
+    for layer in layers:
+        _check_layer(layer)
+    attention = layers[0].self_attn
+    kinds, kind_of = _read_kinds(module.model.rotary_emb, config, len(layers), num_positions)
+    head = module.lm_head.weight.detach()
+    embedding = module.model.embed_tokens.weight.detach()
+    scale: Any = getattr(module.model.embed_tokens, "embed_scale", None)
+    return Network(
+        embedding=embedding,
+        embedding_scale=None if scale is None else scale.detach().to(embedding.dtype),
+        layers=tuple(_read_layer(layer, kind_of[index]) for index, layer in enumerate(layers)),
+        kinds=kinds,
+        attention=Attention(
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=attention.head_dim,
+            scale=float(attention.scaling),
+            softcap=getattr(config, "attn_logit_softcapping", None),
+            fused=fused,
+        ),
+        final_norm=_read_norm(module.model.norm),
+        head=make_linear(head, _bias(module.lm_head)),
+        final_softcap=getattr(config, "final_logit_softcapping", None),
+        activation=_read_activation(config),
+        vocab_size=int(head.shape[0]),
+    )
+
+
+def _check_parts(what: str, module: Any, wanted: set[str], optional: set[str] | None = None) -> None:
+    found = {name for name, _ in module.named_children()}
+    odd = sorted((found - wanted - (optional or set())) | (wanted - found))
+    if odd:
+        raise ModelLoadError(
+            f"{what} ({type(module).__name__}) is not built like Llama, Mistral, Qwen or Gemma: {', '.join(odd)}; "
+            "serve this checkpoint with vLLM or SGLang and use vllm:model@url"
+        )
+
+
+def _check_layer(layer: Any) -> None:
+    has_gemma_norms = hasattr(layer, "pre_feedforward_layernorm")
+    _check_parts("a layer", layer, _GEMMA_PARTS if has_gemma_norms else _LAYER_PARTS)
+    _check_parts("an attention", layer.self_attn, _ATTENTION_PARTS, {"q_norm", "k_norm"})
+    _check_parts("a feed-forward part", layer.mlp, _MLP_PARTS)
+
+
+def _read_layer(layer: Any, kind: int) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    head_dim = attention.head_dim
+    is_gemma = hasattr(layer, "pre_feedforward_layernorm")
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return Layer(
+        attention_norm=_read_norm(layer.input_layernorm),
+        queries_keys_values=_joined(projections, pairs_of=[head_dim, head_dim, None]),
+        query_norm=_read_head_norm(attention, "q_norm", head_dim),
+        key_norm=_read_head_norm(attention, "k_norm", head_dim),
+        output=_joined([attention.o_proj]),
+        after_attention_norm=_read_norm(layer.post_attention_layernorm) if is_gemma else None,
+        mlp_norm=_read_norm(layer.pre_feedforward_layernorm if is_gemma else layer.post_attention_layernorm),
+        gate_up=_joined([mlp.gate_proj, mlp.up_proj]),
+        down=_joined([mlp.down_proj]),
+        after_mlp_norm=_read_norm(layer.post_feedforward_layernorm) if is_gemma else None,
+        kind=kind,
+    )
+
+
+def _joined(modules: Sequence[Any], pairs_of: Sequence[int | None] | None = None) -> Linear:
+    """Linear modules that read the same rows, as one; `pairs_of`: head size where the outputs are to be rotated."""
+    sizes = pairs_of or [None] * len(modules)
+    weight = torch.cat([_paired(m.weight.detach(), size) for m, size in zip(modules, sizes, strict=True)])
+    biases = [_bias(m) for m in modules]
+    bias = None
+    if any(b is not None for b in biases):
+        filled = [weight.new_zeros(m.weight.shape[0]) if b is None else b for m, b in zip(modules, biases, strict=True)]
+        bias = torch.cat([_paired(b, size) for b, size in zip(filled, sizes, strict=True)])
+    for module in modules:
+        module.weight = None  # the copy is enough
+    return make_linear(weight, bias)
+
+
+def _paired(rows: Tensor, head_dim: int | None) -> Tensor:
+    """Rows of heads so ordered that what is rotated together, i and i + head_dim / 2, stands side by side."""
+    if head_dim is None:
+        return rows
+    return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _bias(module: Any) -> Tensor | None:
+    return None if module.bias is None else module.bias.detach()
+
+
+def _read_norm(module: Any) -> Norm:
+    weight: Tensor = module.weight.detach()
+    eps = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
+    if "Gemma" in type(module).__name__:  # (1 + weight), in float32
+        weight = 1.0 + weight.float()
+    return Norm(weight, eps)
+
+
+def _read_head_norm(attention: Any, name: str, head_dim: int) -> Norm | None:
+    module = getattr(attention, name, None)
+    if module is None:
+        return None
+    norm = _read_norm(module)
+    if norm.weight.shape != (head_dim,):
+        raise ModelLoadError(f"{name} is a norm of {tuple(norm.weight.shape)}; it must be of one head, {head_dim}")
+    return Norm(_paired(norm.weight, head_dim), norm.eps)
+
+
+def _read_activation(config: Any) -> Callable[[Tensor], Tensor]:
+    name = getattr(config, "hidden_activation", None) or config.hidden_act
+    if name not in _ACTIVATIONS:
+        raise ModelLoadError(f"the activation is {name!r}; it must be one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _read_kinds(rotary: Any, config: Any, num_layers: int, length: int) -> tuple[tuple[Kind, ...], list[int]]:
+    """The kinds of layers that there are, and which one each layer is."""
+    types: list[str | None] = [*(getattr(config, "layer_types", None) or [None] * num_layers)][:num_layers]
+    names = sorted(set(types), key=str)
+    return tuple(_read_kind(rotary, config, name, length) for name in names), [names.index(name) for name in types]
+
+
+def _read_kind(rotary: Any, config: Any, layer_type: str | None, length: int) -> Kind:
+    if layer_type not in {None, "full_attention", "sliding_attention"}:
+        raise ModelLoadError(f"a layer is of type {layer_type!r}; it must be full_attention or sliding_attention")
+    rope_type: Any = rotary.rope_type
+    prefix = ""
+    if isinstance(rope_type, dict):
+        rope_type, prefix = rope_type[layer_type], f"{layer_type}_"
+    if rope_type not in _ROPE_TYPES:
+        raise ModelLoadError(f"rope_type is {rope_type!r}; it must be one of {', '.join(sorted(_ROPE_TYPES))}")
+    inverse: Tensor = getattr(rotary, f"{prefix}inv_freq").float()
+    scaling = float(getattr(rotary, f"{prefix}attention_scaling"))
+    angles = torch.arange(length, dtype=torch.float32, device=inverse.device)[:, None] * inverse
+    rotation = torch.polar(torch.full_like(angles, scaling), angles)[:, None]
+    window: int | None = getattr(config, "sliding_window", None) if layer_type != "full_attention" else None
+    return Kind(None if window is None or math.isinf(window) else int(window), rotation)
