@@ -40,6 +40,7 @@ from llm_spec.generation import Generation, GenerationLimits, TokenRound
 from llm_spec.local import generate_events, stream_token_model
 from llm_spec.money import Budget, Cost, Price
 from llm_spec.provider import (
+    AdmittingModel,
     Capabilities,
     Discoverable,
     DraftPiece,
@@ -48,6 +49,7 @@ from llm_spec.provider import (
     LlmProvider,
     NextToken,
     ProviderEntry,
+    ReusingSession,
     ScoredToken,
     TokenChooser,
     TokenDraft,
@@ -68,6 +70,7 @@ from llm_spec.tokens.lookahead import CostAware, Ewma, Fixed, LookaheadPolicy, T
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdmittingModel",
     "Budget",
     "Capabilities",
     "ChatMessage",
@@ -107,6 +110,7 @@ __all__ = [
     "ReasoningDelta",
     "Retry",
     "RetryPolicy",
+    "ReusingSession",
     "Round",
     "Sampling",
     "ScoredToken",

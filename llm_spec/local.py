@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StoppedBy, StreamEvent, TextDelta, Usage
 from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits, TokenRound
-from llm_spec.provider import TokenDrafter, Tokenizer, TokenModel
+from llm_spec.provider import AdmittingModel, TokenDrafter, Tokenizer, TokenModel
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.rules import AcceptanceName, make_rule
@@ -75,7 +75,8 @@ def generate_events(
         yield [*text.flush(), finish]
 
 
-def stream_token_model(
+@asynccontextmanager
+async def stream_token_model(
     target: TokenModel,
     request: ChatRequest,
     *,
@@ -83,19 +84,24 @@ def stream_token_model(
     acceptance: AcceptanceName = "coupled",
     lookahead: LookaheadPolicy | None = None,
     limits: GenerationLimits | None = None,
-) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-    """`generate_events` in a worker thread: what a local provider's `stream` returns."""
-    return iterate_in_thread(
-        partial(
-            generate_events,
-            target,
-            request,
-            drafter=drafter,
-            acceptance=acceptance,
-            lookahead=lookahead,
-            limits=limits,
-        )
+) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    """`generate_events` in a worker thread: what a local provider's `stream` returns.
+
+    Where the target has room for so many requests only, it waits for a place before it takes a thread.
+    """
+    make = partial(
+        generate_events,
+        target,
+        request,
+        drafter=drafter,
+        acceptance=acceptance,
+        lookahead=lookahead,
+        limits=limits,
     )
+    async with AsyncExitStack() as stack:
+        if isinstance(target, AdmittingModel):
+            await stack.enter_async_context(target.admit())
+        yield await stack.enter_async_context(iterate_in_thread(make))
 
 
 class _TextEmitter:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.floating[Any]]
 
 __all__ = [
+    "AdmittingModel",
     "Capabilities",
     "Discoverable",
     "DraftPiece",
@@ -44,6 +45,7 @@ __all__ = [
     "LlmProvider",
     "NextToken",
     "ProviderEntry",
+    "ReusingSession",
     "ScoredToken",
     "TokenChooser",
     "TokenDraft",
@@ -328,6 +330,27 @@ class TokenSession(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class ReusingSession(Protocol):
+    """A session that can begin with what an earlier one has left; optional beside `TokenSession`."""
+
+    def adopt(self, token_ids: Sequence[int]) -> int:
+        """Take over a cache of the first tokens of a prompt, if there is one; how many need not be read any more.
+
+        Called once, while the session is empty.
+        """
+        ...
+
+
+@runtime_checkable
+class AdmittingModel(Protocol):
+    """A token model that has room for so many requests at once; optional beside `TokenModel`."""
+
+    def admit(self) -> AbstractAsyncContextManager[None]:
+        """Wait for a place, first come, first served, and keep it while the context is open."""
+        ...
+
+
 # ----------------------------------------------------------------------------------- drafting by token
 
 
@@ -415,8 +438,9 @@ def add_call(call: ToolCall | None, delta: ToolCallDelta) -> ToolCall:
 
 
 def read_prompt(session: TokenSession, token_ids: Sequence[int], cancelled: Callable[[], bool] | None = None) -> None:
-    """Let a session read a prompt, piece by piece, until it is read or `cancelled` says so."""
-    for start in range(0, len(token_ids), _PREFILL_TOKENS):
+    """Let an empty session read a prompt, piece by piece, until it is read or `cancelled` says so."""
+    adopted = session.adopt(token_ids) if isinstance(session, ReusingSession) else 0
+    for start in range(adopted, len(token_ids), _PREFILL_TOKENS):
         if cancelled is not None and cancelled():
             return
         session.forward(token_ids[start : start + _PREFILL_TOKENS], num_rows=1)

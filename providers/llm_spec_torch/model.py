@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
@@ -19,6 +20,7 @@ from llm_spec_torch.caches import CachePool, Slot, token_bytes
 from llm_spec_torch.checkpoint import find_folder, load_module, resolve_device, resolve_dtype
 from llm_spec_torch.checks import agreeing_widths, check_logits, some_ids, transformers_logits
 from llm_spec_torch.network import Network
+from llm_spec_torch.places import FairPlaces
 from llm_spec_torch.session import FloatArray, TorchSession
 from llm_spec_torch.shape import Shape
 from llm_spec_torch.weights import read_network
@@ -31,6 +33,7 @@ _CPU_SHARE: Final = 0.25  # of the machine's memory, for caches
 _CUDA_SHARE: Final = 0.8  # of what is free after the weights
 _CHECKED_TOKENS: Final = 24
 _MAX_WIDTH: Final = 16
+_CPU_WIDTHS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # tried, below max_width; a pass is padded to the next
 _MAX_REQUESTS: Final = 8
 
 
@@ -75,6 +78,7 @@ class TorchModel:
         self.device = resolve_device(options.get("device"))
         self.dtype = resolve_dtype(options.get("dtype"), self.device, read_json(folder / "config.json", optional=True))
         self._max_requests = options.get("max_requests", _MAX_REQUESTS)
+        self._places = FairPlaces(self._max_requests)
         self._cache_gib = options.get("cache_gib")
         max_width = options.get("max_width", _MAX_WIDTH)
         try:
@@ -101,6 +105,7 @@ class TorchModel:
         draft = copy.copy(self)
         draft.name = f"{self.name} (first {layers} layers)"
         draft._network = self._network.first_layers(layers)
+        draft._places = FairPlaces(self._max_requests)
         draft._pool = draft._make_pool(self.context_length, self._pool.cache.capacity - self.context_length)
         return draft
 
@@ -113,6 +118,10 @@ class TorchModel:
     def open(self, *, exact: bool = True) -> TorchSession:
         exact = exact and self._exact
         return TorchSession(self._pool, self, self._exact_shape if exact else self._loose_shape, exact=exact)
+
+    def admit(self) -> AbstractAsyncContextManager[None]:
+        """Wait for a free cache; see `AdmittingModel`."""
+        return self._places.place()
 
     def run(self, slot: Slot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
         """One forward pass; see `session.Forwards`."""
@@ -156,7 +165,7 @@ class TorchModel:
             raise ModelOutputError(f"{self.name}: the model's hidden states hold NaN or infinity")
         if num_rows == 0:
             return np.empty((0, self.vocab_size), np.float32)
-        if num_rows == 1 and count > _MAX_WIDTH:  # a prompt: only its end counts
+        if num_rows == 1 and count > self._loose_shape.max_width:  # a prompt: only its end counts
             states, count = states[-2:], 2
         logits = self._network.logits(states)[count - num_rows : count]
         return logits.cpu().numpy()
@@ -189,9 +198,9 @@ class TorchModel:
 
         try:
             while max_width > 1:
-                candidates = self._loose_shape.widths if self.device.type == "cpu" else ()
+                candidates = [w for w in _CPU_WIDTHS if w < max_width] if self.device.type == "cpu" else []
                 ids = some_ids(_CHECKED_TOKENS + 2 * max_width, self.tokenizer.vocab_size)
-                widths = agreeing_widths(read_at, ids, [w for w in candidates if w < max_width], max_width)
+                widths = agreeing_widths(read_at, ids, candidates, max_width)
                 if widths:
                     return widths
                 max_width //= 2

@@ -39,6 +39,7 @@ def read_network(module: Any, *, num_positions: int, fused: bool) -> Network:
     Raises ModelLoadError for a model that is built otherwise, naming the part.
     """
     config: Any = module.config.get_text_config()
+    _check_parts("the model", module, {"model", "lm_head"})
     _check_parts("the model", module.model, {"embed_tokens", "layers", "norm", "rotary_emb"})
     layers = list(module.model.layers)
     for layer in layers:

@@ -1,0 +1,73 @@
+"""Every family of models says what transformers' own modules say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from llm_spec_torch import TorchModel
+
+from llm_spec import ModelLoadError
+
+from .conftest import FAMILIES, MakeCheckpoint
+
+PROMPT_IDS = [int(t) for t in np.random.default_rng(1).integers(8, 4096, 40)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_logits_are_those_of_transformers(family: str, attention: Any, make_checkpoint: MakeCheckpoint) -> None:
+    """Position by position, however the tokens are cut into passes, sliding windows and position scaling included."""
+    folder = make_checkpoint(family)
+    module: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = module(torch.tensor([PROMPT_IDS])).logits[0].numpy()
+    session = TorchModel(folder, attention=attention).open()
+    rows: list[Any] = []
+    for start, end in ((0, 1), (1, 14), (14, 30), (30, 40)):
+        rows.append(session.forward(PROMPT_IDS[start:end], num_rows=end - start).copy())
+    np.testing.assert_allclose(np.concatenate(rows), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_that_of_generate(family: str, make_checkpoint: MakeCheckpoint) -> None:
+    """Sixty greedy tokens are those of `generate`."""
+    folder = make_checkpoint(family)
+    module: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = TorchModel(folder)
+    expected = module.generate(
+        torch.tensor([PROMPT_IDS]), max_new_tokens=60, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    session = model.open()
+    logits = session.forward(PROMPT_IDS[:-1], num_rows=1)
+    found, token_id = [], PROMPT_IDS[-1]
+    for _ in range(60):
+        logits = session.forward([token_id], num_rows=1)
+        token_id = int(logits[0].argmax())
+        found.append(token_id)
+    assert found == expected[0, len(PROMPT_IDS) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ("GPT2Config", "not built like Llama"),
+        ("Phi3Config", "not built like Llama"),
+        ("GraniteConfig", "logits differ from transformers' own"),
+    ],
+)
+def test_other_architectures_are_refused(config: str, what: str, make_checkpoint: MakeCheckpoint) -> None:
+    """What is built otherwise, or only looks the same, is refused with a way out."""
+    folder = make_checkpoint()
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).unlink()
+    extra = {"embedding_multiplier": 3.0, "residual_multiplier": 0.2} if config == "GraniteConfig" else {}
+    sizes = dict(vocab_size=4096, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    made: Any = getattr(transformers, config)(**sizes, pad_token_id=0, num_key_value_heads=2, **extra)
+    transformers.AutoModelForCausalLM.from_config(made).save_pretrained(folder)
+    with pytest.raises(ModelLoadError, match=what) as error:
+        TorchModel(folder)
+    assert "vllm:" in str(error.value)

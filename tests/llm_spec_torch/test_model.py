@@ -1,0 +1,384 @@
+"""TorchModel and its provider: the contracts, caches that are taken over, options, and one clear error for bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from llm_spec_torch import TorchModel, TorchProvider
+from llm_spec_torch.caches import CHUNK_TOKENS
+
+from llm_spec import (
+    ChatRequest,
+    ConfigError,
+    InvalidRequestError,
+    ModelLoadError,
+    ModelOutputError,
+    PromptLookup,
+    ProviderDraft,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    TargetError,
+    open_provider,
+)
+from llm_spec.provider import read_prompt
+from llm_spec.testing import check_provider, check_token_model
+
+from .conftest import MakeCheckpoint
+
+IDS = [int(t) for t in np.random.default_rng(3).integers(8, 4096, 700)]
+
+
+# ------------------------------------------------------------------------------------------ contracts
+
+
+@pytest.mark.parametrize("options", [{}, {"max_width": 5}, {"attention": "eager"}, {"dtype": "bfloat16"}])
+def test_keeps_the_promises_of_a_token_model(tiny_folder: Path, options: dict[str, Any]) -> None:
+    """Rows that do not depend on the width among them."""
+    model = TorchModel(tiny_folder, **options)
+    assert model.same_text
+    check_token_model(model)
+
+
+def test_without_exact_it_is_as_wide_as_its_tokens(tiny_folder: Path) -> None:
+    """And promises no same text."""
+    model = TorchModel(tiny_folder, exact=False)
+    assert not model.same_text
+    check_token_model(model)
+
+
+async def test_keeps_the_promises_of_a_provider(tiny_folder: Path) -> None:
+    """Streaming, leaving, errors."""
+    await check_provider(lambda: TorchProvider(tiny_folder))
+
+
+def test_a_string_opens_it_with_options(tiny_folder: Path) -> None:
+    """Each in its type; the name has no options in it."""
+    provider = open_provider(f"torch:{tiny_folder}?dtype=bfloat16&layers=2&max_requests=2&exact=false&cache_gib=0.5")
+    model: Any = provider.capabilities.token_model
+    assert provider.name == f"torch:{tiny_folder}"
+    assert (model.dtype, model.same_text) == (torch.bfloat16, False)
+
+
+def test_padded_vocabularies_draft_for_each_other(make_checkpoint: MakeCheckpoint, tiny_model: TorchModel) -> None:
+    """151936 against 152064 columns: the tokenizer counts, not the padding."""
+    wider = TorchModel(make_checkpoint(vocab_size=4160))
+    assert wider.vocab_size == 4160
+    for target, draft in ((tiny_model, wider), (wider, tiny_model)):
+        assert ProviderDraft(TorchProvider(draft)).token_draft_refusal(target) is None
+
+
+async def test_a_wider_draft_writes_the_targets_text(make_checkpoint: MakeCheckpoint, tiny_model: TorchModel) -> None:
+    """With columns that the target does not have, and the other way round."""
+    wider = TorchModel(make_checkpoint(vocab_size=4160))
+    for target, draft in ((tiny_model, wider), (wider, tiny_model)):
+        options: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "seed": 2}
+        plain = await SpeculativeDecoder(None, TorchProvider(target)).decode("def f():", **options)
+        decoder = SpeculativeDecoder(
+            ProviderDraft(TorchProvider(draft)), TorchProvider(target), SpeculativeConfig(strategy="tokens")
+        )
+        assert (await decoder.decode("def f():", **options)).content == plain.content
+
+
+# -------------------------------------------------------------------------------------------- caches
+
+
+def test_the_next_turn_reads_only_what_is_new(tiny_folder: Path) -> None:
+    """Whole chunks of a prompt are taken over, and give the same bits as reading them again."""
+    model = TorchModel(tiny_folder, max_requests=2)
+    with closing(model.open()) as session:
+        read_prompt(session, IDS[:600])
+    with closing(model.open()) as session:
+        assert session.adopt(IDS[:650]) == 2 * CHUNK_TOKENS
+        session.forward(IDS[512:650], num_rows=1)
+        taken_over = session.forward(IDS[650:653], num_rows=3).copy()
+    fresh = TorchModel(tiny_folder).open()
+    read_prompt(fresh, IDS[:650])
+    assert np.array_equal(fresh.forward(IDS[650:653], num_rows=3), taken_over)
+
+
+def test_a_draft_takes_over_every_token(tiny_folder: Path) -> None:
+    """Its rows need not be the same to the last bit."""
+    model = TorchModel(tiny_folder)
+    with closing(model.open(exact=False)) as session:
+        read_prompt(session, IDS[:50])
+    with closing(model.open(exact=False)) as session:
+        assert session.adopt([*IDS[:40], 5, 6, 7]) == 40
+
+
+def test_what_was_read_in_rounds_is_read_again(tiny_folder: Path) -> None:
+    """The cached answer of a turn stood beside other rows; only the prompt's chunks are the same for sure."""
+    model = TorchModel(tiny_folder)
+    with closing(model.open()) as session:
+        read_prompt(session, IDS[:CHUNK_TOKENS])
+        for token_id in IDS[CHUNK_TOKENS : 2 * CHUNK_TOKENS]:
+            session.forward([token_id], num_rows=1)
+    with closing(model.open()) as session:
+        assert session.adopt(IDS[: 2 * CHUNK_TOKENS]) == CHUNK_TOKENS
+
+
+def test_the_longest_idle_cache_goes_first(tiny_folder: Path) -> None:
+    """A new prompt does not drive out the conversation that has just been answered."""
+    model = TorchModel(tiny_folder, max_requests=2)
+    for start in (0, 300):
+        with closing(model.open()) as session:
+            read_prompt(session, IDS[start : start + CHUNK_TOKENS])
+    with closing(model.open()) as session:
+        assert session.adopt(IDS[100:400]) == 0
+    with closing(model.open()) as session:
+        assert session.adopt(IDS[300:600]) == CHUNK_TOKENS
+
+
+def test_more_sessions_than_caches_are_refused(tiny_folder: Path) -> None:
+    """With one clear error, and a closed one makes room."""
+    model = TorchModel(tiny_folder, max_requests=1)
+    first, second = model.open(), model.open()
+    first.forward([5], num_rows=1)
+    with pytest.raises(TargetError, match="all 1 key-value caches are in use"):
+        second.forward([5], num_rows=1)
+    first.close()
+    assert second.forward([5], num_rows=1).shape == (1, 4096)
+
+
+def test_the_context_is_cut_to_the_memory(tiny_folder: Path) -> None:
+    """`cache_gib` bounds what all requests take together."""
+    per_token = 2 * 3 * 2 * 16 * 4
+    model = TorchModel(tiny_folder, max_requests=4, cache_gib=4 * (500 + 16) * per_token / 2**30)
+    assert model.context_length == 500
+    assert TorchModel(tiny_folder, max_context=400).context_length == 400
+
+
+async def test_more_requests_than_places_wait_their_turn(tiny_folder: Path) -> None:
+    """In the order in which they came, and one that leaves while it waits is gone."""
+    provider = TorchProvider(tiny_folder, max_requests=1)
+    order: list[int] = []
+
+    async def ask(number: int) -> None:
+        await provider.complete(ChatRequest.create("x", max_tokens=3))
+        order.append(number)
+
+    async with provider.stream(ChatRequest.create("x", max_tokens=40)) as events:
+        await anext(events)
+        waiting = [asyncio.ensure_future(ask(number)) for number in range(4)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert order == [0, 2, 3]
+
+
+def test_places_outlive_event_loops(tiny_folder: Path) -> None:
+    """A loop that ended with requests waiting does not keep their places."""
+    provider = TorchProvider(tiny_folder, max_requests=1)
+
+    async def leave_one_waiting() -> None:
+        async with provider.stream(ChatRequest.create("x", max_tokens=40)) as events:
+            await anext(events)
+            waiting = asyncio.ensure_future(provider.complete(ChatRequest.create("y", max_tokens=3)))
+            await asyncio.sleep(0)
+            waiting.cancel()
+
+    asyncio.run(leave_one_waiting())
+    assert asyncio.run(provider.complete(ChatRequest.create("x", max_tokens=2))).text is not None
+
+
+async def test_concurrent_requests_do_not_disturb_each_other(pair: tuple[Any, Any]) -> None:
+    """Six at once say what each says alone."""
+    decoder = SpeculativeDecoder(ProviderDraft(pair[1]), pair[0])
+    prompts = [f"def test_number_{n}(self):" for n in range(6)]
+    options: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 4}
+    alone = [(await decoder.decode(prompt, **options)).content for prompt in prompts]
+    together = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt in prompts))
+    assert [result.content for result in together] == alone
+
+
+def resident_kib() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4
+
+
+async def test_memory_does_not_grow_over_a_thousand_requests(tiny_folder: Path) -> None:
+    """Caches are made once and used again."""
+    decoder = SpeculativeDecoder(PromptLookup(), TorchProvider(tiny_folder, max_requests=2))
+    sizes: list[int] = []
+    for number in range(1000):
+        await decoder.decode(f"x{number}", max_tokens=4, seed=number, temperature=1.0)
+        if number % 250 == 249:
+            gc.collect()
+            sizes.append(resident_kib())
+    assert sizes[-1] - sizes[0] < 4096, sizes
+
+
+# ----------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("config.json", None, "has no config.json"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("model.safetensors", None, "has no model.safetensors"),
+        ("model.safetensors", "cut", r"is cut short: \d+ of \d+ bytes; download it again"),
+        ("model.safetensors", "stub", "is cut short|is no safetensors file"),
+        ("model.safetensors", "text", "is cut short|is no safetensors file"),
+        ("config.json", "text", "is not JSON"),
+        ("config.json", "unknown", "no model that transformers"),
+        ("config.json", "wider", "lacks weights, or they are of other shapes"),
+        ("config.json", "deeper", "lacks weights, or they are of other shapes"),
+    ],
+)
+def test_a_broken_checkpoint_is_one_clear_error(
+    name: str, damage: str | None, message: str, make_checkpoint: MakeCheckpoint
+) -> None:
+    """Missing, half-downloaded, damaged: ModelLoadError names the file or what is wrong with it."""
+    folder = make_checkpoint()
+    path = folder / name
+    data = path.read_bytes()
+    if damage is None:
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(data[:-100])
+    elif damage == "stub":
+        path.write_bytes(data[:5])
+    elif damage == "text":
+        path.write_text("<html>not found</html>", encoding="utf-8")
+    else:
+        change = {
+            "unknown": {"model_type": "no_such", "architectures": ["NoSuch"]},
+            "wider": {"intermediate_size": 80},
+            "deeper": {"num_hidden_layers": 4},
+        }[damage]
+        path.write_text(json.dumps(json.loads(data) | change), encoding="utf-8")
+    with pytest.raises(ModelLoadError, match=message):
+        TorchModel(folder)
+
+
+def test_a_missing_shard_is_named(make_checkpoint: MakeCheckpoint) -> None:
+    """Of several weight files one is not there."""
+    folder = make_checkpoint()
+    index = {"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(ModelLoadError, match=r"has no model-00001-of-00002\.safetensors"):
+        TorchModel(folder)
+
+
+def test_no_folder_and_no_name_is_refused() -> None:
+    """Nothing is fetched for a path that does not exist."""
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        TorchModel("/no/such/folder")
+
+
+def test_a_name_that_cannot_be_fetched_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without network, or for a name that is not there."""
+    import huggingface_hub
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(ModelLoadError, match="could not be fetched from the Hugging Face hub"):
+        TorchModel("nobody/nothing")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float16", "device": "cpu"}, "a CPU computes in 'float32' or 'bfloat16'"),
+        ({"dtype": "int3"}, "dtype is 'int3'"),
+        ({"device": "cuda:99"}, "this machine has"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+        ({"layers": 9}, "layers is 9; the checkpoint has 3"),
+        ({"cache_gib": 1e-6}, "give cache_gib more or max_requests less"),
+    ],
+)
+def test_what_the_device_cannot_do_is_refused(tiny_folder: Path, options: dict[str, Any], message: str) -> None:
+    """Dtype, device and memory, each by name."""
+    with pytest.raises(ModelLoadError, match=message):
+        TorchModel(tiny_folder, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_width": 1}, {"max_requests": 0}, {"layers": 0}, {"max_context": 3}, {"attention": "x"}, {"cache_gib": 0}],
+)
+def test_options_out_of_range_are_refused(tiny_folder: Path, options: dict[str, Any]) -> None:
+    """Before anything is read."""
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} is"):
+        TorchModel(tiny_folder, **options)
+
+
+@pytest.mark.parametrize("query", ["dtyp=float32", "exact=maybe", "layers=two"])
+def test_options_in_a_string_are_checked(tiny_folder: Path, query: str) -> None:
+    """An unknown name or a value of another type."""
+    with pytest.raises(ConfigError, match=query.split("=")[0]):
+        open_provider(f"torch:{tiny_folder}?{query}")
+
+
+async def test_a_prompt_beyond_the_context_is_refused(tiny_folder: Path) -> None:
+    """And the next one is answered."""
+    provider = TorchProvider(tiny_folder, max_context=256)
+    with pytest.raises(InvalidRequestError, match="takes fewer than 256"):
+        await provider.complete(ChatRequest.create("x = 1\n" * 200))
+    assert (await provider.complete(ChatRequest.create("x", max_tokens=3))).usage is not None
+
+
+async def test_nan_in_the_weights_is_one_clear_error(tiny_folder: Path) -> None:
+    """The answer fails, its cache is wiped, and the provider answers as before."""
+    provider = TorchProvider(tiny_folder, max_requests=1)
+    expected = await provider.complete(ChatRequest.create("x", max_tokens=8))
+    weights = provider.model._network.final_norm.weight
+    embedding = provider.model._network.embedding
+    kept = embedding.clone()
+    assert weights is not None
+    embedding.fill_(float("nan"))
+    with pytest.raises(ModelOutputError, match="NaN"):
+        await provider.complete(ChatRequest.create("y", max_tokens=8))
+    embedding.copy_(kept)
+    assert (await provider.complete(ChatRequest.create("x", max_tokens=8))).text == expected.text
+
+
+async def test_out_of_memory_is_one_clear_error(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the allocator says becomes advice, the cache is given back, and the next request is answered."""
+    provider = TorchProvider(tiny_folder, max_requests=1)
+    from llm_spec_torch.network import Network
+
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Network, "hidden", exhausted)
+        with pytest.raises(TargetError, match="give cache_gib or max_requests less"):
+            await provider.complete(ChatRequest.create("x", max_tokens=3))
+    assert (await provider.complete(ChatRequest.create("x", max_tokens=3))).usage is not None
+
+
+def test_another_tokenizer_is_refused_for_drafting(make_checkpoint: MakeCheckpoint, tiny_model: TorchModel) -> None:
+    """With both names and the reason."""
+    folder = make_checkpoint()
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer["added_tokens"][-1]["content"] = "<|other|>"
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    refusal = ProviderDraft(TorchProvider(folder)).token_draft_refusal(tiny_model)
+    assert refusal is not None
+    assert "different tokenizers" in refusal
+
+
+def test_too_many_token_ids_are_refused(make_checkpoint: MakeCheckpoint) -> None:
+    """A tokenizer with more ids than the model has columns belongs to another model."""
+    with pytest.raises(ModelLoadError, match="belong to different models"):
+        TorchModel(make_checkpoint(vocab_size=4000))
+
+
+def test_a_folder_can_go_once_it_is_loaded(make_checkpoint: MakeCheckpoint) -> None:
+    """Nothing is read later."""
+    folder = make_checkpoint()
+    model = TorchModel(folder)
+    shutil.rmtree(folder)
+    assert model.open().forward([5], num_rows=1).shape == (1, 4096)
