@@ -201,7 +201,9 @@ class ChatRequest:
     """One request to a provider.
 
     `prefix` is assistant text that the answer continues (it is not repeated in the answer), `prediction` a guess at
-    the answer; only some targets understand them. `extra` goes to a remote target untouched.
+    the answer; only some targets understand them. `response_format` is OpenAI's; a local model also takes
+    `{"type": "regex", "pattern": …}` and `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark), and its
+    answer keeps to it unless a cap or stop string cuts it. `extra` goes to a remote target untouched.
     """
 
     messages: tuple[ChatMessage, ...]

@@ -3,7 +3,7 @@
     LlmSpecError
     ├── ConfigError              the program's configuration is wrong: change the named field
     │   ├── UnknownProviderError     no such provider name: choose one of those listed
-    │   └── MissingExtraError        the provider's packages are not installed: install the named extra
+    │   └── MissingExtraError        packages that this needs are not installed: install the named extra
     ├── InvalidRequestError      this request cannot be served: change the named field
     ├── UnsupportedError         the chosen strategy cannot serve this pair or request: choose another, or `auto`
     ├── ModelLoadError           a local model's files are missing or broken: fix the named file
@@ -48,7 +48,7 @@ class UnknownProviderError(ConfigError):
 
 
 class MissingExtraError(ConfigError):
-    """A provider whose optional packages are not installed; the message holds the command that installs them."""
+    """Optional packages that something needs are not installed; the message holds the command that installs them."""
 
 
 class InvalidRequestError(LlmSpecError, ValueError):

@@ -14,6 +14,7 @@ from functools import partial
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StoppedBy, StreamEvent, TextDelta, Usage
 from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits, TokenRound
+from llm_spec.grammar import open_constraint
 from llm_spec.provider import AdmittingModel, TokenDrafter, Tokenizer, TokenModel
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
@@ -38,12 +39,19 @@ def generate_events(
 
     The last item holds a `Finish`. Stop strings and incomplete characters are held back. `request.max_tokens` takes the
     place of that in `limits`; a request that samples without a seed gets a random one. Raises InvalidRequestError for
-    what a local model cannot serve, and what the target raises.
+    what a local model cannot serve, MissingExtraError for a `response_format` without the extra `grammar`, and what the
+    target raises.
     """
     _check_servable(target, request)
     prompt_ids = target.tokenizer.encode_chat(request)
     seed = request.sampling.seed if request.sampling.seed is not None else random_seed()
-    sampler = Sampler(request.sampling, vocab_size=target.vocab_size, num_prompt_tokens=len(prompt_ids), seed=seed)
+    sampler = Sampler(
+        request.sampling,
+        vocab_size=target.vocab_size,
+        num_prompt_tokens=len(prompt_ids),
+        seed=seed,
+        constraint=open_constraint(target, request),
+    )
     rule = make_rule(acceptance, sampler)
     limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)
     generation = Generation(
@@ -140,7 +148,7 @@ class _TextEmitter:
 
 def _check_servable(target: TokenModel, request: ChatRequest) -> None:
     """Refuse what a local model would have to leave out, rather than leave it out silently."""
-    asked = {"tools": request.tools, "response_format": request.response_format, "extra": request.extra}
+    asked = {"tools": request.tools, "extra": request.extra}
     for name, value in asked.items():
         if value:
             raise InvalidRequestError(f"{name} is set; {target.name} is a local model and cannot serve it")

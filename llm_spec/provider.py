@@ -42,6 +42,7 @@ __all__ = [
     "DraftProvider",
     "DraftToken",
     "Feature",
+    "GrammarTokenizer",
     "LlmProvider",
     "NextToken",
     "ProviderEntry",
@@ -270,6 +271,15 @@ class Tokenizer(Protocol):
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
         """The prompt: chat template applied, ready for the answer, or for what follows `request.prefix`."""
+        ...
+
+
+@runtime_checkable
+class GrammarTokenizer(Tokenizer, Protocol):
+    """A tokenizer that can tell a grammar what its ids are; needed for `ChatRequest.response_format`, else optional."""
+
+    def to_tokenizer_json(self) -> str:
+        """The vocabulary and how it is decoded, as the text of a Hugging Face tokenizer.json."""
         ...
 
 

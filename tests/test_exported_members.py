@@ -16,7 +16,7 @@ import pytest
 import llm_spec
 
 HEAVY = ["openai", "anthropic", "torch", "onnxruntime", "aiohttp", "tokenizers", "jinja2", "transformers", "pytest"]
-HEAVY += ["structlog", "importlib.metadata"]  # ours to use, but not on import
+HEAVY += ["llguidance", "structlog", "importlib.metadata"]  # ours to use, but not on import
 
 
 def modules() -> list[str]:
@@ -55,7 +55,7 @@ def test_the_public_names_are_these() -> None:
     expected = """
         AdmittingModel Budget Capabilities ChatMessage ChatRequest ChatResponse CircuitOpenError ConcurrencyLimit
         ConfigError Cost CostAware Discoverable DraftError DraftPiece DraftProvider DraftToken Ewma Fallback Finish Fixed
-        Generation GenerationLimits GivenText InvalidRequestError JoinedDraft JudgeConfig LlmProvider
+        Generation GenerationLimits GivenText GrammarTokenizer InvalidRequestError JoinedDraft JudgeConfig LlmProvider
         LlmSpecError LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NextToken Price
         PromptLookup ProviderDraft ProviderEntry ReasoningDelta Retry RetryPolicy ReusingSession Round Sampling
         ScoredToken SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher

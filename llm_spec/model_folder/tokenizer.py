@@ -61,6 +61,10 @@ class FolderTokenizer:
             raise InvalidRequestError(f"the chat template in {self._folder} refuses these messages: {error}") from error
         return self._prompts.encode(prompt, add_special_tokens=False).ids + self.encode(request.prefix)
 
+    def to_tokenizer_json(self) -> str:
+        whole: dict[str, Any] = json.loads(self._prompts.to_str())
+        return json.dumps(whole | {"truncation": None, "padding": None})  # they are for batches of texts
+
     def _find_eos_ids(self, folder: Path) -> frozenset[int]:
         for name in ("generation_config.json", "config.json"):
             found = read_json(folder / name, optional=True).get("eos_token_id")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llm_spec.drafting.ngrams import NgramIndex
 from llm_spec.errors import InvalidRequestError
+from llm_spec.grammar import takes_response_format
 from llm_spec.local import stream_token_model
 from llm_spec.provider import Capabilities, Tokenizer, TokenModel, complete_from_stream
 
@@ -207,7 +208,12 @@ class LocalProvider:
     def __init__(self, model: TokenModel) -> None:
         self.model = model
         self.name = model.name
-        self.capabilities = Capabilities(context_length=model.context_length, continue_prefix=True, token_model=model)
+        self.capabilities = Capabilities(
+            context_length=model.context_length,
+            response_format=takes_response_format(model.tokenizer),
+            continue_prefix=True,
+            token_model=model,
+        )
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         return stream_token_model(self.model, request)

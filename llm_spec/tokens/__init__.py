@@ -24,7 +24,7 @@ from llm_spec.tokens.rules import (
     make_rule,
     residual,
 )
-from llm_spec.tokens.sampling import Sampler, adjusted_logits, is_greedy, is_plain, log_law
+from llm_spec.tokens.sampling import Sampler, TokenConstraint, adjusted_logits, is_greedy, is_plain, log_law
 from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, CostLine, ExponentialMovingAverage
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "RoundReport",
     "Sampler",
     "Threshold",
+    "TokenConstraint",
     "Verdict",
     "adjusted_logits",
     "gumbel",

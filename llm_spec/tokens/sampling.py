@@ -1,8 +1,9 @@
 """From logits to a law, and from a law to a token.
 
-Filters apply in this order: logit bias, repetition penalty (prompt and answer), presence and frequency penalty (answer
-alone), temperature, top-k, top-p, min-p. Draft and target apply the same ones, and penalties see the drafted tokens
-before the position they are computed for (dropping them on verified tokens is vLLM #42744).
+Filters apply in this order: constraint, logit bias, repetition penalty (prompt and answer), presence and frequency
+penalty (answer alone), temperature, top-k, top-p, min-p. Draft and target apply the same ones, and constraint and
+penalties see the drafted tokens before the position they are computed for (dropping them on verified tokens is vLLM
+#42744).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,31 @@ from llm_spec.errors import InvalidRequestError, ModelOutputError
 from llm_spec.tokens.noise import Purpose, gumbel
 from llm_spec.tokens.philox import Array, namespace
 
-__all__ = ["Sampler", "adjusted_logits", "check_best_logit", "is_greedy", "is_plain", "log_law", "random_seed"]
+__all__ = [
+    "Sampler",
+    "TokenConstraint",
+    "adjusted_logits",
+    "check_best_logit",
+    "is_greedy",
+    "is_plain",
+    "log_law",
+    "random_seed",
+]
 
 _MIN_TEMPERATURE = 1e-30  # below this the division would overflow; the law is one-hot long before
 _BLOCK_NUMBERS = 2**15  # noise computed in one call: numpy's overhead is gone and the work still fits in the L2 cache
 _CACHED_POSITIONS = 34  # the longest draft, its bonus and one more
+
+
+class TokenConstraint(Protocol):
+    """Which tokens an answer may hold; of one request, used by one thread at a time."""
+
+    def mask(self, answer_ids: Sequence[int]) -> NDArray[np.bool_]:
+        """Tell which tokens may follow `answer_ids`, drafted ones among them: [vocab_size], not to be written to.
+
+        A function of `answer_ids` alone, in whatever order it is asked.
+        """
+        ...
 
 
 def is_greedy(sampling: Sampling) -> bool:
@@ -128,7 +149,15 @@ class Sampler:
     their laws agree (Daliri et al., arXiv 2408.07978).
     """
 
-    def __init__(self, sampling: Sampling, *, vocab_size: int, num_prompt_tokens: int, seed: int) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        *,
+        vocab_size: int,
+        num_prompt_tokens: int,
+        seed: int,
+        constraint: TokenConstraint | None = None,
+    ) -> None:
         outside = [token_id for token_id in sampling.logit_bias if token_id >= vocab_size]
         if outside:
             raise InvalidRequestError(
@@ -139,7 +168,8 @@ class Sampler:
         self.num_prompt_tokens = num_prompt_tokens
         self.seed = seed
         self.greedy = is_greedy(sampling)
-        self.plain = is_plain(sampling)
+        self.plain = is_plain(sampling) and constraint is None
+        self._constraint = constraint
         self._block_length = max(1, _BLOCK_NUMBERS // vocab_size)
         self._num_blocks = _CACHED_POSITIONS // self._block_length + 2
         self._blocks: dict[int, NDArray[np.float64]] = {}
@@ -158,13 +188,15 @@ class Sampler:
         return int((law + self.noise(position)).argmax())
 
     def adjusted(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.floating[Any]]:
-        """`adjusted_logits` of this request."""
-        scores: NDArray[np.floating[Any]] = adjusted_logits(logits, self.sampling, context_ids, self.num_prompt_tokens)
+        """`adjusted_logits` of this request, of the tokens that its constraint allows."""
+        allowed = self._allowed(logits, context_ids)
+        scores: NDArray[np.floating[Any]] = adjusted_logits(allowed, self.sampling, context_ids, self.num_prompt_tokens)
         return scores
 
     def log_law(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.float64]:
-        """`log_law` of this request."""
-        law: NDArray[np.float64] = log_law(logits, self.sampling, context_ids, self.num_prompt_tokens)
+        """`log_law` of this request, over the tokens that its constraint allows."""
+        allowed = self._allowed(logits, context_ids)
+        law: NDArray[np.float64] = log_law(allowed, self.sampling, context_ids, self.num_prompt_tokens)
         return law
 
     def law(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.float64]:
@@ -200,3 +232,9 @@ class Sampler:
             self._blocks[index] = block
         row: NDArray[np.float64] = block[offset]
         return row
+
+    def _allowed(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.floating[Any]]:
+        """Logits ([vocab_size]) with those of forbidden tokens at -inf."""
+        if self._constraint is None:
+            return logits
+        return np.where(self._constraint.mask(context_ids[self.num_prompt_tokens :]), logits, -np.inf)

@@ -14,6 +14,7 @@ from llm_spec import (
     complete_from_stream,
     stream_token_model,
 )
+from llm_spec.grammar import takes_response_format
 from llm_spec_onnx.model import OnnxModel
 
 __all__ = ["OnnxProvider"]
@@ -26,7 +27,10 @@ class OnnxProvider:
         self._model = OnnxModel(folder, name=name, threads=threads, exact=exact)
         self.name = self._model.name
         self.capabilities = Capabilities(
-            context_length=self._model.context_length, continue_prefix=True, token_model=self._model
+            context_length=self._model.context_length,
+            response_format=takes_response_format(self._model.tokenizer),
+            continue_prefix=True,
+            token_model=self._model,
         )
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:

@@ -15,6 +15,7 @@ from llm_spec import (
     complete_from_stream,
     stream_token_model,
 )
+from llm_spec.grammar import takes_response_format
 from llm_spec_torch.model import TorchModel, TorchOptions
 
 __all__ = ["TorchProvider"]
@@ -33,7 +34,10 @@ class TorchProvider:
         self._model = model if isinstance(model, TorchModel) else TorchModel(model, name=name, **options)
         self.name = self._model.name
         self.capabilities = Capabilities(
-            context_length=self._model.context_length, continue_prefix=True, token_model=self._model
+            context_length=self._model.context_length,
+            continue_prefix=True,
+            response_format=takes_response_format(self._model.tokenizer),
+            token_model=self._model,
         )
 
     @property

@@ -5,16 +5,18 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError, ModelOutputError
 from llm_spec.tokens.noise import Purpose, gumbel
-from llm_spec.tokens.sampling import Sampler, is_greedy, is_plain, log_law
+from llm_spec.tokens.sampling import Sampler, TokenConstraint, is_greedy, is_plain, log_law
 
 VOCAB_SIZE = 12
 
@@ -169,7 +171,57 @@ def test_draft_logits_of_another_width_are_fitted() -> None:
     assert sampler.fit(np.zeros(VOCAB_SIZE - 2))[-2:].tolist() == [-math.inf, -math.inf]
 
 
+class EvenAfterOdd:
+    """A constraint: even ids after an odd one and at the beginning, else odd ids."""
+
+    def mask(self, answer_ids: Sequence[int]) -> NDArray[np.bool_]:
+        wanted = 1 - answer_ids[-1] % 2 if answer_ids else 0
+        return np.arange(VOCAB_SIZE) % 2 == wanted
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1.0),
+        Sampling(temperature=1.0, top_k=8),
+        Sampling(temperature=0.7, top_k=3, top_p=0.8, min_p=0.05),
+        Sampling(temperature=1.0, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3),
+        Sampling(temperature=1.0, logit_bias={0: 100.0, 1: 100.0}),
+    ],
+)
+def test_a_constraint_comes_before_every_filter(sampling: Sampling) -> None:
+    """The law is that of the allowed tokens alone: filters count none but these, no bias revives another."""
+    rng = np.random.default_rng(8)
+    sampler = make_sampler(sampling, constraint=EvenAfterOdd())
+    for context_ids in ([5], [5, 4], [5, 4, 3], [4, 2, 3, 2]):
+        logits = rng.normal(size=VOCAB_SIZE)
+        allowed = EvenAfterOdd().mask(context_ids[1:])
+        expected = naive_law(np.where(allowed, logits, -1e6).tolist(), sampling, context_ids, 1)
+        law = sampler.law(logits, context_ids)
+        assert law == pytest.approx(expected, abs=1e-9)
+        assert not law[~allowed].any()
+        greedy = make_sampler(replace(sampling, temperature=0.0), constraint=EvenAfterOdd())
+        assert allowed[greedy.choose(logits, context_ids)]
+        assert allowed[sampler.choose(logits, context_ids)]
+
+
+def test_constrained_rows_depend_on_the_context() -> None:
+    """Rows are then not `plain`, whatever the sampling; a row whose allowed logits are all -inf is no law."""
+    assert make_sampler(Sampling()).plain
+    sampler = make_sampler(Sampling(), constraint=EvenAfterOdd())
+    assert not sampler.plain
+    with pytest.raises(ModelOutputError, match="all -inf"):
+        sampler.choose(np.where(np.arange(VOCAB_SIZE) % 2 == 1, 0.0, -np.inf), [5])
+
+
 def make_sampler(
-    sampling: Sampling, *, vocab_size: int = VOCAB_SIZE, num_prompt_tokens: int = 1, seed: int = 0
+    sampling: Sampling,
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    num_prompt_tokens: int = 1,
+    seed: int = 0,
+    constraint: TokenConstraint | None = None,
 ) -> Sampler:
-    return Sampler(sampling, vocab_size=vocab_size, num_prompt_tokens=num_prompt_tokens, seed=seed)
+    return Sampler(
+        sampling, vocab_size=vocab_size, num_prompt_tokens=num_prompt_tokens, seed=seed, constraint=constraint
+    )
