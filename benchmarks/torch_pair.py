@@ -134,14 +134,19 @@ def speed(answers: Iterable[Answer]) -> float:
 def show(temperature: float, answers: dict[str, list[Answer]]) -> None:
     """One table."""
     assisted, plain = answers["transformers assisted"], answers["llm_spec plain"]
-    print(f"\ntemperature {temperature:g}\n{'':<28}{'tokens/s':>9}{'of assisted':>13}{'of plain':>10}{'same as plain':>15}")
+    print(
+        f"\ntemperature {temperature:g}\n{'':<28}{'tokens/s':>9}{'of assisted':>13}{'of plain':>10}{'same as plain':>15}"
+    )
     for name, own in answers.items():
         same = sum(a.text == b.text for a, b in zip(own, plain, strict=True))
         print(
             f"{name:<28}{speed(own):>9.0f}{speed(own) / speed(assisted):>12.2f}x{speed(own) / speed(plain):>9.2f}x"
             f"{same:>9} of {len(own)}"
         )
-    ratios = [p.seconds / p.num_tokens / (s.seconds / s.num_tokens) for p, s in zip(plain, answers["llm_spec draft"], strict=True)]
+    ratios = [
+        p.seconds / p.num_tokens / (s.seconds / s.num_tokens)
+        for p, s in zip(plain, answers["llm_spec draft"], strict=True)
+    ]
     print(f"speculative to plain, prompt by prompt: median {statistics.median(ratios):.2f}x, worst {min(ratios):.2f}x")
 
 

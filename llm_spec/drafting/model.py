@@ -50,7 +50,7 @@ class ProviderDraft:
         model = self._provider.capabilities.token_model
         if model is None:
             return f"draft {self.name} gives text, not token ids"
-        if model.tokenizer.fingerprint != target.tokenizer.fingerprint or model.vocab_size != target.vocab_size:
+        if model.tokenizer.fingerprint != target.tokenizer.fingerprint:
             return (
                 f"draft {self.name} (vocabulary {model.vocab_size}) and target {target.name} (vocabulary "
                 f"{target.vocab_size}) have different tokenizers"
@@ -69,6 +69,7 @@ class _ModelDraft:
 
     def __init__(self, model: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> None:
         self._context_length = model.context_length
+        self._vocab_size = model.vocab_size
         self._choose = choose
         self._cached_ids = list(prompt_ids[:-1])
         self._session = model.open(exact=False)
@@ -82,6 +83,8 @@ class _ModelDraft:
         self._keep_agreeing(context_ids)
         ids = list(context_ids)
         unread = ids[len(self._cached_ids) :]
+        if max(unread) >= self._vocab_size:
+            return  # a padding column of the target's, which this model does not have
         while len(ids) < self._context_length:
             logits = self._session.forward(unread, num_rows=1)[0]
             self._cached_ids += unread

@@ -75,7 +75,12 @@ def load_module(folder: Path, dtype: torch.dtype, device: torch.device, num_laye
     try:
         with _quiet(transformers):
             module, report = transformers.AutoModelForCausalLM.from_pretrained(
-                str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+                str(folder),
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported, and refused below
             )
             _cut(module, num_layers)
             module = module.eval().requires_grad_(requires_grad=False).to(device)
@@ -88,7 +93,7 @@ def load_module(folder: Path, dtype: torch.dtype, device: torch.device, num_laye
         raise ModelLoadError(
             f"{folder} is no model that transformers {transformers.__version__} can load: {message[0]}"
         ) from error
-    missing = sorted({*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])})
+    missing = sorted({*report["missing_keys"], *(str(key[0]) for key in report["mismatched_keys"])})
     if missing:
         raise ModelLoadError(f"{folder} lacks weights, or they are of other shapes: {', '.join(missing[:3])}")
     return module

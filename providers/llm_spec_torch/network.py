@@ -174,9 +174,7 @@ class Network:
         group = self.attention.num_heads // self.attention.num_kv_heads
         return bias[:, None, :, None].expand(batch, 1, width, group, num_keys).reshape(batch, 1, -1, num_keys)
 
-    def _remember(
-        self, layer: Layer, heads: Tensor, turn: Tensor, places: Tensor, cache: Cache, index: int
-    ) -> Tensor:
+    def _remember(self, layer: Layer, heads: Tensor, turn: Tensor, places: Tensor, cache: Cache, index: int) -> Tensor:
         """Rotate queries and keys, write keys and values; the queries, [batch * width, num_heads, head_dim]."""
         num_queries, num_keys = self.attention.num_heads, self.attention.num_kv_heads
         queries_keys, values = heads[:, : num_queries + num_keys], heads[:, num_queries + num_keys :]
@@ -189,9 +187,7 @@ class Network:
         cache.values[index].flatten(0, 1).index_copy_(0, places, values)
         return queries_keys[:, :num_queries]
 
-    def _attend(
-        self, queries: Tensor, cache: Cache, index: int, bias: Tensor, shape: tuple[int, int, int]
-    ) -> Tensor:
+    def _attend(self, queries: Tensor, cache: Cache, index: int, bias: Tensor, shape: tuple[int, int, int]) -> Tensor:
         """[batch * width, num_heads * head_dim]; the heads that share keys are rows of one product."""
         batch, width, num_keys = shape
         num_kv_heads, head_dim = self.attention.num_kv_heads, self.attention.head_dim
