@@ -134,9 +134,8 @@ def speed(answers: Iterable[Answer]) -> float:
 def show(temperature: float, answers: dict[str, list[Answer]]) -> None:
     """One table."""
     assisted, plain = answers["transformers assisted"], answers["llm_spec plain"]
-    print(
-        f"\ntemperature {temperature:g}\n{'':<28}{'tokens/s':>9}{'of assisted':>13}{'of plain':>10}{'same as plain':>15}"
-    )
+    print(f"\ntemperature {temperature:g}")
+    print(f"{'':<28}{'tokens/s':>9}{'of assisted':>13}{'of plain':>10}{'same as plain':>15}")
     for name, own in answers.items():
         same = sum(a.text == b.text for a, b in zip(own, plain, strict=True))
         print(
@@ -169,7 +168,8 @@ def main() -> None:
     conversations = [ChatRequest.create(json.loads(line)["messages"]).messages for line in lines]
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {arguments.threads} threads, float32")
     settings = search(assisted, [requested(c, arguments.max_tokens, 0.0) for c in conversations[:SEARCH_PROMPTS]])
-    print("transformers' best settings: %d assistant tokens, confidence %g, %s" % settings)
+    num_tokens, confidence, schedule = settings
+    print(f"transformers' best settings: {num_tokens} assistant tokens, confidence {confidence:g}, {schedule}")
     contenders: dict[str, Contender] = {
         "transformers plain": Assisted(arguments.target, None),
         "transformers assisted": assisted,

@@ -100,4 +100,4 @@ def _zeros(sizes: tuple[int, ...], like: Tensor) -> Tensor:
     if like.device.type != "cpu":
         return torch.zeros(sizes, dtype=like.dtype, device=like.device)
     words = np.zeros(int(np.prod(sizes)) * like.element_size() // 2, np.int16)
-    return torch.from_numpy(words).view(like.dtype).view(sizes)
+    return torch.as_tensor(words).view(like.dtype).view(sizes)

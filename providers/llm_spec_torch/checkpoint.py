@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +40,7 @@ def find_folder(model: str | Path) -> Path:
 
 
 def resolve_device(device: str | None) -> torch.device:
-    """The device asked for, by default a CUDA one where there is any; raises ModelLoadError for one that is not there."""
+    """The device asked for, by default a CUDA one if there is any; raises ModelLoadError for one that is not there."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -150,7 +150,7 @@ def _check_complete(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def _quiet(transformers: Any) -> Generator[None]:
     """Without transformers' progress bars and advice: what goes wrong comes as an error."""
     logging: Any = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -38,7 +38,7 @@ def transformers_logits(module: Any, token_ids: Sequence[int]) -> Tensor:
 
 def check_logits(found: FloatArray, expected: Tensor, dtype: torch.dtype) -> None:
     """Raise ModelLoadError unless logits are transformers' own up to rounding: then the model was read rightly."""
-    ours, theirs = torch.from_numpy(found), expected.cpu()
+    ours, theirs = torch.as_tensor(found), expected.cpu()
     error = float((ours - theirs).square().mean().sqrt() / theirs.std())
     if not error <= _LARGEST_ERROR[dtype]:
         raise ModelLoadError(

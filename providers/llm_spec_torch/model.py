@@ -69,6 +69,12 @@ class TorchModel:
     large, or built in a way that is not supported, and ConfigError for an option out of its range.
     """
 
+    vocab_size: int
+    context_length: int
+    _network: Network
+    _pool: CachePool
+    _loose_shape: Shape
+
     def __init__(self, model: str | Path, *, name: str | None = None, **options: Unpack[TorchOptions]) -> None:
         _check_options(options)
         folder = find_folder(model)
@@ -102,10 +108,7 @@ class TorchModel:
         if not 1 <= layers < len(self._network.layers):
             raise ConfigError(f"layers is {layers}; the model has {len(self._network.layers)}, give fewer")
         draft = copy.copy(self)
-        draft.name = f"{self.name} (first {layers} layers)"
-        draft._network = self._network.first_layers(layers)
-        draft._places = FairPlaces(self._max_requests)
-        draft._pool = draft._make_pool(self.context_length, self._pool.cache.capacity - self.context_length)
+        draft._keep_first(layers)  # noqa: SLF001 - a copy of its own class
         return draft
 
     # ------------------------------------------------------------------------------------- TokenModel
@@ -127,7 +130,8 @@ class TorchModel:
         start, count = len(slot.token_ids), len(token_ids)
         try:
             with torch.inference_mode():
-                ids = torch.tensor([[*token_ids, *token_ids[-1:] * (width - count)]], device=self.device)
+                padded = [*token_ids, *[token_ids[-1]] * (width - count)]
+                ids = torch.tensor([padded], device=self.device)
                 positions = torch.arange(start, start + width, device=self.device)[None]
                 states = self._network.hidden(ids, positions, slot.cache, min(num_keys, slot.cache.capacity))
                 return self._logits(states, slot, count, num_rows)
@@ -139,6 +143,12 @@ class TorchModel:
             ) from error
 
     # ------------------------------------------------------------------------------------------ inside
+
+    def _keep_first(self, layers: int) -> None:
+        self.name = f"{self.name} (first {layers} layers)"
+        self._network = self._network.first_layers(layers)
+        self._places = FairPlaces(self._max_requests)
+        self._pool = self._make_pool(self.context_length, self._pool.cache.capacity - self.context_length)
 
     def _load(self, module: Any, max_width: int, max_context: int | None, *, fused: bool) -> None:
         own_context = int(module.config.get_text_config().max_position_embeddings)
@@ -167,7 +177,8 @@ class TorchModel:
         if num_rows == 1 and count > self._loose_shape.max_width:  # a prompt: only its end counts
             states, count = states[-2:], 2
         logits = self._network.logits(states)[count - num_rows : count]
-        return logits.cpu().numpy()
+        rows: FloatArray = logits.cpu().numpy()
+        return rows
 
     def _make_pool(self, context: int, max_width: int) -> CachePool:
         """Caches for as many tokens a request as the model and the memory allow."""

@@ -131,26 +131,23 @@ class Network:
         padding, written where nothing reads them.
         """
         batch, width = token_ids.shape
-        num_heads = self.attention.num_heads + 2 * self.attention.num_kv_heads
-        places = (positions + torch.arange(batch, device=positions.device)[:, None] * cache.capacity).flatten()
-        masks = [self._mask(positions, num_keys, kind.window) for kind in self.kinds]
-        turns = [kind.rotation[positions.flatten()] for kind in self.kinds]
+        flat = positions.flatten()
+        now = _Pass(
+            batch,
+            width,
+            num_keys,
+            places=(positions + torch.arange(batch, device=positions.device)[:, None] * cache.capacity).flatten(),
+            masks=[self._mask(positions, num_keys, kind.window) for kind in self.kinds],
+            turns=[kind.rotation[flat] for kind in self.kinds],
+        )
         states = functional.embedding(token_ids.flatten(), self.embedding)
         if self.embedding_scale is not None:
             states = states * self.embedding_scale
-        for index, layer in enumerate(self.layers):
-            heads = layer.queries_keys_values(layer.attention_norm(states)).view(batch * width, num_heads, -1)
-            queries = self._remember(layer, heads, turns[layer.kind], places, cache, index)
-            attended = self._attend(queries, cache, index, masks[layer.kind], (batch, width, num_keys))
-            attended = layer.output(attended)
-            if layer.after_attention_norm is not None:
-                attended = layer.after_attention_norm(attended)
-            states = states + attended
+        for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
+            states = self._attend(layer, states, keys, values, now)
             gate, up = layer.gate_up(layer.mlp_norm(states)).chunk(2, -1)
             transformed = layer.down(self.activation(gate).mul_(up))
-            if layer.after_mlp_norm is not None:
-                transformed = layer.after_mlp_norm(transformed)
-            states = states + transformed
+            states = states + (transformed if layer.after_mlp_norm is None else layer.after_mlp_norm(transformed))
         return states
 
     def logits(self, states: Tensor) -> Tensor:
@@ -174,26 +171,45 @@ class Network:
         group = self.attention.num_heads // self.attention.num_kv_heads
         return bias[:, None, :, None].expand(batch, 1, width, group, num_keys).reshape(batch, 1, -1, num_keys)
 
-    def _remember(self, layer: Layer, heads: Tensor, turn: Tensor, places: Tensor, cache: Cache, index: int) -> Tensor:
-        """Rotate queries and keys, write keys and values; the queries, [batch * width, num_heads, head_dim]."""
-        num_queries, num_keys = self.attention.num_heads, self.attention.num_kv_heads
-        queries_keys, values = heads[:, : num_queries + num_keys], heads[:, num_queries + num_keys :]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            queries, keys = queries_keys[:, :num_queries], queries_keys[:, num_queries:]
-            queries_keys = torch.cat([layer.query_norm(queries), layer.key_norm(keys)], dim=1)
-        pairs = torch.view_as_complex(queries_keys.float().unflatten(-1, (-1, 2)))
-        queries_keys = torch.view_as_real(pairs * turn).flatten(-2).to(heads.dtype)
-        cache.keys[index].flatten(0, 1).index_copy_(0, places, queries_keys[:, num_queries:])
-        cache.values[index].flatten(0, 1).index_copy_(0, places, values)
-        return queries_keys[:, :num_queries]
+    def _attend(self, layer: Layer, states: Tensor, keys: Tensor, values: Tensor, now: _Pass) -> Tensor:
+        """The attention part of a layer, its keys and values remembered: [batch * width, hidden_size]."""
+        shape = self.attention
+        heads = layer.queries_keys_values(layer.attention_norm(states))
+        heads = heads.view(now.batch * now.width, -1, shape.head_dim)
+        queries, new_keys = self._rotated(layer, heads, now.turns[layer.kind])
+        keys.flatten(0, 1).index_copy_(0, now.places, new_keys)
+        values.flatten(0, 1).index_copy_(0, now.places, heads[:, shape.num_heads + shape.num_kv_heads :])
+        # the heads that share keys are rows of one product
+        rows = queries.view(now.batch, now.width, shape.num_kv_heads, -1, shape.head_dim).transpose(1, 2)
+        seen_keys, seen_values = (stored[:, : now.num_keys].transpose(1, 2) for stored in (keys, values))
+        out = shape(
+            rows.reshape(now.batch, shape.num_kv_heads, -1, shape.head_dim),
+            seen_keys,
+            seen_values,
+            now.masks[layer.kind],
+        )
+        out = out.view(now.batch, shape.num_kv_heads, now.width, -1, shape.head_dim).transpose(1, 2)
+        attended = layer.output(out.reshape(now.batch * now.width, -1))
+        return states + (attended if layer.after_attention_norm is None else layer.after_attention_norm(attended))
 
-    def _attend(self, queries: Tensor, cache: Cache, index: int, bias: Tensor, shape: tuple[int, int, int]) -> Tensor:
-        """[batch * width, num_heads * head_dim]; the heads that share keys are rows of one product."""
-        batch, width, num_keys = shape
-        num_kv_heads, head_dim = self.attention.num_kv_heads, self.attention.head_dim
-        rows = queries.view(batch, width, num_kv_heads, -1, head_dim).permute(0, 2, 1, 3, 4)
-        keys = cache.keys[index][:, :num_keys].transpose(1, 2)
-        values = cache.values[index][:, :num_keys].transpose(1, 2)
-        out = self.attention(rows.reshape(batch, num_kv_heads, -1, head_dim), keys, values, bias)
-        out = out.view(batch, num_kv_heads, width, -1, head_dim).permute(0, 2, 1, 3, 4)
-        return out.reshape(batch * width, -1)
+    def _rotated(self, layer: Layer, heads: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys, normed and turned by their positions: [batch * width, heads, head_dim] each."""
+        num_queries, num_keys = self.attention.num_heads, self.attention.num_kv_heads
+        both = heads[:, : num_queries + num_keys]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            both = torch.cat([layer.query_norm(both[:, :num_queries]), layer.key_norm(both[:, num_queries:])], dim=1)
+        pairs = torch.view_as_complex(both.float().view(*both.shape[:-1], -1, 2))
+        both = torch.view_as_real(pairs * turn).flatten(-2).to(heads.dtype)
+        return both[:, :num_queries], both[:, num_queries:]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What all layers of one pass share; masks and turns by kind of layer."""
+
+    batch: int
+    width: int
+    num_keys: int
+    places: Tensor  # [batch * width], rows of the cache with its first two dimensions flattened
+    masks: list[Tensor]
+    turns: list[Tensor]

@@ -125,7 +125,7 @@ def _paired(rows: Tensor, head_dim: int | None) -> Tensor:
     """Rows of heads so ordered that what is rotated together, i and i + head_dim / 2, stands side by side."""
     if head_dim is None:
         return rows
-    return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
+    return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
 def _bias(module: Any) -> Tensor | None:
@@ -167,10 +167,9 @@ def _read_kinds(rotary: Any, config: Any, num_layers: int, length: int) -> tuple
 def _read_kind(rotary: Any, config: Any, layer_type: str | None, length: int) -> Kind:
     if layer_type not in {None, "full_attention", "sliding_attention"}:
         raise ModelLoadError(f"a layer is of type {layer_type!r}; it must be full_attention or sliding_attention")
-    rope_type: Any = rotary.rope_type
-    prefix = ""
-    if isinstance(rope_type, dict):
-        rope_type, prefix = rope_type[layer_type], f"{layer_type}_"
+    by_type = hasattr(rotary, f"{layer_type}_inv_freq")  # Gemma 3: each type of layers has a rope of its own
+    prefix = f"{layer_type}_" if by_type else ""
+    rope_type: Any = rotary.rope_type[layer_type] if by_type else rotary.rope_type
     if rope_type not in _ROPE_TYPES:
         raise ModelLoadError(f"rope_type is {rope_type!r}; it must be one of {', '.join(sorted(_ROPE_TYPES))}")
     inverse: Tensor = getattr(rotary, f"{prefix}inv_freq").float()

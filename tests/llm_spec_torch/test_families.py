@@ -65,8 +65,16 @@ def test_other_architectures_are_refused(config: str, what: str, make_checkpoint
     for name in ("model.safetensors", "config.json"):
         (folder / name).unlink()
     extra = {"embedding_multiplier": 3.0, "residual_multiplier": 0.2} if config == "GraniteConfig" else {}
-    sizes = dict(vocab_size=4096, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
-    made: Any = getattr(transformers, config)(**sizes, pad_token_id=0, num_key_value_heads=2, **extra)
+    made: Any = getattr(transformers, config)(
+        vocab_size=4096,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        **extra,
+    )
     transformers.AutoModelForCausalLM.from_config(made).save_pretrained(folder)
     with pytest.raises(ModelLoadError, match=what) as error:
         TorchModel(folder)

@@ -1,4 +1,4 @@
-"""TorchModel and its provider: the contracts, caches that are taken over, options, and one clear error for bad input."""
+"""TorchModel and its provider: the contracts, caches that are taken over, options, one clear error for bad input."""
 
 from __future__ import annotations
 
