@@ -19,6 +19,7 @@ from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec_torch.caches import CachePool, Slot, token_bytes
 from llm_spec_torch.checkpoint import find_folder, load_module, resolve_device, resolve_dtype
 from llm_spec_torch.checks import agreeing_widths, check_logits, some_ids, transformers_logits
+from llm_spec_torch.network import Network
 from llm_spec_torch.places import FairPlaces
 from llm_spec_torch.session import FloatArray, TorchSession
 from llm_spec_torch.shape import Shape
