@@ -20,7 +20,15 @@ from typing import NamedTuple, Self
 from llm_spec._iterators import closable
 from llm_spec.chat import Origin, Round, StoppedBy
 from llm_spec.errors import DraftError, InvalidRequestError, ModelOutputError, one_line
-from llm_spec.provider import DraftToken, TokenDraft, TokenModel, read_prompt
+from llm_spec.provider import (
+    DeviceRound,
+    DeviceRounds,
+    DraftToken,
+    TokenDraft,
+    TokenModel,
+    TokenSession,
+    read_prompt,
+)
 from llm_spec.result import SpeculativeStats
 from llm_spec.tokens.lookahead import LookaheadController, RoundReport
 from llm_spec.tokens.rules import AcceptanceRule, Verdict
@@ -53,7 +61,8 @@ class Generation:
 
     `open_draft` is called once the target has read the prompt; None means plain decoding. Any failure of the draft
     (an exception, an id outside the vocabulary, too much time) turns the rest into plain decoding, told by `fallback`.
-    Setting `cancelled` ends the iteration within one forward. Use as a context manager: it opens and closes the caches.
+    Setting `cancelled` ends the iteration within one forward. `open_rounds` gives rounds on a device, or None: then
+    `rule` is not asked, since they sample and accept there. Use as a context manager: it opens and closes the caches.
     Raises InvalidRequestError for a prompt that does not fit, and what the target raises.
     """
 
@@ -66,6 +75,7 @@ class Generation:
         *,
         limits: GenerationLimits | None = None,
         open_draft: Callable[[], TokenDraft] | None = None,
+        open_rounds: Callable[[], DeviceRounds | None] | None = None,
         cancelled: threading.Event | None = None,
     ) -> None:
         _check_prompt(target, prompt_ids)
@@ -82,14 +92,20 @@ class Generation:
         self.stopped_by: StoppedBy | None = None
         self._open_draft = open_draft
         self._draft: TokenDraft | None = None
+        self._open_rounds = open_rounds
+        self._rounds: DeviceRounds | None = None
+        self._session: TokenSession | None = None
         self._num_draft_tokens = 0
         self._draft_s = self._verify_s = 0.0
 
     def __enter__(self) -> Self:
-        self._session = self.target.open()
         try:
-            read_prompt(self._session, self.context_ids[:-1], self.cancelled.is_set)  # a round reads the last token
-            self._start_draft()
+            self._rounds = None if self._open_rounds is None else self._open_rounds()
+            if self._rounds is None:
+                self._session = self.target.open()
+                read_prompt(self._session, self.context_ids[:-1], self.cancelled.is_set)  # a round reads the last token
+            if self._rounds is None or not self._rounds.drafts:
+                self._start_draft()
         except BaseException:
             self.close()
             raise
@@ -115,10 +131,15 @@ class Generation:
     def close(self) -> None:
         """Release both caches; calling it twice is harmless."""
         self._drop_draft()
-        self._session.close()
+        for held in (self._session, self._rounds):
+            if held is not None:
+                held.close()
+        self._session = self._rounds = None
 
     def step(self) -> TokenRound:
         """One whole round; at least one token, or `stopped_by` is set."""
+        if self._rounds is not None and self._rounds.drafts:
+            return self._step_on_device(self._rounds)
         proposal = self.propose()
         return self.commit(proposal, self.verify(proposal))
 
@@ -139,7 +160,12 @@ class Generation:
     def verify(self, proposal: Sequence[DraftToken]) -> Verdict:
         """Let the target read its last token and the proposal in one forward pass, and judge."""
         started = time.perf_counter()
-        token_ids = [self.context_ids[-1], *(token.token_id for token in proposal)]
+        drafted_ids = [token.token_id for token in proposal]
+        if self._rounds is not None:
+            return self._seen(self._rounds.verify(drafted_ids), self._draft_s)
+        if self._session is None:
+            raise RuntimeError("a Generation is a context manager; enter it before asking for tokens")
+        token_ids = [self.context_ids[-1], *drafted_ids]
         logits = self._session.forward(token_ids, num_rows=len(token_ids))
         try:
             verdict = self.rule.verify(logits, self.context_ids, proposal)
@@ -175,6 +201,19 @@ class Generation:
         return TokenRound(report, tuple(token_ids), tuple(origins), self.stopped_by)
 
     # ------------------------------------------------------------------------------------------ inside
+
+    def _step_on_device(self, rounds: DeviceRounds) -> TokenRound:
+        room = self._room()
+        most = min(self.lookahead.limit(), room)
+        wanted = min(1, most)
+        while wanted < most and self.lookahead.more([None] * wanted):
+            wanted += 1
+        done = rounds.draft_and_verify(wanted, room)
+        return self.commit([DraftToken(token_id) for token_id in done.drafted_ids], self._seen(done, done.draft_s))
+
+    def _seen(self, done: DeviceRound, draft_s: float) -> Verdict:
+        self._draft_s, self._verify_s = draft_s, done.verify_s
+        return Verdict(done.num_accepted, done.next_token_id)
 
     def _start_draft(self) -> None:
         if self._open_draft is None or self.cancelled.is_set():
@@ -227,7 +266,7 @@ class Generation:
         self._num_draft_tokens += report.num_draft_tokens
         if report.num_draft_tokens:
             self.acceptance.update(report.num_accepted_tokens / report.num_draft_tokens)
-        if self._draft is not None:
+        if self._draft is not None or (self._rounds is not None and self._rounds.drafts):
             self.lookahead.update(
                 RoundReport(
                     num_draft_tokens=report.num_draft_tokens,

@@ -12,10 +12,11 @@ from dataclasses import replace
 from functools import partial
 
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StoppedBy, StreamEvent, TextDelta, Usage
+from llm_spec.drafting.model import ProviderDraft
 from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits, TokenRound
 from llm_spec.grammar import open_constraint
-from llm_spec.provider import AdmittingModel, TokenDrafter, Tokenizer, TokenModel
+from llm_spec.provider import AdmittingModel, DeviceRounds, RoundModel, TokenDrafter, Tokenizer, TokenModel
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.rules import AcceptanceName, make_rule
@@ -61,6 +62,7 @@ def generate_events(
         (lookahead or CostAware()).start(),
         limits=limits,
         open_draft=None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, prompt_ids),
+        open_rounds=partial(_open_rounds, target, prompt_ids, sampler, drafter) if acceptance == "coupled" else None,
         cancelled=cancelled,
     )
     text = _TextEmitter(target.tokenizer, request.stop)
@@ -110,6 +112,16 @@ async def stream_token_model(
         if isinstance(target, AdmittingModel):
             await stack.enter_async_context(target.admit())
         yield await stack.enter_async_context(iterate_in_thread(make))
+
+
+def _open_rounds(
+    target: TokenModel, prompt_ids: Sequence[int], sampler: Sampler, drafter: TokenDrafter | None
+) -> DeviceRounds | None:
+    """Rounds where the target lives, if it does them, and no constraint has to be asked for every token."""
+    if not isinstance(target, RoundModel) or sampler.constraint is not None:
+        return None
+    draft = drafter.token_model if isinstance(drafter, ProviderDraft) else None
+    return target.open_rounds(prompt_ids, sampler.sampling, sampler.seed, draft)
 
 
 class _TextEmitter:

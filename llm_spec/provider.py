@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AdmittingModel",
     "Capabilities",
+    "DeviceRound",
+    "DeviceRounds",
     "Discoverable",
     "DraftPiece",
     "DraftProvider",
@@ -47,6 +49,7 @@ __all__ = [
     "NextToken",
     "ProviderEntry",
     "ReusingSession",
+    "RoundModel",
     "ScoredToken",
     "TokenChooser",
     "TokenDraft",
@@ -358,6 +361,56 @@ class AdmittingModel(Protocol):
 
     def admit(self) -> AbstractAsyncContextManager[None]:
         """Wait for a place, first come, first served, and keep it while the context is open."""
+        ...
+
+
+class DeviceRound(NamedTuple):
+    """What came of a round on a device; `next_token_id` is the target's own after the accepted ones."""
+
+    drafted_ids: tuple[int, ...]
+    num_accepted: int
+    next_token_id: int
+    draft_s: float
+    verify_s: float
+
+
+class DeviceRounds(Protocol):
+    """One request's rounds where the target lives, sampling and acceptance (`coupled`) included.
+
+    Used by one thread at a time; whoever opened it closes it. Every call raises what the target raises.
+    """
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a draft lives there, too."""
+        ...
+
+    def draft_and_verify(self, lookahead: int, room: int) -> DeviceRound:
+        """Draft and verify `lookahead` tokens.
+
+        At most `room` tokens may be drafted before the answer ends, so that the next round may begin before this one
+        is read; when it has, the next call gives that one.
+        """
+        ...
+
+    def verify(self, drafted_ids: Sequence[int]) -> DeviceRound:
+        """Verify tokens drafted elsewhere."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class RoundModel(Protocol):
+    """A token model that can do whole rounds where it lives; optional beside `TokenModel`."""
+
+    def open_rounds(
+        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, draft: TokenModel | None
+    ) -> DeviceRounds | None:
+        """Rounds by coupled acceptance behind a prompt, which is read now, with or without a draft that lives there.
+
+        None where the model has no use for them here.
+        """
         ...
 
 

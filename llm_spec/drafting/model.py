@@ -36,6 +36,11 @@ class ProviderDraft:
         """Whether the model goes on from an answer that has begun, or writes it from the start."""
         return self._provider.capabilities.continue_prefix
 
+    @property
+    def token_model(self) -> TokenModel | None:
+        """The drafting model, where it runs in this process."""
+        return self._provider.capabilities.token_model
+
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         prefix = request.prefix if self._provider.capabilities.continue_prefix else ""

@@ -169,7 +169,7 @@ class Sampler:
         self.seed = seed
         self.greedy = is_greedy(sampling)
         self.plain = is_plain(sampling) and constraint is None
-        self._constraint = constraint
+        self.constraint = constraint
         self._block_length = max(1, _BLOCK_NUMBERS // vocab_size)
         self._num_blocks = _CACHED_POSITIONS // self._block_length + 2
         self._blocks: dict[int, NDArray[np.float64]] = {}
@@ -235,6 +235,6 @@ class Sampler:
 
     def _allowed(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits ([vocab_size]) with those of forbidden tokens at -inf."""
-        if self._constraint is None:
+        if self.constraint is None:
             return logits
-        return np.where(self._constraint.mask(context_ids[self.num_prompt_tokens :]), logits, -np.inf)
+        return np.where(self.constraint.mask(context_ids[self.num_prompt_tokens :]), logits, -np.inf)

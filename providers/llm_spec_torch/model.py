@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Generator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, NoReturn, TypedDict, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from llm_spec import ConfigError, ModelLoadError, ModelOutputError, TargetError
+from llm_spec import ConfigError, ModelLoadError, ModelOutputError, Sampling, TargetError, TokenModel
 from llm_spec.model_folder.files import read_json
 from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec.provider import read_prompt
 from llm_spec_torch.caches import CachePool, Slot, token_bytes
 from llm_spec_torch.checkpoint import find_folder, load_module, resolve_device, resolve_dtype
 from llm_spec_torch.checks import agreeing_widths, check_logits, some_ids, transformers_logits
+from llm_spec_torch.lane import Lane, Part
 from llm_spec_torch.network import Network
 from llm_spec_torch.places import FairPlaces
+from llm_spec_torch.rounds import TorchRounds
+from llm_spec_torch.sampling import DeviceSampler, Switches
 from llm_spec_torch.session import FloatArray, TorchSession
 from llm_spec_torch.shape import Shape
 from llm_spec_torch.weights import read_network
@@ -50,6 +55,7 @@ class TorchOptions(TypedDict, total=False):
     `max_context`: tokens of prompt and answer, by default the model's own.
     `cache_gib`: memory for all key-value caches together, by default a quarter of the machine's, or 0.8 of what is
     free on the device. Where the context does not fit, it is cut.
+    `device_rounds`: draft, sample and accept on the device as well, by default on CUDA only.
     """
 
     dtype: str
@@ -61,6 +67,7 @@ class TorchOptions(TypedDict, total=False):
     max_requests: int
     max_context: int
     cache_gib: float
+    device_rounds: bool
 
 
 class TorchModel:
@@ -99,6 +106,8 @@ class TorchModel:
                 f"tokenizer.json in {folder} has {self.tokenizer.vocab_size} ids, but the weights give logits for "
                 f"{self.vocab_size}; they belong to different models"
             )
+        self._device_rounds = options.get("device_rounds", self.device.type == "cuda")
+        self._lanes: dict[tuple[object, ...], Lane] = {}
         self._exact = options.get("exact", True)
         widths = self._agreeing_widths(max_width) if self._exact else []
         self.same_text = bool(widths)
@@ -129,21 +138,72 @@ class TorchModel:
     def run(self, slot: Slot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
         """One forward pass; see `session.Forwards`."""
         start, count = len(slot.token_ids), len(token_ids)
-        try:
+        with self._guarded(), torch.inference_mode():
+            padded = [*token_ids, *[token_ids[-1]] * (width - count)]
+            ids = torch.tensor([padded], device=self.device)
+            positions = torch.arange(start, start + width, device=self.device)[None]
+            states = self._network.hidden(ids, positions, slot.cache, min(num_keys, slot.cache.capacity))
+            return self._logits(states, slot, count, num_rows)
+
+    def part(self, slot: Slot) -> Part:
+        """This model's part in a lane."""
+        return Part(self._network, slot.cache, self._loose_shape.padded(1))
+
+    def open_rounds(
+        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, draft: TokenModel | None
+    ) -> TorchRounds | None:
+        """Whole rounds on the device; see `RoundModel`."""
+        if not self._device_rounds or len(prompt_ids) < 2:
+            return None
+        lives_here = isinstance(draft, TorchModel) and draft.device == self.device
+        partner = draft if lives_here and len(prompt_ids) < draft.context_length else None
+        with ExitStack() as opened:
+            own = opened.enter_context(closing(self.open()))
+            read_prompt(own, prompt_ids[:-1])
+            drafting = None if partner is None else opened.enter_context(closing(partner.open(exact=False)))
+            if drafting is not None:
+                read_prompt(drafting, prompt_ids[:-2])
+            lane = self._lane(own.slot, partner, None if drafting is None else drafting.slot, sampling)
             with torch.inference_mode():
-                padded = [*token_ids, *[token_ids[-1]] * (width - count)]
-                ids = torch.tensor([padded], device=self.device)
-                positions = torch.arange(start, start + width, device=self.device)[None]
-                states = self._network.hidden(ids, positions, slot.cache, min(num_keys, slot.cache.capacity))
-                return self._logits(states, slot, count, num_rows)
+                lane.sampler.load(sampling, seed)
+                lane.begin(torch.tensor(prompt_ids, device=self.device))
+            return TorchRounds(
+                lane,
+                self._exact_shape,
+                num_prompt_tokens=len(prompt_ids),
+                draft_context=self.context_length if partner is None else partner.context_length,
+                guarded=self._guarded,
+                fail=partial(self._fail, own.slot),
+                close=opened.pop_all().close,
+            )
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _lane(self, slot: Slot, partner: TorchModel | None, drafting: Slot | None, sampling: Sampling) -> Lane:
+        """The lane of these slots, which nobody else uses while they are taken; graphs recorded on it stay with it."""
+        switches = Switches.of(sampling, self.vocab_size)
+        key = (slot.index, partner, None if drafting is None else drafting.index, switches)
+        lane = self._lanes.get(key)
+        if lane is None:
+            draft = None if partner is None or drafting is None else partner.part(drafting)
+            sampler = DeviceSampler(switches, vocab_size=self.vocab_size, device=self.device)
+            lane = self._lanes[key] = Lane(self.part(slot), draft, sampler, max_lookahead=self.max_width - 1)
+        return lane
+
+    @contextmanager
+    def _guarded(self) -> Generator[None]:
+        """Turn the allocator's error into advice."""
+        try:
+            yield
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise TargetError(
-                f"{self.name}: out of memory on {self.device} reading {width} tokens; give cache_gib or max_requests "
-                "less"
+                f"{self.name}: out of memory on {self.device}; give cache_gib or max_requests less"
             ) from error
 
-    # ------------------------------------------------------------------------------------------ inside
+    def _fail(self, slot: Slot) -> NoReturn:
+        slot.wipe()
+        raise ModelOutputError(f"{self.name}: the model's logits hold NaN or infinity")
 
     def _keep_first(self, layers: int) -> None:
         self.name = f"{self.name} (first {layers} layers)"

@@ -42,6 +42,11 @@ class TorchSession:
     def length(self) -> int:
         return 0 if self._slot is None else len(self._slot.token_ids)
 
+    @property
+    def slot(self) -> Slot:
+        """The cache itself."""
+        return self._taken()
+
     def adopt(self, token_ids: Sequence[int]) -> int:
         """Begin with what an idle cache holds of a prompt; how many of its tokens need not be read any more."""
         self._taken(token_ids)

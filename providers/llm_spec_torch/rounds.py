@@ -1,0 +1,175 @@
+"""The host's side of rounds on a device: what to start next, and what came of it.
+
+While the device works on a round, the next one is started behind it wherever that is safe without knowing how the
+first ends, and each round brings one small copy to the host: how many tokens were accepted, which one follows, and
+which were drafted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+import torch
+from torch import Tensor
+
+from llm_spec import DeviceRound
+from llm_spec_torch.lane import HEAD, Lane
+from llm_spec_torch.shape import Shape
+
+__all__ = ["TorchRounds"]
+
+
+class TorchRounds:
+    """One request's rounds on a lane that stands behind its prompt; see `llm_spec.DeviceRounds`.
+
+    `guarded` translates the device's errors, `fail` raises what is to be said of logits that were not finite, `close`
+    gives lane and caches back.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        shape: Shape,
+        *,
+        num_prompt_tokens: int,
+        draft_context: int,
+        guarded: Callable[[], AbstractContextManager[None]],
+        fail: Callable[[], NoReturn],
+        close: Callable[[], None],
+    ) -> None:
+        self._lane = lane
+        self._shape = shape
+        self._draft_context = draft_context  # positions that the draft may read
+        self._guarded = guarded
+        self._fail = fail
+        self.close = close
+        self._length = num_prompt_tokens  # of prompt and answer, as far as rounds have been read
+        self._flying: deque[_Flight] = deque()
+        self._clock: type[_Clock] = _CudaClock if lane.length.device.type == "cuda" else _HostClock
+
+    @property
+    def drafts(self) -> bool:
+        return self._lane.draft_part is not None
+
+    def draft_and_verify(self, lookahead: int, room: int) -> DeviceRound:
+        if not self._flying:
+            self._start(self._allowed(lookahead), drafts_here=True)
+        if self._clock is _CudaClock and self._may_follow(lookahead, room):
+            self._start(lookahead, drafts_here=True)
+        return self._land()
+
+    def verify(self, drafted_ids: Sequence[int]) -> DeviceRound:
+        num_accepted, verify_s = 0, 0.0
+        rest = list(drafted_ids)
+        while True:  # once, but where the number of keys changes among the drafted tokens
+            part = rest[: self._allowed(len(rest))]
+            if part:
+                self._lane.drafted[: len(part)].copy_(torch.tensor(part), non_blocking=True)
+            self._start(len(part), drafts_here=False)
+            done = self._land()
+            num_accepted += done.num_accepted
+            verify_s += done.verify_s
+            if rest == part or done.num_accepted < len(part) or done.next_token_id != rest[len(part)]:
+                return DeviceRound(tuple(drafted_ids), num_accepted, done.next_token_id, 0.0, verify_s)
+            num_accepted += 1
+            rest = rest[len(part) + 1 :]
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _allowed(self, lookahead: int) -> int:
+        """So many tokens of `lookahead` that the round stays within one number of keys, and the draft's context."""
+        border = self._shape.num_keys(self._length - 1)
+        return max(0, min(lookahead, border - self._length, self._draft_context - self._length))
+
+    def _may_follow(self, lookahead: int, room: int) -> bool:
+        """Whether another round may start before those under way are read, however they end."""
+        if len(self._flying) != 1:
+            return False
+        most = self._length + self._flying[0].lookahead + 1
+        fits = room - (most - self._length) >= lookahead and most + lookahead <= self._draft_context
+        return fits and self._shape.num_keys(self._length - 1) == self._shape.num_keys(most - 1 + lookahead)
+
+    def _start(self, lookahead: int, *, drafts_here: bool) -> None:
+        num_keys = self._shape.num_keys(self._length - 1)
+        with self._guarded(), torch.inference_mode():
+            clock = self._clock()
+            if lookahead and drafts_here:
+                self._lane.draft(lookahead, num_keys)
+            clock.lap()
+            self._lane.verify(lookahead, num_keys, self._shape.padded(lookahead + 1))
+            report = _to_host(self._lane.report)
+            clock.lap()
+            self._flying.append(_Flight(lookahead, report, clock))
+
+    def _land(self) -> DeviceRound:
+        flight = self._flying.popleft()
+        draft_s, verify_s = flight.clock.seconds()  # waits until the copy is there
+        num_accepted, next_token_id, is_finite, *drafted_ids = flight.report[: HEAD + flight.lookahead].tolist()
+        if not is_finite:
+            self._fail()
+        self._length += num_accepted + 1
+        return DeviceRound(tuple(drafted_ids), num_accepted, next_token_id, draft_s, verify_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A round under way."""
+
+    lookahead: int
+    report: Tensor  # on the host, complete when the clock has stopped
+    clock: _Clock
+
+
+class _Clock(Protocol):
+    """Times the two steps of a round."""
+
+    def lap(self) -> None: ...
+
+    def seconds(self) -> tuple[float, float]:
+        """Of drafting and verifying; waits until both are over."""
+        ...
+
+
+class _HostClock:
+    """Where steps are over when they return."""
+
+    def __init__(self) -> None:
+        self._times = [time.perf_counter()]
+
+    def lap(self) -> None:
+        self._times.append(time.perf_counter())
+
+    def seconds(self) -> tuple[float, float]:
+        start, middle, end = self._times
+        return middle - start, end - middle
+
+
+class _CudaClock:
+    """CUDA events on the stream that the steps run on."""
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+        self.lap()
+
+    def lap(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def seconds(self) -> tuple[float, float]:
+        start, middle, end = self._events
+        end.synchronize()
+        return start.elapsed_time(middle) / 1e3, middle.elapsed_time(end) / 1e3
+
+
+def _to_host(report: Tensor) -> Tensor:
+    """A copy on the host, under way when this returns."""
+    if report.device.type == "cpu":
+        return report.clone()
+    copied = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
+    return copied.copy_(report, non_blocking=True)
