@@ -24,16 +24,17 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
-def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
+def philox4x32(counter: Words, key: tuple[Array, Array]) -> Words:
     """Four random words for each counter.
 
     Counter words broadcast together: all are ints, or the first is an int64 array and the others are arrays of its
-    library or ints. The words come out in the common shape, as the same kind.
+    library or ints. The words come out in the common shape, as the same kind. The key is two ints; with torch counters
+    it may be two int64 tensors that broadcast with them.
     """
     c0, c1, c2, c3 = counter
     if isinstance(c0, np.ndarray):
         return _philox_numpy(counter, key)
-    for k0, k1 in _round_keys(key):
+    for k0, k1 in _cached_round_keys(key) if isinstance(key[0], int) else _round_keys(key):
         product_0 = c0 * _MULTIPLIERS[0]
         product_1 = c2 * _MULTIPLIERS[1]
         c0 = ((product_1 >> 32) & MASK32) ^ c1 ^ k0
@@ -49,7 +50,7 @@ def _philox_numpy(counter: Words, key: tuple[int, int]) -> Words:
     shape = np.broadcast_shapes(c0.shape, c1.shape, c2.shape, c3.shape)
     pair_0, pair_1 = _packed(c0, c1, shape), _packed(c2, c3, shape)
     product_0, product_1 = np.empty_like(pair_0), np.empty_like(pair_1)
-    for k0, k1 in _round_keys(key):
+    for k0, k1 in _cached_round_keys(key):
         np.right_shift(pair_0, 32, out=product_0)
         np.right_shift(pair_1, 32, out=product_1)
         product_0 *= np.uint64(_MULTIPLIERS[0])
@@ -69,13 +70,15 @@ def _packed(high: NDArray[np.uint64], low: NDArray[np.uint64], shape: tuple[int,
     return np.broadcast_to((high << np.uint64(32)) | low, shape).copy()
 
 
-@lru_cache(maxsize=64)
-def _round_keys(key: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+def _round_keys(key: tuple[Array, Array]) -> tuple[tuple[Array, Array], ...]:
     low, high = key
     return tuple(
         ((low + index * _KEY_STEPS[0]) & MASK32, (high + index * _KEY_STEPS[1]) & MASK32)
         for index in range(_NUM_ROUNDS)
     )
+
+
+_cached_round_keys = lru_cache(maxsize=64)(_round_keys)  # of ints: a tensor's content can change
 
 
 def namespace(array: Array) -> Any:

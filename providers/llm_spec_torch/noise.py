@@ -1,0 +1,64 @@
+"""The noise of `llm_spec.tokens.noise` for a seed that is a tensor, so that one CUDA graph serves many requests.
+
+The Philox words are the reference's bit for bit, the Gumbel noise is within 2 ulp of it. Nothing here asks the device
+for a value. Every tensor may have further leading dimensions, which broadcast: independent requests.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from llm_spec.tokens import Purpose, philox4x32
+from llm_spec.tokens.philox import MASK32
+
+__all__ = ["gumbel", "key_words", "uniform"]
+
+_SCALE = 2.0**-32
+
+
+def key_words(seed: int) -> tuple[int, int]:
+    """The low and the high word of a seed below 2**64, as `gumbel` and `uniform` take them in a tensor."""
+    return seed & MASK32, seed >> 32
+
+
+def gumbel(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """Standard Gumbel noise for coupled sampling: [num_positions, vocab_size], float64.
+
+    `key` int64 [2], `positions` int64 [num_positions]. On CUDA one Triton kernel, where Triton is installed.
+    """
+    if positions.is_cuda and _has_triton():
+        from llm_spec_torch.noise_triton import gumbel_fused  # only where there is a GPU to run it
+
+        return gumbel_fused(key, positions, vocab_size)
+    return -torch.log(-torch.log(_token_uniforms(key, positions, vocab_size)))
+
+
+def uniform(key: Tensor, positions: Tensor, purpose: Tensor | Purpose, round_index: Tensor) -> Tensor:
+    """One number in (0, 1) for each position, float64 [num_positions]: the reference's `uniform_number`.
+
+    `key` int64 [2], `positions` int64 [num_positions]; `purpose` (a Purpose, or its values) and `round_index`, int64 []
+    or [num_positions].
+    """
+    stream = purpose | round_index << 8
+    counter = (torch.zeros_like(positions), positions & MASK32, positions >> 32, stream)
+    word: Tensor = philox4x32(counter, (key[..., 0, None], key[..., 1, None]))[0]
+    return (word.double() + 0.5) * _SCALE
+
+
+def _token_uniforms(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """[num_positions, vocab_size]; one Philox call gives the words of four neighbouring tokens."""
+    tokens = torch.arange(-(-vocab_size // 4), device=positions.device)
+    position = positions[..., None]
+    counter = (tokens, position & MASK32, position >> 32, int(Purpose.TOKEN))
+    words = philox4x32(counter, (key[..., 0, None, None], key[..., 1, None, None]))
+    uniforms = torch.stack(words, dim=-1).flatten(-2)[..., :vocab_size].double()
+    return uniforms.add_(0.5).mul_(_SCALE)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
