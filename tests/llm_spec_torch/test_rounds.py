@@ -1,0 +1,193 @@
+"""Rounds on the device: the texts of rounds by way of the host, nothing asked of the device, borders, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from llm_spec_torch import TorchModel, TorchProvider
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from llm_spec import (
+    CostAware,
+    Fixed,
+    JoinedDraft,
+    LookaheadPolicy,
+    ModelOutputError,
+    PromptLookup,
+    ProviderDraft,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+)
+from llm_spec.testing import RandomDraft
+
+from .conftest import PAIR
+from .test_exactness import SAMPLING
+
+PROMPT = "def test_fd_close(self):"
+
+
+@pytest.fixture(scope="module")
+def on_device() -> tuple[TorchProvider, TorchProvider]:
+    """The trained pair, with whole rounds on its device (here: a CPU)."""
+    return TorchProvider(PAIR / "target", device_rounds=True), TorchProvider(PAIR / "draft", device_rounds=True)
+
+
+def drafts_of(draft: TorchProvider, target: TorchProvider) -> dict[str, Any]:
+    return {
+        "model": ProviderDraft(draft),
+        "early exit": ProviderDraft(TorchProvider(target.model.early_exit(2))),
+        "useless": RandomDraft(3),
+        "lookup": PromptLookup(),
+        "joined": JoinedDraft(PromptLookup(), ProviderDraft(draft)),
+    }
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("draft", ["model", "early exit", "useless", "lookup", "joined"])
+async def test_the_text_is_that_of_rounds_by_way_of_the_host(
+    on_device: tuple[Any, Any], pair: tuple[Any, Any], draft: str, sampling: str
+) -> None:
+    """Speculation on and off on the device, and off by way of the host: one text."""
+    options = {"max_tokens": 32, **SAMPLING[sampling]}
+    by_host = await SpeculativeDecoder(None, pair[0]).decode(PROMPT, **options)
+    plain = await SpeculativeDecoder(None, on_device[0]).decode(PROMPT, **options)
+    assert plain.content == by_host.content
+    policies: list[LookaheadPolicy] = [Fixed(1), Fixed(3), Fixed(8), CostAware()]
+    for lookahead in policies:
+        decoder = SpeculativeDecoder(
+            drafts_of(on_device[1], on_device[0])[draft],
+            on_device[0],
+            SpeculativeConfig(strategy="tokens", lookahead=lookahead),
+        )
+        result = await decoder.decode(PROMPT, **options)
+        assert (result.content, result.stopped_by) == (plain.content, plain.stopped_by)
+        assert result.stats.num_draft_tokens or draft == "lookup"  # which may have nothing to say
+        assert result.fallbacks == ()
+
+
+async def test_rounds_draft_where_the_target_lives(on_device: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model draft proposes nothing by way of the host."""
+    from llm_spec.drafting.model import ProviderDraft as Draft
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a draft was opened on the host")
+
+    monkeypatch.setattr(Draft, "open_token_draft", refuse)
+    result = await SpeculativeDecoder(ProviderDraft(on_device[1]), on_device[0]).decode(PROMPT, max_tokens=32)
+    assert result.stats.num_accepted_draft_tokens > 8
+    assert result.fallbacks == ()
+
+
+async def test_a_text_goes_on_over_borders_of_attention(tiny_folder: Any) -> None:
+    """Rounds never straddle a number of keys, and drafted tokens on both sides of one are judged."""
+    host, device = TorchProvider(tiny_folder), TorchProvider(tiny_folder, device_rounds=True)
+    prompt = "x" * 120
+    options: dict[str, Any] = {"max_tokens": 500, "temperature": 1.0, "seed": 9}
+    plain = await SpeculativeDecoder(None, host).decode(prompt, **options)
+    for draft in (ProviderDraft(device), PromptLookup()):
+        config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(7))
+        result = await SpeculativeDecoder(draft, device, config).decode(prompt, **options)
+        assert result.content == plain.content
+
+
+async def test_a_draft_of_a_shorter_context_stops_drafting(tiny_folder: Any) -> None:
+    """And the target goes on."""
+    target = TorchProvider(tiny_folder, device_rounds=True)
+    draft = TorchProvider(tiny_folder, device_rounds=True, max_context=256)
+    config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(4))
+    options: dict[str, Any] = {"max_tokens": 300, "temperature": 1.0, "seed": 9, "logit_bias": {7: -100.0}}
+    plain = await SpeculativeDecoder(None, target).decode("x" * 200, **options)
+    result = await SpeculativeDecoder(ProviderDraft(draft), target, config).decode("x" * 200, **options)
+    assert result.content == plain.content
+    assert result.fallbacks == ()
+
+
+class NoQuestions(TorchDispatchMode):
+    """Raises where an operation needs a value from the device, or makes a shape of one."""
+
+    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "item", "unique", "_to_copy.cpu", "is_nonzero")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002 - torch's signature
+        if any(name in str(func) for name in self.FORBIDDEN):
+            raise AssertionError(f"{func} asks the device")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_a_round_asks_the_device_for_nothing(on_device: tuple[Any, Any], sampling: str) -> None:
+    """Drafting, verifying, accepting: only the report is read, after the round."""
+    from llm_spec import ChatRequest
+
+    options = {name: value for name, value in SAMPLING[sampling].items() if name != "stop"}
+    request = ChatRequest.create(PROMPT, **options)
+    target, draft = (provider.model for provider in on_device)
+    prompt_ids = target.tokenizer.encode_chat(request)
+    rounds = target.open_rounds(prompt_ids, request.sampling, 1, draft)
+    assert rounds is not None
+    with torch.inference_mode(), NoQuestions():
+        for lookahead in (0, 1, 5):
+            rounds._start(lookahead, drafts_here=True)
+    rounds.close()
+
+
+def test_a_question_is_noticed() -> None:
+    """The guard of the test above."""
+    with pytest.raises(AssertionError, match="asks the device"), NoQuestions():
+        torch.ones(3).sum().item()
+
+
+async def test_nan_is_one_clear_error(tiny_folder: Any) -> None:
+    """And the provider answers as before, on the same cache."""
+    provider = TorchProvider(tiny_folder, device_rounds=True, max_requests=1)
+    decoder = SpeculativeDecoder(ProviderDraft(TorchProvider(tiny_folder)), provider)
+    options: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
+    expected = await decoder.decode("x", **options)
+    embedding = provider.model._network.embedding
+    kept = embedding.clone()
+    embedding.fill_(float("nan"))
+    with pytest.raises(ModelOutputError, match="NaN"):
+        await decoder.decode("y", **options)
+    embedding.copy_(kept)
+    assert (await decoder.decode("x", **options)).content == expected.content
+
+
+async def test_nan_of_the_draft_is_its_own_trouble(tiny_folder: Any) -> None:
+    """The answer is the plain one."""
+    target, draft = TorchProvider(tiny_folder, device_rounds=True), TorchProvider(tiny_folder)
+    plain = await SpeculativeDecoder(None, target).decode("x", max_tokens=8)
+    draft.model._network.final_norm.weight.fill_(float("nan"))
+    config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(3))
+    result = await SpeculativeDecoder(ProviderDraft(draft), target, config).decode("x", max_tokens=8)
+    assert result.content == plain.content
+
+
+@pytest.mark.parametrize("fault", ["one token early", "accept all"])
+async def test_planted_faults_are_caught(fault: str, tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong position of the noise, and acceptance of whatever was drafted, change the text."""
+    from llm_spec_torch.sampling import DeviceSampler, DeviceVerdict
+
+    right = DeviceSampler.verify
+
+    def wrong(self: DeviceSampler, logits: Any, position: Any, drafted_ids: Any) -> DeviceVerdict:
+        if fault == "one token early":
+            return right(self, logits, position - (1 if drafted_ids.shape[-1] else 0), drafted_ids)
+        verdict = right(self, logits, position, drafted_ids)
+        ids = torch.cat([drafted_ids, verdict.token_ids[-1:]])
+        return DeviceVerdict(ids, torch.full_like(verdict.num_accepted, drafted_ids.shape[-1]))
+
+    target = TorchProvider(tiny_folder, device_rounds=True)
+    options: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "seed": 1}
+    plain = await SpeculativeDecoder(None, target).decode(PROMPT, **options)
+    monkeypatch.setattr(DeviceSampler, "verify", wrong)
+    config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(3))
+    result = await SpeculativeDecoder(RandomDraft(1), target, config).decode(PROMPT, **options)
+    assert result.content != plain.content
+
+
+def test_rounds_need_two_tokens_and_a_model_of_their_own(tiny_model: TorchModel) -> None:
+    """Otherwise the host does them."""
+    from llm_spec import Sampling
+
+    assert tiny_model.open_rounds([5, 6, 7], Sampling(), 1, None) is None
