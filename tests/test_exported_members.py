@@ -59,7 +59,7 @@ def test_the_public_names_are_these() -> None:
         LlmSpecError LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NextToken Price
         PromptLookup ProviderDraft ProviderEntry ReasoningDelta Retry RetryPolicy Round Sampling ScoredToken
         SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher
-        StreamEvent TargetError TextDelta Threshold Timeouts Timings TokenChooser TokenDraft TokenDrafter
+        StreamEvent SuffixDraft TargetError TextDelta Threshold Timeouts Timings TokenChooser TokenDraft TokenDrafter
         TokenEndpoint TokenModel TokenRound TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta
         TransientError UnknownProviderError UnsupportedError Usage __version__ complete_from_stream
         generate_events open_draft open_provider registered_providers stream_token_model
