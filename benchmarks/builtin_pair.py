@@ -5,7 +5,7 @@
 For each held-out prompt every contender answers once, in an order that rotates from prompt to prompt, so that whatever
 else the machine does falls on all of them alike. The baseline is the target at its fastest: plain decoding without the
 padding row that the same-text promise costs. Ratios are taken prompt by prompt; absolute times of a busy machine
-mean little. Model time is what onnxruntime spent inside both models.
+mean little. Model time is what onnxruntime spent inside both models. Suffix drafts remember the earlier answers.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from llm_spec import (
     ProviderDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
+    SuffixDraft,
     TokenModel,
     TokenSession,
     complete_from_stream,
@@ -129,6 +130,9 @@ def contenders(watch: Stopwatch) -> tuple[dict[str, SpeculativeDecoder], float]:
         "adaptive": speculative(CostAware()),
         "adaptive, model": speculative(CostAware(), model),
         "adaptive, lookup": speculative(CostAware(), PromptLookup()),
+        "adaptive, suffix": speculative(CostAware(), SuffixDraft()),
+        "suffix + model": speculative(CostAware(), JoinedDraft(SuffixDraft(), model)),
+        "all three": speculative(CostAware(), JoinedDraft(PromptLookup(), SuffixDraft(), model)),
     }
     return decoders, at_rest_mb
 
@@ -144,7 +148,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         for line in lines
     ]
     for decoder in decoders.values():  # buffers, threads and templates are there from now on
-        await decoder.decode(requests[0])
+        await decoder.decode("def warm_up():", max_tokens=arguments.max_tokens)  # no answer to be asked for later
     times: dict[str, list[float]] = defaultdict(list)
     model_times: dict[str, float] = defaultdict(float)
     accepted: dict[str, list[float]] = defaultdict(list)

@@ -31,7 +31,7 @@ from llm_spec.chat import RequestOptions
 PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
 TEMPERATURES = (0.0, 0.7, 1.0)
 LOOKAHEADS: dict[str, LookaheadPolicy] = {"1": Fixed(1), "3": Fixed(3), "8": Fixed(8), "adaptive": CostAware()}
-DRAFTS = ("builtin:draft", "random", "lookup", "lookup+builtin:draft")
+DRAFTS = ("builtin:draft", "random", "lookup", "lookup+builtin:draft", "suffix+builtin:draft")
 
 
 async def check(num_prompts: int, num_seeds: int, max_tokens: int) -> int:

@@ -21,7 +21,7 @@ from llm_spec.chat import (
 )
 from llm_spec.config import JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.drafting import GivenText, JoinedDraft, PromptLookup, ProviderDraft
+from llm_spec.drafting import GivenText, JoinedDraft, PromptLookup, ProviderDraft, SuffixDraft
 from llm_spec.errors import (
     CircuitOpenError,
     ConfigError,
@@ -129,6 +129,7 @@ __all__ = [
     "SpeculativeStats",
     "StopMatcher",
     "StreamEvent",
+    "SuffixDraft",
     "TargetError",
     "TextDelta",
     "Threshold",

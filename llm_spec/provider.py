@@ -442,7 +442,11 @@ class TokenDraft(Protocol):
     """Drafting for one request; used by one thread at a time."""
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
-        """Yield guesses for the tokens that follow prompt and confirmed answer, one by one, for as long as asked."""
+        """Yield guesses for the tokens that follow prompt and confirmed answer, one by one, for as long as asked.
+
+        The caller's list grows with the answer: until `close` a draft may read there what became of its guesses, and in
+        `close` what the answer was. It must not change it.
+        """
         ...
 
     def close(self) -> None: ...

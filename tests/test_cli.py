@@ -38,7 +38,7 @@ def test_piped_output_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> N
     assert run(capsys, "run", PROMPT, "--max-tokens", "24", "--no-speculation")[1] == text
 
 
-@pytest.mark.parametrize("draft", ["builtin:draft", "random", "lookup", "lookup+builtin:draft"])
+@pytest.mark.parametrize("draft", ["builtin:draft", "random", "lookup", "lookup+builtin:draft", "suffix+builtin:draft"])
 @pytest.mark.parametrize("lookahead", ["3", "adaptive"])
 def test_one_seed_one_text(capsys: pytest.CaptureFixture[str], draft: str, lookahead: str) -> None:
     """A sampled answer does not depend on who drafts, or how much."""

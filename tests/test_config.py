@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from llm_spec import ConfigError, CostAware, Ewma, Fixed, LookaheadPolicy, PromptLookup, SpeculativeConfig, Threshold
+from llm_spec import (
+    ConfigError,
+    CostAware,
+    Ewma,
+    Fixed,
+    LookaheadPolicy,
+    PromptLookup,
+    SpeculativeConfig,
+    SuffixDraft,
+    Threshold,
+)
 from llm_spec.testing import RandomDraft
 
 LOOSE: Any = SpeculativeConfig  # for what a type checker would not let through
@@ -91,6 +101,10 @@ def test_the_limits_of_lookahead_are_allowed(value: int) -> None:
         lambda: CostAware(half_life=-1.0),
         lambda: PromptLookup(min_ngram=0),
         lambda: PromptLookup(min_ngram=3, max_ngram=2),
+        lambda: SuffixDraft(min_match=0),
+        lambda: SuffixDraft(min_match=3, max_match=2),
+        lambda: SuffixDraft(max_stored_tokens=-1),
+        lambda: SuffixDraft(max_stored_tokens=2.5),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         lambda: RandomDraft(-1),
     ],
 )

@@ -33,6 +33,7 @@ from llm_spec import (
     Round,
     Sampling,
     StreamEvent,
+    SuffixDraft,
     TextDelta,
     Threshold,
     TokenChooser,
@@ -130,8 +131,12 @@ DRAFTS: dict[str, Callable[[], TokenDrafter]] = {
     "other": lambda: letters_draft(TableModel(tokenizer=LETTERS, seed=4)),
     "useless": lambda: RandomDraft(1),
     "lookup": lambda: PromptLookup(min_ngram=1),
+    "suffix": SuffixDraft,
     "given": lambda: GivenText("abcdefgh" * 4),
     "joined": lambda: JoinedDraft(PromptLookup(), letters_draft(NoisyTable(tokenizer=LETTERS, seed=3))),
+    "suffix joined": lambda: JoinedDraft(
+        PromptLookup(), SuffixDraft(), letters_draft(NoisyTable(tokenizer=LETTERS, seed=3))
+    ),
     "short window": lambda: letters_draft(TableModel(tokenizer=LETTERS, seed=3, context_length=18)),
 }
 POLICIES: dict[str, LookaheadPolicy] = {

@@ -16,6 +16,7 @@ from llm_spec import (
     PromptLookup,
     ProviderDraft,
     ProviderEntry,
+    SuffixDraft,
     UnknownProviderError,
     open_draft,
     open_provider,
@@ -89,13 +90,23 @@ def test_a_draft_used_as_target_is_refused() -> None:
 def test_a_bare_draft_opens_as_it_is() -> None:
     """Prompt lookup and the random draft are drafts without a model."""
     assert isinstance(open_draft("lookup"), PromptLookup)
+    assert isinstance(open_draft("suffix"), SuffixDraft)
     draft = open_draft("random:7")
     assert isinstance(draft, RandomDraft)
     assert draft.name == "random:7"
 
 
 @pytest.mark.parametrize(
-    "text", ["lookup:model", "lookup:@http://host", "random:x", "random:-1", "random:@http://host"]
+    "text",
+    [
+        "lookup:model",
+        "lookup:@http://host",
+        "suffix:model",
+        "suffix:@http://host",
+        "random:x",
+        "random:-1",
+        "random:@http://host",
+    ],
 )
 def test_what_a_draft_cannot_take_is_refused(text: str) -> None:
     """A model or address given to a draft that has none is an error, not ignored."""

@@ -1,4 +1,10 @@
-"""Several drafts as one: round by round, the first that is sure enough drafts."""
+"""Several drafts as one: round by round, the first that is sure enough drafts.
+
+The rule does not measure. Choosing by expected tokens per second, from each draft's own acceptance and time as measured
+in the request, was tried: with the built-in pair (60 prompts, greedy, both rules in one run) it was 0.1 % to 1.3 %
+slower, because a request ends before there is much to learn; replayed with drafts that take .06 to .3 of a step a
+token, it was within 2 % of this rule, but for the dearest drafts of sampled answers (3 % better).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +35,7 @@ class JoinedDraft:
     (one that cannot say counts as sure), else by the last. Text drafts: the first that writes anything.
     """
 
-    def __init__(self, *drafts: DraftProvider, min_confidence: float = 0.8) -> None:
+    def __init__(self, *drafts: DraftProvider, min_confidence: float = 0.65) -> None:
         check_number(ConfigError, "number of drafts", len(drafts), 1, integer=True)
         check_number(ConfigError, "min_confidence", min_confidence, 0.0, 1.0)
         self._drafts = drafts
@@ -92,10 +98,12 @@ class _JoinedTokens:
         self._min_confidence = min_confidence
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
-        for draft in self._drafts:
-            guesses = draft.propose(context_ids)
+        proposals = [
+            draft.propose(context_ids) for draft in self._drafts
+        ]  # a draft learns of answers it had no part in
+        for guesses in proposals:
             first = next(guesses, None)
-            if first is not None and (draft is self._drafts[-1] or self._is_sure(first)):
+            if first is not None and (guesses is proposals[-1] or self._is_sure(first)):
                 yield first
                 yield from guesses
                 return

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from itertools import cycle
 from typing import Final
 
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest
 from llm_spec.drafting.ngrams import NgramIndex
-from llm_spec.drafting.pieces import draft_pieces, split_pieces
+from llm_spec.drafting.pieces import conversation_pieces, draft_pieces
 from llm_spec.errors import ConfigError
 from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenChooser, TokenDraft, TokenModel
 
@@ -37,9 +38,7 @@ class PromptLookup:
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         index = NgramIndex[str](self._max_ngram, self._min_ngram)
-        for message in request.messages:
-            index.extend(split_pieces(message.text))
-        index.extend(split_pieces(request.prefix))
+        index.extend(conversation_pieces(request))
         found = index.find(index.items)
         texts = [] if found is None else index.items[found[0] : found[0] + max_tokens]
         async with aclosing(draft_pieces(texts)) as pieces:
@@ -66,7 +65,8 @@ class _LookupDraft:
         found = self._index.find(context_ids)
         if found is not None:
             start, num_matching = found
-            for offset, token_id in enumerate(self._index.items[start:]):
+            # what is copied is followed by its own beginning: so a repetition goes on for longer than it is old
+            for offset, token_id in enumerate(cycle(self._index.items[start:])):
                 yield DraftToken(token_id, 1 - _DOUBT / (num_matching + offset))
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 from llm_spec.chat import ChatRequest
 from llm_spec.provider import DraftPiece
 
-__all__ = ["draft_pieces", "iter_piece_ends", "num_prompt_pieces", "split_pieces"]
+__all__ = ["conversation_pieces", "draft_pieces", "iter_piece_ends", "num_prompt_pieces", "split_pieces"]
 
 # A word with the space before it, a run of spaces, one newline, or one other sign: about what tokenizers make of text.
 _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
@@ -18,6 +18,12 @@ _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
 def split_pieces(text: str) -> list[str]:
     """Cut text into pieces; joined they are the text again."""
     return _PIECE.findall(text)
+
+
+def conversation_pieces(request: ChatRequest) -> list[str]:
+    """A request's messages and the answer so far, in pieces."""
+    texts = [*(message.text for message in request.messages), request.prefix]
+    return [piece for text in texts for piece in split_pieces(text)]
 
 
 def num_prompt_pieces(request: ChatRequest) -> int:

@@ -81,6 +81,11 @@ def test_lookup_copies_from_the_answer_too() -> None:
     assert proposed(PromptLookup(), "lorem ipsum dolor; lorem ip", 6) == "sum do"
 
 
+def test_lookup_goes_on_with_a_repetition() -> None:
+    """Where what is copied reaches the answer's end, it is followed by its own beginning."""
+    assert proposed(PromptLookup(), "=-=-=-", 8) == "=-=-=-=-"
+
+
 def test_lookup_without_a_match_proposes_nothing() -> None:
     """Fewer matching items than `min_ngram` are no match."""
     assert proposed(PromptLookup(min_ngram=3), "zq") == ""

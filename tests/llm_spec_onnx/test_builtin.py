@@ -18,6 +18,7 @@ from llm_spec import (
     PromptLookup,
     SpeculativeConfig,
     SpeculativeDecoder,
+    SuffixDraft,
     Threshold,
     open_draft,
     open_provider,
@@ -31,6 +32,8 @@ DRAFTS = {
     "random": RandomDraft(3),
     "lookup": PromptLookup(),
     "joined": JoinedDraft(PromptLookup(), MODEL_DRAFT),
+    "suffix": SuffixDraft(),
+    "suffix joined": JoinedDraft(PromptLookup(), SuffixDraft(), MODEL_DRAFT),
     "given": GivenText("    self.assertEqual(fd.close(), None)\n"),
 }
 POLICIES: dict[str, LookaheadPolicy] = {
