@@ -5,7 +5,7 @@ the tokens appended). Neither asks the device for a value: where the answer stan
 step of each lookahead and number of keys is recorded as a graph the second time that it is needed, and played from then
 on; elsewhere it runs as it is.
 
-    context    c0 c1 … c(L-1)          length L; the target's cache holds all but c(L-1), the draft's all but the last two
+    context    c0 c1 … c(L-1)     length L; the target's cache holds all but c(L-1), the draft's all but the last two
     draft      reads c(L-2) c(L-1), writes d0; reads d0, writes d1; …
     verify     reads c(L-1) d0 … d(g-1) and padding, draws t0 … tg, accepts a leading d's, appends t0 … ta
 """
@@ -93,7 +93,7 @@ class Lane:
         last = self.context.index_select(0, positions[:1])
         token_ids = torch.cat([last, drafted, last.expand(width - 1 - lookahead)])
         states = network.hidden(token_ids[None], positions[None], self.target.cache, num_keys)
-        self.sampler.valid.fill_(True)  # noqa: FBT003 - a tensor's content; what a draft's logits hold is no failure
+        self.sampler.valid.fill_(True)
         verdict = self.sampler.verify(network.logits(states)[: lookahead + 1], self.length, drafted)
         num_emitted = verdict.num_accepted + 1
         self.context.index_copy_(0, positions[: lookahead + 1] + 1, verdict.token_ids)

@@ -155,8 +155,9 @@ class TorchModel:
         """Whole rounds on the device; see `RoundModel`."""
         if not self._device_rounds or len(prompt_ids) < 2:
             return None
-        lives_here = isinstance(draft, TorchModel) and draft.device == self.device
-        partner = draft if lives_here and len(prompt_ids) < draft.context_length else None
+        partner = draft if isinstance(draft, TorchModel) and draft.device == self.device else None
+        if partner is not None and len(prompt_ids) >= partner.context_length:
+            partner = None
         with ExitStack() as opened:
             own = opened.enter_context(closing(self.open()))
             read_prompt(own, prompt_ids[:-1])
@@ -209,6 +210,7 @@ class TorchModel:
         self.name = f"{self.name} (first {layers} layers)"
         self._network = self._network.first_layers(layers)
         self._places = FairPlaces(self._max_requests)
+        self._lanes = {}
         self._pool = self._make_pool(self.context_length, self._pool.cache.capacity - self.context_length)
 
     def _load(self, module: Any, max_width: int, max_context: int | None, *, fused: bool) -> None:

@@ -109,11 +109,12 @@ class TorchRounds:
     def _land(self) -> DeviceRound:
         flight = self._flying.popleft()
         draft_s, verify_s = flight.clock.seconds()  # waits until the copy is there
-        num_accepted, next_token_id, is_finite, *drafted_ids = flight.report[: HEAD + flight.lookahead].tolist()
+        numbers = [int(number) for number in flight.report[: HEAD + flight.lookahead].numpy()]
+        num_accepted, next_token_id, is_finite = numbers[:HEAD]
         if not is_finite:
             self._fail()
         self._length += num_accepted + 1
-        return DeviceRound(tuple(drafted_ids), num_accepted, next_token_id, draft_s, verify_s)
+        return DeviceRound(tuple(numbers[HEAD:]), num_accepted, next_token_id, draft_s, verify_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,8 @@ class _CudaClock:
         self.lap()
 
     def lap(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)
+        make: Callable[..., torch.cuda.Event] = torch.cuda.Event
+        event = make(enable_timing=True)
         event.record()
         self._events.append(event)
 

@@ -1,0 +1,309 @@
+"""Is decoding as fast as memory allows? Builds, checks and times on one accelerator, in one go.
+
+    python benchmarks/torch_gpu.py [--out FOLDER] [--device cuda] [--prompts 20] [--max-tokens 192]
+    python benchmarks/torch_gpu.py --device cpu --small      # the same steps on a CPU, to see that they work
+
+The models have the shapes of a 7B target and a 0.5B draft, and the acceptance of a real pair: the trained pair of
+`tests/peers/models`, dilated. Its weights fill a corner of the large matrices, norms and rotations are set so that the
+corner computes what the small model computes, and the rest multiplies zeros by random numbers: the same answers, for
+the memory traffic of a large model. Vocabulary 4,096, so the last layer is smaller than a 7B model's.
+
+Prints one table and leaves `torch_gpu.csv` and, where matplotlib is installed, `torch_gpu.png` in FOLDER.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import datetime
+import importlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from llm_spec_torch import TorchModel, TorchProvider
+from torch_pair import Assisted, search
+
+from llm_spec import (
+    ChatRequest,
+    CostAware,
+    Fixed,
+    LookaheadPolicy,
+    ProviderDraft,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SpeculativeResult,
+)
+
+transformers: Any = importlib.import_module("transformers")
+
+PAIR = Path(__file__).parents[1] / "tests" / "peers" / "models"
+PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
+FIXED = (1, 2, 3, 4, 5, 6, 8, 10)
+GIB = 2**30
+
+
+class Size(NamedTuple):
+    """The shape of a model."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    layers: int
+
+
+TARGET, DRAFT = Size(4096, 32, 8, 128, 14336, 32), Size(1024, 16, 4, 128, 4096, 16)
+SMALL_TARGET, SMALL_DRAFT = Size(512, 8, 4, 128, 1024, 10), Size(256, 16, 4, 64, 512, 3)
+
+
+# -------------------------------------------------------------------------------------------- models
+
+
+def dilated(folder: Path, size: Size, dtype: torch.dtype, device: str) -> Any:
+    """A model of a larger shape that says what the one in the folder says."""
+    small: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    old: Any = small.config
+    config: Any = transformers.LlamaConfig(
+        **{
+            **old.to_dict(),
+            "hidden_size": size.hidden,
+            "num_attention_heads": size.heads,
+            "num_key_value_heads": size.kv_heads,
+            "head_dim": size.head_dim,
+            "intermediate_size": size.intermediate,
+            "num_hidden_layers": size.layers,
+            "rms_norm_eps": old.rms_norm_eps * old.hidden_size / size.hidden,
+            "tie_word_embeddings": False,
+        }
+    )
+    with torch.device("meta"):
+        large: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    large = large.to_empty(device=device).eval().requires_grad_(requires_grad=False)
+    large.model.rotary_emb = type(large.model.rotary_emb)(config=config).to(device)
+    for name, parameter in large.named_parameters():
+        zero = "o_proj" in name or "down_proj" in name or "embed" in name or "norm" in name
+        parameter.zero_() if zero else parameter.normal_(std=0.02)
+    scale = (old.hidden_size / size.hidden) ** 0.5
+    place(large.model.embed_tokens.weight, small.model.embed_tokens.weight)
+    place(large.lm_head.weight, small.lm_head.weight)
+    place(large.model.norm.weight, small.model.norm.weight * scale)
+    for mine, theirs in zip(large.model.layers, small.model.layers, strict=False):
+        fill_layer(mine, theirs, size, old, scale)
+    return large
+
+
+def place(large: Any, small: Any) -> None:
+    """Put a small tensor into the first corner of a large one."""
+    large[tuple(slice(0, n) for n in small.shape)] = small.to(large.dtype).to(large.device)
+
+
+def fill_layer(large: Any, small: Any, size: Size, old: Any, scale: float) -> None:
+    place(large.input_layernorm.weight, small.input_layernorm.weight * scale)
+    place(large.post_attention_layernorm.weight, small.post_attention_layernorm.weight * scale)
+    for name in ("gate_proj", "up_proj"):
+        rows = getattr(large.mlp, name).weight
+        rows[:, : old.hidden_size] = 0
+        place(rows, getattr(small.mlp, name).weight)
+    place(large.mlp.down_proj.weight, small.mlp.down_proj.weight)
+    mine, theirs = large.self_attn, small.self_attn
+    group, old_group = size.heads // size.kv_heads, old.num_attention_heads // old.num_key_value_heads
+    step, half = size.head_dim // old.head_dim, old.head_dim // 2
+    # pair i of the small head turns as fast as pair step * i of the large one
+    turned = [*(step * i for i in range(half)), *(step * i + size.head_dim // 2 for i in range(half))]
+    plain = list(range(old.head_dim))
+    louder = (size.head_dim / old.head_dim) ** 0.5  # attention divides by the root of the head's size
+    heads = [(h // old_group) * group + h % old_group for h in range(old.num_attention_heads)]
+    kv_heads = list(range(old.num_key_value_heads))
+    place_heads(mine.q_proj.weight, theirs.q_proj.weight * louder, heads, turned, size, old)
+    place_heads(mine.k_proj.weight, theirs.k_proj.weight, kv_heads, turned, size, old)
+    place_heads(mine.v_proj.weight, theirs.v_proj.weight, kv_heads, plain, size, old)
+    columns = torch.tensor([h * size.head_dim + d for h in heads for d in plain])
+    mine.o_proj.weight[: old.hidden_size, columns.to(mine.o_proj.weight.device)] = theirs.o_proj.weight.to(
+        mine.o_proj.weight
+    )
+
+
+def place_heads(large: Any, small: Any, heads: list[int], dims: list[int], size: Size, old: Any) -> None:
+    """Rows of heads: [num_heads * head_dim, hidden]; what reads the corner and is no trained row says nothing."""
+    rows = torch.tensor([h * size.head_dim + d for h in heads for d in dims], device=large.device)
+    large[:, : old.hidden_size] = 0
+    corner = large[:, : old.hidden_size]
+    corner[rows] = small.to(large)
+
+
+# ------------------------------------------------------------------------------------------- figures
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second that a copy reads and writes, the best of ten."""
+    source = torch.empty(GIB if device.type == "cuda" else GIB // 16, dtype=torch.uint8, device=device)
+    out = torch.empty_like(source)
+    times = [timed(lambda: out.copy_(source), device) for _ in range(10)]
+    return 2 * source.numel() / min(times)
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+    make: Any = torch.cuda.Event
+    start, end = make(enable_timing=True), make(enable_timing=True)
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def weight_bytes(module: Any) -> int:
+    """Of all that one pass reads: every matrix but the embedding."""
+    return sum(p.numel() * p.element_size() for name, p in module.named_parameters() if "embed" not in name)
+
+
+class Row(NamedTuple):
+    """One contender over all prompts."""
+
+    name: str
+    tokens_per_s: float
+    tokens_per_round: float
+    model_share: float
+    overhead_ms: float
+    same_text: int
+
+
+def measure(
+    name: str, decoder: SpeculativeDecoder, requests: list[ChatRequest], expected: list[str]
+) -> tuple[Row, list[str]]:
+    asyncio.run(decoder.decode(requests[0]))  # kernels are compiled and graphs recorded
+    asyncio.run(decoder.decode(requests[0]))
+    results: list[SpeculativeResult] = []
+    seconds: list[float] = []
+    for request in requests:
+        started = time.perf_counter()
+        results.append(asyncio.run(decoder.decode(request)))
+        seconds.append(time.perf_counter() - started)
+    texts = [result.content for result in results]
+    tokens = sum(result.stats.num_emitted_tokens for result in results)
+    rounds = sum(result.stats.num_rounds for result in results)
+    model_s = sum(r.stats.draft_s + r.stats.verify_s for r in results)
+    # from the first round on: the prompt is no round
+    wall_s = sum(s - (r.timings.first_token_s or 0.0) for s, r in zip(seconds, results, strict=True))
+    row = Row(
+        name=name,
+        tokens_per_s=tokens / sum(seconds),
+        tokens_per_round=tokens / rounds,
+        model_share=model_s / wall_s,
+        overhead_ms=1e3 * (wall_s - model_s) / rounds,
+        same_text=sum(a == b for a, b in zip(texts, expected or texts, strict=True)),
+    )
+    return row, texts
+
+
+def run(arguments: argparse.Namespace) -> None:
+    device = torch.device(arguments.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    target_size, draft_size = (SMALL_TARGET, SMALL_DRAFT) if arguments.small else (TARGET, DRAFT)
+    lines = PROMPTS.read_text(encoding="utf-8").splitlines()[: arguments.prompts]
+    what = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    head = f"{what}, torch {torch.__version__}, transformers {transformers.__version__}, {today}, {dtype}"
+    bandwidth = copy_bandwidth(device)
+    print(f"{head}\ncopy bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
+    modules = [dilated(PAIR / n, s, dtype, arguments.device) for n, s in (("target", target_size), ("draft", draft_size))]
+    num_bytes = weight_bytes(modules[0])
+    assisted = Assisted.of(PAIR / "target", *modules)
+    rows: list[list[Any]] = []
+    for temperature in (0.0, 1.0):
+        requests = [
+            ChatRequest.create(
+                json.loads(line)["messages"], max_tokens=arguments.max_tokens, temperature=temperature, seed=1
+            )
+            for line in lines
+        ]
+        search(assisted, requests[:2])
+        answers = [assisted(request) for request in requests[:8]]
+        speed = sum(a.num_tokens for a in answers) / sum(a.seconds for a in answers)
+        rows.append([temperature, "transformers assisted", speed, "", "", "", ""])
+    target = TorchProvider(TorchModel(PAIR / "target", module=modules[0], device_rounds=True))
+    draft = TorchProvider(TorchModel(PAIR / "draft", module=modules[1], device_rounds=True))
+    del modules, assisted
+    for temperature in (0.0, 1.0):
+        requests = [
+            ChatRequest.create(
+                json.loads(line)["messages"], max_tokens=arguments.max_tokens, temperature=temperature, seed=1
+            )
+            for line in lines
+        ]
+        plain, texts = measure("plain", SpeculativeDecoder(None, target), requests, [])
+        rows.append([temperature, *plain])
+        policies: dict[str, LookaheadPolicy] = {f"fixed {n}": Fixed(n) for n in FIXED} | {"adaptive": CostAware()}
+        for name, lookahead in policies.items():
+            config = SpeculativeConfig(strategy="tokens", lookahead=lookahead)
+            row, _ = measure(name, SpeculativeDecoder(ProviderDraft(draft), target, config), requests, texts)
+            rows.append([temperature, *row])
+    show(rows, num_bytes / bandwidth, len(lines))
+    write(rows, arguments.out, head)
+
+
+def show(rows: list[list[Any]], step_floor_s: float, num_prompts: int) -> None:
+    """The table, and the figures that are promised."""
+    columns = ("t", "", "tokens/s", "a round", "model time", "host ms", "same text")
+    print("{:>4} {:<24}{:>9}{:>9}{:>12}{:>9}{:>11}".format(*columns))
+    for t, name, speed, per_round, share, overhead, same in rows:
+        rest = f"{per_round:>9.2f}{share:>12.1%}{overhead:>9.3f}{same:>6} of {num_prompts}" if per_round else ""
+        print(f"{t:>4.1f} {name:<24}{speed:>9.1f}{rest}")
+    for temperature in (0.0, 1.0):
+        speeds: dict[str, float] = {row[1]: row[2] for row in rows if row[0] == temperature}
+        fixed = max(v for k, v in speeds.items() if k.startswith("fixed"))
+        print(
+            f"temperature {temperature:g}: plain {speeds['plain'] * step_floor_s:.0%} of what copying the weights would "
+            f"allow; adaptive {speeds['adaptive'] / speeds['plain']:.2f}x plain, {speeds['adaptive'] / fixed:.1%} of the "
+            f"best fixed, {speeds['adaptive'] / speeds['transformers assisted']:.2f}x transformers' assisted"
+        )
+    print(f"mean of the medians: {statistics.mean(row[2] for row in rows):.1f} tokens/s over all rows")
+
+
+def write(rows: list[list[Any]], folder: Path, head: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "torch_gpu.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([f"# {head}"])
+        writer.writerow(["temperature", "name", "tokens_per_s", "tokens_per_round", "model_share", "host_ms", "same"])
+        writer.writerows(rows)
+    try:
+        plot: Any = importlib.import_module("matplotlib.pyplot")
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+        return
+    figure, axes = plot.subplots(figsize=(8, 4))
+    for temperature in (0.0, 1.0):
+        points = [(row[1], row[2]) for row in rows if row[0] == temperature]
+        axes.plot([name for name, _ in points], [speed for _, speed in points], "o-", label=f"temperature {temperature:g}")
+    axes.set_ylabel("tokens/s")
+    axes.set_title(head, fontsize=7)
+    axes.tick_params(axis="x", rotation=60)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(folder / "torch_gpu.png", dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/torch_gpu"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--max-tokens", type=int, default=192)
+    run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
