@@ -1,0 +1,114 @@
+"""Rejection sampling on the device: what `llm_spec.tokens.Rejection` does, with the same numbers, for CUDA graphs.
+
+Leviathan et al., arXiv 2211.17192. Higher acceptance than coupled sampling, but the text depends on what was drafted.
+Greedy requests use `DeviceSampler.choose` and `verify`: there the two rules are one.
+
+Every tensor may have leading dimensions, as in `sampling`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llm_spec.tokens import Purpose
+from llm_spec_torch.noise import uniform
+from llm_spec_torch.sampling import DeviceSampler, DeviceVerdict, num_leading
+
+__all__ = ["DeviceDraw", "DeviceRejection", "residual"]
+
+
+class DeviceDraw(NamedTuple):
+    """Tokens, and the laws that they were drawn from."""
+
+    token_ids: Tensor  # [num_rows] int64
+    p_draft: Tensor  # [num_rows, vocab_size] float64, each row sums to 1
+
+
+class DeviceRejection:
+    """Drafts and verifies one request that is not greedy, with its sampler's filters; `begin` before each request.
+
+    `round_index` [] int64 counts verifications: a position that is drafted again must not meet the same noise.
+    """
+
+    def __init__(self, sampler: DeviceSampler) -> None:
+        self._sampler = sampler
+        self.round_index = torch.zeros((), dtype=torch.int64, device=sampler.valid.device)
+
+    def begin(self) -> None:
+        """Count rounds from 0; the sampler begins for itself."""
+        self.round_index.zero_()
+
+    def draw(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> DeviceDraw:
+        """Draft tokens from a draft's law; the arguments are those of `DeviceSampler.choose`."""
+        p_draft, finite = self._law(logits, before_ids)
+        self._sampler.valid.logical_and_(finite.all())
+        numbers = self._uniform(positions, Purpose.DRAFT)
+        return DeviceDraw(_inverse_transform(p_draft, numbers), p_draft)
+
+    def verify(self, logits: Tensor, position: Tensor, drafted_ids: Tensor, p_draft: Tensor) -> DeviceVerdict:
+        """Accept each drafted token with probability `min(1, p_target / p_draft)`, else draw from what is left over.
+
+        `logits` [num_drafted + 1, vocab_size] floating, `position` [] int64 that of the first row's token,
+        `drafted_ids` [num_drafted] int64, `p_draft` [num_drafted, vocab_size] float64 the laws that they were drawn
+        from: one-hot for a token that was given.
+        """
+        p_target, finite = self._law(logits, drafted_ids)
+        positions = position[..., None] + torch.arange(logits.shape[-2], device=logits.device)
+        accepted = self._accepts(p_target[..., :-1, :], p_draft, positions[..., :-1], drafted_ids)
+        num_accepted = num_leading(accepted)
+        self._sampler.check_rows(finite, num_accepted)
+        next_id = self._next(p_target, p_draft, positions, num_accepted)
+        self.round_index.add_(1)
+        last = torch.arange(logits.shape[-2], device=logits.device) >= num_accepted[..., None]
+        return DeviceVerdict(torch.where(last, next_id, torch.nn.functional.pad(drafted_ids, (0, 1))), num_accepted)
+
+    def _accepts(self, p_target: Tensor, p_draft: Tensor, positions: Tensor, drafted_ids: Tensor) -> Tensor:
+        """Each drafted token judged for itself: [num_drafted] bool."""
+        token = drafted_ids[..., None]
+        numbers = self._uniform(positions, Purpose.ACCEPT)
+        # strictly below: a token that the target cannot say is never accepted, whatever the uniform
+        return numbers * p_draft.gather(-1, token).squeeze(-1) < p_target.gather(-1, token).squeeze(-1)
+
+    def _next(self, p_target: Tensor, p_draft: Tensor, positions: Tensor, num_accepted: Tensor) -> Tensor:
+        """The correction from the residual, or the bonus from the target's law: [1] int64."""
+        row = num_accepted[..., None]
+        nothing = torch.nn.functional.pad(p_draft, (0, 0, 0, 1))  # a bonus: no draft to leave anything over
+        law = residual(_take_row(p_target, row), _take_row(nothing, row))
+        is_bonus = row == p_draft.shape[-2]
+        purpose = torch.where(is_bonus, int(Purpose.BONUS), int(Purpose.RESIDUAL))
+        return _inverse_transform(law, self._uniform(positions.gather(-1, row), purpose))
+
+    def _law(self, logits: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities after all filters, [num_rows, vocab_size] float64; which rows are finite, [num_rows] bool."""
+        law, finite = self._sampler.log_law(logits, before_ids)
+        return law.softmax(dim=-1), finite
+
+    def _uniform(self, positions: Tensor, purpose: Tensor | Purpose) -> Tensor:
+        return uniform(self._sampler.key, positions, purpose, self.round_index)
+
+
+def residual(p_target: Tensor, p_draft: Tensor) -> Tensor:
+    """What rejected tokens leave of the target's laws, not normalised: `max(0, p_target - p_draft)`.
+
+    All [num_rows, vocab_size]. The target's law itself where nothing is left: then only rounding rejected the token.
+    """
+    left = (p_target - p_draft).clamp_min_(0.0)
+    return torch.where((left > 0.0).any(dim=-1, keepdim=True), left, p_target)
+
+
+def _inverse_transform(law: Tensor, numbers: Tensor) -> Tensor:
+    """The first token at which the cumulated law ([num_rows, vocab_size]) exceeds the uniform: [num_rows] int64.
+
+    Never one of zero mass, although a device may add in such an order that the sum grows there in its last bit.
+    """
+    cumulated = law.cumsum(dim=-1)
+    exceeds = cumulated > numbers[..., None] * cumulated[..., -1:]
+    return (exceeds & (law > 0.0)).byte().argmax(dim=-1)
+
+
+def _take_row(laws: Tensor, row: Tensor) -> Tensor:
+    """One row ([1] int64) of [num_rows, vocab_size]: [1, vocab_size]."""
+    return laws.gather(-2, row[..., None].expand(*row.shape, laws.shape[-1]))
