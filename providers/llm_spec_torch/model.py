@@ -13,12 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm_spec import ConfigError, ModelLoadError, ModelOutputError, TargetError
+from llm_spec import ConfigError, ModelLoadError
 from llm_spec.model_folder.files import read_json
 from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec_torch.batch_checks import rows_agree
+from llm_spec_torch.batching import Batching, JoinedPasses
 from llm_spec_torch.caches import CachePool, Slot, token_bytes
 from llm_spec_torch.checkpoint import find_folder, load_module, resolve_device, resolve_dtype
 from llm_spec_torch.checks import agreeing_widths, check_logits, some_ids, transformers_logits
+from llm_spec_torch.faults import not_finite, out_of_memory
 from llm_spec_torch.places import FairPlaces
 from llm_spec_torch.session import FloatArray, TorchSession
 from llm_spec_torch.shape import Shape
@@ -46,6 +49,8 @@ class TorchOptions(TypedDict, total=False):
     `exact`: False gives up the same-text promise: passes are as wide as their tokens.
     `max_width`: most tokens of one verifying pass, 16 by default; lookahead is one less.
     `max_requests`: answers that may run at once, 8 by default; others wait their turn.
+    `batched`: answers that run at once share forward passes. Exact ones share passes of one shape, `max_requests` times
+    `max_width` tokens, whether one runs or all: give both no more than is needed.
     `max_context`: tokens of prompt and answer, by default the model's own.
     `cache_gib`: memory for all key-value caches together, by default a quarter of the machine's, or 0.8 of what is
     free on the device. Where the context does not fit, it is cut.
@@ -58,6 +63,7 @@ class TorchOptions(TypedDict, total=False):
     exact: bool
     max_width: int
     max_requests: int
+    batched: bool
     max_context: int
     cache_gib: float
 
@@ -93,9 +99,12 @@ class TorchModel:
                 f"{self.vocab_size}; they belong to different models"
             )
         self._exact = options.get("exact", True)
-        widths = self._agreeing_widths(max_width) if self._exact else []
+        batched = options.get("batched", False)
+        find_widths = self._shared_widths if batched else self._agreeing_widths
+        widths = find_widths(max_width) if self._exact else []
         self.same_text = bool(widths)
         self._exact_shape = Shape(widths, _KEY_STEP) if widths else self._loose_shape
+        self._batching = self._make_batching() if batched else None
 
     def early_exit(self, layers: int) -> TorchModel:
         """A draft of this model's own first layers, its last norm and head behind them: no weights of its own."""
@@ -106,6 +115,7 @@ class TorchModel:
         draft._network = self._network.first_layers(layers)
         draft._places = FairPlaces(self._max_requests)
         draft._pool = draft._make_pool(self.context_length, self._pool.cache.capacity - self.context_length)
+        draft._batching = draft._make_batching() if self._batching else None
         return draft
 
     # ------------------------------------------------------------------------------------- TokenModel
@@ -116,7 +126,9 @@ class TorchModel:
 
     def open(self, *, exact: bool = True) -> TorchSession:
         exact = exact and self._exact
-        return TorchSession(self._pool, self, self._exact_shape if exact else self._loose_shape, exact=exact)
+        shape = self._exact_shape if exact else self._loose_shape
+        forwards = self._batching.forwards(self, exact=exact) if self._batching else self
+        return TorchSession(self._pool, forwards, shape, exact=exact)
 
     def admit(self) -> AbstractAsyncContextManager[None]:
         """Wait for a free cache; see `AdmittingModel`."""
@@ -132,11 +144,10 @@ class TorchModel:
                 states = self._network.hidden(ids, positions, slot.cache, min(num_keys, slot.cache.capacity))
                 return self._logits(states, slot, count, num_rows)
         except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            raise TargetError(
-                f"{self.name}: out of memory on {self.device} reading {width} tokens; give cache_gib or max_requests "
-                "less"
-            ) from error
+            raise out_of_memory(self.name, self.device, width) from error
+
+    def leave(self, slot: Slot) -> None:
+        """Nothing waits for a slot; see `session.Forwards`."""
 
     # ------------------------------------------------------------------------------------------ inside
 
@@ -161,7 +172,7 @@ class TorchModel:
     def _logits(self, states: Tensor, slot: Slot, count: int, num_rows: int) -> FloatArray:
         if not bool(torch.isfinite(states.sum())):
             slot.wipe()
-            raise ModelOutputError(f"{self.name}: the model's hidden states hold NaN or infinity")
+            raise not_finite(self.name)
         if num_rows == 0:
             return np.empty((0, self.vocab_size), np.float32)
         if num_rows == 1 and count > self._loose_shape.max_width:  # a prompt: only its end counts
@@ -184,6 +195,21 @@ class TorchModel:
         if self.device.type == "cuda":
             return int(_CUDA_SHARE * torch.cuda.mem_get_info(self.device)[0])
         return int(_CPU_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+    def _make_batching(self) -> Batching:
+        return Batching(
+            self._network,
+            self._pool,
+            self.name,
+            exact_width=self._exact_shape.max_width if self.same_text else None,
+            loose_widths=self._loose_shape.widths,
+        )
+
+    def _shared_widths(self, max_width: int) -> list[int]:
+        """The one number of rows that a slot has in shared passes, where they agree whatever the others do."""
+        joined = JoinedPasses(self._network, self._pool, self.name, fixed_width=max_width)
+        ids = some_ids(2 * max_width, self.tokenizer.vocab_size)
+        return [max_width] if rows_agree(joined.run_all, self._pool, Shape([max_width], _KEY_STEP), ids) else []
 
     def _agreeing_widths(self, max_width: int) -> list[int]:
         """Numbers of rows that may be read in exact sessions: one on CUDA, all that agree on a CPU."""
