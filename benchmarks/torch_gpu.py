@@ -217,7 +217,9 @@ def run(arguments: argparse.Namespace) -> None:
     head = f"{what}, torch {torch.__version__}, transformers {transformers.__version__}, {today}, {dtype}"
     bandwidth = copy_bandwidth(device)
     print(f"{head}\ncopy bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
-    modules = [dilated(PAIR / n, s, dtype, arguments.device) for n, s in (("target", target_size), ("draft", draft_size))]
+    modules = [
+        dilated(PAIR / n, s, dtype, arguments.device) for n, s in (("target", target_size), ("draft", draft_size))
+    ]
     num_bytes = weight_bytes(modules[0])
     assisted = Assisted.of(PAIR / "target", *modules)
     rows: list[list[Any]] = []
@@ -286,7 +288,9 @@ def write(rows: list[list[Any]], folder: Path, head: str) -> None:
     figure, axes = plot.subplots(figsize=(8, 4))
     for temperature in (0.0, 1.0):
         points = [(row[1], row[2]) for row in rows if row[0] == temperature]
-        axes.plot([name for name, _ in points], [speed for _, speed in points], "o-", label=f"temperature {temperature:g}")
+        axes.plot(
+            [name for name, _ in points], [speed for _, speed in points], "o-", label=f"temperature {temperature:g}"
+        )
     axes.set_ylabel("tokens/s")
     axes.set_title(head, fontsize=7)
     axes.tick_params(axis="x", rotation=60)

@@ -21,7 +21,7 @@ from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.rules import AcceptanceName, make_rule
 from llm_spec.tokens.sampling import Sampler, random_seed
-from llm_spec.worker import iterate_in_thread
+from llm_spec.worker import admitted_threads, iterate_in_thread
 
 __all__ = ["generate_events", "stream_token_model"]
 
@@ -109,9 +109,11 @@ async def stream_token_model(
         limits=limits,
     )
     async with AsyncExitStack() as stack:
+        threads = None
         if isinstance(target, AdmittingModel):
             await stack.enter_async_context(target.admit())
-        yield await stack.enter_async_context(iterate_in_thread(make))
+            threads = admitted_threads
+        yield await stack.enter_async_context(iterate_in_thread(make, executor=threads))
 
 
 def _open_rounds(

@@ -1,4 +1,9 @@
-"""Carry blocking work to an event loop: iterate in a thread, consume in a coroutine."""
+"""Carry blocking work to an event loop: iterate in a thread, consume in a coroutine.
+
+Work has one of asyncio's own threads, of which there are few: on two cores six. That is a bound on what runs at once
+for models that set none, and too few for a model that admits eight requests and joins their forward passes. So what a
+model has admitted runs in `admitted_threads`, as many as are needed.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +11,29 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from llm_spec._iterators import closable
 
-__all__ = ["iterate_in_thread"]
+__all__ = ["admitted_threads", "iterate_in_thread"]
 
 T = TypeVar("T")
+
+_MOST_THREADS: Final = 1024  # far above what models of one process admit together; each is made when it is needed
+
+# Those that are idle are used again: a new one costs little itself, but so does not what a backend keeps for each.
+admitted_threads: Final = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="llm_spec")
 
 
 @asynccontextmanager
 async def iterate_in_thread(
-    make: Callable[[threading.Event], Iterator[Sequence[T]]],
+    make: Callable[[threading.Event], Iterator[Sequence[T]]], *, executor: Executor | None = None
 ) -> AsyncGenerator[AsyncIterator[T]]:
     """Run `make(cancelled)` and its iteration in a worker thread; yield the items of its batches on the loop.
+
+    The thread is one of `executor`'s, by default of the loop's own.
 
     Batches, because each one wakes the loop, whose work then competes with the thread's for the interpreter.
 
@@ -45,7 +58,7 @@ async def iterate_in_thread(
         finally:
             loop.call_soon_threadsafe(batches.put_nowait, None)
 
-    thread = loop.run_in_executor(None, contextvars.copy_context().run, work)
+    thread = loop.run_in_executor(executor, contextvars.copy_context().run, work)
     try:
         async with aclosing(_items(batches, thread)) as out:
             yield out

@@ -8,7 +8,8 @@ from urllib.parse import parse_qsl
 from llm_spec import ConfigError, ProviderEntry
 
 if TYPE_CHECKING:
-    from llm_spec_torch.model import TorchModel, TorchOptions
+    from llm_spec_torch.model import TorchModel
+    from llm_spec_torch.options import TorchOptions
     from llm_spec_torch.provider import TorchProvider
 
 __all__ = ["TORCH", "TorchModel", "TorchOptions", "TorchProvider"]
@@ -19,10 +20,14 @@ def __getattr__(name: str) -> object:
         from llm_spec_torch.provider import TorchProvider
 
         return TorchProvider
-    if name in {"TorchModel", "TorchOptions"}:
-        from llm_spec_torch import model
+    if name == "TorchModel":
+        from llm_spec_torch.model import TorchModel
 
-        return getattr(model, name)
+        return TorchModel
+    if name == "TorchOptions":
+        from llm_spec_torch.options import TorchOptions
+
+        return TorchOptions
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -40,7 +45,7 @@ def _load(model: str, base_url: str | None) -> TorchProvider:
 
 def _options(query: str) -> Any:
     """The options behind a question mark, each in its type."""
-    from llm_spec_torch.model import TorchOptions
+    from llm_spec_torch.options import TorchOptions
 
     types = get_type_hints(TorchOptions)
     options: dict[str, Any] = {}

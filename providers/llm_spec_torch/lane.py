@@ -12,7 +12,7 @@ on; elsewhere it runs as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from llm_spec_torch.network import Cache, Network
-from llm_spec_torch.sampling import DeviceSampler
+from llm_spec_torch.sampling import DeviceSampler, Switches
 
-__all__ = ["HEAD", "Lane", "Part"]
+__all__ = ["HEAD", "Lane", "Lanes", "Part"]
 
 HEAD: Final = 3  # numbers before the drafted tokens in `Lane.report`: accepted, next token, whether logits were finite
 
@@ -103,6 +103,25 @@ class Lane:
         is_finite = (self.sampler.valid & states.sum().isfinite())[None].long()
         self.report[:HEAD] = torch.cat([verdict.num_accepted[None], next_id, is_finite])
         self.report[HEAD : HEAD + lookahead] = drafted
+
+
+class Lanes:
+    """The lanes of a target: what has been recorded for two slots and a kind of sampling serves later requests there."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[object, ...], Lane] = {}
+
+    def get(
+        self, places: Sequence[object], parts: Sequence[Part], switches: Switches, vocab_size: int, max_lookahead: int
+    ) -> Lane:
+        """The lane of these places, which nobody else uses as long as their slots are taken."""
+        key = (*places, switches)
+        lane = self._lanes.get(key)
+        if lane is None:
+            draft = parts[1] if len(parts) > 1 else None
+            sampler = DeviceSampler(switches, vocab_size=vocab_size, device=parts[0].network.embedding.device)
+            lane = self._lanes[key] = Lane(parts[0], draft, sampler, max_lookahead=max_lookahead)
+        return lane
 
 
 class _Graphs:

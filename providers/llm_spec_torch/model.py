@@ -4,101 +4,73 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Generator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, closing, contextmanager
-from functools import partial
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, TypedDict, Unpack
+from typing import Any, Final, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from llm_spec import ConfigError, ModelLoadError, ModelOutputError, Sampling, TargetError, TokenModel
+from llm_spec import ConfigError, ModelLoadError, Sampling, TokenModel
 from llm_spec.model_folder.files import read_json
 from llm_spec.model_folder.tokenizer import FolderTokenizer
-from llm_spec.provider import read_prompt
+from llm_spec_torch.batch_checks import rows_agree
+from llm_spec_torch.batching import Batching, JoinedPasses
 from llm_spec_torch.caches import CachePool, Slot, token_bytes
 from llm_spec_torch.checkpoint import find_folder, load_module, resolve_device, resolve_dtype
 from llm_spec_torch.checks import agreeing_widths, check_logits, some_ids, transformers_logits
-from llm_spec_torch.lane import Lane, Part
+from llm_spec_torch.faults import not_finite, told_when_full
+from llm_spec_torch.lane import Lanes, Part
 from llm_spec_torch.network import Network
+from llm_spec_torch.options import MAX_REQUESTS, MAX_WIDTH, MIN_CONTEXT, TorchOptions, check_options
 from llm_spec_torch.places import FairPlaces
-from llm_spec_torch.rounds import TorchRounds
-from llm_spec_torch.sampling import DeviceSampler, Switches
+from llm_spec_torch.rounds import TorchRounds, open_rounds
 from llm_spec_torch.session import FloatArray, TorchSession
 from llm_spec_torch.shape import Shape
 from llm_spec_torch.weights import read_network
 
-__all__ = ["TorchModel", "TorchOptions"]
+__all__ = ["TorchModel"]
 
 _KEY_STEP: Final = 256  # places; attention reads a multiple of so many
-_MIN_CONTEXT: Final = 256  # tokens; with room for less a model is not worth loading
 _CPU_SHARE: Final = 0.25  # of the machine's memory, for caches
 _CUDA_SHARE: Final = 0.8  # of what is free after the weights
 _CHECKED_TOKENS: Final = 24
-_MAX_WIDTH: Final = 16
 _CPU_WIDTHS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # tried, below max_width; a pass is padded to the next
-_MAX_REQUESTS: Final = 8
-
-
-class TorchOptions(TypedDict, total=False):
-    """How a checkpoint is loaded and run.
-
-    `dtype`: "float32", "bfloat16" or "float16"; by default the checkpoint's own on CUDA and float32 on a CPU.
-    `device`: "cpu", "cuda", "cuda:1", …; by default CUDA where there is any.
-    `attention`: "sdpa" (torch's fused one, the default) or "eager".
-    `layers`: only the first so many, with the last norm and head behind them: an early-exit draft.
-    `exact`: False gives up the same-text promise: passes are as wide as their tokens.
-    `max_width`: most tokens of one verifying pass, 16 by default; lookahead is one less.
-    `max_requests`: answers that may run at once, 8 by default; others wait their turn.
-    `max_context`: tokens of prompt and answer, by default the model's own.
-    `cache_gib`: memory for all key-value caches together, by default a quarter of the machine's, or 0.8 of what is
-    free on the device. Where the context does not fit, it is cut.
-    `device_rounds`: draft, sample and accept on the device as well, by default on CUDA only.
-    """
-
-    dtype: str
-    device: str
-    attention: Literal["sdpa", "eager"]
-    layers: int
-    exact: bool
-    max_width: int
-    max_requests: int
-    max_context: int
-    cache_gib: float
-    device_rounds: bool
 
 
 class TorchModel:
     """A checkpoint, loaded: safetensors weights, config.json, tokenizer.json and its chat template.
 
-    `model` is a folder, or a name on the Hugging Face hub. Raises ModelLoadError for whatever is missing, broken, too
-    large, or built in a way that is not supported, and ConfigError for an option out of its range.
+    `model` is a folder, or a name on the Hugging Face hub. `module`: weights that transformers has loaded already, taken
+    instead of the folder's and emptied. Raises ModelLoadError for whatever is missing, broken, too large, or built in a
+    way that is not supported, and ConfigError for an option out of its range.
     """
 
     vocab_size: int
     context_length: int
+    same_text: bool
     _network: Network
     _pool: CachePool
+    _exact_shape: Shape
     _loose_shape: Shape
+    _batching: Batching | None
 
-    def __init__(self, model: str | Path, *, name: str | None = None, **options: Unpack[TorchOptions]) -> None:
-        _check_options(options)
+    def __init__(
+        self, model: str | Path, *, name: str | None = None, module: Any = None, **options: Unpack[TorchOptions]
+    ) -> None:
+        check_options(options)
         folder = find_folder(model)
         self.name = name or f"torch:{model}"
         self.tokenizer = FolderTokenizer(folder)
-        self.device = resolve_device(options.get("device"))
+        self.device = resolve_device(options.get("device") if module is None else str(module.device))
         self.dtype = resolve_dtype(options.get("dtype"), self.device, read_json(folder / "config.json", optional=True))
-        self._max_requests = options.get("max_requests", _MAX_REQUESTS)
-        self._places = FairPlaces(self._max_requests)
-        self._cache_gib = options.get("cache_gib")
-        max_width = options.get("max_width", _MAX_WIDTH)
+        self._options = options
+        self._places = FairPlaces(self.max_requests)
+        self._lanes = Lanes()
         try:
-            module = load_module(folder, self.dtype, self.device, options.get("layers"))
-            self._load(module, max_width, options.get("max_context"), fused=options.get("attention") != "eager")
-        except ModelLoadError:
-            raise
+            self._load(module or load_module(folder, self.dtype, self.device, options.get("layers")))
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(f"{folder} does not fit into the memory of {self.device} in {self.dtype}") from error
         if self.tokenizer.vocab_size > self.vocab_size:
@@ -106,12 +78,8 @@ class TorchModel:
                 f"tokenizer.json in {folder} has {self.tokenizer.vocab_size} ids, but the weights give logits for "
                 f"{self.vocab_size}; they belong to different models"
             )
-        self._device_rounds = options.get("device_rounds", self.device.type == "cuda")
-        self._lanes: dict[tuple[object, ...], Lane] = {}
-        self._exact = options.get("exact", True)
-        widths = self._agreeing_widths(max_width) if self._exact else []
-        self.same_text = bool(widths)
-        self._exact_shape = Shape(widths, _KEY_STEP) if widths else self._loose_shape
+        self._find_exact_shape()
+        self._batching = self._make_batching()
 
     def early_exit(self, layers: int) -> TorchModel:
         """A draft of this model's own first layers, its last norm and head behind them: no weights of its own."""
@@ -121,6 +89,11 @@ class TorchModel:
         draft._keep_first(layers)  # noqa: SLF001 - a copy of its own class
         return draft
 
+    @property
+    def max_requests(self) -> int:
+        """How many answers may run at once."""
+        return self._options.get("max_requests", MAX_REQUESTS)
+
     # ------------------------------------------------------------------------------------- TokenModel
 
     @property
@@ -128,138 +101,127 @@ class TorchModel:
         return self._exact_shape.max_width
 
     def open(self, *, exact: bool = True) -> TorchSession:
-        exact = exact and self._exact
-        return TorchSession(self._pool, self, self._exact_shape if exact else self._loose_shape, exact=exact)
+        exact = exact and self._options.get("exact", True)
+        shape = self._exact_shape if exact else self._loose_shape
+        forwards = self if self._batching is None else self._batching.forwards(self, exact=exact)
+        return TorchSession(self._pool, forwards, shape, exact=exact)
 
     def admit(self) -> AbstractAsyncContextManager[None]:
         """Wait for a free cache; see `AdmittingModel`."""
         return self._places.place()
 
+    def open_rounds(
+        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, draft: TokenModel | None
+    ) -> TorchRounds | None:
+        """Whole rounds on the device; see `RoundModel`."""
+        on_cuda = self.device.type == "cuda" and self._batching is None
+        if not self._options.get("device_rounds", on_cuda) or len(prompt_ids) < 2:
+            return None
+        partner = draft if isinstance(draft, TorchModel) and draft.device == self.device else None
+        return open_rounds(self, partner, self._lanes, self._exact_shape, prompt_ids, sampling, seed)
+
+    # --------------------------------------------------------------------------------------- Forwards
+
     def run(self, slot: Slot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
-        """One forward pass; see `session.Forwards`."""
         start, count = len(slot.token_ids), len(token_ids)
-        with self._guarded(), torch.inference_mode():
+        with told_when_full(self.name, self.device), torch.inference_mode():
             padded = [*token_ids, *[token_ids[-1]] * (width - count)]
             ids = torch.tensor([padded], device=self.device)
             positions = torch.arange(start, start + width, device=self.device)[None]
             states = self._network.hidden(ids, positions, slot.cache, min(num_keys, slot.cache.capacity))
             return self._logits(states, slot, count, num_rows)
 
+    def leave(self, slot: Slot) -> None:
+        """Nothing waits for a slot."""
+
     def part(self, slot: Slot) -> Part:
         """This model's part in a lane."""
         return Part(self._network, slot.cache, self._loose_shape.padded(1))
 
-    def open_rounds(
-        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, draft: TokenModel | None
-    ) -> TorchRounds | None:
-        """Whole rounds on the device; see `RoundModel`."""
-        if not self._device_rounds or len(prompt_ids) < 2:
-            return None
-        partner = draft if isinstance(draft, TorchModel) and draft.device == self.device else None
-        if partner is not None and len(prompt_ids) >= partner.context_length:
-            partner = None
-        with ExitStack() as opened:
-            own = opened.enter_context(closing(self.open()))
-            read_prompt(own, prompt_ids[:-1])
-            drafting = None if partner is None else opened.enter_context(closing(partner.open(exact=False)))
-            if drafting is not None:
-                read_prompt(drafting, prompt_ids[:-2])
-            lane = self._lane(own.slot, partner, None if drafting is None else drafting.slot, sampling)
-            with torch.inference_mode():
-                lane.sampler.load(sampling, seed)
-                lane.begin(torch.tensor(prompt_ids, device=self.device))
-            return TorchRounds(
-                lane,
-                self._exact_shape,
-                num_prompt_tokens=len(prompt_ids),
-                draft_context=self.context_length if partner is None else partner.context_length,
-                guarded=self._guarded,
-                fail=partial(self._fail, own.slot),
-                close=opened.pop_all().close,
-            )
-
     # ------------------------------------------------------------------------------------------ inside
 
-    def _lane(self, slot: Slot, partner: TorchModel | None, drafting: Slot | None, sampling: Sampling) -> Lane:
-        """The lane of these slots, which nobody else uses while they are taken; graphs recorded on it stay with it."""
-        switches = Switches.of(sampling, self.vocab_size)
-        key = (slot.index, partner, None if drafting is None else drafting.index, switches)
-        lane = self._lanes.get(key)
-        if lane is None:
-            draft = None if partner is None or drafting is None else partner.part(drafting)
-            sampler = DeviceSampler(switches, vocab_size=self.vocab_size, device=self.device)
-            lane = self._lanes[key] = Lane(self.part(slot), draft, sampler, max_lookahead=self.max_width - 1)
-        return lane
-
-    @contextmanager
-    def _guarded(self) -> Generator[None]:
-        """Turn the allocator's error into advice."""
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            raise TargetError(
-                f"{self.name}: out of memory on {self.device}; give cache_gib or max_requests less"
-            ) from error
-
-    def _fail(self, slot: Slot) -> NoReturn:
-        slot.wipe()
-        raise ModelOutputError(f"{self.name}: the model's logits hold NaN or infinity")
-
-    def _keep_first(self, layers: int) -> None:
-        self.name = f"{self.name} (first {layers} layers)"
-        self._network = self._network.first_layers(layers)
-        self._places = FairPlaces(self._max_requests)
-        self._lanes = {}
-        self._pool = self._make_pool(self.context_length, self._pool.cache.capacity - self.context_length)
-
-    def _load(self, module: Any, max_width: int, max_context: int | None, *, fused: bool) -> None:
+    def _load(self, module: Any) -> None:
         own_context = int(module.config.get_text_config().max_position_embeddings)
-        context = min(own_context, max_context or own_context)
+        context = min(own_context, self._options.get("max_context", own_context))
+        max_width = self._options.get("max_width", MAX_WIDTH)
         token_ids = some_ids(_CHECKED_TOKENS, self.tokenizer.vocab_size)
         expected = transformers_logits(module, token_ids)
-        self._network = read_network(module, num_positions=context + max_width, fused=fused)
+        self._network = read_network(
+            module, num_positions=context + max_width, fused=self._options.get("attention") != "eager"
+        )
         self.vocab_size = self._network.vocab_size
-        self._loose_shape = Shape(range(1 if self.device.type == "cuda" else 2, max_width + 1), _KEY_STEP)
+        is_cuda = self.device.type == "cuda"
+        self._loose_shape = Shape(range(1 if is_cuda else 2, max_width + 1), _KEY_STEP, doubling=is_cuda)
         self._pool = self._make_pool(context, max_width)
         self.context_length = self._pool.cache.capacity - max_width
         slot = self._pool.take((), exact=True)
-        check_logits(
-            self.run(slot, token_ids, width=len(token_ids), num_keys=_KEY_STEP, num_rows=len(token_ids)),
-            expected,
-            self.dtype,
-        )
+        found = self.run(slot, token_ids, width=len(token_ids), num_keys=_KEY_STEP, num_rows=len(token_ids))
         self._pool.give_back(slot)
+        check_logits(found, expected, self.dtype)
 
     def _logits(self, states: Tensor, slot: Slot, count: int, num_rows: int) -> FloatArray:
+        """Of the last `num_rows` of `count` tokens: [num_rows, vocab_size]; states [width, hidden_size]."""
         if not bool(torch.isfinite(states.sum())):
             slot.wipe()
-            raise ModelOutputError(f"{self.name}: the model's hidden states hold NaN or infinity")
+            raise not_finite(self.name)
         if num_rows == 0:
             return np.empty((0, self.vocab_size), np.float32)
         if num_rows == 1 and count > self._loose_shape.max_width:  # a prompt: only its end counts
             states, count = states[-2:], 2
-        logits = self._network.logits(states)[count - num_rows : count]
-        rows: FloatArray = logits.cpu().numpy()
+        rows: FloatArray = self._network.logits(states)[count - num_rows : count].cpu().numpy()
         return rows
+
+    def _keep_first(self, layers: int) -> None:
+        self.name = f"{self.name} (first {layers} layers)"
+        self._network = self._network.first_layers(layers)
+        self._places = FairPlaces(self.max_requests)
+        self._lanes = Lanes()
+        self._pool = self._make_pool(self.context_length, self._pool.cache.capacity - self.context_length)
+        self._batching = self._make_batching()
 
     def _make_pool(self, context: int, max_width: int) -> CachePool:
         """Caches for as many tokens a request as the model and the memory allow."""
-        limit = self._memory_for_caches() if self._cache_gib is None else int(self._cache_gib * 2**30)
-        room = limit // (token_bytes(self._network) * self._max_requests) - max_width
-        if room < min(context, _MIN_CONTEXT):
+        cache_gib = self._options.get("cache_gib")
+        limit = self._memory_for_caches() if cache_gib is None else int(cache_gib * 2**30)
+        room = limit // (token_bytes(self._network) * self.max_requests) - max_width
+        if room < min(context, MIN_CONTEXT):
             raise ModelLoadError(
-                f"{self.name}: in {limit / 2**30:.2g} GiB, {self._max_requests} key-value caches hold {max(0, room)} "
+                f"{self.name}: in {limit / 2**30:.2g} GiB, {self.max_requests} key-value caches hold {max(0, room)} "
                 "tokens each; give cache_gib more or max_requests less"
             )
-        return CachePool(self._network, num_slots=self._max_requests, capacity=min(context, room) + max_width)
+        return CachePool(self._network, num_slots=self.max_requests, capacity=min(context, room) + max_width)
 
     def _memory_for_caches(self) -> int:
         if self.device.type == "cuda":
             return int(_CUDA_SHARE * torch.cuda.mem_get_info(self.device)[0])
         return int(_CPU_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
-    def _agreeing_widths(self, max_width: int) -> list[int]:
+    def _make_batching(self) -> Batching | None:
+        if not self._options.get("batched"):
+            return None
+        return Batching(
+            self._network,
+            self._pool,
+            self.name,
+            exact_width=self._exact_shape.max_width if self.same_text else None,
+            loose_widths=self._loose_shape.widths,
+        )
+
+    def _find_exact_shape(self) -> None:
+        widths: list[int] = []
+        if self._options.get("exact", True):
+            max_width = self._loose_shape.max_width
+            widths = self._shared_width(max_width) if self._options.get("batched") else self._agreeing(max_width)
+        self.same_text = bool(widths)
+        self._exact_shape = Shape(widths or self._loose_shape.widths, _KEY_STEP, doubling=self._loose_shape.doubling)
+
+    def _shared_width(self, width: int) -> list[int]:
+        """The one number of rows that a slot has in shared passes, if rows agree whatever the others do."""
+        joined = JoinedPasses(self._network, self._pool, self.name, fixed_width=width)
+        ids = some_ids(2 * width, self.tokenizer.vocab_size)
+        return [width] if rows_agree(joined.run_all, self._pool, Shape([width], _KEY_STEP), ids) else []
+
+    def _agreeing(self, max_width: int) -> list[int]:
         """Numbers of rows that may be read in exact sessions: one on CUDA, all that agree on a CPU."""
         slot = self._pool.take((), exact=True)
 
@@ -269,27 +231,12 @@ class TorchModel:
             slot.append(token_ids)
             return rows
 
-        try:
-            while max_width > 1:
-                candidates = [w for w in _CPU_WIDTHS if w < max_width] if self.device.type == "cpu" else []
-                ids = some_ids(_CHECKED_TOKENS + 2 * max_width, self.tokenizer.vocab_size)
-                widths = agreeing_widths(read_at, ids, candidates, max_width)
-                if widths:
-                    return widths
-                max_width //= 2
-            return []
-        finally:
-            slot.truncate(0)
-            self._pool.give_back(slot)
-
-
-def _check_options(options: TorchOptions) -> None:
-    for name, low in (("layers", 1), ("max_width", 2), ("max_requests", 1), ("max_context", _MIN_CONTEXT)):
-        value = options.get(name)
-        if value is not None and not (isinstance(value, int) and value >= low):
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {low}")
-    if options.get("attention", "sdpa") not in {"sdpa", "eager"}:
-        raise ConfigError(f"attention is {options.get('attention')!r}; it must be 'sdpa' or 'eager'")
-    cache_gib = options.get("cache_gib", 1.0)
-    if not cache_gib > 0:
-        raise ConfigError(f"cache_gib is {cache_gib!r}; it must be above 0")
+        widths: list[int] = []
+        while max_width > 1 and not widths:
+            candidates = [w for w in _CPU_WIDTHS if w < max_width] if self.device.type == "cpu" else []
+            ids = some_ids(_CHECKED_TOKENS + 2 * max_width, self.tokenizer.vocab_size)
+            widths = agreeing_widths(read_at, ids, candidates, max_width)
+            max_width //= 2
+        slot.truncate(0)
+        self._pool.give_back(slot)
+        return widths

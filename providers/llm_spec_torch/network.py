@@ -162,6 +162,7 @@ class Network:
     def _mask(self, positions: Tensor, num_keys: int, window: int | None) -> Tensor:
         """What is added to the scores: [batch, 1, width * num_heads / num_kv_heads, num_keys]."""
         batch, width = positions.shape
+        positions = positions.clamp(max=num_keys - 1)  # padding behind the keys sees some, or it would be NaN
         keys = torch.arange(num_keys, device=positions.device)
         seen = keys <= positions[:, :, None]
         if window is not None:

@@ -16,7 +16,8 @@ from llm_spec import (
     stream_token_model,
 )
 from llm_spec.grammar import takes_response_format
-from llm_spec_torch.model import TorchModel, TorchOptions
+from llm_spec_torch.model import TorchModel
+from llm_spec_torch.options import TorchOptions
 
 __all__ = ["TorchProvider"]
 

@@ -10,45 +10,108 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from llm_spec import DeviceRound
-from llm_spec_torch.lane import HEAD, Lane
+from llm_spec import DeviceRound, Sampling
+from llm_spec.provider import read_prompt
+from llm_spec_torch.caches import Slot
+from llm_spec_torch.faults import not_finite, told_when_full
+from llm_spec_torch.lane import HEAD, Lane, Lanes, Part
+from llm_spec_torch.sampling import Switches
+from llm_spec_torch.session import TorchSession
 from llm_spec_torch.shape import Shape
 
-__all__ = ["TorchRounds"]
+__all__ = ["RoundTaker", "TorchRounds", "open_rounds"]
+
+
+class RoundTaker(Protocol):
+    """What rounds need of a model that takes part in them."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    def open(self, *, exact: bool = True) -> TorchSession: ...
+
+    def part(self, slot: Slot) -> Part:
+        """Its weights, and the cache of a slot."""
+        ...
+
+
+def open_rounds(
+    target: RoundTaker,
+    draft: RoundTaker | None,
+    lanes: Lanes,
+    shape: Shape,
+    prompt_ids: Sequence[int],
+    sampling: Sampling,
+    seed: int,
+) -> TorchRounds:
+    """Let target and draft read a prompt of at least two tokens; a draft for which it is too long is left out."""
+    if draft is not None and len(prompt_ids) >= draft.context_length:
+        draft = None
+    with ExitStack() as opened:
+        own = opened.enter_context(closing(target.open()))
+        read_prompt(own, prompt_ids[:-1])
+        parts = [target.part(own.slot)]
+        places: list[object] = [own.slot.index]
+        if draft is not None:
+            other = opened.enter_context(closing(draft.open(exact=False)))
+            read_prompt(other, prompt_ids[:-2])
+            parts.append(draft.part(other.slot))
+            places += [draft, other.slot.index]
+        lane = lanes.get(
+            places, parts, Switches.of(sampling, target.vocab_size), target.vocab_size, shape.max_width - 1
+        )
+        with told_when_full(target.name, target.device), torch.inference_mode():
+            lane.sampler.load(sampling, seed)
+            lane.begin(torch.tensor(prompt_ids, device=target.device))
+        return TorchRounds(
+            lane,
+            shape,
+            target,
+            own.slot,
+            draft_context=(draft or target).context_length,
+            close=opened.pop_all().close,
+        )
 
 
 class TorchRounds:
     """One request's rounds on a lane that stands behind its prompt; see `llm_spec.DeviceRounds`.
 
-    `guarded` translates the device's errors, `fail` raises what is to be said of logits that were not finite, `close`
-    gives lane and caches back.
+    `draft_context`: positions that the draft may read. `close` gives lane and caches back.
     """
 
     def __init__(
         self,
         lane: Lane,
         shape: Shape,
+        target: RoundTaker,
+        slot: Slot,
         *,
-        num_prompt_tokens: int,
         draft_context: int,
-        guarded: Callable[[], AbstractContextManager[None]],
-        fail: Callable[[], NoReturn],
         close: Callable[[], None],
     ) -> None:
         self._lane = lane
         self._shape = shape
-        self._draft_context = draft_context  # positions that the draft may read
-        self._guarded = guarded
-        self._fail = fail
+        self._target = target
+        self._slot = slot
+        self._draft_context = draft_context
         self.close = close
-        self._length = num_prompt_tokens  # of prompt and answer, as far as rounds have been read
+        self._length = len(slot.token_ids) + 1  # of prompt and answer, as far as rounds have been read
         self._flying: deque[_Flight] = deque()
         self._clock: type[_Clock] = _CudaClock if lane.length.device.type == "cuda" else _HostClock
 
@@ -96,7 +159,7 @@ class TorchRounds:
 
     def _start(self, lookahead: int, *, drafts_here: bool) -> None:
         num_keys = self._shape.num_keys(self._length - 1)
-        with self._guarded(), torch.inference_mode():
+        with told_when_full(self._target.name, self._target.device), torch.inference_mode():
             clock = self._clock()
             if lookahead and drafts_here:
                 self._lane.draft(lookahead, num_keys)
@@ -112,7 +175,8 @@ class TorchRounds:
         numbers = [int(number) for number in flight.report[: HEAD + flight.lookahead].numpy()]
         num_accepted, next_token_id, is_finite = numbers[:HEAD]
         if not is_finite:
-            self._fail()
+            self._slot.wipe()
+            raise not_finite(self._target.name)
         self._length += num_accepted + 1
         return DeviceRound(tuple(numbers[HEAD:]), num_accepted, next_token_id, draft_s, verify_s)
 

@@ -23,6 +23,10 @@ class Forwards(Protocol):
         """Append tokens, padded to `width`, to a slot; logits after the last `num_rows` of them."""
         ...
 
+    def leave(self, slot: Slot) -> None:
+        """No more tokens come for a slot, until another session has it."""
+        ...
+
 
 class TorchSession:
     """A cache of its own, taken when it is first needed; used by one thread at a time.
@@ -80,6 +84,7 @@ class TorchSession:
     def close(self) -> None:
         slot, self._slot = self._slot, None
         if slot is not None:
+            self._forwards.leave(slot)
             self._pool.give_back(slot)
 
     def _taken(self, token_ids: Sequence[int] = ()) -> Slot:

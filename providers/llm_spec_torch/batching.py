@@ -1,0 +1,151 @@
+"""Sessions of several requests that share forward passes, each at a position of its own.
+
+Exact sessions share passes of one shape only, [max_requests, max_width]: every slot has its rows in it, with a token
+to read or without, so that a row's kernels never depend on who else is there. What is left to depend on is looked at
+when the model is loaded (`batch_checks.py`). Other sessions, such as drafts, share passes as small as they can be.
+
+A slot without tokens writes its rows into places behind the context, which nothing ever reads, so that the prefix it
+keeps for a later request survives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llm_spec_torch.caches import CachePool, Slot
+from llm_spec_torch.faults import not_finite, told_when_full
+from llm_spec_torch.network import Cache, Network
+from llm_spec_torch.pass_queue import FloatArray, Outcome, Pass, PassQueue
+from llm_spec_torch.session import Forwards
+
+__all__ = ["Batching", "JoinedPasses", "SharedForwards"]
+
+_PADDING_ID: Final = 0
+
+
+class Batching:
+    """What all sessions of a model share. `exact_width` None: exact sessions promise no more than others."""
+
+    def __init__(
+        self, network: Network, pool: CachePool, name: str, *, exact_width: int | None, loose_widths: Sequence[int]
+    ) -> None:
+        self._queue = PassQueue()
+        self._loose = JoinedPasses(network, pool, name)
+        self._exact = self._loose if exact_width is None else JoinedPasses(network, pool, name, fixed_width=exact_width)
+        self._loose_widths = loose_widths
+        self._exact_widths = loose_widths if exact_width is None else (exact_width,)
+
+    def forwards(self, alone: Forwards, *, exact: bool) -> SharedForwards:
+        """For one session; `alone` runs its prompts, and is not kept here: a model in a circle would not be freed."""
+        joined, widths = (self._exact, self._exact_widths) if exact else (self._loose, self._loose_widths)
+        return SharedForwards(self._queue, joined, alone, widths)
+
+
+class SharedForwards:
+    """The `Forwards` of a session whose passes are joined where they are as wide as one of `widths`, else run alone."""
+
+    def __init__(self, queue: PassQueue, joined: JoinedPasses, alone: Forwards, widths: Sequence[int]) -> None:
+        self._queue = queue
+        self._joined = joined
+        self._alone = _Alone(alone)
+        self._widths = widths
+
+    def run(self, slot: Slot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
+        runner = self._joined if width in self._widths else self._alone
+        return self._queue.run(runner, Pass(slot, token_ids, width, num_keys, num_rows))
+
+    def leave(self, slot: Slot) -> None:
+        self._queue.leave(slot)
+
+
+class JoinedPasses:
+    """Runs passes of several slots as one; with `fixed_width` every pass has that width and rows of all slots."""
+
+    joins = True
+
+    def __init__(self, network: Network, pool: CachePool, name: str, *, fixed_width: int | None = None) -> None:
+        self._network = network
+        self._cache = pool.cache
+        self._num_slots = pool.num_slots
+        self._name = name
+        self._fixed_width = fixed_width
+
+    def run_all(self, passes: Sequence[Pass]) -> list[Outcome]:
+        slots = range(self._num_slots)
+        if self._fixed_width is None:
+            indices = [one.slot.index for one in passes]
+            slots = range(min(indices), max(indices) + 1)
+        width = self._fixed_width or max(one.width for one in passes)
+        device = self._network.embedding.device
+        with told_when_full(self._name, device), torch.inference_mode():
+            return self._run(passes, slots, width, device)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _run(self, passes: Sequence[Pass], slots: range, width: int, device: torch.device) -> list[Outcome]:
+        cache = _rows(self._cache, slots)
+        token_ids = [[_PADDING_ID] * width for _ in slots]
+        starts = [[cache.capacity - width] for _ in slots]
+        for one in passes:
+            row = one.slot.index - slots.start
+            token_ids[row] = [*one.token_ids, *[one.token_ids[-1]] * (width - len(one.token_ids))]
+            starts[row] = [len(one.slot.token_ids)]
+        positions = torch.tensor(starts, device=device) + torch.arange(width, device=device)
+        num_keys = min(max(one.num_keys for one in passes), cache.capacity)
+        states = self._network.hidden(torch.tensor(token_ids, device=device), positions, cache, num_keys)
+        return self._outcomes(passes, slots, states.view(len(slots), width, -1))
+
+    def _outcomes(self, passes: Sequence[Pass], slots: range, states: Tensor) -> list[Outcome]:
+        """states: [num_slots, width, hidden_size]."""
+        width = states.shape[1]
+        is_finite = dict(zip(slots, states.isfinite().flatten(1).all(1).cpu().numpy(), strict=True))
+        self._clean_up(passes, [index for index in slots if not is_finite[index]], width)
+        rows = [
+            (one.slot.index - slots.start) * width + row
+            for one in passes
+            for row in range(len(one.token_ids) - one.num_rows, len(one.token_ids))
+        ]
+        logits = self._network.logits(states.flatten(0, 1))[rows].cpu().numpy()
+        ends = list(accumulate(one.num_rows for one in passes))[:-1]
+        return [
+            own if is_finite[one.slot.index] else not_finite(self._name)
+            for one, own in zip(passes, np.split(logits, ends), strict=True)
+        ]
+
+    def _clean_up(self, passes: Sequence[Pass], broken: Sequence[int], width: int) -> None:
+        """Wipe what holds NaN, which would reach a slot's later rows even from behind a mask."""
+        for one in passes:
+            if one.slot.index in broken:
+                one.slot.wipe()
+        for index in set(broken).difference(one.slot.index for one in passes):
+            for stored in (*self._cache.keys, *self._cache.values):
+                stored[index, -width:] = 0
+
+
+class _Alone:
+    """Runs prompts: a pass of one slot, as wide as its tokens."""
+
+    joins = False
+
+    def __init__(self, forwards: Forwards) -> None:
+        self._forwards = forwards
+
+    def run_all(self, passes: Sequence[Pass]) -> list[Outcome]:
+        return [
+            self._forwards.run(one.slot, one.token_ids, width=one.width, num_keys=one.num_keys, num_rows=one.num_rows)
+            for one in passes
+        ]
+
+
+def _rows(cache: Cache, slots: range) -> Cache:
+    """The cache of slots side by side, a view."""
+    return Cache(
+        tuple(keys[slots.start : slots.stop] for keys in cache.keys),
+        tuple(values[slots.start : slots.stop] for values in cache.values),
+    )

@@ -1,0 +1,59 @@
+"""How a checkpoint is loaded and run."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypedDict
+
+from llm_spec import ConfigError
+
+__all__ = ["MAX_REQUESTS", "MAX_WIDTH", "MIN_CONTEXT", "TorchOptions", "check_options"]
+
+MAX_WIDTH: Final = 16
+MAX_REQUESTS: Final = 8
+MIN_CONTEXT: Final = 256  # tokens; with room for less a model is not worth loading
+
+
+class TorchOptions(TypedDict, total=False):
+    """Options of TorchModel and TorchProvider, all by keyword; in a string behind a question mark.
+
+    `dtype`: "float32", "bfloat16" or "float16"; by default the checkpoint's own on CUDA and float32 on a CPU.
+    `device`: "cpu", "cuda", "cuda:1", …; by default CUDA where there is any.
+    `attention`: "sdpa" (torch's fused one, the default) or "eager".
+    `layers`: only the first so many, with the last norm and head behind them: an early-exit draft.
+    `exact`: False gives up the same-text promise: passes are as wide as their tokens.
+    `max_width`: most tokens of one verifying pass, 16 by default; lookahead is one less.
+    `max_requests`: answers that may run at once, 8 by default; others wait their turn.
+    `batched`: answers that run at once share forward passes. Exact ones share passes of one shape, `max_requests` times
+    `max_width` tokens, whether one runs or all: give both no more than is needed.
+    `max_context`: tokens of prompt and answer, by default the model's own.
+    `cache_gib`: memory for all key-value caches together, by default a quarter of the machine's, or 0.8 of what is
+    free on the device. Where the context does not fit, it is cut.
+    `device_rounds`: draft, sample and accept on the device as well, by default on CUDA and where nothing is batched.
+    """
+
+    dtype: str
+    device: str
+    attention: Literal["sdpa", "eager"]
+    layers: int
+    exact: bool
+    max_width: int
+    max_requests: int
+    batched: bool
+    max_context: int
+    cache_gib: float
+    device_rounds: bool
+
+
+def check_options(options: TorchOptions) -> None:
+    """Raise ConfigError for a value out of range, or two options that exclude each other."""
+    for name, low in (("layers", 1), ("max_width", 2), ("max_requests", 1), ("max_context", MIN_CONTEXT)):
+        value: Any = options.get(name)
+        if value is not None and not (isinstance(value, int) and value >= low):
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {low}")
+    if options.get("attention", "sdpa") not in {"sdpa", "eager"}:
+        raise ConfigError(f"attention is {options.get('attention')!r}; it must be 'sdpa' or 'eager'")
+    cache_gib = options.get("cache_gib", 1.0)
+    if not cache_gib > 0:
+        raise ConfigError(f"cache_gib is {cache_gib!r}; it must be above 0")
+    if options.get("batched") and options.get("device_rounds"):
+        raise ConfigError("batched and device_rounds are set; rounds on the device belong to one request, choose one")
