@@ -19,9 +19,8 @@ import csv
 import datetime
 import importlib
 import json
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,7 +111,6 @@ def fill_layer(large: Any, small: Any, size: Size, old: Any, scale: float) -> No
         rows[:, : old.hidden_size] = 0
         place(rows, getattr(small.mlp, name).weight)
     place(large.mlp.down_proj.weight, small.mlp.down_proj.weight)
-    mine, theirs = large.self_attn, small.self_attn
     group, old_group = size.heads // size.kv_heads, old.num_attention_heads // old.num_key_value_heads
     step, half = size.head_dim // old.head_dim, old.head_dim // 2
     # pair i of the small head turns as fast as pair step * i of the large one
@@ -120,22 +118,23 @@ def fill_layer(large: Any, small: Any, size: Size, old: Any, scale: float) -> No
     plain = list(range(old.head_dim))
     louder = (size.head_dim / old.head_dim) ** 0.5  # attention divides by the root of the head's size
     heads = [(h // old_group) * group + h % old_group for h in range(old.num_attention_heads)]
-    kv_heads = list(range(old.num_key_value_heads))
-    place_heads(mine.q_proj.weight, theirs.q_proj.weight * louder, heads, turned, size, old)
-    place_heads(mine.k_proj.weight, theirs.k_proj.weight, kv_heads, turned, size, old)
-    place_heads(mine.v_proj.weight, theirs.v_proj.weight, kv_heads, plain, size, old)
-    columns = torch.tensor([h * size.head_dim + d for h in heads for d in plain])
-    mine.o_proj.weight[: old.hidden_size, columns.to(mine.o_proj.weight.device)] = theirs.o_proj.weight.to(
-        mine.o_proj.weight
-    )
+    kv_heads = range(old.num_key_value_heads)
+
+    def rows_of(heads: Iterable[int], dims: Sequence[int]) -> torch.Tensor:
+        rows = [h * size.head_dim + d for h in heads for d in dims]
+        return torch.tensor(rows, device=large.mlp.down_proj.weight.device)
+
+    mine, theirs = large.self_attn, small.self_attn
+    place_rows(mine.q_proj.weight, theirs.q_proj.weight * louder, rows_of(heads, turned))
+    place_rows(mine.k_proj.weight, theirs.k_proj.weight, rows_of(kv_heads, turned))
+    place_rows(mine.v_proj.weight, theirs.v_proj.weight, rows_of(kv_heads, plain))
+    mine.o_proj.weight[: old.hidden_size, rows_of(heads, plain)] = theirs.o_proj.weight.to(mine.o_proj.weight)
 
 
-def place_heads(large: Any, small: Any, heads: list[int], dims: list[int], size: Size, old: Any) -> None:
-    """Rows of heads: [num_heads * head_dim, hidden]; what reads the corner and is no trained row says nothing."""
-    rows = torch.tensor([h * size.head_dim + d for h in heads for d in dims], device=large.device)
-    large[:, : old.hidden_size] = 0
-    corner = large[:, : old.hidden_size]
-    corner[rows] = small.to(large)
+def place_rows(large: Any, small: Any, rows: torch.Tensor) -> None:
+    """Put a small matrix into rows of a large one; its other rows do not read what those read."""
+    large[:, : small.shape[1]] = 0
+    large[rows, : small.shape[1]] = small.to(large)
 
 
 # ------------------------------------------------------------------------------------------- figures
@@ -194,8 +193,10 @@ def measure(
     tokens = sum(result.stats.num_emitted_tokens for result in results)
     rounds = sum(result.stats.num_rounds for result in results)
     model_s = sum(r.stats.draft_s + r.stats.verify_s for r in results)
-    # from the first round on: the prompt is no round
-    wall_s = sum(s - (r.timings.first_token_s or 0.0) for s, r in zip(seconds, results, strict=True))
+    # from the first text on, and all rounds but the first: reading the prompt is no round
+    wall_s = sum(result.timings.total_s - (result.timings.first_text_s or 0.0) for result in results)
+    model_s -= model_s * len(results) / rounds
+    rounds -= len(results)
     row = Row(
         name=name,
         tokens_per_s=tokens / sum(seconds),
@@ -221,7 +222,7 @@ def run(arguments: argparse.Namespace) -> None:
         dilated(PAIR / n, s, dtype, arguments.device) for n, s in (("target", target_size), ("draft", draft_size))
     ]
     num_bytes = weight_bytes(modules[0])
-    assisted = Assisted.of(PAIR / "target", *modules)
+    assisted = Assisted(PAIR / "target", *modules)
     rows: list[list[Any]] = []
     for temperature in (0.0, 1.0):
         requests = [
@@ -246,7 +247,8 @@ def run(arguments: argparse.Namespace) -> None:
         ]
         plain, texts = measure("plain", SpeculativeDecoder(None, target), requests, [])
         rows.append([temperature, *plain])
-        policies: dict[str, LookaheadPolicy] = {f"fixed {n}": Fixed(n) for n in FIXED} | {"adaptive": CostAware()}
+        policies: dict[str, LookaheadPolicy] = {f"fixed {n}": Fixed(n) for n in FIXED}
+        policies["adaptive"] = CostAware()
         for name, lookahead in policies.items():
             config = SpeculativeConfig(strategy="tokens", lookahead=lookahead)
             row, _ = measure(name, SpeculativeDecoder(ProviderDraft(draft), target, config), requests, texts)
@@ -265,12 +267,12 @@ def show(rows: list[list[Any]], step_floor_s: float, num_prompts: int) -> None:
     for temperature in (0.0, 1.0):
         speeds: dict[str, float] = {row[1]: row[2] for row in rows if row[0] == temperature}
         fixed = max(v for k, v in speeds.items() if k.startswith("fixed"))
+        adaptive, plain = speeds["adaptive"], speeds["plain"]
         print(
-            f"temperature {temperature:g}: plain {speeds['plain'] * step_floor_s:.0%} of what copying the weights would "
-            f"allow; adaptive {speeds['adaptive'] / speeds['plain']:.2f}x plain, {speeds['adaptive'] / fixed:.1%} of the "
-            f"best fixed, {speeds['adaptive'] / speeds['transformers assisted']:.2f}x transformers' assisted"
+            f"temperature {temperature:g}: plain {plain * step_floor_s:.0%} of what reading the weights once a token "
+            f"allows; adaptive {adaptive / plain:.2f}x plain, {adaptive / fixed:.1%} of the best fixed, "
+            f"{adaptive / speeds['transformers assisted']:.2f}x transformers' assisted"
         )
-    print(f"mean of the medians: {statistics.mean(row[2] for row in rows):.1f} tokens/s over all rows")
 
 
 def write(rows: list[list[Any]], folder: Path, head: str) -> None:

@@ -1,12 +1,13 @@
 """Speculative decoding with llm_spec_torch beside transformers' own assisted generation: same pair, prompts, threads.
 
-    python benchmarks/torch_pair.py --target FOLDER --draft FOLDER --prompts FILE.jsonl
-                                    [--num-prompts 40] [--max-tokens 96] [--threads 2] [--temperatures 0 1]
+    python benchmarks/torch_pair.py [--target FOLDER --draft FOLDER --prompts FILE.jsonl]
+                                    [--num-prompts 40] [--max-tokens 96] [--threads 1] [--temperatures 0 1]
 
-Each line of the prompt file has `messages`. Transformers gets its best settings, not its defaults: the number of
-assistant tokens, constant or heuristic, and the confidence threshold are searched on the first prompts. Then all
-contenders answer every prompt in an order that rotates, so that whatever else the machine does falls on all alike.
-Figures are tokens a second over whole answers (prompt reading included), and ratios of them.
+By default the trained pair of `tests/peers/models`, on a CPU. Each line of the prompt file has `messages`. Transformers
+gets its best settings, not its defaults: the number of assistant tokens, constant or heuristic, and the confidence
+threshold are searched on the first prompts. Then all contenders answer every prompt in an order that rotates, so that
+whatever else the machine does falls on all alike. Figures are tokens a second over whole answers (prompt reading
+included), and ratios of them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from llm_spec import (
 
 transformers: Any = importlib.import_module("transformers")
 
+PAIR = Path(__file__).parents[1] / "tests" / "peers" / "models"
+PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
 SEARCH_PROMPTS = 4
 NUM_ASSISTANT_TOKENS = (2, 3, 4, 6)
 CONFIDENCES = (0.0, 0.4)
@@ -58,12 +61,9 @@ Contender = Callable[[ChatRequest], Answer]
 class Assisted:
     """transformers' `generate`, with an assistant model or without."""
 
-    def __init__(self, target: str, draft: str | None) -> None:
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(target)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-        self._assistant: Any = None
-        if draft is not None:
-            self._assistant = transformers.AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32).eval()
+    def __init__(self, folder: Path, model: Any, assistant: Any = None) -> None:
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self._model, self._assistant = model, assistant
 
     def set(self, num_tokens: int, confidence: float, schedule: str) -> None:
         config = self._assistant.generation_config
@@ -76,7 +76,7 @@ class Assisted:
         started = time.perf_counter()
         inputs = self._tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        ).to(self._model.device)
         temperature = request.sampling.temperature
         sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
         with torch.inference_mode():
@@ -86,6 +86,11 @@ class Assisted:
         new_ids = out[0, inputs["input_ids"].shape[1] :]
         text: str = self._tokenizer.decode(new_ids, skip_special_tokens=True)
         return Answer(len(new_ids), time.perf_counter() - started, text)
+
+
+def load(folder: Path) -> Any:
+    """A checkpoint as transformers loads it."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def search(assisted: Assisted, requests: list[ChatRequest]) -> tuple[int, float, str]:
@@ -151,18 +156,18 @@ def show(temperature: float, answers: dict[str, list[Answer]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True)
-    parser.add_argument("--draft", required=True)
-    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--target", type=Path, default=PAIR / "target")
+    parser.add_argument("--draft", type=Path, default=PAIR / "draft")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--num-prompts", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    assisted = Assisted(arguments.target, arguments.draft)
+    assisted = Assisted(arguments.target, load(arguments.target), load(arguments.draft))
     target, draft = TorchProvider(arguments.target, device="cpu"), TorchProvider(arguments.draft, device="cpu")
     lines = arguments.prompts.read_text(encoding="utf-8").splitlines()[: arguments.num_prompts]
     conversations = [ChatRequest.create(json.loads(line)["messages"]).messages for line in lines]
@@ -171,7 +176,7 @@ def main() -> None:
     num_tokens, confidence, schedule = settings
     print(f"transformers' best settings: {num_tokens} assistant tokens, confidence {confidence:g}, {schedule}")
     contenders: dict[str, Contender] = {
-        "transformers plain": Assisted(arguments.target, None),
+        "transformers plain": Assisted(arguments.target, load(arguments.target)),
         "transformers assisted": assisted,
         "llm_spec plain": ours(None, target),
         "llm_spec draft": ours(ProviderDraft(draft), target),

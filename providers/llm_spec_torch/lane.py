@@ -106,7 +106,7 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of a target: what has been recorded for two slots and a kind of sampling serves later requests there."""
+    """The lanes of a target: what is recorded for two slots and a kind of sampling serves later requests there."""
 
     def __init__(self) -> None:
         self._lanes: dict[tuple[object, ...], Lane] = {}

@@ -43,9 +43,9 @@ _CPU_WIDTHS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # tried, below max_
 class TorchModel:
     """A checkpoint, loaded: safetensors weights, config.json, tokenizer.json and its chat template.
 
-    `model` is a folder, or a name on the Hugging Face hub. `module`: weights that transformers has loaded already, taken
-    instead of the folder's and emptied. Raises ModelLoadError for whatever is missing, broken, too large, or built in a
-    way that is not supported, and ConfigError for an option out of its range.
+    `model` is a folder, or a name on the Hugging Face hub. `module`: weights that transformers has loaded already, used
+    instead of the folder's and emptied. Raises ModelLoadError for whatever is missing, broken, too large, or built in
+    a way that is not supported, and ConfigError for an option out of its range.
     """
 
     vocab_size: int
@@ -118,7 +118,9 @@ class TorchModel:
         if not self._options.get("device_rounds", on_cuda) or len(prompt_ids) < 2:
             return None
         partner = draft if isinstance(draft, TorchModel) and draft.device == self.device else None
-        return open_rounds(self, partner, self._lanes, self._exact_shape, prompt_ids, sampling, seed)
+        return open_rounds(
+            self, partner, prompt_ids, sampling=sampling, seed=seed, lanes=self._lanes, shape=self._exact_shape
+        )
 
     # --------------------------------------------------------------------------------------- Forwards
 

@@ -54,11 +54,12 @@ class RoundTaker(Protocol):
 def open_rounds(
     target: RoundTaker,
     draft: RoundTaker | None,
-    lanes: Lanes,
-    shape: Shape,
     prompt_ids: Sequence[int],
+    *,
     sampling: Sampling,
     seed: int,
+    lanes: Lanes,
+    shape: Shape,
 ) -> TorchRounds:
     """Let target and draft read a prompt of at least two tokens; a draft for which it is too long is left out."""
     if draft is not None and len(prompt_ids) >= draft.context_length:
@@ -73,9 +74,8 @@ def open_rounds(
             read_prompt(other, prompt_ids[:-2])
             parts.append(draft.part(other.slot))
             places += [draft, other.slot.index]
-        lane = lanes.get(
-            places, parts, Switches.of(sampling, target.vocab_size), target.vocab_size, shape.max_width - 1
-        )
+        switches = Switches.of(sampling, target.vocab_size)
+        lane = lanes.get(places, parts, switches, target.vocab_size, shape.max_width - 1)
         with told_when_full(target.name, target.device), torch.inference_mode():
             lane.sampler.load(sampling, seed)
             lane.begin(torch.tensor(prompt_ids, device=target.device))
