@@ -195,14 +195,13 @@ def measure(
     model_s = sum(r.stats.draft_s + r.stats.verify_s for r in results)
     # from the first text on, and all rounds but the first: reading the prompt is no round
     wall_s = sum(result.timings.total_s - (result.timings.first_text_s or 0.0) for result in results)
-    model_s -= model_s * len(results) / rounds
-    rounds -= len(results)
+    later = (rounds - len(results)) / rounds
     row = Row(
         name=name,
         tokens_per_s=tokens / sum(seconds),
         tokens_per_round=tokens / rounds,
-        model_share=model_s / wall_s,
-        overhead_ms=1e3 * (wall_s - model_s) / rounds,
+        model_share=model_s * later / wall_s,
+        overhead_ms=1e3 * (wall_s - model_s * later) / (rounds * later),
         same_text=sum(a == b for a, b in zip(texts, expected or texts, strict=True)),
     )
     return row, texts
@@ -210,6 +209,8 @@ def measure(
 
 def run(arguments: argparse.Namespace) -> None:
     device = torch.device(arguments.device)
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     target_size, draft_size = (SMALL_TARGET, SMALL_DRAFT) if arguments.small else (TARGET, DRAFT)
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()[: arguments.prompts]
