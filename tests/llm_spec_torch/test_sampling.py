@@ -1,4 +1,4 @@
-"""Sampling on the device chooses what the numpy sampler chooses, under every option, and never asks for a value."""
+"""Sampling on the device chooses what the numpy sampler chooses, under every option."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownLambdaType=false
 # (torch is partly untyped)
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,18 +14,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_spec_torch import rejection as rejection_module
-from llm_spec_torch import sampling as sampling_module
 from llm_spec_torch.rejection import DeviceRejection
-from llm_spec_torch.sampling import DeviceSampler, Switches
+from llm_spec_torch.sampling import Switches
 
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError
 from llm_spec.provider import DraftToken
 from llm_spec.tokens import Rejection, Sampler
 
-from .no_sync import SyncError, no_sync
+from .samplers import EVERYTHING, VOCAB_SIZE, ids, make, random_logits
 
-VOCAB_SIZE = 24
 PROMPT_IDS = [1, 2, 2, 9]
 SAMPLINGS = st.builds(
     Sampling,
@@ -40,27 +37,6 @@ SAMPLINGS = st.builds(
     logit_bias=st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.sampled_from([-100.0, -1.0, 2.0]), max_size=3),
 )
 TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6)
-EVERYTHING = Sampling(
-    temperature=0.8, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.3,
-    frequency_penalty=0.2, logit_bias={3: 2.0, 4: -100.0},
-)  # fmt: skip # one table
-
-
-def make(sampling: Sampling, *, seed: int = 0, vocab_size: int = VOCAB_SIZE, device: str = "cpu") -> DeviceSampler:
-    sampler = DeviceSampler(Switches.of(sampling, vocab_size), vocab_size=vocab_size, device=device)
-    sampler.load(sampling, seed)
-    return sampler
-
-
-def ids(token_ids: list[int]) -> torch.Tensor:
-    return torch.tensor(token_ids, dtype=torch.int64)
-
-
-def random_logits(random: int, num_rows: int, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
-    """[num_rows, vocab_size] of few different values, so that ties at a border are common, and masked tokens."""
-    values = np.random.default_rng(random).choice([-math.inf, -3.0, -1.0, 0.0, 0.5, 2.0, 4.0], (num_rows, vocab_size))
-    values[:, 7] = 1.0
-    return torch.from_numpy(values.astype(np.float32))
 
 
 # ----------------------------------------------------------------------------------- as the numpy sampler does
@@ -87,6 +63,30 @@ def test_choices_are_those_of_numpy(
     pairs = zip(drafted_ids, expected, strict=False)
     assert int(verdict.num_accepted) == next((i for i, (a, b) in enumerate(pairs) if a != b), len(drafted_ids))
     assert bool(sampler.valid)
+
+
+def test_planted_fault_penalties_that_do_not_see_the_draft_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above fails where drafted tokens are not counted (vLLM #42744), or each row counts all of them."""
+    logits, drafted_ids = torch.zeros(4, VOCAB_SIZE), [5, 6, 5]
+    logits[:, 5:8] = torch.tensor([3.0, 2.9, 2.8])
+    sampling = Sampling(presence_penalty=0.5)
+    numpy = Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=0)
+    expected = [numpy.choose(row.numpy(), [0, *drafted_ids[:index]]) for index, row in enumerate(logits)]
+
+    def found() -> list[int]:
+        return make(sampling).choose(logits, torch.arange(1, 5), ids(drafted_ids)).tolist()
+
+    assert found() == expected
+    monkeypatch.setattr(torch.Tensor, "tril_", lambda follows, _: follows * 0)
+    assert found() != expected
+    monkeypatch.setattr(torch.Tensor, "tril_", lambda follows, _: follows)
+    assert found() != expected
+
+
+def test_rows_without_the_tokens_before_them_are_refused() -> None:
+    """Penalties need to know what stands before each row."""
+    with pytest.raises(ValueError, match="before_ids has 1 tokens; 3 rows need 2 or more"):
+        make(Sampling(presence_penalty=0.5)).choose(torch.zeros(3, VOCAB_SIZE), torch.arange(3), ids([1]))
 
 
 @pytest.mark.parametrize("vocab_size", [4097, 32_000])
@@ -229,95 +229,3 @@ def test_other_switches_and_tokens_are_refused() -> None:
 def test_switches_are_as_few_as_can_be(sampling: Sampling, switches: Switches) -> None:
     """What changes nothing records nothing."""
     assert Switches.of(sampling, VOCAB_SIZE) == switches
-
-
-# ---------------------------------------------------------------------------------------------- no value is asked for
-
-STEPS = ["greedy", "sampled", "filtered", "penalised", "all"]
-REQUESTS = [
-    Sampling(),
-    Sampling(temperature=1.0, min_p=0.1),
-    Sampling(temperature=1.0, top_k=3, top_p=0.9),
-    Sampling(repetition_penalty=1.2),
-    EVERYTHING,
-]
-
-
-def record(sampler: DeviceSampler, monkeypatch: pytest.MonkeyPatch, device: str, num_drafted: int = 3) -> None:
-    """A whole round as a graph would record it: draft steps, verification, commit, by either rule."""
-    logits = torch.zeros(num_drafted + 1, VOCAB_SIZE, device=device)
-    position = torch.zeros((), dtype=torch.int64, device=device)
-    rejection = DeviceRejection(sampler)
-    with no_sync(monkeypatch):
-        drafted_ids = torch.zeros(0, dtype=torch.int64, device=device)
-        for step in range(num_drafted):
-            token_ids = sampler.choose(logits[:1, :-2], position[None] + step, drafted_ids)
-            drafted_ids = torch.cat([drafted_ids, token_ids])
-        verdict = sampler.verify(logits, position, drafted_ids)
-        sampler.commit(verdict.token_ids, verdict.num_accepted + 1)
-        if not sampler.switches.greedy:
-            p_draft = rejection.draw(logits[:-1], position + torch.arange(num_drafted, device=device), drafted_ids)[1]
-            verdict = rejection.verify(logits, position, drafted_ids, p_draft)
-            sampler.commit(verdict.token_ids, verdict.num_accepted + 1)
-
-
-@pytest.mark.parametrize("device", ["meta", "cpu"])
-@pytest.mark.parametrize("sampling", REQUESTS, ids=STEPS)
-def test_a_round_never_waits_for_the_device(sampling: Sampling, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No value is asked for, no shape depends on one, nothing is copied to or from the host."""
-    for num_drafted in (0, 1, 3):
-        record(make(sampling, device=device), monkeypatch, device, num_drafted)
-
-
-PLANTED: dict[str, Callable[[torch.Tensor], object]] = {
-    "item": lambda law: law.max().item(),
-    "branch": lambda law: 1 if law.max() > 0 else 0,
-    "nonzero": torch.nonzero,
-    "where": lambda law: torch.where(law > 0),
-    "mask": lambda law: law[law > 0],
-    "masked_select": lambda law: law.masked_select(law > 0),
-    "scalar index": lambda law: law[torch.argmax(law[0])],
-    "copy from the host": lambda law: law + torch.tensor([1.0], device=law.device),
-}
-
-
-@pytest.mark.parametrize("device", ["meta", "cpu"])
-@pytest.mark.parametrize("wait", PLANTED)
-def test_a_planted_wait_is_caught(wait: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above fails for each of these."""
-    sampler = make(REQUESTS[1], device=device)
-
-    def waiting_gumbel(key: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-        law = noise(key, positions, vocab_size)
-        PLANTED[wait](law)
-        return law
-
-    noise = sampling_module.gumbel
-    monkeypatch.setattr(sampling_module, "gumbel", waiting_gumbel)
-    with pytest.raises(SyncError):
-        record(sampler, monkeypatch, device)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("sampling", REQUESTS, ids=STEPS)
-def test_a_recorded_round_serves_other_requests(sampling: Sampling) -> None:
-    """A CUDA graph of one request's verification gives another's tokens once its parameters are loaded."""
-    logits = random_logits(5, 4)
-    place, position, drafted_ids = logits.cuda(), torch.tensor(9).cuda(), ids([7, 7, 7]).cuda()
-    recorded = make(sampling, seed=3, device="cuda")
-    recorded.begin(PROMPT_IDS)
-    for _ in range(2):  # kernels are compiled before they are recorded
-        recorded.verify(place, position, drafted_ids)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        verdict = recorded.verify(place, position, drafted_ids)
-    for seed in range(20):
-        recorded.load(sampling, seed)
-        place.copy_(random_logits(seed, 4))
-        graph.replay()
-        plain = make(sampling, seed=seed)
-        plain.begin(PROMPT_IDS)
-        expected = plain.verify(random_logits(seed, 4), torch.tensor(9), ids([7, 7, 7]))
-        assert verdict.token_ids.tolist() == expected.token_ids.tolist()
-        assert int(verdict.num_accepted) == int(expected.num_accepted)
