@@ -55,6 +55,7 @@ class DeviceVerdict(NamedTuple):
 class DeviceSampler:
     """Draws one request's tokens, for its draft and its target; call `load` and `begin` before each request.
 
+    Without constraints: what a grammar allows is worked out on the host, token by token.
     `valid` [] bool stays true while every row that counted had a finite best logit (else: NaN, +inf, or all -inf).
     """
 
@@ -86,10 +87,11 @@ class DeviceSampler:
             )
         self.key.copy_(torch.tensor(key_words(seed)).expand_as(self.key))
         self._numbers.copy_(torch.tensor(_numbers(sampling, self.vocab_size), dtype=torch.float64))
-        bias = torch.zeros(self.vocab_size, dtype=torch.float64)
-        for token_id, value in sampling.logit_bias.items():
-            bias[token_id] = value
-        self._bias.copy_(bias)
+        if self.switches.penalised:
+            bias = torch.zeros(self.vocab_size, dtype=torch.float64)
+            for token_id, value in sampling.logit_bias.items():
+                bias[token_id] = value
+            self._bias.copy_(bias)
 
     def begin(self, prompt_ids: Sequence[int] | Tensor) -> None:
         """Forget the last answer; penalties count this prompt ([num_tokens])."""
@@ -178,6 +180,8 @@ class DeviceSampler:
     def _counts(self, num_rows: int, before_ids: Tensor) -> Tensor:
         """How often the answer holds each token before each row: [num_rows, vocab_size] float64."""
         num_before = before_ids.shape[-1]
+        if num_before < num_rows - 1:
+            raise ValueError(f"before_ids has {num_before} tokens; {num_rows} rows need {num_rows - 1} or more")
         follows = torch.ones(num_rows, num_before, dtype=torch.float64, device=before_ids.device)
         follows = follows.tril_(num_before - num_rows)
         sizes = (*before_ids.shape[:-1], num_rows)

@@ -3,243 +3,145 @@
 The losslessness test draws joint sequences of two tokens, vocabulary 8, from a target whose law depends on the token
 before, through the real rules at lookahead 1 to 3, and compares their counts with the exact law by chi-square at
 significance 1e-6. With power .999, 8,200 samples find a total variation of .05, 51,000 of .02 and 205,000 of .01.
-The usual run draws 51,000, the slow one 205,000.
+The usual run draws 51,000, the slow one 205,000. All of it runs on numpy arrays and, with the rules of
+`llm_spec_torch`, on torch tensors.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownLambdaType=false
 # (pytest.approx, scipy and array libraries are partly untyped)
 
+import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from scipy import stats
 
 from llm_spec.chat import Sampling
 from llm_spec.errors import ConfigError, ModelOutputError
 from llm_spec.provider import DraftToken
-from llm_spec.tokens import rules
-from llm_spec.tokens.noise import Purpose
-from llm_spec.tokens.rules import AcceptanceRule, Coupled, LossyTypical, Rejection, Verdict, make_rule, residual
+from llm_spec.tokens.rules import Coupled, LossyTypical, Rejection, Verdict, make_rule, residual
 from llm_spec.tokens.sampling import Sampler
 
-Floats = NDArray[np.float64]
-Propose = Callable[[AcceptanceRule, Floats, list[int]], DraftToken]
-Rows = Callable[[list[int]], Floats]
+from .numpy_core import FAULTS, NumpyCore
+from .pairs import (
+    DRAFT,
+    SAMPLING,
+    TARGET,
+    VOCAB_SIZE,
+    Floats,
+    RuleName,
+    TokenCore,
+    first_row_everywhere,
+    is_target_law,
+    softmax,
+)
 
-VOCAB_SIZE = 8
-PROMPT_ID = 0
 NUM_SAMPLES = 8_200  # finds the faults
-_RANDOM = np.random.default_rng(5)
-TARGET = _RANDOM.normal(scale=0.8, size=(VOCAB_SIZE, VOCAB_SIZE))  # row: logits after that token
-DRAFT = TARGET + _RANDOM.normal(scale=0.7, size=TARGET.shape)
-TARGET[:, 5] = -math.inf  # a token that only the draft can say
-DRAFT[:, 6] = -math.inf  # and one that only the target can say
-SAMPLING = Sampling(temperature=1.0)
 
 
-def softmax(logits: Floats) -> Floats:
-    mass: Floats = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    mass /= mass.sum(axis=-1, keepdims=True)
-    return mass
+def torch_core() -> TokenCore:
+    pytest.importorskip("torch")
+    return importlib.import_module(".torch_core", __package__).TorchCore()
 
 
-# ------------------------------------------------------------------------------- the harness: a round, many samples
+NUMPY = NumpyCore()
+MAKE_CORE: dict[str, Callable[[], TokenCore]] = {"numpy": lambda: NUMPY, "torch": torch_core}
 
 
-def drafted(rule: AcceptanceRule, logits: Floats, context_ids: list[int]) -> DraftToken:
-    return rule.choose(logits, context_ids)
-
-
-def given_greedy(rule: AcceptanceRule, logits: Floats, context_ids: list[int]) -> DraftToken:  # noqa: ARG001 # a Propose
-    return DraftToken(int(logits.argmax()))
-
-
-def target_rows(last_ids: list[int]) -> Floats:
-    """The target's logits after each of these tokens."""
-    return TARGET[last_ids]
-
-
-def two_tokens(
-    rule: AcceptanceRule, context_ids: list[int], lookahead: int, *, propose: Propose, rows: Rows, keep_above: float
-) -> tuple[int, int]:
-    """The first two tokens that rounds of this lookahead emit after a context."""
-    emitted: list[int] = []
-    while len(emitted) < 2:
-        base = context_ids + emitted
-        proposal: list[DraftToken] = []
-        for _ in range(lookahead):
-            context = base + [token.token_id for token in proposal]
-            token = propose(rule, DRAFT[context[-1]], context)
-            if token.confidence is not None and token.confidence < keep_above:
-                break
-            proposal.append(token)
-        ids = [token.token_id for token in proposal]
-        verdict = rule.verify(rows([base[-1], *ids]), base, proposal)
-        emitted += [*ids[: verdict.num_accepted], verdict.next_token_id]
-    return emitted[0], emitted[1]
-
-
-def count_pairs(
-    make: Callable[[Sampler], AcceptanceRule],
-    num_samples: int,
-    *,
-    propose: Propose = drafted,
-    rows: Rows = target_rows,
-    keep_above: float = 0.0,
-) -> NDArray[np.int64]:
-    """How often each pair came: [vocab_size, vocab_size]. A rule serves 100 samples, each at positions of its own."""
-    counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE), dtype=np.int64)
-    for seed in range(-(-num_samples // 100)):
-        rule = make(Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=seed))
-        for slot in range(min(100, num_samples - 100 * seed)):
-            context = [PROMPT_ID] * (1 + 8 * slot)
-            lookahead = 1 + slot % 3
-            pair = two_tokens(rule, context, lookahead, propose=propose, rows=rows, keep_above=keep_above)
-            counts[pair] += 1
-    return counts
-
-
-def is_target_law(counts: NDArray[np.int64]) -> bool:
-    """Chi-square against the exact joint law, significance 1e-6; a pair that cannot be must not have come."""
-    law = softmax(TARGET)
-    expected = (law[PROMPT_ID][:, None] * law).ravel()
-    observed = counts.ravel()
-    if observed[expected == 0.0].any():
-        return False
-    possible = expected > 0.0
-    return bool(stats.chisquare(observed[possible], expected[possible] * observed.sum()).pvalue > 1e-6)
+@pytest.fixture(params=MAKE_CORE)
+def core(request: pytest.FixtureRequest) -> TokenCore:
+    """The token core, on each kind of array."""
+    return MAKE_CORE[request.param]()
 
 
 # ---------------------------------------------------------------------------------------------- losslessness
 
 
 @pytest.mark.parametrize("num_samples", [51_000, pytest.param(205_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("make", [Coupled, Rejection])
-def test_joint_law_is_the_targets(make: Callable[[Sampler], AcceptanceRule], num_samples: int) -> None:
+@pytest.mark.parametrize("name", ["coupled", "rejection"])
+def test_joint_law_is_the_targets(core: TokenCore, name: RuleName, num_samples: int) -> None:
     """Drafting with a model leaves the target's joint law as it is."""
-    assert is_target_law(count_pairs(make, num_samples))
+    assert is_target_law(core.count_pairs(name, num_samples))
 
 
-@pytest.mark.parametrize("make", [Coupled, Rejection])
-def test_joint_law_with_given_tokens_is_the_targets(make: Callable[[Sampler], AcceptanceRule]) -> None:
+@pytest.mark.parametrize("name", ["coupled", "rejection"])
+def test_joint_law_with_given_tokens_is_the_targets(core: TokenCore, name: RuleName) -> None:
     """Tokens that were given, not drawn, leave the target's joint law as it is."""
-    assert is_target_law(count_pairs(make, NUM_SAMPLES, propose=given_greedy))
+    assert is_target_law(core.count_pairs(name, NUM_SAMPLES, draft="given"))
 
 
-def test_dropping_a_drafted_token_is_harmless_when_coupled() -> None:
+def test_dropping_a_drafted_token_is_harmless_when_coupled(core: TokenCore) -> None:
     """Coupled mode is safe with any stopping rule, even one that throws drafted tokens away."""
-    assert is_target_law(count_pairs(Coupled, NUM_SAMPLES, keep_above=0.2))
+    assert is_target_law(core.count_pairs("coupled", NUM_SAMPLES, keep_above=0.2))
 
 
 # ---------------------------------------------------------------------------------- faults that the test must catch
 
-
-class SharedNoise(Rejection):
-    """One stream for draft, accept, residual and bonus (vLLM #54282)."""
-
-    def _uniform(self, position: int, purpose: Purpose) -> float:  # noqa: ARG002 # the fault
-        return super()._uniform(position, Purpose.DRAFT)
-
-
-class SharedResidualNoise(Rejection):
-    """The residual is drawn with the draft's noise; the acceptance has its own."""
-
-    def _uniform(self, position: int, purpose: Purpose) -> float:
-        return super()._uniform(position, Purpose.DRAFT if purpose is Purpose.RESIDUAL else purpose)
+REJECTION_FAULTS = [
+    "one stream of noise",  # vLLM #54282
+    "residual with the draft's noise",
+    "accept above one half",
+    "bonus from the row before",
+    "correction from the target",
+]
 
 
-class RatioAboveHalf(Rejection):
-    """Accepts when p_target / p_draft exceeds one half."""
-
-    def _uniform(self, position: int, purpose: Purpose) -> float:
-        return 0.5 if purpose is Purpose.ACCEPT else super()._uniform(position, purpose)
-
-
-class NoBonus(Rejection):
-    """Draws the bonus from the row of the last drafted token."""
-
-    def verify(self, logits: Floats, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> Verdict:  # type: ignore[override] # float64 is all that the tests use
-        rows = logits.copy()
-        rows[-1] = rows[max(len(proposal) - 1, 0)]
-        return super().verify(rows, context_ids, proposal)
+@pytest.mark.parametrize("fault", REJECTION_FAULTS)
+def test_planted_fault_in_rejection_is_caught(core: TokenCore, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chi-square test fails for rejection sampling with this fault."""
+    core.plant(fault, monkeypatch)
+    assert not is_target_law(core.count_pairs("rejection", NUM_SAMPLES))
 
 
-class SameNoiseEverywhere(Sampler):
-    """The noise of every position is that of the prompt's end."""
-
-    def noise(self, position: int) -> Floats:
-        return super().noise(position - position % 8)
-
-
-@pytest.mark.parametrize("make", [SharedNoise, SharedResidualNoise, RatioAboveHalf, NoBonus])
-def test_planted_fault_in_rejection_is_caught(make: Callable[[Sampler], AcceptanceRule]) -> None:
-    """The chi-square test fails for a rule with this fault."""
-    assert not is_target_law(count_pairs(make, NUM_SAMPLES))
-
-
-def test_planted_fault_residual_from_the_target_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chi-square test fails where the correction is drawn from p_target and not from the residual."""
-    monkeypatch.setattr(rules, "residual", lambda p_target, token: p_target)  # noqa: ARG005 # its signature
-    assert not is_target_law(count_pairs(Rejection, NUM_SAMPLES))
-
-
-def test_planted_fault_dropped_token_is_caught() -> None:
+def test_planted_fault_dropped_token_is_caught(core: TokenCore) -> None:
     """The chi-square test fails where a drawn token is thrown away because its own probability is low."""
-    assert not is_target_law(count_pairs(Rejection, NUM_SAMPLES, keep_above=0.2))
+    assert not is_target_law(core.count_pairs("rejection", NUM_SAMPLES, keep_above=0.2))
 
 
-@pytest.mark.parametrize("make", [Coupled, Rejection])
-def test_planted_fault_one_row_for_every_position_is_caught(make: Callable[[Sampler], AcceptanceRule]) -> None:
+@pytest.mark.parametrize("name", ["coupled", "rejection"])
+def test_planted_fault_one_row_for_every_position_is_caught(core: TokenCore, name: RuleName) -> None:
     """The chi-square test fails where the first row of logits is used for every position."""
-    assert not is_target_law(count_pairs(make, NUM_SAMPLES, rows=lambda ids: TARGET[[ids[0]] * len(ids)]))
+    assert not is_target_law(core.count_pairs(name, NUM_SAMPLES, rows=first_row_everywhere))
 
 
-def test_planted_fault_greedy_draft_with_soft_law_is_caught() -> None:
+def test_planted_fault_greedy_draft_with_soft_law_is_caught(core: TokenCore) -> None:
     """The chi-square test fails where a greedy draft is scored with its soft probabilities (transformers #32867)."""
-
-    def propose(rule: AcceptanceRule, logits: Floats, context_ids: list[int]) -> DraftToken:  # noqa: ARG001 # a Propose
-        return DraftToken(int(logits.argmax()), None, softmax(logits))
-
-    assert not is_target_law(count_pairs(Rejection, NUM_SAMPLES, propose=propose))
+    assert not is_target_law(core.count_pairs("rejection", NUM_SAMPLES, draft="given as if drawn"))
 
 
-def test_planted_fault_shared_position_noise_is_caught() -> None:
+def test_planted_fault_shared_position_noise_is_caught(core: TokenCore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chi-square test fails where all positions of a sample have the same noise."""
-
-    def make(sampler: Sampler) -> AcceptanceRule:
-        return Coupled(SameNoiseEverywhere(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=sampler.seed))
-
-    assert not is_target_law(count_pairs(make, NUM_SAMPLES))
+    core.plant("one position's noise", monkeypatch)
+    assert not is_target_law(core.count_pairs("coupled", NUM_SAMPLES))
 
 
-class LeftSide(Rejection):
-    """Inverse transform that takes the first token whose cumulated mass reaches the uniform, be it zero."""
-
-    def _draw(self, law: Floats, position: int, purpose: Purpose) -> int:
-        cumulated = law.cumsum()
-        return int(cumulated.searchsorted(self._uniform(position, purpose) * cumulated[-1], side="left"))
-
-
-def says_impossible_token(make: Callable[[Sampler], AcceptanceRule]) -> bool:
+def says_impossible_token(core: TokenCore) -> bool:
     """Whether token 0, of zero mass, comes out: drawn as bonus, drawn as correction, or accepted."""
     logits = np.array([[-math.inf, 0.0, 1.0]] * 2)
-    rule = make(Sampler(SAMPLING, vocab_size=3, num_prompt_tokens=1, seed=0))
+    rule = core.make("rejection", Sampler(SAMPLING, vocab_size=3, num_prompt_tokens=1, seed=0))
     surely_0, surely_1 = DraftToken(0), DraftToken(1, None, np.array([0.0, 1.0, 0.0]))
     bonus, correction = rule.verify(logits[:1], [1], []), rule.verify(logits, [1], [surely_0])
     after = rule.verify(logits, [1], [surely_1])
     return 0 in {bonus.next_token_id, correction.next_token_id, after.next_token_id} or correction.num_accepted > 0
 
 
-def test_impossible_token_is_never_said_even_if_the_uniform_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_token_is_never_said_even_if_the_uniform_is_zero(
+    core: TokenCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A uniform of 0 neither accepts nor draws a token of zero probability; the planted fault does."""
-    monkeypatch.setattr(rules, "uniform_number", lambda *_: 0.0)
-    assert not says_impossible_token(Rejection)
-    assert says_impossible_token(LeftSide)
+    core.plant("uniforms of zero", monkeypatch)
+    assert not says_impossible_token(core)
+    core.plant("first token reached", monkeypatch)
+    assert says_impossible_token(core)
+
+
+def test_every_fault_is_planted_in_every_core(core: TokenCore) -> None:
+    """No kind of array has fewer faults to catch than another."""
+    faults: dict[str, object] = importlib.import_module(type(core).__module__).FAULTS
+    assert list(faults) == list(FAULTS)
 
 
 # --------------------------------------------------------------------------------------------------- algebra
@@ -254,12 +156,13 @@ def laws(draw: st.DrawFn) -> Floats:
 PAIRS = st.composite(laws)()
 
 
+@pytest.mark.parametrize("array", MAKE_CORE)
 @settings(max_examples=300, deadline=None)
-@given(PAIRS, PAIRS)
-def test_accepted_and_residual_add_up_to_the_target(p_draft: Floats, p_target: Floats) -> None:
+@given(p_draft=PAIRS, p_target=PAIRS)
+def test_accepted_and_residual_add_up_to_the_target(array: str, p_draft: Floats, p_target: Floats) -> None:
     """p_draft * min(1, p_target / p_draft) + P(rejected) * residual is p_target."""
     accepted = np.minimum(p_draft, p_target)
-    left = residual(p_target, DraftToken(0, None, p_draft))
+    left = MAKE_CORE[array]().residual(p_target, p_draft)
     rejected = 1.0 - accepted.sum()
     np.testing.assert_allclose(accepted + rejected * left / left.sum(), p_target, atol=1e-9)
 
@@ -274,9 +177,9 @@ def test_given_token_and_residual_add_up_to_the_target(p_target: Floats, token_i
     np.testing.assert_allclose(accepted + (1.0 - accepted.sum()) * left / left.sum(), p_target, atol=1e-9)
 
 
-def test_equal_laws_always_accept() -> None:
+def test_equal_laws_always_accept(core: TokenCore) -> None:
     """A draft with the target's own law is never rejected."""
-    rule = Rejection(Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=3))
+    rule = core.make("rejection", Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=3))
     for row in range(200):
         logits = TARGET[[row % 5, 1]]
         assert rule.verify(logits, [0], [rule.choose(logits[0], [0])]).num_accepted == 1
@@ -294,11 +197,11 @@ OPTIONS = [
 ]
 
 
-def write(sampling: Sampling, seed: int, lookahead: int, draft_logits: Floats, num_tokens: int = 40) -> list[int]:
-    """A text by coupled rounds of this lookahead (0: plain), from a prompt of two tokens."""
-    rule = Coupled(Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=2, seed=seed))
+def write(sampling: Sampling, seed: int, lookahead: int, draft_logits: Floats, *, core: TokenCore = NUMPY) -> list[int]:
+    """40 tokens by coupled rounds of this lookahead (0: plain), a prompt of two among them."""
+    rule = core.make("coupled", Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=2, seed=seed))
     text = [1, 2]
-    while len(text) < num_tokens:
+    while len(text) < 40:
         proposal: list[DraftToken] = []
         for _ in range(lookahead):
             context = text + [token.token_id for token in proposal]
@@ -306,7 +209,7 @@ def write(sampling: Sampling, seed: int, lookahead: int, draft_logits: Floats, n
         ids = [token.token_id for token in proposal]
         verdict = rule.verify(TARGET[[text[-1], *ids]].astype(np.float32), text, proposal)
         text += [*ids[: verdict.num_accepted], verdict.next_token_id]
-    return text[:num_tokens]
+    return text[:40]
 
 
 @pytest.mark.parametrize("sampling", OPTIONS, ids=str)
@@ -321,15 +224,26 @@ def test_coupled_writes_one_text_per_seed(sampling: Sampling) -> None:
             assert write(sampling, seed, lookahead, DRAFT) == plain
 
 
+@pytest.mark.parametrize("sampling", OPTIONS, ids=str)
+def test_torch_writes_the_text_of_numpy(sampling: Sampling) -> None:
+    """One seed, one text, whatever the kind of array, the draft and the lookahead."""
+    core, random = torch_core(), np.random.default_rng(12)
+    for seed in range(2):
+        plain = write(sampling, seed, 0, DRAFT)
+        useless = random.normal(scale=3.0, size=TARGET.shape)
+        for lookahead, draft_logits in ((0, DRAFT), (2, DRAFT), (5, DRAFT), (3, useless)):
+            assert write(sampling, seed, lookahead, draft_logits, core=core) == plain
+
+
 def test_seeds_write_different_texts() -> None:
     """Another seed is another text, unless greedy."""
     assert len({tuple(write(OPTIONS[1], seed, 2, DRAFT)) for seed in range(5)}) == 5
     assert len({tuple(write(OPTIONS[0], seed, 2, DRAFT)) for seed in range(5)}) == 1
 
 
-def test_rejection_drafts_a_position_with_new_noise_each_round() -> None:
+def test_rejection_drafts_a_position_with_new_noise_each_round(core: TokenCore) -> None:
     """A position drafted again after a verification does not meet the noise that it met before."""
-    rule = Rejection(Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=3))
+    rule = core.make("rejection", Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=3))
     found: set[int] = set()
     for _ in range(30):
         found.add(rule.choose(DRAFT[0], [0, 0]).token_id)
@@ -362,12 +276,12 @@ def test_rows_after_the_first_rejection_are_not_looked_at(name: str, sampling: S
         rule.verify(np.array([[-50.0, 50.0, -50.0], *logits[1:]]), [0], [DraftToken(1), DraftToken(0)])
 
 
-@pytest.mark.parametrize("make", [Coupled, Rejection, LossyTypical])
+@pytest.mark.parametrize("name", ["coupled", "rejection"])
 @pytest.mark.parametrize("sampling", OPTIONS, ids=str)
-def test_confidence_is_the_drafts_probability(make: Callable[[Sampler], AcceptanceRule], sampling: Sampling) -> None:
+def test_confidence_is_the_drafts_probability(core: TokenCore, name: RuleName, sampling: Sampling) -> None:
     """The confidence is the draft's own probability of its token after all filters (greedy: at temperature 1)."""
     sampler = Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=4)
-    token = make(sampler).choose(DRAFT[2], [0, 2])
+    token = core.make(name, sampler).choose(DRAFT[2], [0, 2])
     if sampler.greedy:
         expected = softmax(np.asarray(sampler.adjusted(DRAFT[2], [0, 2]), dtype=np.float64))
     else:
@@ -375,13 +289,11 @@ def test_confidence_is_the_drafts_probability(make: Callable[[Sampler], Acceptan
     assert token.confidence == pytest.approx(expected[token.token_id])
 
 
-@pytest.mark.parametrize("make", [Coupled, Rejection])
+@pytest.mark.parametrize("name", ["coupled", "rejection"])
 @pytest.mark.parametrize("width", [VOCAB_SIZE - 3, VOCAB_SIZE + 3])
-def test_draft_of_another_width_drafts_tokens_of_the_target(
-    make: Callable[[Sampler], AcceptanceRule], width: int
-) -> None:
+def test_draft_of_another_width_drafts_tokens_of_the_target(core: TokenCore, name: RuleName, width: int) -> None:
     """A draft whose vocabulary is padded otherwise proposes only tokens that both have."""
-    rule = make(Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=4))
+    rule = core.make(name, Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=4))
     for position in range(1, 40):
         token = rule.choose(np.linspace(0.0, 3.0, width), [0] * position)
         assert token.token_id < min(width, VOCAB_SIZE)
@@ -390,12 +302,17 @@ def test_draft_of_another_width_drafts_tokens_of_the_target(
 
 
 def test_lossy_typical_accepts_what_is_typical() -> None:
-    """A token passes above min(epsilon, delta * exp(-entropy)) of the target's law, and the rule says it is lossy."""
-    rule = LossyTypical(Sampler(SAMPLING, vocab_size=4, num_prompt_tokens=1, seed=0))
+    """A token passes above min(epsilon, delta * exp(-entropy)) of the target's law, and the rule says it is lossy.
+
+    Its drafts are drawn like coupled ones.
+    """
+    sampler = Sampler(SAMPLING, vocab_size=4, num_prompt_tokens=1, seed=0)
+    rule = LossyTypical(sampler)
     law = np.array([0.5, 0.4, 0.095, 0.005])  # entropy .946, threshold .0349
     logits = np.log(np.array([law, law]))
     accepted = [rule.verify(logits, [0], [DraftToken(token_id)]).num_accepted for token_id in range(4)]
     assert accepted == [1, 1, 1, 0]
+    assert rule.choose(logits[0], [0]) == Coupled(sampler).choose(logits[0], [0])
     assert rule.lossy
     assert not Coupled.lossy
     assert not Rejection.lossy

@@ -1,0 +1,143 @@
+"""Noise for a seed in a tensor: the reference's words bit for bit, its Gumbel noise within 2 ulp, by every path."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch is partly untyped)
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from llm_spec_torch import noise
+from llm_spec_torch.noise import gumbel, key_words, uniform
+from numpy.typing import NDArray
+
+from llm_spec.tokens import Purpose, uniform_number
+from llm_spec.tokens import gumbel as reference_gumbel
+from llm_spec.tokens import uniform as reference_uniform
+
+SEEDS = [0, 5, 2**32 + 7, 2**63, 2**64 - 3]
+POSITIONS = np.array([0, 1, 77, 2**31 + 5, 2**32 - 1, 2**33 + 9, 2**40])
+
+
+def key(seed: int) -> torch.Tensor:
+    return torch.tensor(key_words(seed))
+
+
+def check_close(found: NDArray[Any], expected: NDArray[Any]) -> None:
+    """Within 2 ulp; near a noise of 0 those of the inner logarithm's 1.0, many of the result."""
+    assert found.shape == expected.shape
+    ulp = np.spacing(np.maximum(np.abs(expected), 1.0))
+    assert (np.abs(found - expected) <= 2 * ulp).all()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 50, 4096])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_token_noise_is_the_references(seed: int, vocab_size: int) -> None:
+    """Words bit for bit, for seeds and positions above 32 bits and vocabularies that four does not divide."""
+    positions = torch.from_numpy(POSITIONS)
+    words = noise._token_uniforms(key(seed), positions, vocab_size)  # pyright: ignore[reportPrivateUsage] # their source
+    assert np.array_equal(words.numpy(), reference_uniform(seed, POSITIONS, vocab_size, Purpose.TOKEN))
+    expected = reference_gumbel(seed, POSITIONS, vocab_size, Purpose.TOKEN)
+    check_close(gumbel(key(seed), positions, vocab_size).numpy(), expected)
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_numbers_are_the_references(seed: int, purpose: Purpose) -> None:
+    """Single numbers bit for bit, for every purpose and round, by name or from a tensor."""
+    positions = torch.from_numpy(POSITIONS)
+    for round_index in (0, 1, 2**24 - 1):
+        index = torch.tensor(round_index)
+        expected = [uniform_number(seed, int(position), purpose, round_index) for position in POSITIONS]
+        assert uniform(key(seed), positions, purpose, index).tolist() == expected
+        assert uniform(key(seed), positions, torch.tensor(int(purpose)), index).tolist() == expected
+
+
+def test_a_key_that_changes_in_place_changes_the_noise() -> None:
+    """A recorded graph serves the next request: nothing is kept of the seed before."""
+    position, words = torch.tensor([3]), key(1)
+    gumbel(words, position, 9)
+    words.copy_(key(2**40))
+    assert torch.equal(gumbel(words, position, 9), gumbel(key(2**40), position, 9))
+
+
+def test_independent_requests_in_one_call() -> None:
+    """With a leading dimension each request has its own seed and its own positions."""
+    keys, positions = torch.stack([key(seed) for seed in SEEDS]), torch.arange(15).view(5, 3)
+    index = torch.tensor(2)
+    together, numbers = gumbel(keys, positions, 10), uniform(keys, positions, Purpose.DRAFT, index)
+    for row in range(5):
+        assert torch.equal(together[row], gumbel(keys[row], positions[row], 10))
+        assert torch.equal(numbers[row], uniform(keys[row], positions[row], Purpose.DRAFT, index))
+
+
+# ------------------------------------------------------------------------------------------------ the kernel
+
+IN_INTERPRETER = """
+import numpy as np, torch
+from llm_spec_torch.noise_triton import gumbel_fused
+from test_noise import POSITIONS, SEEDS, check_close, key
+from llm_spec.tokens import Purpose, gumbel, uniform
+
+for seed in SEEDS:
+    for vocab_size in (1, 7, 1030):
+        found = gumbel_fused(key(seed), torch.from_numpy(POSITIONS), vocab_size).numpy()
+        words = np.round(np.exp(-np.exp(-found)) * 2.0**32 - 0.5)
+        assert np.array_equal((words + 0.5) * 2.0**-32, uniform(seed, POSITIONS, vocab_size, Purpose.TOKEN))
+        check_close(found, gumbel(seed, POSITIONS, vocab_size, Purpose.TOKEN))
+keys, positions = torch.stack([key(seed) for seed in SEEDS]), torch.arange(10).view(5, 2)
+together = gumbel_fused(keys, positions, 6)
+for row in range(5):
+    assert torch.equal(together[row], gumbel_fused(keys[row], positions[row], 6))
+"""
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from llm_spec_torch import noise_triton
+
+types = {"out": "*fp64", "keys": "*i64", "positions": "*i64", "vocab_size": "i32"}
+for capability in (80, 90):
+    source = ASTSource(noise_triton._kernel, types, {})
+    assert triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+"""
+
+
+def run_python(code: str, **environment: str) -> None:
+    """In a process of its own: Triton decides on import whether it interprets."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, **environment},
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+
+
+def test_triton_kernel_in_the_interpreter() -> None:
+    """The kernel gives the reference's words bit for bit and its noise within 2 ulp; no GPU is needed."""
+    pytest.importorskip("triton")
+    run_python(IN_INTERPRETER, TRITON_INTERPRET="1")
+
+
+def test_triton_kernel_compiles_for_gpus() -> None:
+    """The kernel is one that the compiler takes, which the interpreter does not tell; no GPU is needed."""
+    pytest.importorskip("triton")
+    run_python(COMPILE, TRITON_INTERPRET="0")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("fused", [True, False])
+def test_noise_on_a_gpu(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's noise is the reference's too, by the kernel and without it."""
+    monkeypatch.setattr(noise, "_has_triton", lambda: fused)
+    for seed in SEEDS:
+        found = gumbel(key(seed).cuda(), torch.from_numpy(POSITIONS).cuda(), 1030).cpu().numpy()
+        check_close(found, reference_gumbel(seed, POSITIONS, 1030, Purpose.TOKEN))

@@ -1,0 +1,143 @@
+"""The token core on numpy arrays: the rules themselves, one sample after the other, and faults to plant in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llm_spec.provider import DraftToken
+from llm_spec.tokens import AcceptanceRule, Coupled, Purpose, Rejection, Sampler, Verdict, residual, rules
+
+from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, softmax, target_rows
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+class NumpyCore:
+    """See TokenCore. A rule serves 100 samples, each at positions of its own."""
+
+    def make(self, name: RuleName, sampler: Sampler) -> AcceptanceRule:
+        return {"coupled": Coupled, "rejection": Rejection}[name](sampler)
+
+    def residual(self, p_target: Floats, p_draft: Floats) -> Floats:
+        return residual(p_target, DraftToken(0, None, p_draft))
+
+    def plant(self, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        FAULTS[fault](monkeypatch)
+
+    def count_pairs(
+        self,
+        name: RuleName,
+        num_samples: int,
+        *,
+        draft: DraftName = "drawn",
+        rows: Rows = target_rows,
+        keep_above: float = 0.0,
+    ) -> NDArray[np.int64]:
+        counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE), dtype=np.int64)
+        for seed in range(-(-num_samples // 100)):
+            rule = self.make(name, Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=seed))
+            for slot in range(min(100, num_samples - 100 * seed)):
+                context = [PROMPT_ID] * (1 + 8 * slot)
+                pair = _two_tokens(rule, context, 1 + slot % 3, draft=draft, rows=rows, keep_above=keep_above)
+                counts[pair] += 1
+        return counts
+
+
+def _two_tokens(
+    rule: AcceptanceRule, context_ids: list[int], lookahead: int, *, draft: DraftName, rows: Rows, keep_above: float
+) -> tuple[int, int]:
+    """The first two tokens that rounds of this lookahead emit after a context."""
+    emitted: list[int] = []
+    while len(emitted) < 2:
+        base = context_ids + emitted
+        proposal: list[DraftToken] = []
+        for _ in range(lookahead):
+            context = base + [token.token_id for token in proposal]
+            token = _propose(rule, draft, context)
+            if token.confidence is not None and token.confidence < keep_above:
+                break
+            proposal.append(token)
+        ids = [token.token_id for token in proposal]
+        verdict = rule.verify(rows(np.array([base[-1], *ids])), base, proposal)
+        emitted += [*ids[: verdict.num_accepted], verdict.next_token_id]
+    return emitted[0], emitted[1]
+
+
+def _propose(rule: AcceptanceRule, draft: DraftName, context_ids: list[int]) -> DraftToken:
+    logits = DRAFT[context_ids[-1]]
+    if draft == "drawn":
+        return rule.choose(logits, context_ids)
+    return DraftToken(int(logits.argmax()), None, None if draft == "given" else softmax(logits))
+
+
+# --------------------------------------------------------------------------------------------------- faults
+
+_uniform, _verify, _noise = Rejection._uniform, Rejection.verify, Sampler.noise  # pyright: ignore[reportPrivateUsage] # to change
+
+
+def _share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rejection, "_uniform", lambda self, position, _purpose: _uniform(self, position, Purpose.DRAFT))
+
+
+def _share_residual_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uniform(self: Rejection, position: int, purpose: Purpose) -> float:
+        return _uniform(self, position, Purpose.DRAFT if purpose is Purpose.RESIDUAL else purpose)
+
+    monkeypatch.setattr(Rejection, "_uniform", uniform)
+
+
+def _accept_above_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uniform(self: Rejection, position: int, purpose: Purpose) -> float:
+        return 0.5 if purpose is Purpose.ACCEPT else _uniform(self, position, purpose)
+
+    monkeypatch.setattr(Rejection, "_uniform", uniform)
+
+
+def _take_bonus_from_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verify(self: Rejection, logits: Any, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> Verdict:
+        rows = logits.copy()
+        rows[-1] = rows[max(len(proposal) - 1, 0)]
+        return _verify(self, rows, context_ids, proposal)
+
+    monkeypatch.setattr(Rejection, "verify", verify)
+
+
+def _draw_residual_from_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "residual", lambda p_target, _token: p_target)
+
+
+def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise of every position is that of the prompt's end."""
+    monkeypatch.setattr(Sampler, "noise", lambda self, position: _noise(self, position - position % 8))
+
+
+def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inverse transform that takes the first token whose cumulated mass reaches the uniform, be it zero."""
+
+    def draw(self: Any, law: Floats, position: int, purpose: Purpose) -> int:
+        cumulated = law.cumsum()
+        return int(cumulated.searchsorted(self._uniform(position, purpose) * cumulated[-1], side="left"))
+
+    monkeypatch.setattr(Rejection, "_draw", draw)
+
+
+def _make_uniforms_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fault: the least that a uniform can be, and a little less."""
+    monkeypatch.setattr(rules, "uniform_number", lambda *_: 0.0)
+
+
+FAULTS: dict[str, Plant] = {
+    "one stream of noise": _share_noise,
+    "residual with the draft's noise": _share_residual_noise,
+    "accept above one half": _accept_above_half,
+    "bonus from the row before": _take_bonus_from_row_before,
+    "correction from the target": _draw_residual_from_target,
+    "one position's noise": _same_noise_everywhere,
+    "first token reached": _draw_first_reached,
+    "uniforms of zero": _make_uniforms_zero,
+}

@@ -1,0 +1,280 @@
+"""The token core on torch tensors: many samples at once, rules that judge one request, and faults to plant in both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from llm_spec_torch import rejection, sampling
+from llm_spec_torch.rejection import DeviceRejection
+from llm_spec_torch.sampling import DeviceSampler, DeviceVerdict, Switches
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from llm_spec.errors import ModelOutputError
+from llm_spec.provider import DraftToken
+from llm_spec.tokens import AcceptanceRule, Purpose, Sampler, Verdict
+
+from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, target_rows
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+torch.set_num_threads(1)  # two that wait for each other are slower, where other work goes on
+
+
+class TorchCore:
+    """See TokenCore."""
+
+    def make(self, name: RuleName, sampler: Sampler) -> AcceptanceRule:
+        return {"coupled": TorchCoupled, "rejection": TorchRejection}[name](sampler)
+
+    def residual(self, p_target: Floats, p_draft: Floats) -> Floats:
+        return rejection.residual(torch.from_numpy(p_target)[None], torch.from_numpy(p_draft)[None])[0].numpy()
+
+    def plant(self, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        FAULTS[fault](monkeypatch)
+
+    def count_pairs(
+        self,
+        name: RuleName,
+        num_samples: int,
+        *,
+        draft: DraftName = "drawn",
+        rows: Rows = target_rows,
+        keep_above: float = 0.0,
+    ) -> NDArray[np.int64]:
+        counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE), dtype=np.int64)
+        for lookahead in (1, 2, 3):
+            share = (num_samples + 3 - lookahead) // 3
+            samples = _Samples(name, share, lookahead, draft=draft, rows=rows, keep_above=keep_above)
+            np.add.at(counts, samples.two_tokens(), 1)
+        return counts
+
+
+class _Samples:
+    """Independent requests, [num_samples, …] of everything, each with its own seed."""
+
+    def __init__(
+        self, name: RuleName, num_samples: int, lookahead: int, *, draft: DraftName, rows: Rows, keep_above: float
+    ) -> None:
+        self._rejects, self._lookahead, self._draft, self._rows = name == "rejection", lookahead, draft, rows
+        self._keep_above = keep_above
+        index = torch.arange(num_samples)
+        self._keys = torch.stack([index, torch.full_like(index, lookahead)], dim=-1)
+        self._positions = 1 + 8 * (index % 100)
+        self._sampler = _sampler(Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=0))
+        self._rejection = DeviceRejection(self._sampler)
+
+    def two_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first two tokens that each request emits, in one round or two."""
+        last_ids = torch.full_like(self._positions, PROMPT_ID)
+        once = self._round(0, last_ids, self._positions)
+        last_ids = once.token_ids.gather(-1, once.num_accepted[:, None])[:, 0]
+        again = self._round(1, last_ids, self._positions + once.num_accepted + 1)
+        second = torch.where(once.num_accepted > 0, once.token_ids[:, 1], again.token_ids[:, 0])
+        return once.token_ids[:, 0].numpy(), second.numpy()
+
+    def _round(self, round_index: int, last_ids: Tensor, positions: Tensor) -> DeviceVerdict:
+        drafted_ids, p_draft, lengths = self._propose(last_ids, positions)
+        token_ids = torch.zeros(len(lengths), self._lookahead + 1, dtype=torch.int64)
+        num_accepted = torch.zeros_like(lengths)
+        for length in lengths.unique().tolist():
+            index = (lengths == length).nonzero()[:, 0]
+            self._rejection.round_index.fill_(round_index)
+            verdict = self._verify(index, last_ids, positions, drafted_ids[:, :length], p_draft[:, :length])
+            token_ids[index, : length + 1] = verdict.token_ids
+            num_accepted[index] = verdict.num_accepted
+        return DeviceVerdict(token_ids, num_accepted)
+
+    def _propose(self, last_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Drafted tokens [num_samples, lookahead], their laws, and how many of them are kept."""
+        self._sampler.key = self._keys
+        ids, laws = last_ids[:, None], torch.zeros(len(last_ids), 0, VOCAB_SIZE, dtype=torch.float64)
+        for step in range(self._lookahead):
+            token_ids, law = self._next(ids, positions[:, None] + step)
+            ids, laws = torch.cat([ids, token_ids], dim=1), torch.cat([laws, law], dim=1)
+        confidences = laws.gather(-1, ids[:, 1:, None])[..., 0]
+        return ids[:, 1:], laws, (confidences >= self._keep_above).long().cumprod(dim=1).sum(dim=1)
+
+    def _next(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        logits = torch.from_numpy(DRAFT)[ids[:, -1:]]
+        soft = logits.softmax(dim=-1)
+        if self._draft == "drawn":
+            if self._rejects:
+                return self._rejection.draw(logits, positions, ids[:, 1:])
+            return self._sampler.choose(logits, positions, ids[:, 1:]), soft
+        best = logits.argmax(dim=-1)
+        return best, soft if self._draft == "given as if drawn" else one_hot(best, VOCAB_SIZE).double()
+
+    def _verify(
+        self, index: Tensor, last_ids: Tensor, positions: Tensor, drafted_ids: Tensor, p_draft: Tensor
+    ) -> DeviceVerdict:
+        self._sampler.key = self._keys[index]
+        ids = torch.cat([last_ids[:, None], drafted_ids], dim=1)[index]
+        logits = torch.from_numpy(self._rows(ids.numpy()))
+        if self._rejects:
+            return self._rejection.verify(logits, positions[index], ids[:, 1:], p_draft[index])
+        return self._sampler.verify(logits, positions[index], ids[:, 1:])
+
+
+# ------------------------------------------------------------------------------------ one request, numpy in and out
+
+
+class TorchCoupled:
+    """An AcceptanceRule: one request on the device, told each time anew what has been said."""
+
+    lossy = False
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._num_prompt_tokens = sampler.num_prompt_tokens
+        self._sampler = _sampler(sampler)
+
+    def prepare(self, position: int) -> None: ...
+
+    def choose(self, logits: NDArray[Any], context_ids: Sequence[int]) -> DraftToken:
+        self._remember(context_ids)
+        row, nothing = torch.from_numpy(logits)[None], torch.zeros(0, dtype=torch.int64)
+        token_id = int(self._sampler.choose(row, torch.tensor([len(context_ids)]), nothing)[0])
+        self._check()
+        greedy = self._sampler.switches.greedy
+        law = self._sampler.adjusted(row, nothing) if greedy else self._sampler.log_law(row, nothing)[0]
+        return DraftToken(token_id, float(law[0].double().softmax(dim=0)[token_id]))
+
+    def verify(self, logits: NDArray[Any], context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> Verdict:
+        self._remember(context_ids)
+        verdict = self._verify(torch.from_numpy(logits), torch.tensor(len(context_ids)), proposal)
+        self._check()
+        num_accepted = int(verdict.num_accepted)
+        return Verdict(num_accepted, int(verdict.token_ids[num_accepted]))
+
+    def _verify(self, logits: Tensor, position: Tensor, proposal: Sequence[DraftToken]) -> DeviceVerdict:
+        return self._sampler.verify(logits, position, _ids([token.token_id for token in proposal]))
+
+    def _remember(self, context_ids: Sequence[int]) -> None:
+        self._sampler.begin(context_ids[: self._num_prompt_tokens])
+        answer_ids = _ids(context_ids[self._num_prompt_tokens :])
+        self._sampler.commit(answer_ids, torch.tensor(len(answer_ids)))
+
+    def _check(self) -> None:
+        if not self._sampler.valid:
+            raise ModelOutputError("the model's logits are no law")
+
+
+class TorchRejection(TorchCoupled):
+    """The same by rejection sampling."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        super().__init__(sampler)
+        self._rejection = DeviceRejection(self._sampler)
+
+    def choose(self, logits: NDArray[Any], context_ids: Sequence[int]) -> DraftToken:
+        if self._sampler.switches.greedy:
+            return super().choose(logits, context_ids)
+        self._remember(context_ids)
+        row, position = torch.from_numpy(logits)[None], torch.tensor([len(context_ids)])
+        token_ids, p_draft = self._rejection.draw(row, position, torch.zeros(0, dtype=torch.int64))
+        self._check()
+        token_id = int(token_ids[0])
+        return DraftToken(token_id, float(p_draft[0, token_id]), p_draft[0].numpy())
+
+    def _verify(self, logits: Tensor, position: Tensor, proposal: Sequence[DraftToken]) -> DeviceVerdict:
+        if self._sampler.switches.greedy:
+            return super()._verify(logits, position, proposal)
+        drafted_ids = _ids([token.token_id for token in proposal])
+        p_draft = one_hot(drafted_ids, self._sampler.vocab_size).double()
+        for index, token in enumerate(proposal):
+            if token.law is not None:
+                p_draft[index] = torch.from_numpy(token.law)
+        return self._rejection.verify(logits, position, drafted_ids, p_draft)
+
+
+def _sampler(like: Sampler) -> DeviceSampler:
+    sampler = DeviceSampler(Switches.of(like.sampling, like.vocab_size), vocab_size=like.vocab_size, device="cpu")
+    sampler.load(like.sampling, like.seed)
+    return sampler
+
+
+def _ids(token_ids: Sequence[int]) -> Tensor:
+    return torch.tensor(token_ids, dtype=torch.int64)
+
+
+# --------------------------------------------------------------------------------------------------- faults
+
+_uniform, _gumbel, _verify = rejection.uniform, sampling.gumbel, DeviceRejection.verify
+
+
+def _change_purpose(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
+    def uniform(key: Tensor, positions: Tensor, purpose: Tensor | Purpose, round_index: Tensor) -> Tensor:
+        return _uniform(
+            key,
+            positions,
+            change(torch.as_tensor(int(purpose) if isinstance(purpose, Purpose) else purpose)),
+            round_index,
+        )
+
+    monkeypatch.setattr(rejection, "uniform", uniform)
+
+
+def _share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    _change_purpose(monkeypatch, lambda purpose: torch.full_like(purpose, Purpose.DRAFT))
+
+
+def _share_residual_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    _change_purpose(monkeypatch, lambda purpose: purpose.where(purpose != Purpose.RESIDUAL, Purpose.DRAFT))
+
+
+def _accept_above_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uniform(key: Tensor, positions: Tensor, purpose: Tensor | Purpose, round_index: Tensor) -> Tensor:
+        numbers = _uniform(key, positions, purpose, round_index)
+        return torch.full_like(numbers, 0.5) if purpose is Purpose.ACCEPT else numbers
+
+    monkeypatch.setattr(rejection, "uniform", uniform)
+
+
+def _take_bonus_from_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verify(self: DeviceRejection, logits: Tensor, *others: Tensor) -> DeviceVerdict:
+        rows = logits.clone()
+        rows[..., -1, :] = rows[..., max(rows.shape[-2] - 2, 0), :]
+        return _verify(self, rows, *others)
+
+    monkeypatch.setattr(DeviceRejection, "verify", verify)
+
+
+def _draw_residual_from_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejection, "residual", lambda p_target, _p_draft: p_target)
+
+
+def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise of every position is that of the prompt's end."""
+    monkeypatch.setattr(sampling, "gumbel", lambda key, positions, size: _gumbel(key, positions - positions % 8, size))
+
+
+def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inverse transform that takes the first token whose cumulated mass reaches the uniform, be it zero."""
+
+    def inverse_transform(law: Tensor, numbers: Tensor) -> Tensor:
+        cumulated = law.cumsum(dim=-1)
+        return torch.searchsorted(cumulated, numbers[..., None] * cumulated[..., -1:])[..., 0]
+
+    monkeypatch.setattr(rejection, "_inverse_transform", inverse_transform)
+
+
+def _make_uniforms_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fault: the least that a uniform can be, and a little less."""
+    monkeypatch.setattr(rejection, "uniform", lambda _key, positions, *_: torch.zeros_like(positions).double())
+
+
+FAULTS: dict[str, Plant] = {
+    "one stream of noise": _share_noise,
+    "residual with the draft's noise": _share_residual_noise,
+    "accept above one half": _accept_above_half,
+    "bonus from the row before": _take_bonus_from_row_before,
+    "correction from the target": _draw_residual_from_target,
+    "one position's noise": _same_noise_everywhere,
+    "first token reached": _draw_first_reached,
+    "uniforms of zero": _make_uniforms_zero,
+}
