@@ -69,7 +69,7 @@ class _Question:
         self._own_ids = token_ids[: shape.max_width]
         self._other_ids = token_ids[shape.max_width : 2 * shape.max_width]
         generator = torch.Generator().manual_seed(start)
-        sizes = (start + 2 * shape.max_width, *pool.cache.keys[0].shape[2:])
+        sizes = (start + 2 * shape.max_width, *pool.cache.layers[0].shape[2:])
         self._noise = [torch.randn(sizes, generator=generator).to(stored) for stored in _tensors(pool)]
 
     def agrees(self, num_places: int) -> bool:
@@ -126,7 +126,7 @@ class _Question:
         return self._read(index, at, self._other_ids[: 1 + index % self._shape.max_width])
 
     def _read(self, index: int, at: int, token_ids: Sequence[int]) -> Pass:
-        slot = Slot(index, self._pool.cache.row(index), [0] * at)
+        slot = Slot(index, self._pool.cache.rows(index, index + 1), [0] * at)
         num_keys = self._shape.num_keys(at + len(token_ids) - 1)
         return Pass(slot, token_ids, self._shape.max_width, num_keys, len(token_ids))
 
@@ -144,4 +144,4 @@ class _Question:
 
 
 def _tensors(pool: CachePool) -> tuple[Tensor, ...]:
-    return (*pool.cache.keys, *pool.cache.values)
+    return pool.cache.layers

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llm_spec_torch.caches import CachePool, Slot
 from llm_spec_torch.faults import not_finite, told_when_full
-from llm_spec_torch.network import Cache, Network
+from llm_spec_torch.network import Network
 from llm_spec_torch.pass_queue import FloatArray, Outcome, Pass, PassQueue
 from llm_spec_torch.session import Forwards
 
@@ -89,7 +89,7 @@ class JoinedPasses:
     # ------------------------------------------------------------------------------------------ inside
 
     def _run(self, passes: Sequence[Pass], slots: range, width: int, device: torch.device) -> list[Outcome]:
-        cache = _rows(self._cache, slots)
+        cache = self._cache.rows(slots.start, slots.stop)
         token_ids = [[_PADDING_ID] * width for _ in slots]
         starts = [[cache.capacity - width] for _ in slots]
         for one in passes:
@@ -124,7 +124,7 @@ class JoinedPasses:
             if one.slot.index in broken:
                 one.slot.wipe()
         for index in set(broken).difference(one.slot.index for one in passes):
-            for stored in (*self._cache.keys, *self._cache.values):
+            for stored in self._cache.layers:
                 stored[index, -width:] = 0
 
 
@@ -141,11 +141,3 @@ class _Alone:
             self._forwards.run(one.slot, one.token_ids, width=one.width, num_keys=one.num_keys, num_rows=one.num_rows)
             for one in passes
         ]
-
-
-def _rows(cache: Cache, slots: range) -> Cache:
-    """The cache of slots side by side, a view."""
-    return Cache(
-        tuple(keys[slots.start : slots.stop] for keys in cache.keys),
-        tuple(values[slots.start : slots.stop] for values in cache.values),
-    )

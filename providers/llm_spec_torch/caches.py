@@ -47,7 +47,7 @@ class Slot:
     def wipe(self) -> None:
         """Forget all, and what the memory holds: a NaN would reach others even from behind a mask."""
         self.truncate(0)
-        for stored in (*self.cache.keys, *self.cache.values):
+        for stored in self.cache.layers:
             stored.zero_()
 
     def num_shared(self, token_ids: Sequence[int], *, exact: bool) -> int:
@@ -63,12 +63,13 @@ class CachePool:
     def __init__(self, network: Network, *, num_slots: int, capacity: int) -> None:
         shape = network.attention
         like = network.embedding
-        sizes = (num_slots, capacity, shape.num_kv_heads, shape.head_dim)
-        tensors = [_zeros(sizes, like) for _ in range(2 * len(network.layers))]
-        self.cache = Cache(tuple(tensors[0::2]), tuple(tensors[1::2]))
+        sizes = (num_slots, capacity, 2 * shape.num_kv_heads, shape.head_dim)
+        self.cache = Cache(tuple(_zeros(sizes, like) for _ in network.layers))
         self.num_slots = num_slots
         self._lock = threading.Lock()
-        self._idle = [Slot(index, self.cache.row(index)) for index in range(num_slots)]  # the longest idle one first
+        self._idle = [
+            Slot(index, self.cache.rows(index, index + 1)) for index in range(num_slots)
+        ]  # the longest idle one first
 
     def take(self, token_ids: Sequence[int], *, exact: bool) -> Slot:
         """The idle slot that shares most with a prompt, cut to what may be used of it; else the longest idle.

@@ -21,7 +21,10 @@ from torch.nn import functional
 
 from llm_spec_torch.linear import Linear
 
-__all__ = ["Attention", "Cache", "Kind", "Layer", "Network", "Norm"]
+__all__ = ["Attention", "Cache", "FoldedNorm", "Kind", "Layer", "Network", "Norm"]
+
+
+_vector_norm: Callable[..., Tensor] = torch.linalg.vector_norm  # torch says nothing of its types
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,19 @@ class Norm:
         if rows.dtype == self.weight.dtype:
             return functional.rms_norm(rows, self.weight.shape, self.weight, self.eps)
         return functional.rms_norm(rows.to(self.weight.dtype), self.weight.shape, self.weight, self.eps).to(rows.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedNorm:
+    """The same without the weight and the root of the size, which are folded into the matrix behind it.
+
+    On a CPU, where torch makes eight operations of `rms_norm`, these are three.
+    """
+
+    floor: Tensor  # [] root of size * eps
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return rows / torch.hypot(_vector_norm(rows, dim=-1, keepdim=True), self.floor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +86,13 @@ class Kind:
 class Layer:
     """One layer's weights. Rows of queries and keys are ordered so that each rotated pair stands side by side."""
 
-    attention_norm: Norm
+    attention_norm: Norm | FoldedNorm
     queries_keys_values: Linear
     query_norm: Norm | None
     key_norm: Norm | None
     output: Linear
     after_attention_norm: Norm | None
-    mlp_norm: Norm
+    mlp_norm: Norm | FoldedNorm
     gate_up: Linear
     down: Linear
     after_mlp_norm: Norm | None
@@ -85,23 +101,18 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Keys and values, one pair of tensors a layer: [batch, capacity, num_kv_heads, head_dim]."""
+    """Keys and, behind them, values: one tensor a layer, [batch, capacity, 2 * num_kv_heads, head_dim]."""
 
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    layers: tuple[Tensor, ...]
 
     @property
     def capacity(self) -> int:
         """Tokens that one sequence has room for."""
-        return self.keys[0].shape[1]
+        return self.layers[0].shape[1]
 
-    def row(self, index: int) -> Cache:
-        """The cache of one sequence, a view with a batch of one."""
-        return Cache(tuple(k[index : index + 1] for k in self.keys), tuple(v[index : index + 1] for v in self.values))
-
-    def first_layers(self, num_layers: int) -> Cache:
-        """The cache of the first layers, a view."""
-        return Cache(self.keys[:num_layers], self.values[:num_layers])
+    def rows(self, start: int, stop: int) -> Cache:
+        """The cache of some sequences side by side, a view."""
+        return Cache(tuple(stored[start:stop] for stored in self.layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +124,7 @@ class Network:
     layers: tuple[Layer, ...]
     kinds: tuple[Kind, ...]
     attention: Attention
-    final_norm: Norm
+    final_norm: Norm | FoldedNorm
     head: Linear
     final_softcap: float | None
     activation: Callable[[Tensor], Tensor]
@@ -143,8 +154,8 @@ class Network:
         states = functional.embedding(token_ids.flatten(), self.embedding)
         if self.embedding_scale is not None:
             states = states * self.embedding_scale
-        for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
-            states = self._attend(layer, states, keys, values, now)
+        for layer, stored in zip(self.layers, cache.layers, strict=True):
+            states = self._attend(layer, states, stored, now)
             gate, up = layer.gate_up(layer.mlp_norm(states)).chunk(2, -1)
             transformed = layer.down(self.activation(gate).mul_(up))
             states = states + (transformed if layer.after_mlp_norm is None else layer.after_mlp_norm(transformed))
@@ -172,36 +183,34 @@ class Network:
         group = self.attention.num_heads // self.attention.num_kv_heads
         return bias[:, None, :, None].expand(batch, 1, width, group, num_keys).reshape(batch, 1, -1, num_keys)
 
-    def _attend(self, layer: Layer, states: Tensor, keys: Tensor, values: Tensor, now: _Pass) -> Tensor:
+    def _attend(self, layer: Layer, states: Tensor, stored: Tensor, now: _Pass) -> Tensor:
         """The attention part of a layer, its keys and values remembered: [batch * width, hidden_size]."""
         shape = self.attention
         heads = layer.queries_keys_values(layer.attention_norm(states))
-        heads = heads.view(now.batch * now.width, -1, shape.head_dim)
-        queries, new_keys = self._rotated(layer, heads, now.turns[layer.kind])
-        keys.flatten(0, 1).index_copy_(0, now.places, new_keys)
-        values.flatten(0, 1).index_copy_(0, now.places, heads[:, shape.num_heads + shape.num_kv_heads :])
+        heads = self._turned(layer, heads.view(now.batch * now.width, -1, shape.head_dim), now.turns[layer.kind])
+        stored.flatten(0, 1).index_copy_(0, now.places, heads[:, shape.num_heads :])
+        keys, values = stored[:, : now.num_keys].transpose(1, 2).chunk(2, 1)
         # the heads that share keys are rows of one product
-        rows = queries.view(now.batch, now.width, shape.num_kv_heads, -1, shape.head_dim).transpose(1, 2)
-        seen_keys, seen_values = (stored[:, : now.num_keys].transpose(1, 2) for stored in (keys, values))
-        out = shape(
-            rows.reshape(now.batch, shape.num_kv_heads, -1, shape.head_dim),
-            seen_keys,
-            seen_values,
-            now.masks[layer.kind],
-        )
+        rows = heads[:, : shape.num_heads].view(now.batch, now.width, shape.num_kv_heads, -1, shape.head_dim)
+        rows = rows.transpose(1, 2).reshape(now.batch, shape.num_kv_heads, -1, shape.head_dim)
+        out = shape(rows, keys, values, now.masks[layer.kind])
         out = out.view(now.batch, shape.num_kv_heads, now.width, -1, shape.head_dim).transpose(1, 2)
         attended = layer.output(out.reshape(now.batch * now.width, -1))
         return states + (attended if layer.after_attention_norm is None else layer.after_attention_norm(attended))
 
-    def _rotated(self, layer: Layer, heads: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys, normed and turned by their positions: [batch * width, heads, head_dim] each."""
-        num_queries, num_keys = self.attention.num_heads, self.attention.num_kv_heads
-        both = heads[:, : num_queries + num_keys]
+    def _turned(self, layer: Layer, heads: Tensor, turn: Tensor) -> Tensor:
+        """Queries and keys normed and turned by their positions, values as they are; shaped as `heads`."""
+        num_queries, num_turned = self.attention.num_heads, self.attention.num_heads + self.attention.num_kv_heads
         if layer.query_norm is not None and layer.key_norm is not None:
-            both = torch.cat([layer.query_norm(both[:, :num_queries]), layer.key_norm(both[:, num_queries:])], dim=1)
+            parts = heads.tensor_split((num_queries, num_turned), dim=1)
+            heads = torch.cat([layer.query_norm(parts[0]), layer.key_norm(parts[1]), parts[2]], dim=1)
+        both = heads[:, :num_turned]
         pairs = torch.view_as_complex(both.float().view(*both.shape[:-1], -1, 2))
-        both = torch.view_as_real(pairs * turn).flatten(-2).to(heads.dtype)
-        return both[:, :num_queries], both[:, num_queries:]
+        if heads.dtype == torch.float32:
+            pairs.mul_(turn)  # in place: `float` was no copy
+        else:
+            both.copy_(torch.view_as_real(pairs * turn).flatten(-2))
+        return heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from llm_spec import ModelLoadError
 from llm_spec_torch.linear import Linear, make_linear
-from llm_spec_torch.network import Attention, Kind, Layer, Network, Norm
+from llm_spec_torch.network import Attention, FoldedNorm, Kind, Layer, Network, Norm
 
 __all__ = ["read_network"]
 
@@ -46,8 +46,9 @@ def read_network(module: Any, *, num_positions: int, fused: bool) -> Network:
         _check_layer(layer)
     attention = layers[0].self_attn
     kinds, kind_of = _read_kinds(module.model.rotary_emb, config, len(layers), num_positions)
-    head = module.lm_head.weight.detach()
+    vocab_size = int(module.lm_head.weight.shape[0])
     embedding = module.model.embed_tokens.weight.detach()
+    final_norm, head = _behind(module.model.norm, [module.lm_head])
     scale: Any = getattr(module.model.embed_tokens, "embed_scale", None)
     return Network(
         embedding=embedding,
@@ -62,11 +63,11 @@ def read_network(module: Any, *, num_positions: int, fused: bool) -> Network:
             softcap=getattr(config, "attn_logit_softcapping", None),
             fused=fused,
         ),
-        final_norm=_read_norm(module.model.norm),
-        head=make_linear(head, _bias(module.lm_head)),
+        final_norm=final_norm,
+        head=head,
         final_softcap=getattr(config, "final_logit_softcapping", None),
         activation=_read_activation(config),
-        vocab_size=int(head.shape[0]),
+        vocab_size=vocab_size,
     )
 
 
@@ -92,23 +93,44 @@ def _read_layer(layer: Any, kind: int) -> Layer:
     head_dim = attention.head_dim
     is_gemma = hasattr(layer, "pre_feedforward_layernorm")
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    attention_norm, queries_keys_values = _behind(layer.input_layernorm, projections, [head_dim, head_dim, None])
+    mlp_norm, gate_up = _behind(
+        layer.pre_feedforward_layernorm if is_gemma else layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]
+    )
     return Layer(
-        attention_norm=_read_norm(layer.input_layernorm),
-        queries_keys_values=_joined(projections, pairs_of=[head_dim, head_dim, None]),
+        attention_norm=attention_norm,
+        queries_keys_values=queries_keys_values,
         query_norm=_read_head_norm(attention, "q_norm", head_dim),
         key_norm=_read_head_norm(attention, "k_norm", head_dim),
         output=_joined([attention.o_proj]),
         after_attention_norm=_read_norm(layer.post_attention_layernorm) if is_gemma else None,
-        mlp_norm=_read_norm(layer.pre_feedforward_layernorm if is_gemma else layer.post_attention_layernorm),
-        gate_up=_joined([mlp.gate_proj, mlp.up_proj]),
+        mlp_norm=mlp_norm,
+        gate_up=gate_up,
         down=_joined([mlp.down_proj]),
         after_mlp_norm=_read_norm(layer.post_feedforward_layernorm) if is_gemma else None,
         kind=kind,
     )
 
 
-def _joined(modules: Sequence[Any], pairs_of: Sequence[int | None] | None = None) -> Linear:
-    """Linear modules that read the same rows, as one; `pairs_of`: head size where the outputs are to be rotated."""
+def _behind(
+    norm_module: Any, modules: Sequence[Any], pairs_of: Sequence[int | None] | None = None
+) -> tuple[Norm | FoldedNorm, Linear]:
+    """A norm and the linear modules that read what it gives: folded into one another where that is faster."""
+    norm = _read_norm(norm_module)
+    if norm.weight.device.type != "cpu" or modules[0].weight.dtype != torch.float32:
+        return norm, _joined(modules, pairs_of)
+    size = norm.weight.shape[0]
+    folded = FoldedNorm(torch.tensor(math.sqrt(size * norm.eps)))
+    return folded, _joined(modules, pairs_of, norm.weight * math.sqrt(size))
+
+
+def _joined(
+    modules: Sequence[Any], pairs_of: Sequence[int | None] | None = None, factors: Tensor | None = None
+) -> Linear:
+    """Linear modules that read the same rows, as one.
+
+    `pairs_of`: head size where the outputs are to be rotated. `factors`, [in]: what the rows are multiplied by before.
+    """
     sizes = pairs_of or [None] * len(modules)
     weight = torch.cat([_paired(m.weight.detach(), size) for m, size in zip(modules, sizes, strict=True)])
     biases = [_bias(m) for m in modules]
@@ -116,6 +138,8 @@ def _joined(modules: Sequence[Any], pairs_of: Sequence[int | None] | None = None
     if any(b is not None for b in biases):
         filled = [weight.new_zeros(m.weight.shape[0]) if b is None else b for m, b in zip(modules, biases, strict=True)]
         bias = torch.cat([_paired(b, size) for b, size in zip(filled, sizes, strict=True)])
+    if factors is not None:
+        weight = weight * factors
     for module in modules:
         module.weight = None  # the copy is enough
     return make_linear(weight, bias)

@@ -332,10 +332,8 @@ async def test_nan_in_the_weights_is_one_clear_error(tiny_folder: Path) -> None:
     """The answer fails, its cache is wiped, and the provider answers as before."""
     provider = TorchProvider(tiny_folder, max_requests=1)
     expected = await provider.complete(ChatRequest.create("x", max_tokens=8))
-    weights = provider.model._network.final_norm.weight
     embedding = provider.model._network.embedding
     kept = embedding.clone()
-    assert weights is not None
     embedding.fill_(float("nan"))
     with pytest.raises(ModelOutputError, match="NaN"):
         await provider.complete(ChatRequest.create("y", max_tokens=8))

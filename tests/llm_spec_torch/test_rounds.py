@@ -157,7 +157,7 @@ async def test_nan_of_the_draft_is_its_own_trouble(tiny_folder: Any) -> None:
     """The answer is the plain one."""
     target, draft = TorchProvider(tiny_folder, device_rounds=True), TorchProvider(tiny_folder)
     plain = await SpeculativeDecoder(None, target).decode("x", max_tokens=8)
-    draft.model._network.final_norm.weight.fill_(float("nan"))
+    draft.model._network.embedding.fill_(float("nan"))
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(3))
     result = await SpeculativeDecoder(ProviderDraft(draft), target, config).decode("x", max_tokens=8)
     assert result.content == plain.content
