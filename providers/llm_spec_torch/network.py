@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from llm_spec_torch.linear import Linear
 __all__ = ["Attention", "Cache", "FoldedNorm", "Kind", "Layer", "Network", "Norm"]
 
 
-_vector_norm: Callable[..., Tensor] = torch.linalg.vector_norm  # torch says nothing of its types
+_vector_norm: Callable[..., Tensor] = cast("Any", torch.linalg).vector_norm  # torch gives it no types
 
 
 @dataclass(frozen=True, slots=True)
