@@ -16,6 +16,7 @@ CLAIMS = {
     "never_worse.py": "draft server is down",
     "edit_with_given_text.py": "drafted tokens accepted",
     "own_provider.py": "(100%)",
+    "local_checkpoint.py": "four answers, one text",
     "json_answer.py": "valid, and one text each",
     "race_a_server.py": "the same text, exact",
 }

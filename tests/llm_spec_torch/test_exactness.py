@@ -43,6 +43,11 @@ SAMPLING: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.3,
         "logit_bias": {70: 2.0, 57: -3.0},
     },
+    "grammar": {"temperature": 0.9, "seed": 16, "top_p": 0.95, "response_format": {"type": "json_object"}},
+    "greedy grammar": {
+        "temperature": 0,
+        "response_format": {"type": "regex", "pattern": r"(self\.[a-z_]{1,12}\n ){2,6}"},
+    },
     "stop": {"temperature": 0.7, "seed": 15, "stop": ["self", "\n\n"]},
 }
 

@@ -120,7 +120,7 @@ def test_a_round_asks_the_device_for_nothing(on_device: tuple[Any, Any], samplin
     """Drafting, verifying, accepting: only the report is read, after the round."""
     from llm_spec import ChatRequest
 
-    options = {name: value for name, value in SAMPLING[sampling].items() if name != "stop"}
+    options = {name: value for name, value in SAMPLING[sampling].items() if name not in {"stop", "response_format"}}
     request = ChatRequest.create(PROMPT, **options)
     target, draft = (provider.model for provider in on_device)
     prompt_ids = target.tokenizer.encode_chat(request)

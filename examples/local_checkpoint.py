@@ -1,0 +1,35 @@
+"""Hugging Face checkpoints in this process: three drafts for one target, and one text.
+
+    python examples/local_checkpoint.py [TARGET_FOLDER DRAFT_FOLDER]
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from llm_spec import JoinedDraft, PromptLookup, ProviderDraft, SpeculativeDecoder
+from llm_spec_torch import TorchProvider
+
+PAIR = Path(__file__).parents[1] / "tests" / "peers" / "models"
+
+
+async def main() -> None:
+    target_folder, draft_folder = sys.argv[1:] or (PAIR / "target", PAIR / "draft")
+    target, draft = TorchProvider(target_folder), TorchProvider(draft_folder)
+    drafts = {
+        "nothing": None,
+        "a smaller model": ProviderDraft(draft),
+        "lookup, else a smaller model": JoinedDraft(PromptLookup(), ProviderDraft(draft)),
+        "the target's first two layers": ProviderDraft(TorchProvider(target.model.early_exit(2))),
+    }
+    texts: set[str] = set()
+    for name, proposing in drafts.items():
+        decoder = SpeculativeDecoder(proposing, target)
+        result = await decoder.decode("def test_spawnl(self):", max_tokens=64, temperature=0.7, seed=1)
+        texts.add(result.content)
+        print(f"{name:<30} {result.summary()}")
+    print(texts.pop(), "\n\nfour answers, one text" if not texts else "the texts differ")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
