@@ -30,6 +30,9 @@ from llm_spec_torch.weights import read_network
 __all__ = ["TorchModel", "TorchOptions"]
 
 _KEY_STEP: Final = 256  # places; attention reads a multiple of so many
+_SHARED_KEY_STEP: Final = (
+    512  # torch's attention on a CPU reads keys in blocks of so many; a part of one has other bits
+)
 _MIN_CONTEXT: Final = 256  # tokens; with room for less a model is not worth loading
 _CPU_SHARE: Final = 0.25  # of the machine's memory, for caches
 _CUDA_SHARE: Final = 0.8  # of what is free after the weights
@@ -50,7 +53,7 @@ class TorchOptions(TypedDict, total=False):
     `max_width`: most tokens of one verifying pass, 16 by default; lookahead is one less.
     `max_requests`: answers that may run at once, 8 by default; others wait their turn.
     `batched`: answers that run at once share forward passes. Exact ones share passes of one shape, `max_requests` times
-    `max_width` tokens, whether one runs or all: give both no more than is needed.
+    `max_width` tokens, whether one runs or all: more for many at once, less for one; give both no more than is needed.
     `max_context`: tokens of prompt and answer, by default the model's own.
     `cache_gib`: memory for all key-value caches together, by default a quarter of the machine's, or 0.8 of what is
     free on the device. Where the context does not fit, it is cut.
@@ -103,7 +106,8 @@ class TorchModel:
         find_widths = self._shared_widths if batched else self._agreeing_widths
         widths = find_widths(max_width) if self._exact else []
         self.same_text = bool(widths)
-        self._exact_shape = Shape(widths, _KEY_STEP) if widths else self._loose_shape
+        key_step = _SHARED_KEY_STEP if batched else _KEY_STEP
+        self._exact_shape = Shape(widths, key_step) if widths else self._loose_shape
         self._batching = self._make_batching() if batched else None
 
     def early_exit(self, layers: int) -> TorchModel:
@@ -209,7 +213,8 @@ class TorchModel:
         """The one number of rows that a slot has in shared passes, where they agree whatever the others do."""
         joined = JoinedPasses(self._network, self._pool, self.name, fixed_width=max_width)
         ids = some_ids(2 * max_width, self.tokenizer.vocab_size)
-        return [max_width] if rows_agree(joined.run_all, self._pool, Shape([max_width], _KEY_STEP), ids) else []
+        shape = Shape([max_width], _SHARED_KEY_STEP)
+        return [max_width] if rows_agree(joined.run_all, self._pool, shape, ids) else []
 
     def _agreeing_widths(self, max_width: int) -> list[int]:
         """Numbers of rows that may be read in exact sessions: one on CUDA, all that agree on a CPU."""

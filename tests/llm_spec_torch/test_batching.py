@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from llm_spec_torch import TorchModel, TorchProvider, pass_queue
-from llm_spec_torch.batching import JoinedPasses
 from llm_spec_torch.caches import CHUNK_TOKENS
 from llm_spec_torch.network import Attention, Cache, Network
 from llm_spec_torch.session import TorchSession
@@ -83,7 +82,7 @@ def one_of_each(target: TorchProvider) -> list[Any]:
         ProviderDraft(draft),
         PromptLookup(),
         RandomDraft(3),
-        ProviderDraft(target),
+        ProviderDraft(TorchProvider(target.model.early_exit(1))),
         JoinedDraft(PromptLookup(), ProviderDraft(draft)),
         GivenText("    self.assertEqual(fd.close(), None)\n"),
         ProviderDraft(draft),
@@ -116,7 +115,9 @@ async def check_together(target: TorchProvider, drafts: Sequence[Any], **config:
         *(decoder.decode(prompt, **options) for decoder, (prompt, options) in zip(decoders, ASKED, strict=True))
     )
     assert [result.content for result in results] == expected
-    assert all((result.same_text, result.guarantee) == (True, "exact") for result in results if result.stats.rounds)
+    assert all(
+        (result.same_text, result.guarantee) == (True, "exact") for result in results if result.stats.num_spec_steps
+    )
     assert not any(result.fallbacks for result in results)
 
 
@@ -135,6 +136,15 @@ async def test_the_trained_pair_says_the_same(batched_pair: tuple[TorchProvider,
     """With a draft that is often right, whose sessions share passes too."""
     for draft in (ProviderDraft(batched_pair[1]), JoinedDraft(PromptLookup(), ProviderDraft(batched_pair[1]))):
         await check_together(batched_pair[0], [draft] * NUM)
+
+
+async def test_a_model_that_drafts_for_itself_says_the_same(target: TorchProvider) -> None:
+    """Exact sessions and others of one set of caches take turns: four requests have eight places."""
+    expected = (await texts_alone(target, ASKED))[:4]
+    decoder = decoder_for(target, ProviderDraft(target), lookahead=Fixed(3))
+    results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in ASKED[:4]))
+    assert [result.content for result in results] == expected
+    assert not any(result.fallbacks for result in results)
 
 
 async def test_speculation_alone_says_the_same(target: TorchProvider) -> None:
@@ -389,9 +399,7 @@ async def test_nan_in_all_leaves_nothing_behind(tiny_folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_out_of_memory_is_for_those_who_took_part(
-    target: TorchProvider, three: list[TorchSession], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_is_for_those_who_took_part(three: list[TorchSession], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is told with advice; nothing of the pass is left, and the next one is run."""
     expected = next_rows(three)
     for session in three:
@@ -428,12 +436,18 @@ async def test_a_failing_draft_leaves_the_others_alone(target: TorchProvider, mo
     assert any(result.fallbacks for result in results)
 
 
+def resident_kib() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4
+
+
 async def test_memory_does_not_grow(tiny_folder: Path) -> None:
     """Hundreds of requests, eight at a time, some of which are left."""
     decoder = decoder_for(TorchProvider(tiny_folder, batched=True, max_width=WIDTH), PromptLookup())
 
     async def ask(number: int) -> None:
-        async with decoder.stream(ChatRequest.create(f"x{number}", max_tokens=4, seed=number, temperature=1.0)) as events:
+        async with decoder.stream(
+            ChatRequest.create(f"x{number}", max_tokens=4, seed=number, temperature=1.0)
+        ) as events:
             async for _ in events:
                 if number % 5 == 0:
                     break
@@ -443,7 +457,7 @@ async def test_memory_does_not_grow(tiny_folder: Path) -> None:
         await asyncio.gather(*(ask(NUM * number + k) for k in range(NUM)))
         if number % 20 == 19:
             gc.collect()
-            sizes.append(int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4)
+            sizes.append(resident_kib())
     assert sizes[-1] - sizes[0] < 4096, sizes
 
 
@@ -477,15 +491,17 @@ def wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Network, "hidden", hidden)
 
 
-def scratch_in_slot_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What rows without tokens write lands in the first slot's first places."""
+def scratch_in_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rows without tokens write lands in the first places of the slot behind theirs."""
     right = Network.hidden
 
     def hidden(self: Network, ids: torch.Tensor, positions: torch.Tensor, cache: Cache, num_keys: int) -> torch.Tensor:
         states = right(self, ids, positions, cache, num_keys)
-        width = ids.shape[1]
-        for stored in cache.keys if len(ids) > 1 and int(positions[-1, -1]) == cache.capacity - 1 else ():
-            stored[0, :width] = stored[-1, -width:]
+        batch, width = ids.shape
+        for index in range(batch if batch > 1 else 0):
+            if int(positions[index, -1]) == cache.capacity - 1:
+                for stored in cache.keys:
+                    stored[(index + 1) % batch, :width] = stored[index, -width:]
         return states
 
     monkeypatch.setattr(Network, "hidden", hidden)
@@ -537,7 +553,7 @@ def bits_by_company(monkeypatch: pytest.MonkeyPatch) -> None:
     "fault",
     [
         wrong_positions,
-        scratch_in_slot_0,
+        scratch_in_a_prefix,
         neighbours_mask,
         neighbours_keys,
         bits_by_number_of_keys,
@@ -553,7 +569,7 @@ def test_a_planted_fault_is_caught_when_the_model_is_loaded(
     assert not TorchModel(tiny_folder, batched=True, max_width=WIDTH).same_text
 
 
-@pytest.mark.parametrize("fault", [wrong_positions, scratch_in_slot_0, neighbours_keys])
+@pytest.mark.parametrize("fault", [wrong_positions, scratch_in_a_prefix, neighbours_keys])
 async def test_a_planted_fault_changes_texts(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
@@ -563,8 +579,8 @@ async def test_a_planted_fault_changes_texts(
     expected = await texts_alone(provider, ASKED)
     fault(monkeypatch)
     plain = SpeculativeDecoder(None, provider)
-    results = await asyncio.gather(*(plain.decode(p, **o) for p, o in ASKED), return_exceptions=True)
-    assert [getattr(result, "content", None) for result in results] != expected
+    results = await asyncio.gather(*(plain.decode(p, **o) for p, o in ASKED[1:]), return_exceptions=True)
+    assert [getattr(result, "content", None) for result in results] != expected[1:]
 
 
 async def test_without_the_check_it_promises_nothing(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,13 +592,13 @@ async def test_without_the_check_it_promises_nothing(tiny_folder: Path, monkeypa
     decoder = decoder_for(provider, PromptLookup())
     results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in ASKED))
     assert not any(result.same_text for result in results)
-    assert any(1 < shape[0] for shape in shapes)
+    assert any(shape[0] > 1 for shape in shapes)
 
 
 # ------------------------------------------------------------------------------------------ contracts
 
 
-@pytest.mark.parametrize("options", [{}, {"exact": False}, {"max_requests": 1}, {"max_context": 300}])
+@pytest.mark.parametrize("options", [{}, {"exact": False}, {"max_requests": 2}, {"max_context": 300}])
 def test_keeps_the_promises_of_a_token_model(tiny_folder: Path, options: dict[str, Any]) -> None:
     """Shared passes or not, it is a token model like any other."""
     options = {"max_requests": 4, **options}
@@ -608,10 +624,3 @@ async def test_its_greedy_text_is_that_of_a_model_that_shares_nothing(pair: tupl
     requests = [ChatRequest.create(json.loads(line)["messages"], max_tokens=32) for line in lines]
     together = await asyncio.gather(*(batched_pair[0].complete(request) for request in requests))
     assert [response.message for response in together] == [(await pair[0].complete(r)).message for r in requests]
-
-
-def test_joined_passes_of_one_are_a_pass(target: TorchProvider) -> None:
-    """Whatever is joined, a pass alone has the shape of all."""
-    joined: JoinedPasses = target.model._batching._exact  # type: ignore[union-attr] - it is batched
-    assert joined.joins
-    assert joined._fixed_width == WIDTH
