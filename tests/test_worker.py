@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from llm_spec.worker import iterate_in_thread
+from llm_spec.worker import admitted_threads, iterate_in_thread
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
 
@@ -190,3 +190,33 @@ async def test_more_consumers_than_threads() -> None:
             return [item async for item in items]
 
     assert await asyncio.gather(*(consume() for _ in range(30))) == [list(range(5))] * 30
+
+
+async def test_admitted_work_does_not_wait_for_the_loops_threads() -> None:
+    """Twelve that all must run before one can end, while the loop has one thread."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    together = threading.Barrier(12)
+
+    def make(_: threading.Event) -> Iterator[list[int]]:
+        yield [together.wait(10)]
+
+    async def consume() -> list[int]:
+        async with iterate_in_thread(make, executor=admitted_threads) as items:
+            return [item async for item in items]
+
+    assert sorted(await asyncio.gather(*(consume() for _ in range(12)))) == [[n] for n in range(12)]
+
+
+async def test_leaving_admitted_work_ends_its_thread() -> None:
+    """The promises are those of the loop's own threads."""
+    ended = threading.Event()
+
+    def make(cancelled: threading.Event) -> Iterator[list[int]]:
+        yield [0]
+        cancelled.wait(10)
+        time.sleep(0.02)
+        ended.set()
+
+    async with iterate_in_thread(make, executor=admitted_threads) as items:
+        await anext(items)
+    assert ended.is_set()

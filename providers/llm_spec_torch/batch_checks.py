@@ -22,9 +22,8 @@ __all__ = ["rows_agree"]
 
 RunAll: TypeAlias = Callable[[Sequence[Pass]], Sequence[Outcome]]
 
-_STARTS: Final = (21, 530)  # within the first of the blocks (512 on a CPU) in which kernels read keys, and behind it
-_MOST_KEYS: Final = 1280  # two blocks and a half; further ones are read as the second is
-_STEP: Final = 97  # tokens from one neighbour's position to the next one's
+_NUM_STEPS: Final = 3  # of keys that are looked at; further ones are read as these are
+_STRIDE: Final = 97  # tokens from one neighbour's position to the next one's
 
 
 class _Company(NamedTuple):
@@ -48,8 +47,9 @@ def rows_agree(run_all: RunAll, pool: CachePool, shape: Shape, token_ids: Sequen
     `token_ids`: at least 2 * max_width of them.
     """
     width = shape.max_width
-    num_places = min(_MOST_KEYS, pool.cache.capacity - width)
-    starts = [start for start in _STARTS if start + 2 * width <= num_places]
+    num_places = min(_NUM_STEPS * shape.key_step, pool.cache.capacity - width)
+    near_the_ends = [shape.key_step * step - 2 * width for step in range(1, _NUM_STEPS)]
+    starts = [start for start in (21, *near_the_ends) if 0 <= start <= num_places - 2 * width]
     try:
         return all(_Question(run_all, pool, shape, token_ids, start=start).agrees(num_places) for start in starts)
     finally:
@@ -91,14 +91,15 @@ class _Question:
 
     def _companies(self, num_places: int) -> list[_Company]:
         every = range(self._pool.num_slots)
+        one_step, two_steps = (min(num_places, steps * self._shape.key_step) for steps in (1, 2))
         return [
+            _Company(every[:1]),
             _Company(every),
             _Company(every[-1:]),
-            _Company(every[:1], every[1:], min(256, num_places)),
-            _Company(every[::2], every[1::2], min(512, num_places)),
-            _Company(every[1::2], every[::4], min(768, num_places)),
-            _Company(every[-1:], every[:-1], min(1024, num_places)),
-            _Company(every[:1], every[1:], num_places),
+            _Company(every[:1], every[1:], one_step),
+            _Company(every[::2], every[1::4], two_steps),
+            _Company(every[1::2], every[::4], num_places),
+            _Company(every[-1:], every[:-1], num_places),
         ]
 
     def _part(self, turn: int, index: int) -> _Part:
@@ -122,7 +123,7 @@ class _Question:
         return self._read(index, self._start + part.offset, [*own, *others])
 
     def _neighbour(self, index: int, turn: int, below: int) -> Pass:
-        at = (7 + _STEP * (index + 3 * turn)) % max(1, below - self._shape.max_width)
+        at = (7 + _STRIDE * (index + 3 * turn)) % max(1, below - self._shape.max_width)
         return self._read(index, at, self._other_ids[: 1 + index % self._shape.max_width])
 
     def _read(self, index: int, at: int, token_ids: Sequence[int]) -> Pass:

@@ -34,6 +34,7 @@ from llm_spec_torch.weights import read_network
 __all__ = ["TorchModel"]
 
 _KEY_STEP: Final = 256  # places; attention reads a multiple of so many
+_SHARED_KEY_STEP: Final = 512  # a CPU's attention reads blocks of so many keys; a part of one has other bits
 _CPU_SHARE: Final = 0.25  # of the machine's memory, for caches
 _CUDA_SHARE: Final = 0.8  # of what is free after the weights
 _CHECKED_TOKENS: Final = 24
@@ -210,20 +211,21 @@ class TorchModel:
         )
 
     def _find_exact_shape(self) -> None:
-        widths: list[int] = []
+        shape: Shape | None = None
         if self._options.get("exact", True):
             max_width = self._loose_shape.max_width
-            widths = self._shared_width(max_width) if self._options.get("batched") else self._agreeing(max_width)
-        self.same_text = bool(widths)
-        self._exact_shape = Shape(widths or self._loose_shape.widths, _KEY_STEP, doubling=self._loose_shape.doubling)
+            shape = self._shared_shape(max_width) if self._options.get("batched") else self._agreeing_shape(max_width)
+        self.same_text = shape is not None
+        self._exact_shape = shape or self._loose_shape
 
-    def _shared_width(self, width: int) -> list[int]:
-        """The one number of rows that a slot has in shared passes, if rows agree whatever the others do."""
+    def _shared_shape(self, width: int) -> Shape | None:
+        """One number of rows for each slot of a shared pass, if rows agree whatever the others do."""
+        shape = Shape([width], _SHARED_KEY_STEP, doubling=self._loose_shape.doubling)
         joined = JoinedPasses(self._network, self._pool, self.name, fixed_width=width)
         ids = some_ids(2 * width, self.tokenizer.vocab_size)
-        return [width] if rows_agree(joined.run_all, self._pool, Shape([width], _KEY_STEP), ids) else []
+        return shape if rows_agree(joined.run_all, self._pool, shape, ids) else None
 
-    def _agreeing(self, max_width: int) -> list[int]:
+    def _agreeing_shape(self, max_width: int) -> Shape | None:
         """Numbers of rows that may be read in exact sessions: one on CUDA, all that agree on a CPU."""
         slot = self._pool.take((), exact=True)
 
@@ -241,4 +243,4 @@ class TorchModel:
             max_width //= 2
         slot.truncate(0)
         self._pool.give_back(slot)
-        return widths
+        return Shape(widths, _KEY_STEP, doubling=self._loose_shape.doubling) if widths else None

@@ -24,7 +24,7 @@ class TorchOptions(TypedDict, total=False):
     `max_width`: most tokens of one verifying pass, 16 by default; lookahead is one less.
     `max_requests`: answers that may run at once, 8 by default; others wait their turn.
     `batched`: answers that run at once share forward passes. Exact ones share passes of one shape, `max_requests` times
-    `max_width` tokens, whether one runs or all: give both no more than is needed.
+    `max_width` tokens, whether one runs or all: more for many at once, less for one; give both no more than is needed.
     `max_context`: tokens of prompt and answer, by default the model's own.
     `cache_gib`: memory for all key-value caches together, by default a quarter of the machine's, or 0.8 of what is
     free on the device. Where the context does not fit, it is cut.

@@ -1,0 +1,626 @@
+"""Requests that share forward passes: each says what it says alone, and none pays for another's fault."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from llm_spec_torch import TorchModel, TorchProvider, pass_queue
+from llm_spec_torch.caches import CHUNK_TOKENS
+from llm_spec_torch.network import Attention, Cache, Network
+from llm_spec_torch.session import TorchSession
+
+from llm_spec import (
+    ChatRequest,
+    Fixed,
+    GivenText,
+    JoinedDraft,
+    ModelOutputError,
+    PromptLookup,
+    ProviderDraft,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    TargetError,
+    TextDelta,
+    open_provider,
+)
+from llm_spec.provider import read_prompt
+from llm_spec.testing import RandomDraft, check_provider, check_token_model
+
+from .conftest import PAIR, MakeCheckpoint
+
+NUM = 8
+WIDTH = 6
+LONG_S = 20.0
+IDS = [int(t) for t in np.random.default_rng(5).integers(8, 4096, 900)]
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("def f(x):", {"max_tokens": 20, "temperature": 0.0}),
+    ("def test_fd_close(self):", {"max_tokens": 31, "temperature": 1.0, "seed": 1}),
+    ("x = 1\n" * 120, {"max_tokens": 12, "temperature": 1.0, "seed": 2}),
+    ("x = 1\n" * 60 + "y", {"max_tokens": 24, "temperature": 0.7, "seed": 3, "top_p": 0.9}),
+    ("import os\nimport sys\n", {"max_tokens": 28, "temperature": 0.9, "seed": 4, "repetition_penalty": 1.2}),
+    ("z", {"max_tokens": 9, "temperature": 1.0, "seed": 4, "top_k": 20}),
+    ("class Parser:\n    def __init__(self):", {"max_tokens": 26, "temperature": 0.8, "seed": 6, "stop": ["self"]}),
+    ("def f(x):", {"max_tokens": 20, "temperature": 1.0, "seed": 7, "logit_bias": {70: 2.0}}),
+]
+
+Drafts = Callable[[TorchProvider], Sequence[Any]]
+
+
+@pytest.fixture(scope="module")
+def target(tiny_folder: Path) -> TorchProvider:
+    provider = TorchProvider(tiny_folder, batched=True, max_width=WIDTH)
+    assert provider.model.same_text
+    return provider
+
+
+@pytest.fixture(scope="module")
+def batched_pair() -> tuple[TorchProvider, TorchProvider]:
+    return TorchProvider(PAIR / "target", batched=True, max_width=WIDTH), TorchProvider(PAIR / "draft", batched=True)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes go together whenever they can, however slow the machine is."""
+    monkeypatch.setattr(pass_queue, "_PATIENCE", 20.0)
+
+
+def one_of_each(target: TorchProvider) -> list[Any]:
+    draft = TorchProvider(target.model.early_exit(2))
+    return [
+        None,
+        ProviderDraft(draft),
+        PromptLookup(),
+        RandomDraft(3),
+        ProviderDraft(TorchProvider(target.model.early_exit(1))),
+        JoinedDraft(PromptLookup(), ProviderDraft(draft)),
+        GivenText("    self.assertEqual(fd.close(), None)\n"),
+        ProviderDraft(draft),
+    ]
+
+
+DRAFTS: dict[str, Drafts] = {
+    "none": lambda _: [None] * NUM,
+    "early exit": lambda target: [ProviderDraft(TorchProvider(target.model.early_exit(2)))] * NUM,
+    "lookup": lambda _: [PromptLookup()] * NUM,
+    "useless": lambda _: [RandomDraft(3)] * NUM,
+    "one of each": one_of_each,
+}
+
+
+def decoder_for(target: TorchProvider, draft: Any, **config: Any) -> SpeculativeDecoder:
+    return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens", **config) if draft else None)
+
+
+async def texts_alone(target: TorchProvider, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Speculation off, one at a time."""
+    plain = SpeculativeDecoder(None, target)
+    return [(await plain.decode(prompt, **options)).content for prompt, options in asked]
+
+
+async def check_together(target: TorchProvider, drafts: Sequence[Any], **config: Any) -> None:
+    expected = await texts_alone(target, ASKED)
+    decoders = [decoder_for(target, draft, **config) for draft in drafts]
+    results = await asyncio.gather(
+        *(decoder.decode(prompt, **options) for decoder, (prompt, options) in zip(decoders, ASKED, strict=True))
+    )
+    assert [result.content for result in results] == expected
+    assert all(
+        (result.same_text, result.guarantee) == (True, "exact") for result in results if result.stats.num_spec_steps
+    )
+    assert not any(result.fallbacks for result in results)
+
+
+# ------------------------------------------------------------------------------------------ same text
+
+
+@pytest.mark.parametrize("lookahead", [0, 2, 5])
+@pytest.mark.parametrize("drafts", DRAFTS)
+async def test_eight_at_once_say_what_each_says_alone(target: TorchProvider, drafts: str, lookahead: int) -> None:
+    """Prompts, lengths, seeds, sampling and drafts of their own; alone means one at a time, speculation off."""
+    config = {"lookahead": Fixed(lookahead)} if lookahead else {}
+    await check_together(target, DRAFTS[drafts](target), **config)
+
+
+async def test_the_trained_pair_says_the_same(batched_pair: tuple[TorchProvider, TorchProvider]) -> None:
+    """With a draft that is often right, whose sessions share passes too."""
+    for draft in (ProviderDraft(batched_pair[1]), JoinedDraft(PromptLookup(), ProviderDraft(batched_pair[1]))):
+        await check_together(batched_pair[0], [draft] * NUM)
+
+
+async def test_a_model_that_drafts_for_itself_says_the_same(target: TorchProvider) -> None:
+    """Exact sessions and others of one set of caches take turns: four requests have eight places."""
+    expected = (await texts_alone(target, ASKED))[:4]
+    decoder = decoder_for(target, ProviderDraft(target), lookahead=Fixed(3))
+    results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in ASKED[:4]))
+    assert [result.content for result in results] == expected
+    assert not any(result.fallbacks for result in results)
+
+
+async def test_speculation_alone_says_the_same(target: TorchProvider) -> None:
+    """One at a time, in the shape that all eight have together."""
+    expected = await texts_alone(target, ASKED)
+    for draft, (prompt, options), text in zip(one_of_each(target), ASKED, expected, strict=True):
+        assert (await decoder_for(target, draft).decode(prompt, **options)).content == text
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "mistral", "qwen2-window", "qwen3"])
+async def test_other_families_say_the_same(make_checkpoint: MakeCheckpoint, family: str) -> None:
+    """Windows smaller than a pass is wide and soft caps among them; slots without tokens lie behind every window."""
+    options: dict[str, Any] = {"max_width": 14} if family == "gemma2" else {"max_width": WIDTH}
+    target = TorchProvider(make_checkpoint(family), batched=True, max_requests=NUM, **options)
+    assert target.model.same_text
+    await check_together(target, [PromptLookup()] * NUM)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"attention": "eager"}, {"max_requests": 3}])
+async def test_other_options_say_the_same(tiny_folder: Path, options: dict[str, Any]) -> None:
+    """In half precision, with torch's plain attention, with fewer places than requests."""
+    target = TorchProvider(tiny_folder, batched=True, max_width=WIDTH, **options)
+    assert target.model.same_text
+    await check_together(target, [RandomDraft(3)] * NUM)
+
+
+async def test_twelve_with_eight_places(target: TorchProvider) -> None:
+    """Those that find no place wait, and say what they say alone."""
+    asked = [ASKED[n % NUM] for n in range(12)]
+    expected = await texts_alone(target, asked)
+    decoder = decoder_for(target, PromptLookup())
+    results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in asked))
+    assert [result.content for result in results] == expected
+
+
+async def test_joining_and_leaving_midway_changes_nothing(target: TorchProvider) -> None:
+    """Some are left while the others answer, others come in between."""
+    expected = await texts_alone(target, ASKED)
+    decoders = [decoder_for(target, draft) for draft in one_of_each(target)]
+
+    async def stay(number: int, delay_s: float) -> str:
+        await asyncio.sleep(delay_s)
+        prompt, options = ASKED[number]
+        return (await decoders[number].decode(prompt, **options)).content
+
+    async def leave(number: int) -> None:
+        prompt, options = ASKED[number]
+        options = {**options, "max_tokens": 200, "stop": ()}
+        async with decoders[number].stream(ChatRequest.create(prompt, **options)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    return
+
+    for order in range(3):
+        stayed = await asyncio.gather(
+            *(stay(number, 0.004 * ((number + order) % 4)) for number in range(NUM - 3)),
+            *(leave((number + order) % NUM) for number in range(3)),
+        )
+        assert stayed[: NUM - 3] == expected[: NUM - 3]
+
+
+async def test_a_cancelled_request_keeps_nobody_waiting(target: TorchProvider) -> None:
+    """Of eight tasks every other one is cancelled; the rest end, and the model answers as before."""
+    expected = await texts_alone(target, ASKED)
+    decoder = decoder_for(target, RandomDraft(3))
+    tasks = [asyncio.ensure_future(decoder.decode(prompt, **options)) for prompt, options in ASKED]
+    await asyncio.sleep(0.01)
+    for task in tasks[::2]:
+        task.cancel()
+    async with asyncio.timeout(LONG_S):
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [result.content for result in results[1::2] if not isinstance(result, BaseException)] == expected[1::2]
+    assert await texts_alone(target, ASKED[:1]) == expected[:1]
+
+
+async def test_statistics_are_a_requests_own(target: TorchProvider) -> None:
+    """Rounds, drafted and accepted tokens are those of the same request alone."""
+    decoders = [decoder_for(target, PromptLookup(), lookahead=Fixed(3)) for _ in ASKED]
+
+    async def ask(number: int) -> tuple[int, int, int]:
+        prompt, options = ASKED[number]
+        stats = (await decoders[number].decode(prompt, **options)).stats
+        return stats.num_spec_steps, stats.num_draft_tokens, stats.num_accepted_draft_tokens
+
+    alone = [await ask(number) for number in range(NUM)]
+    assert list(await asyncio.gather(*(ask(number) for number in range(NUM)))) == alone
+
+
+# ------------------------------------------------------------------------------------ sharing, bit for bit
+
+
+def in_threads(*calls: Callable[[], Any]) -> list[Any]:
+    """What each gave, or its error; each in a thread of its own."""
+    outcomes: list[Any] = [None] * len(calls)
+
+    def work(index: int) -> None:
+        try:
+            outcomes[index] = calls[index]()
+        except Exception as error:  # noqa: BLE001 - looked at by the test
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+    return outcomes
+
+
+def steps(session: TorchSession, prompt: Sequence[int], passes: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """The logits of passes behind a prompt."""
+    read_prompt(session, prompt)
+    rows = [session.forward(token_ids, num_rows=len(token_ids)).copy() for token_ids in passes]
+    session.close()
+    return rows
+
+
+def some_passes(number: int) -> list[list[int]]:
+    """Passes of 1 to WIDTH tokens."""
+    draws = np.random.default_rng(number)
+    return [[int(t) for t in draws.integers(8, 4096, draws.integers(1, WIDTH + 1))] for _ in range(12)]
+
+
+@pytest.mark.usefixtures("patient")
+def test_ragged_positions_have_the_bits_of_each_alone(target: TorchProvider) -> None:
+    """Prompts of 3 to 600 tokens, passes of 1 to 6, over borders of attention's steps."""
+    lengths = (3, 20, 250, 255, 256, 300, 505, 600)
+    alone = [steps(target.model.open(), IDS[:n], some_passes(n)) for n in lengths]
+    sessions = [target.model.open() for _ in lengths]
+    together = in_threads(
+        *(lambda s=s, n=n: steps(s, IDS[:n], some_passes(n)) for s, n in zip(sessions, lengths, strict=True))
+    )
+    for found, expected in zip(together, alone, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def count_forwards(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of all passes from now on."""
+    shapes: list[tuple[int, ...]] = []
+    right = Network.hidden
+
+    def counted(self: Network, token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        shapes.append(tuple(token_ids.shape))
+        return right(self, token_ids, *rest)
+
+    monkeypatch.setattr(Network, "hidden", counted)
+    return shapes
+
+
+@pytest.mark.usefixtures("patient")
+async def test_passes_are_shared(target: TorchProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight answers of twenty tokens take little more than twenty passes, all of one shape."""
+    shapes = count_forwards(monkeypatch)
+    plain = SpeculativeDecoder(None, target)
+    results = await asyncio.gather(
+        *(plain.decode("def f(x):", max_tokens=20, temperature=1.0, seed=seed) for seed in range(NUM))
+    )
+    num_tokens = sum(result.usage.output_tokens for result in results if result.usage)
+    rounds = [shape for shape in shapes if shape == (NUM, WIDTH)]
+    prompts = [shape for shape in shapes if shape[0] == 1]
+    assert len(rounds) + len(prompts) == len(shapes)
+    assert len(prompts) <= NUM
+    assert num_tokens > 6 * len(rounds)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_drafts_share_passes_too(target: TorchProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As narrow as their tokens."""
+    draft = TorchProvider(target.model.early_exit(2))
+    decoder = decoder_for(target, ProviderDraft(draft), lookahead=Fixed(3))
+    shapes = count_forwards(monkeypatch)
+    results = await asyncio.gather(
+        *(decoder.decode("def f(x):", max_tokens=20, temperature=1.0, seed=seed) for seed in range(NUM))
+    )
+    num_draft_tokens = sum(result.stats.num_draft_tokens for result in results)
+    narrow = [shape for shape in shapes if shape[1] < WIDTH]
+    assert num_draft_tokens > 2 * len(narrow)
+    assert any(shape[0] > 1 for shape in narrow)
+
+
+def test_an_idle_prefix_survives(target: TorchProvider) -> None:
+    """What a later request takes over is not written over by those that run meanwhile."""
+    prompt = IDS[: CHUNK_TOKENS + 20]
+    expected = steps(target.model.open(), prompt, some_passes(1))
+    others = [target.model.open() for _ in range(NUM - 1)]
+    for number, session in enumerate(others):
+        read_prompt(session, IDS[400 : 420 + number])
+    for token_ids in some_passes(2):
+        in_threads(*(lambda s=session, t=token_ids: s.forward(t, num_rows=1) for session in others))
+    with closing(target.model.open()) as again:
+        assert again.adopt(prompt) == CHUNK_TOKENS
+        again.forward(prompt[CHUNK_TOKENS:], num_rows=1)
+        rows = [again.forward(token_ids, num_rows=len(token_ids)).copy() for token_ids in some_passes(1)]
+    for session in others:
+        session.close()
+    assert all(np.array_equal(a, b) for a, b in zip(rows, expected, strict=True))
+
+
+# --------------------------------------------------------------------------------------------- faults
+
+
+@pytest.fixture
+def three(target: TorchProvider) -> Iterator[list[TorchSession]]:
+    """Sessions that have read something, and whose next passes go together."""
+    sessions = [target.model.open() for _ in range(3)]
+    for number, session in enumerate(sessions):
+        read_prompt(session, IDS[: 20 + 5 * number])
+    in_threads(*(lambda s=session: s.forward([5], num_rows=1) for session in sessions))
+    yield sessions
+    for session in sessions:
+        session.close()
+
+
+def next_rows(sessions: Sequence[TorchSession]) -> list[Any]:
+    return in_threads(*(lambda s=session: s.forward([9, 10], num_rows=2).copy() for session in sessions))
+
+
+@pytest.mark.usefixtures("patient")
+def test_nan_in_one_is_its_own(target: TorchProvider, three: list[TorchSession]) -> None:
+    """It fails with one clear error, and the others' bits are those of a pass without it."""
+    expected = next_rows(three)
+    for session in three:
+        session.truncate(session.length - 2)
+    slot = three[1]._taken()
+    slot.cache.keys[0][0, 3] = float("nan")
+    found = next_rows(three)
+    assert isinstance(found[1], ModelOutputError)
+    assert np.array_equal(found[0], expected[0])
+    assert np.array_equal(found[2], expected[2])
+    assert all(bool(stored.isfinite().all()) for stored in target.model._pool.cache.keys)
+    assert three[1].length == 0
+
+
+async def test_nan_in_all_leaves_nothing_behind(tiny_folder: Path) -> None:
+    """Not in the places of slots that took no part either: the provider answers as before."""
+    provider = TorchProvider(tiny_folder, batched=True, max_requests=3, max_width=WIDTH)
+    expected = await texts_alone(provider, ASKED[:2])
+    embedding = provider.model._network.embedding
+    kept = embedding.clone()
+    embedding.fill_(float("nan"))
+    plain = SpeculativeDecoder(None, provider)
+    errors = await asyncio.gather(*(plain.decode(p, **o) for p, o in ASKED[:2]), return_exceptions=True)
+    session = provider.model.open()
+    with pytest.raises(ModelOutputError, match="NaN"):
+        session.forward([5], num_rows=1)
+    session.close()
+    embedding.copy_(kept)
+    assert [type(error) for error in errors] == [ModelOutputError] * 2
+    assert all(bool(s.isfinite().all()) for s in (*provider.model._pool.cache.keys, *provider.model._pool.cache.values))
+    assert await texts_alone(provider, ASKED[:2]) == expected
+
+
+@pytest.mark.usefixtures("patient")
+def test_out_of_memory_is_for_those_who_took_part(three: list[TorchSession], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is told with advice; nothing of the pass is left, and the next one is run."""
+    expected = next_rows(three)
+    for session in three:
+        session.truncate(session.length - 2)
+
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Network, "hidden", exhausted)
+        errors = next_rows(three)
+    assert all(isinstance(error, TargetError) for error in errors)
+    assert all("give cache_gib or max_requests less" in str(error) for error in errors)
+    assert len({id(error) for error in errors}) == 3
+    assert all(np.array_equal(a, b) for a, b in zip(next_rows(three), expected, strict=True))
+
+
+async def test_a_failing_draft_leaves_the_others_alone(target: TorchProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request's draft breaks in a shared pass: those that drafted with it go on plain, with the same text."""
+    expected = await texts_alone(target, ASKED)
+    draft = TorchProvider(target.model.early_exit(2))
+    right = Network.hidden
+    calls = iter(range(10**6))
+
+    def failing(self: Network, *rest: Any) -> torch.Tensor:
+        if self is draft.model._network and next(calls) == 20:
+            raise RuntimeError("the device is gone")
+        return right(self, *rest)
+
+    monkeypatch.setattr(Network, "hidden", failing)
+    decoder = decoder_for(target, ProviderDraft(draft))
+    results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in ASKED))
+    assert [result.content for result in results] == expected
+    assert any(result.fallbacks for result in results)
+
+
+def resident_kib() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4
+
+
+async def test_memory_does_not_grow(tiny_folder: Path) -> None:
+    """Hundreds of requests, eight at a time, some of which are left."""
+    decoder = decoder_for(TorchProvider(tiny_folder, batched=True, max_width=WIDTH), PromptLookup())
+
+    async def ask(number: int) -> None:
+        async with decoder.stream(
+            ChatRequest.create(f"x{number}", max_tokens=4, seed=number, temperature=1.0)
+        ) as events:
+            async for _ in events:
+                if number % 5 == 0:
+                    break
+
+    sizes: list[int] = []
+    for number in range(60):
+        await asyncio.gather(*(ask(NUM * number + k) for k in range(NUM)))
+        if number % 20 == 19:
+            gc.collect()
+            sizes.append(resident_kib())
+    assert sizes[-1] - sizes[0] < 4096, sizes
+
+
+@pytest.mark.parametrize("batched", [False, True])
+async def test_memory_goes_with_the_last_reference(tiny_folder: Path, batched: bool) -> None:
+    """At once: a model of tens of gigabytes cannot wait for the collector of cycles."""
+    provider = TorchProvider(tiny_folder, batched=batched, max_requests=2)
+    await provider.complete(ChatRequest.create("x", max_tokens=3))
+    gc.collect()
+    gc.disable()
+    try:
+        cache = weakref.ref(provider.model._pool.cache.keys[0])
+        await provider.aclose()
+        del provider
+        assert cache() is None
+    finally:
+        gc.enable()
+
+
+# ------------------------------------------------------------------------------------- planted faults
+
+
+def wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot's rows stand where its neighbour's should."""
+    right = Network.hidden
+
+    def hidden(self: Network, ids: torch.Tensor, positions: torch.Tensor, cache: Cache, num_keys: int) -> torch.Tensor:
+        rolled = positions.roll(1, 0).clamp(max=num_keys - 1) if len(positions) > 1 else positions
+        return right(self, ids, rolled, cache, num_keys)
+
+    monkeypatch.setattr(Network, "hidden", hidden)
+
+
+def scratch_in_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rows without tokens write lands in the first places of the slot behind theirs."""
+    right = Network.hidden
+
+    def hidden(self: Network, ids: torch.Tensor, positions: torch.Tensor, cache: Cache, num_keys: int) -> torch.Tensor:
+        states = right(self, ids, positions, cache, num_keys)
+        batch, width = ids.shape
+        for index in range(batch if batch > 1 else 0):
+            if int(positions[index, -1]) == cache.capacity - 1:
+                for stored in cache.keys:
+                    stored[(index + 1) % batch, :width] = stored[index, -width:]
+        return states
+
+    monkeypatch.setattr(Network, "hidden", hidden)
+
+
+def neighbours_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot's rows see as far as its neighbour's should."""
+    right = Network._mask
+    monkeypatch.setattr(Network, "_mask", lambda self, *rest: right(self, *rest).roll(1, 0))
+
+
+def neighbours_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention reads what the neighbour has cached."""
+    right = Attention.__call__
+    monkeypatch.setattr(
+        Attention, "__call__", lambda self, q, keys, values, bias: right(self, q, keys.roll(1, 0), values, bias)
+    )
+
+
+def bits_by_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that sums in another order where there are more keys."""
+    right = Attention.__call__
+    monkeypatch.setattr(
+        Attention,
+        "__call__",
+        lambda self, q, keys, values, bias: right(self, q, keys, values, bias) * (1 + 1e-7 * (keys.shape[2] // 256)),
+    )
+
+
+def bits_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that treats the last rows of a product in another way."""
+    right = Network.hidden
+
+    def hidden(self: Network, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        states = right(self, ids, *rest)
+        states[-1] *= 1 + 1e-6
+        return states
+
+    monkeypatch.setattr(Network, "hidden", hidden)
+
+
+def bits_by_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scale taken over all rows of a pass, as some quantized kernels do."""
+    right = Network.hidden
+    monkeypatch.setattr(Network, "hidden", lambda *rest: (states := right(*rest)) * (1 + 1e-6 * states.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        wrong_positions,
+        scratch_in_a_prefix,
+        neighbours_mask,
+        neighbours_keys,
+        bits_by_number_of_keys,
+        bits_by_slot,
+        bits_by_company,
+    ],
+)
+def test_a_planted_fault_is_caught_when_the_model_is_loaded(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """The claim to give the same text is dropped."""
+    fault(monkeypatch)
+    assert not TorchModel(tiny_folder, batched=True, max_width=WIDTH).same_text
+
+
+@pytest.mark.parametrize("fault", [wrong_positions, scratch_in_a_prefix, neighbours_keys])
+async def test_a_planted_fault_changes_texts(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """So the comparison of texts in this file would find it too."""
+    provider = TorchProvider(tiny_folder, batched=True, max_width=WIDTH)
+    monkeypatch.setattr(pass_queue, "_PATIENCE", 20.0)
+    expected = await texts_alone(provider, ASKED)
+    fault(monkeypatch)
+    plain = SpeculativeDecoder(None, provider)
+    results = await asyncio.gather(*(plain.decode(p, **o) for p, o in ASKED[1:]), return_exceptions=True)
+    assert [getattr(result, "content", None) for result in results] != expected[1:]
+
+
+async def test_without_the_check_it_promises_nothing(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot be shown the result says so; requests share passes all the same."""
+    with monkeypatch.context() as patched:
+        bits_by_slot(patched)
+        provider = TorchProvider(tiny_folder, batched=True, max_width=WIDTH)
+    shapes = count_forwards(monkeypatch)
+    decoder = decoder_for(provider, PromptLookup())
+    results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in ASKED))
+    assert not any(result.same_text for result in results)
+    assert any(shape[0] > 1 for shape in shapes)
+
+
+# ------------------------------------------------------------------------------------------ contracts
+
+
+@pytest.mark.parametrize("options", [{}, {"exact": False}, {"max_requests": 2}, {"max_context": 300}])
+def test_keeps_the_promises_of_a_token_model(tiny_folder: Path, options: dict[str, Any]) -> None:
+    """Shared passes or not, it is a token model like any other."""
+    options = {"max_requests": 4, **options}
+    model = TorchModel(tiny_folder, batched=True, max_width=WIDTH, **options)
+    assert model.same_text == options.get("exact", True)
+    check_token_model(model)
+
+
+async def test_keeps_the_promises_of_a_provider(tiny_folder: Path) -> None:
+    """Streaming, leaving, errors."""
+    await check_provider(lambda: TorchProvider(tiny_folder, batched=True, max_width=WIDTH))
+
+
+def test_a_string_asks_for_it(tiny_folder: Path) -> None:
+    """As for any other option."""
+    model: Any = open_provider(f"torch:{tiny_folder}?batched=true&max_width=4").capabilities.token_model
+    assert (model.same_text, model.max_width) == (True, 4)
+
+
+async def test_its_greedy_text_is_that_of_a_model_that_shares_nothing(pair: tuple[Any, Any], batched_pair: Any) -> None:
+    """Up to a near-tie: on these ten prompts there is none."""
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:10]
+    requests = [ChatRequest.create(json.loads(line)["messages"], max_tokens=32) for line in lines]
+    together = await asyncio.gather(*(batched_pair[0].complete(request) for request in requests))
+    assert [response.message for response in together] == [(await pair[0].complete(r)).message for r in requests]
