@@ -1,14 +1,15 @@
 """Hugging Face checkpoints in this process: three drafts for one target, and one text.
 
-    python examples/local_checkpoint.py [TARGET_FOLDER DRAFT_FOLDER]
+python examples/local_checkpoint.py [TARGET_FOLDER DRAFT_FOLDER]
 """
 
 import asyncio
 import sys
 from pathlib import Path
 
-from llm_spec import JoinedDraft, PromptLookup, ProviderDraft, SpeculativeDecoder
 from llm_spec_torch import TorchProvider
+
+from llm_spec import JoinedDraft, PromptLookup, ProviderDraft, SpeculativeDecoder
 
 PAIR = Path(__file__).parents[1] / "tests" / "peers" / "models"
 

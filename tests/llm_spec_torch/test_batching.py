@@ -370,12 +370,12 @@ def test_nan_in_one_is_its_own(target: TorchProvider, three: list[TorchSession])
     for session in three:
         session.truncate(session.length - 2)
     slot = three[1]._taken()
-    slot.cache.keys[0][0, 3] = float("nan")
+    slot.cache.layers[0][0, 3] = float("nan")
     found = next_rows(three)
     assert isinstance(found[1], ModelOutputError)
     assert np.array_equal(found[0], expected[0])
     assert np.array_equal(found[2], expected[2])
-    assert all(bool(stored.isfinite().all()) for stored in target.model._pool.cache.keys)
+    assert all(bool(stored.isfinite().all()) for stored in target.model._pool.cache.layers)
     assert three[1].length == 0
 
 
@@ -394,7 +394,7 @@ async def test_nan_in_all_leaves_nothing_behind(tiny_folder: Path) -> None:
     session.close()
     embedding.copy_(kept)
     assert [type(error) for error in errors] == [ModelOutputError] * 2
-    assert all(bool(s.isfinite().all()) for s in (*provider.model._pool.cache.keys, *provider.model._pool.cache.values))
+    assert all(bool(s.isfinite().all()) for s in provider.model._pool.cache.layers)
     assert await texts_alone(provider, ASKED[:2]) == expected
 
 
@@ -469,7 +469,7 @@ async def test_memory_goes_with_the_last_reference(tiny_folder: Path, batched: b
     gc.collect()
     gc.disable()
     try:
-        cache = weakref.ref(provider.model._pool.cache.keys[0])
+        cache = weakref.ref(provider.model._pool.cache.layers[0])
         await provider.aclose()
         del provider
         assert cache() is None
@@ -500,7 +500,7 @@ def scratch_in_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
         batch, width = ids.shape
         for index in range(batch if batch > 1 else 0):
             if int(positions[index, -1]) == cache.capacity - 1:
-                for stored in cache.keys:
+                for stored in cache.layers:
                     stored[(index + 1) % batch, :width] = stored[index, -width:]
         return states
 

@@ -17,7 +17,7 @@ from llm_spec_torch.pass_queue import Outcome, Pass, PassQueue
 from llm_spec import TargetError
 
 LONG_S = 10.0
-SLOTS = [Slot(index, Cache((), ())) for index in range(8)]
+SLOTS = [Slot(index, Cache(())) for index in range(8)]
 
 
 class Recorder:
