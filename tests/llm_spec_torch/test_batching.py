@@ -163,6 +163,15 @@ async def test_other_families_say_the_same(make_checkpoint: MakeCheckpoint, fami
     await check_together(target, [PromptLookup()] * NUM)
 
 
+def test_padding_behind_the_keys_is_no_nan(make_checkpoint: MakeCheckpoint) -> None:
+    """Just before a border of attention's steps, padding lies farther behind it than a window reaches."""
+    model = TorchModel(make_checkpoint("gemma2"), batched=True, max_requests=2, max_width=14)
+    with closing(model.open()) as session:
+        read_prompt(session, IDS[:505])
+        for token_id in IDS[505:520]:
+            assert np.isfinite(session.forward([token_id], num_rows=1)).all()
+
+
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"attention": "eager"}, {"max_requests": 3}])
 async def test_other_options_say_the_same(tiny_folder: Path, options: dict[str, Any]) -> None:
     """In half precision, with torch's plain attention, with fewer places than requests."""
@@ -441,8 +450,13 @@ def resident_kib() -> int:
 
 
 async def test_memory_does_not_grow(tiny_folder: Path) -> None:
-    """Hundreds of requests, eight at a time, some of which are left."""
-    decoder = decoder_for(TorchProvider(tiny_folder, batched=True, max_width=WIDTH), PromptLookup())
+    """Hundreds of requests, eight at a time, some of which are left. Kept logits would take 48 MiB.
+
+    Whichever thread leads allocates, so glibc's arenas, one a thread, all come to hold as much as one did (measured: 29
+    MiB after 4,000 requests and no more later; with MALLOC_ARENA_MAX=1 none from the first hundreds on).
+    """
+    provider = TorchProvider(tiny_folder, batched=True, max_width=WIDTH)
+    decoder = decoder_for(provider, PromptLookup())
 
     async def ask(number: int) -> None:
         async with decoder.stream(
@@ -458,7 +472,11 @@ async def test_memory_does_not_grow(tiny_folder: Path) -> None:
         if number % 20 == 19:
             gc.collect()
             sizes.append(resident_kib())
-    assert sizes[-1] - sizes[0] < 4096, sizes
+    assert sizes[-1] - sizes[0] < 32 * 1024, sizes
+    batching: Any = provider.model._batching
+    assert batching._queue._waiting == []
+    assert not any(habit.slots for habit in batching._queue._habits.values())
+    assert len(provider.model._pool._idle) == NUM
 
 
 @pytest.mark.parametrize("batched", [False, True])
