@@ -75,7 +75,7 @@ class Generation:
         *,
         limits: GenerationLimits | None = None,
         open_draft: Callable[[], TokenDraft] | None = None,
-        open_rounds: Callable[[], DeviceRounds | None] | None = None,
+        open_rounds: Callable[[Callable[[], bool]], DeviceRounds | None] | None = None,
         cancelled: threading.Event | None = None,
     ) -> None:
         _check_prompt(target, prompt_ids)
@@ -100,7 +100,7 @@ class Generation:
 
     def __enter__(self) -> Self:
         try:
-            self._rounds = None if self._open_rounds is None else self._open_rounds()
+            self._rounds = None if self._open_rounds is None else self._open_rounds(self.cancelled.is_set)
             if self._rounds is None:
                 self._session = self.target.open()
                 read_prompt(self._session, self.context_ids[:-1], self.cancelled.is_set)  # a round reads the last token
@@ -203,8 +203,8 @@ class Generation:
     # ------------------------------------------------------------------------------------------ inside
 
     def _step_on_device(self, rounds: DeviceRounds) -> TokenRound:
-        room = self._room()
-        most = min(self.lookahead.limit(), room)
+        room = self._answer_room()
+        most = min(self.lookahead.limit(), self._room())
         wanted = min(1, most)
         while wanted < most and self.lookahead.more([None] * wanted):
             wanted += 1
@@ -254,7 +254,11 @@ class Generation:
 
     def _room(self) -> int:
         """Most tokens that may be drafted now: a round emits one more than it drafts, and all must fit."""
-        room = [self.target.max_width - 1, self.target.context_length - len(self.context_ids) - 1]
+        return min(self.target.max_width - 1, self._answer_room())
+
+    def _answer_room(self) -> int:
+        """The same without the bound on one pass."""
+        room = [self.target.context_length - len(self.context_ids) - 1]
         if self.limits.max_tokens is not None:
             room.append(self.limits.max_tokens - self.num_output_tokens - 1)
         if self.limits.max_draft_tokens is not None:

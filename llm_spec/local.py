@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -117,13 +117,18 @@ async def stream_token_model(
 
 
 def _open_rounds(
-    target: TokenModel, prompt_ids: Sequence[int], sampler: Sampler, drafter: TokenDrafter | None
+    target: TokenModel,
+    prompt_ids: Sequence[int],
+    sampler: Sampler,
+    drafter: TokenDrafter | None,
+    cancelled: Callable[[], bool],
 ) -> DeviceRounds | None:
     """Rounds where the target lives, if it does them, and no constraint has to be asked for every token."""
     if not isinstance(target, RoundModel) or sampler.constraint is not None:
         return None
-    draft = drafter.token_model if isinstance(drafter, ProviderDraft) else None
-    return target.open_rounds(prompt_ids, sampler.sampling, sampler.seed, draft)
+    fits = isinstance(drafter, ProviderDraft) and drafter.token_draft_refusal(target) is None
+    draft = drafter.token_model if fits and isinstance(drafter, ProviderDraft) else None
+    return target.open_rounds(prompt_ids, sampler.sampling, sampler.seed, draft, cancelled)
 
 
 class _TextEmitter:

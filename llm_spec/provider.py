@@ -405,11 +405,16 @@ class RoundModel(Protocol):
     """A token model that can do whole rounds where it lives; optional beside `TokenModel`."""
 
     def open_rounds(
-        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, draft: TokenModel | None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        draft: TokenModel | None,
+        cancelled: Callable[[], bool],
     ) -> DeviceRounds | None:
         """Rounds by coupled acceptance behind a prompt, which is read now, with or without a draft that lives there.
 
-        None where the model has no use for them here.
+        A draft that fails is left out. None where the model has no use for them here, or once `cancelled` says so.
         """
         ...
 

@@ -73,6 +73,8 @@ class _ModelDraft:
     """Drafting with a cache of its own, which keeps whatever of it the target has confirmed."""
 
     def __init__(self, model: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> None:
+        if len(prompt_ids) >= model.context_length:
+            raise DraftError(f"the prompt has {len(prompt_ids)} tokens; {model.name} takes {model.context_length}")
         self._context_length = model.context_length
         self._vocab_size = model.vocab_size
         self._choose = choose

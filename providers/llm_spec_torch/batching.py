@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from llm_spec_torch.caches import CachePool, Slot
-from llm_spec_torch.faults import not_finite, told_when_full
+from llm_spec_torch.faults import not_finite, running_on
 from llm_spec_torch.network import Network
 from llm_spec_torch.pass_queue import FloatArray, Outcome, Pass, PassQueue
 from llm_spec_torch.session import Forwards
@@ -83,7 +83,7 @@ class JoinedPasses:
             slots = range(min(indices), max(indices) + 1)
         width = self._fixed_width or max(one.width for one in passes)
         device = self._network.embedding.device
-        with told_when_full(self._name, device), torch.inference_mode():
+        with running_on(self._name, device):
             return self._run(passes, slots, width, device)
 
     # ------------------------------------------------------------------------------------------ inside
@@ -97,7 +97,7 @@ class JoinedPasses:
             token_ids[row] = [*one.token_ids, *[one.token_ids[-1]] * (width - len(one.token_ids))]
             starts[row] = [len(one.slot.token_ids)]
         positions = torch.tensor(starts, device=device) + torch.arange(width, device=device)
-        num_keys = min(max(one.num_keys for one in passes), cache.capacity)
+        num_keys = max(one.num_keys for one in passes)
         states = self._network.hidden(torch.tensor(token_ids, device=device), positions, cache, num_keys)
         return self._outcomes(passes, slots, states.view(len(slots), width, -1))
 

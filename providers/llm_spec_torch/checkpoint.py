@@ -41,30 +41,32 @@ def find_folder(model: str | Path) -> Path:
 
 def resolve_device(device: str | None) -> torch.device:
     """The device asked for, by default a CUDA one if there is any; raises ModelLoadError for one that is not there."""
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        chosen = torch.device(device)
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise ModelLoadError(f"device is {device!r}; it must be 'cpu', 'cuda' or 'cuda:<number>'") from error
     if chosen.type not in {"cpu", "cuda"}:
         raise ModelLoadError(f"device is {device!r}; it must be 'cpu', 'cuda' or 'cuda:<number>'")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ModelLoadError(f"device is {device!r}; this machine has {torch.cuda.device_count()} CUDA devices")
+    if str(chosen) == "cuda":  # worker threads have a current device of their own
+        return torch.device("cuda", torch.cuda.current_device())
     return chosen
 
 
 def resolve_dtype(dtype: str | None, device: torch.device, config: dict[str, Any]) -> torch.dtype:
-    """The dtype asked for, by default the checkpoint's on CUDA and float32 on a CPU."""
+    """The dtype asked for, by default the checkpoint's on CUDA (bfloat16 where it names none) and float32 on a CPU."""
     if dtype is None:
-        own = config.get("dtype") or config.get("torch_dtype")
-        dtype = str(own) if device.type == "cuda" and own in _DTYPES else "float32"
+        own = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+        dtype = "float32" if device.type != "cuda" else own if own in _DTYPES else "bfloat16"
     if dtype not in _DTYPES:
         raise ModelLoadError(f"dtype is {dtype!r}; it must be one of {', '.join(_DTYPES)}")
     if dtype == "float16" and device.type == "cpu":
         raise ModelLoadError("dtype is 'float16'; a CPU computes in 'float32' or 'bfloat16'")
     if dtype == "bfloat16" and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
-        raise ModelLoadError(f"dtype is 'bfloat16'; {torch.cuda.get_device_name(device)} has no bfloat16 arithmetic")
+        raise ModelLoadError(
+            f"dtype is 'bfloat16'; {torch.cuda.get_device_name(device)} has no bfloat16 arithmetic, give 'float16'"
+        )
     return _DTYPES[dtype]
 
 
@@ -107,7 +109,8 @@ def _cut(module: Any, num_layers: int | None) -> None:
     if num_layers > config.num_hidden_layers:
         raise ModelLoadError(f"layers is {num_layers}; the checkpoint has {config.num_hidden_layers}")
     config.num_hidden_layers = num_layers
-    module.model.layers = module.model.layers[:num_layers]
+    body: Any = getattr(module.model, "language_model", module.model)
+    body.layers = body.layers[:num_layers]
 
 
 def _is_hub_name(model: str) -> bool:

@@ -29,10 +29,12 @@ def some_ids(count: int, vocab_size: int) -> list[int]:
 
 
 def transformers_logits(module: Any, token_ids: Sequence[int]) -> Tensor:
-    """What transformers' own modules say: [len(token_ids), vocab_size] float32."""
-    with torch.inference_mode():
-        ids = torch.tensor([list(token_ids)], device=module.device)
+    """What transformers' own modules say, in inference mode: [len(token_ids), vocab_size] float32."""
+    ids = torch.tensor([list(token_ids)], device=module.device)
+    try:
         logits: Tensor = module(ids, use_cache=False).logits[0].float()
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ModelLoadError(f"transformers' own {type(module).__name__} cannot read text here: {error}") from error
     return logits
 
 

@@ -9,17 +9,23 @@ import torch
 
 from llm_spec import ModelOutputError, TargetError
 
-__all__ = ["not_finite", "told_when_full"]
+__all__ = ["not_finite", "running_on"]
 
 
 @contextmanager
-def told_when_full(name: str, device: torch.device) -> Generator[None]:
-    """Turn the allocator's error into advice; what torch kept for later goes back to the device."""
+def running_on(name: str, device: torch.device) -> Generator[None]:
+    """Run a model without gradients and on its own device (a new thread has device 0), errors as advice."""
     try:
-        yield
+        with torch.inference_mode():
+            if device.type != "cuda":
+                yield
+                return
+            with torch.cuda.device(device):
+                yield
     except torch.OutOfMemoryError as error:
         if device.type == "cuda":
-            torch.cuda.empty_cache()
+            with torch.cuda.device(device):
+                torch.cuda.empty_cache()  # what torch kept for later goes back
         raise TargetError(f"{name}: out of memory on {device}; give cache_gib or max_requests less") from error
 
 

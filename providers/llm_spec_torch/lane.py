@@ -1,30 +1,33 @@
-"""The device's side of a round: tensors that stay where they are, and the operations over them, recorded once.
+"""The device's side of a round: tensors that stay where they are, and the operations over them.
 
 A round is two steps, timed apart: `draft` (draft steps with sampling) and `verify` (the target's pass, acceptance,
 the tokens appended). Neither asks the device for a value: where the answer stands is itself a tensor. On CUDA each
-step of each lookahead and number of keys is recorded as a graph the second time that it is needed, and played from then
-on; elsewhere it runs as it is.
+step of each lookahead and number of keys is played as a graph; elsewhere it runs as it is.
 
     context    c0 c1 … c(L-1)     length L; the target's cache holds all but c(L-1), the draft's all but the last two
     draft      reads c(L-2) c(L-1), writes d0; reads d0, writes d1; …
     verify     reads c(L-1) d0 … d(g-1) and padding, draws t0 … tg, accepts a leading d's, appends t0 … ta
+
+A round without a draft leaves the draft's cache one token short; `catch_up` reads what it has missed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from llm_spec_torch.graphs import Graphs, StepKey
 from llm_spec_torch.network import Cache, Network
 from llm_spec_torch.sampling import DeviceSampler, Switches
 
-__all__ = ["HEAD", "Lane", "Lanes", "Part"]
+__all__ = ["Lane", "Lanes", "Part", "Report"]
 
-HEAD: Final = 3  # numbers before the drafted tokens in `Lane.report`: accepted, next token, whether logits were finite
+_HEAD: Final = 4  # numbers before the drafted tokens in a report
+_MAX_LANES: Final = 32  # kept for later requests; a lane's graphs take memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,56 +39,110 @@ class Part:
     min_rows: int  # fewer are padded to so many (a single row may take another, slower path)
 
 
+class Report(NamedTuple):
+    """What a round tells the host."""
+
+    num_accepted: int
+    next_token_id: int
+    is_finite: bool  # the target's logits
+    draft_is_finite: bool
+    drafted_ids: tuple[int, ...]
+
+    @classmethod
+    def read(cls, numbers: Sequence[int], lookahead: int) -> Report:
+        """Take `Lane.report` apart."""
+        accepted, next_id, finite, draft_finite = numbers[:_HEAD]
+        drafted_ids = tuple(numbers[_HEAD : _HEAD + lookahead])
+        return cls(accepted, next_id, bool(finite), bool(draft_finite), drafted_ids)
+
+
 class Lane:
     """One pair of slots with one kind of sampling; used by one request at a time."""
 
     def __init__(self, target: Part, draft: Part | None, sampler: DeviceSampler, *, max_lookahead: int) -> None:
         self.target, self.draft_part, self.sampler = target, draft, sampler
+        self.in_use = False
         device = target.network.embedding.device
         self.context = torch.zeros(target.cache.capacity + 1, dtype=torch.int64, device=device)
         self.length = torch.zeros((), dtype=torch.int64, device=device)
         self.drafted = torch.zeros(max_lookahead, dtype=torch.int64, device=device)
-        self.report = torch.zeros(HEAD + max_lookahead, dtype=torch.int64, device=device)
-        self._graphs = _Graphs() if device.type == "cuda" else None
+        self.report = torch.zeros(_HEAD + max_lookahead, dtype=torch.int64, device=device)
+        self._graphs = Graphs(device) if device.type == "cuda" else None
 
     def begin(self, prompt_ids: Tensor) -> None:
         """Stand behind a prompt, [num_tokens] int64, that both caches have read."""
         self.context[: prompt_ids.shape[0]] = prompt_ids
         self.length.fill_(prompt_ids.shape[0])
+        self.report[_HEAD - 1] = 1  # a draft that has not been asked is no broken one
         self.sampler.begin(prompt_ids)
+
+    def prepare(self, lookahead: int, num_keys: int, width: int, *, drafts_here: bool) -> None:
+        """Record what the next round plays, so that this is not in its time."""
+        if self._graphs is None:
+            return
+        steps = self._steps(lookahead, num_keys, width)
+        keys = [key for key in (steps if lookahead and drafts_here else [*steps][1:]) if key not in self._graphs]
+        if keys:
+            kept = [(tensor, tensor.clone()) for tensor in (self.length, self.sampler.counts)]
+            for key in keys:
+                self._graphs.record(key, steps[key])
+            for tensor, value in kept:
+                tensor.copy_(value)
+
+    def catch_up(self, num_missed: int, num_keys: int) -> None:
+        """Let the draft read tokens of the context that it has missed."""
+        part = self._draft_part()
+        missed = self.length - 2 - num_missed + torch.arange(num_missed, device=self.length.device)
+        step = self.drafted.shape[0] + 1
+        for start in range(0, num_missed, step):
+            positions = missed[start : start + step]
+            part.network.hidden(self._ids_for(part, positions), positions[None], part.cache, num_keys)
 
     def draft(self, lookahead: int, num_keys: int) -> None:
         """Fill `drafted` with so many tokens."""
-        self._play(("draft", lookahead, num_keys), lambda: self._draft(lookahead, num_keys))
+        self._play("draft", lookahead, num_keys, 0)
 
     def verify(self, lookahead: int, num_keys: int, width: int) -> None:
         """Judge so many of `drafted` in a pass of `width` rows, append what stands, and fill `report`."""
-        self._play(("verify", lookahead, num_keys), lambda: self._verify(lookahead, num_keys, width))
+        self._play("verify", lookahead, num_keys, width)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _play(self, key: tuple[str, int, int], step: Callable[[], None]) -> None:
+    def _steps(self, lookahead: int, num_keys: int, width: int) -> dict[StepKey, Callable[[], None]]:
+        return {
+            ("draft", lookahead, num_keys): lambda: self._draft(lookahead, num_keys),
+            ("verify", lookahead, num_keys): lambda: self._verify(lookahead, num_keys, width),
+        }
+
+    def _play(self, name: str, lookahead: int, num_keys: int, width: int) -> None:
+        key = (name, lookahead, num_keys)
         if self._graphs is None:
-            step()
+            self._steps(lookahead, num_keys, width)[key]()
         else:
-            self._graphs.play(key, step)
+            self._graphs.play(key)
+
+    def _draft_part(self) -> Part:
+        if self.draft_part is None:
+            raise RuntimeError("this lane has no draft")
+        return self.draft_part
+
+    def _ids_for(self, part: Part, positions: Tensor) -> Tensor:
+        """The context at some positions, [1, num_positions]; padding ids of the target's may be beyond a draft's."""
+        return self.context.index_select(0, positions)[None].clamp(max=part.network.embedding.shape[0] - 1)
 
     def _draft(self, lookahead: int, num_keys: int) -> None:
-        part = self.draft_part
-        if part is None:
-            raise RuntimeError("this lane has no draft")
+        part = self._draft_part()
+        self.sampler.valid.fill_(True)
         positions = self.length + torch.arange(-2, 0, device=self.length.device)
-        token_ids = self.context.index_select(0, positions)
+        token_ids = self._ids_for(part, positions)
         for index in range(lookahead):
-            states = part.network.hidden(
-                token_ids[None].clamp(max=part.network.embedding.shape[0] - 1), positions[None], part.cache, num_keys
-            )
-            logits = part.network.logits(states)
+            logits = part.network.logits(part.network.hidden(token_ids, positions[None], part.cache, num_keys))
             row = logits[1:2] if index == 0 else logits[:1]
             token = self.sampler.choose(row, (self.length + index)[None], self.drafted[:index])
             self.drafted[index : index + 1].copy_(token)
-            token_ids = token.expand(part.min_rows)
+            token_ids = token.clamp(max=part.network.embedding.shape[0] - 1).expand(1, part.min_rows)
             positions = self.length + index + torch.arange(part.min_rows, device=self.length.device)
+        self.report[_HEAD - 1] = self.sampler.valid.long()
 
     def _verify(self, lookahead: int, num_keys: int, width: int) -> None:
         network, drafted = self.target.network, self.drafted[:lookahead]
@@ -100,47 +157,29 @@ class Lane:
         self.sampler.commit(verdict.token_ids, num_emitted)
         self.length += num_emitted
         next_id = verdict.token_ids.gather(0, verdict.num_accepted[None])
-        is_finite = (self.sampler.valid & states.sum().isfinite())[None].long()
-        self.report[:HEAD] = torch.cat([verdict.num_accepted[None], next_id, is_finite])
-        self.report[HEAD : HEAD + lookahead] = drafted
+        is_finite = (self.sampler.valid & states.sum(dtype=torch.float32).isfinite())[None].long()
+        self.report[: _HEAD - 1] = torch.cat([verdict.num_accepted[None], next_id, is_finite])
+        self.report[_HEAD : _HEAD + lookahead] = drafted
 
 
 class Lanes:
     """The lanes of a target: what is recorded for two slots and a kind of sampling serves later requests there."""
 
     def __init__(self) -> None:
-        self._lanes: dict[tuple[object, ...], Lane] = {}
+        self._lanes: dict[tuple[object, ...], Lane] = {}  # the longest unused one first
 
-    def get(
+    def take(
         self, places: Sequence[object], parts: Sequence[Part], switches: Switches, vocab_size: int, max_lookahead: int
     ) -> Lane:
         """The lane of these places, which nobody else uses as long as their slots are taken."""
         key = (*places, switches)
-        lane = self._lanes.get(key)
+        lane = self._lanes.pop(key, None)
         if lane is None:
             draft = parts[1] if len(parts) > 1 else None
             sampler = DeviceSampler(switches, vocab_size=vocab_size, device=parts[0].network.embedding.device)
-            lane = self._lanes[key] = Lane(parts[0], draft, sampler, max_lookahead=max_lookahead)
+            lane = Lane(parts[0], draft, sampler, max_lookahead=max_lookahead)
+        self._lanes[key] = lane
+        if len(self._lanes) > _MAX_LANES:
+            unused = next((other for other, kept in [*self._lanes.items()] if kept is not lane and not kept.in_use), ())
+            self._lanes.pop(unused, None)
         return lane
-
-
-class _Graphs:
-    """Recorded steps, all in one pool of memory; they are played one after the other on one stream."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[tuple[str, int, int], torch.cuda.CUDAGraph | None] = {}
-
-    def play(self, key: tuple[str, int, int], step: Callable[[], None]) -> None:
-        """Run a step: as it is the first time (kernels are chosen and compiled then), recorded the second."""
-        if key not in self._graphs:
-            self._graphs[key] = None
-            step()
-            return
-        graph = self._graphs[key]
-        if graph is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                step()
-            self._graphs[key] = graph
-        graph.replay()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final, Unpack
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm_spec import ConfigError, ModelLoadError, Sampling, TokenModel
+from llm_spec import ConfigError, ModelLoadError, Sampling, TargetError, TokenModel
 from llm_spec.model_folder.files import read_json
 from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec_torch.batch_checks import rows_agree
@@ -21,7 +21,7 @@ from llm_spec_torch.batching import Batching, JoinedPasses
 from llm_spec_torch.caches import CachePool, Slot, token_bytes
 from llm_spec_torch.checkpoint import find_folder, load_module, resolve_device, resolve_dtype
 from llm_spec_torch.checks import agreeing_widths, check_logits, some_ids, transformers_logits
-from llm_spec_torch.faults import not_finite, told_when_full
+from llm_spec_torch.faults import not_finite, running_on
 from llm_spec_torch.lane import Lanes, Part
 from llm_spec_torch.network import Network
 from llm_spec_torch.options import MAX_REQUESTS, MAX_WIDTH, MIN_CONTEXT, TorchOptions, check_options
@@ -29,7 +29,7 @@ from llm_spec_torch.places import FairPlaces
 from llm_spec_torch.rounds import TorchRounds, open_rounds
 from llm_spec_torch.session import FloatArray, TorchSession
 from llm_spec_torch.shape import Shape
-from llm_spec_torch.weights import read_network
+from llm_spec_torch.weights import check_architecture, read_network
 
 __all__ = ["TorchModel"]
 
@@ -37,7 +37,7 @@ _KEY_STEP: Final = 256  # places; attention reads a multiple of so many
 _SHARED_KEY_STEP: Final = 512  # a CPU's attention reads blocks of so many keys; a part of one has other bits
 _CPU_SHARE: Final = 0.25  # of the machine's memory, for caches
 _CUDA_SHARE: Final = 0.8  # of what is free after the weights
-_CHECKED_TOKENS: Final = 24
+_CHECKED_TOKENS: Final = 48
 _CPU_WIDTHS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # tried, below max_width; a pass is padded to the next
 
 
@@ -112,7 +112,12 @@ class TorchModel:
         return self._places.place()
 
     def open_rounds(
-        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, draft: TokenModel | None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        draft: TokenModel | None,
+        cancelled: Callable[[], bool],
     ) -> TorchRounds | None:
         """Whole rounds on the device; see `RoundModel`."""
         on_cuda = self.device.type == "cuda" and self._batching is None
@@ -120,18 +125,27 @@ class TorchModel:
             return None
         partner = draft if isinstance(draft, TorchModel) and draft.device == self.device else None
         return open_rounds(
-            self, partner, prompt_ids, sampling=sampling, seed=seed, lanes=self._lanes, shape=self._exact_shape
+            self,
+            partner,
+            prompt_ids,
+            sampling=sampling,
+            seed=seed,
+            lanes=self._lanes,
+            shape=self._exact_shape,
+            cancelled=cancelled,
         )
 
     # --------------------------------------------------------------------------------------- Forwards
 
     def run(self, slot: Slot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
         start, count = len(slot.token_ids), len(token_ids)
-        with told_when_full(self.name, self.device), torch.inference_mode():
+        if start + width > slot.cache.capacity:  # on CUDA nothing else would say so before it is too late
+            raise TargetError(f"{self.name}: {start + width} tokens do not fit into a cache of {slot.cache.capacity}")
+        with running_on(self.name, self.device):
             padded = [*token_ids, *[token_ids[-1]] * (width - count)]
             ids = torch.tensor([padded], device=self.device)
             positions = torch.arange(start, start + width, device=self.device)[None]
-            states = self._network.hidden(ids, positions, slot.cache, min(num_keys, slot.cache.capacity))
+            states = self._network.hidden(ids, positions, slot.cache, num_keys)
             return self._logits(states, slot, count, num_rows)
 
     def leave(self, slot: Slot) -> None:
@@ -145,10 +159,12 @@ class TorchModel:
 
     def _load(self, module: Any) -> None:
         own_context = int(module.config.get_text_config().max_position_embeddings)
+        check_architecture(module)
         context = min(own_context, self._options.get("max_context", own_context))
         max_width = self._options.get("max_width", MAX_WIDTH)
         token_ids = some_ids(_CHECKED_TOKENS, self.tokenizer.vocab_size)
-        expected = transformers_logits(module, token_ids)
+        with running_on(self.name, self.device):
+            expected = transformers_logits(module, token_ids)
         self._network = read_network(
             module, num_positions=context + max_width, fused=self._options.get("attention") != "eager"
         )
@@ -164,7 +180,7 @@ class TorchModel:
 
     def _logits(self, states: Tensor, slot: Slot, count: int, num_rows: int) -> FloatArray:
         """Of the last `num_rows` of `count` tokens: [num_rows, vocab_size]; states [width, hidden_size]."""
-        if not bool(torch.isfinite(states.sum())):
+        if not bool(torch.isfinite(states.sum(dtype=torch.float32))):
             slot.wipe()
             raise not_finite(self.name)
         if num_rows == 0:
@@ -196,6 +212,8 @@ class TorchModel:
 
     def _memory_for_caches(self) -> int:
         if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.empty_cache()  # blocks of weights that have been joined are free, and counted as used
             return int(_CUDA_SHARE * torch.cuda.mem_get_info(self.device)[0])
         return int(_CPU_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 

@@ -143,6 +143,7 @@ class Network:
         padding, written where nothing reads them.
         """
         batch, width = token_ids.shape
+        num_keys = min(num_keys, cache.capacity)
         flat = positions.flatten()
         now = _Pass(
             batch,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypedDict
+from typing import Final, Literal, TypedDict
 
 from llm_spec import ConfigError
+from llm_spec._checks import check_number
+from llm_spec.tokens import MAX_LOOKAHEAD
 
 __all__ = ["MAX_REQUESTS", "MAX_WIDTH", "MIN_CONTEXT", "TorchOptions", "check_options"]
 
@@ -46,14 +48,12 @@ class TorchOptions(TypedDict, total=False):
 
 def check_options(options: TorchOptions) -> None:
     """Raise ConfigError for a value out of range, or two options that exclude each other."""
-    for name, low in (("layers", 1), ("max_width", 2), ("max_requests", 1), ("max_context", MIN_CONTEXT)):
-        value: Any = options.get(name)
-        if value is not None and not (isinstance(value, int) and value >= low):
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {low}")
+    check_number(ConfigError, "layers", options.get("layers"), 1, integer=True)
+    check_number(ConfigError, "max_width", options.get("max_width"), 2, MAX_LOOKAHEAD + 1, integer=True)
+    check_number(ConfigError, "max_requests", options.get("max_requests"), 1, integer=True)
+    check_number(ConfigError, "max_context", options.get("max_context"), MIN_CONTEXT, integer=True)
+    check_number(ConfigError, "cache_gib", options.get("cache_gib"), 0.0, above=True)
     if options.get("attention", "sdpa") not in {"sdpa", "eager"}:
         raise ConfigError(f"attention is {options.get('attention')!r}; it must be 'sdpa' or 'eager'")
-    cache_gib = options.get("cache_gib", 1.0)
-    if not cache_gib > 0:
-        raise ConfigError(f"cache_gib is {cache_gib!r}; it must be above 0")
     if options.get("batched") and options.get("device_rounds"):
         raise ConfigError("batched and device_rounds are set; rounds on the device belong to one request, choose one")

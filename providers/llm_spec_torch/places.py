@@ -38,7 +38,7 @@ class FairPlaces:
             self._waiting.append((loop, turn))
         try:
             await turn
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or its task is given up
             with self._lock:
                 is_waiting = (loop, turn) in self._waiting
                 if is_waiting:

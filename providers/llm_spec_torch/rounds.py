@@ -7,6 +7,7 @@ which were drafted.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,11 +18,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from llm_spec import DeviceRound, Sampling
+from llm_spec import DeviceRound, ModelOutputError, Sampling
 from llm_spec.provider import read_prompt
 from llm_spec_torch.caches import Slot
-from llm_spec_torch.faults import not_finite, told_when_full
-from llm_spec_torch.lane import HEAD, Lane, Lanes, Part
+from llm_spec_torch.faults import not_finite, running_on
+from llm_spec_torch.lane import Lane, Lanes, Part, Report
 from llm_spec_torch.sampling import Switches
 from llm_spec_torch.session import TorchSession
 from llm_spec_torch.shape import Shape
@@ -60,23 +61,29 @@ def open_rounds(
     seed: int,
     lanes: Lanes,
     shape: Shape,
-) -> TorchRounds:
-    """Let target and draft read a prompt of at least two tokens; a draft for which it is too long is left out."""
-    if draft is not None and len(prompt_ids) >= draft.context_length:
-        draft = None
+    cancelled: Callable[[], bool],
+) -> TorchRounds | None:
+    """Let target and draft read a prompt of at least two tokens; a draft that cannot is left out.
+
+    None when it was cancelled on the way.
+    """
     with ExitStack() as opened:
         own = opened.enter_context(closing(target.open()))
-        read_prompt(own, prompt_ids[:-1])
+        read_prompt(own, prompt_ids[:-1], cancelled)
+        drafting = None if draft is None else _open_draft(draft, prompt_ids, cancelled)
+        if cancelled():
+            if drafting is not None:
+                drafting.close()
+            return None
         parts = [target.part(own.slot)]
         places: list[object] = [own.slot.index]
-        if draft is not None:
-            other = opened.enter_context(closing(draft.open(exact=False)))
-            read_prompt(other, prompt_ids[:-2])
-            parts.append(draft.part(other.slot))
-            places += [draft, other.slot.index]
-        switches = Switches.of(sampling, target.vocab_size)
-        lane = lanes.get(places, parts, switches, target.vocab_size, shape.max_width - 1)
-        with told_when_full(target.name, target.device), torch.inference_mode():
+        if draft is not None and drafting is not None:
+            opened.enter_context(closing(drafting))
+            parts.append(draft.part(drafting.slot))
+            places += [draft, drafting.slot.index]
+        with running_on(target.name, target.device):
+            switches = Switches.of(sampling, target.vocab_size)
+            lane = lanes.take(places, parts, switches, target.vocab_size, shape.max_width - 1)
             lane.sampler.load(sampling, seed)
             lane.begin(torch.tensor(prompt_ids, device=target.device))
         return TorchRounds(
@@ -84,15 +91,30 @@ def open_rounds(
             shape,
             target,
             own.slot,
-            draft_context=(draft or target).context_length,
-            close=opened.pop_all().close,
+            None if drafting is None else drafting.slot,
+            draft_context=target.context_length if draft is None or drafting is None else draft.context_length,
+            release=opened.pop_all().close,
         )
+
+
+def _open_draft(draft: RoundTaker, prompt_ids: Sequence[int], cancelled: Callable[[], bool]) -> TorchSession | None:
+    """A draft's session behind all of a prompt but its last two tokens; None if the draft fails."""
+    if len(prompt_ids) >= draft.context_length:
+        return None
+    session = draft.open(exact=False)
+    try:
+        read_prompt(session, prompt_ids[:-2], cancelled)
+        session.adopt(())  # a cache of its own even where there was nothing to read
+    except Exception:  # noqa: BLE001 - whatever a draft does, the target answers
+        session.close()
+        return None
+    return session
 
 
 class TorchRounds:
     """One request's rounds on a lane that stands behind its prompt; see `llm_spec.DeviceRounds`.
 
-    `draft_context`: positions that the draft may read. `close` gives lane and caches back.
+    `draft_context`: positions that the draft may read. `release` gives the caches back.
     """
 
     def __init__(
@@ -101,16 +123,20 @@ class TorchRounds:
         shape: Shape,
         target: RoundTaker,
         slot: Slot,
+        draft_slot: Slot | None,
         *,
         draft_context: int,
-        close: Callable[[], None],
+        release: Callable[[], None],
     ) -> None:
         self._lane = lane
         self._shape = shape
         self._target = target
         self._slot = slot
         self._draft_context = draft_context
-        self.close = close
+        self._draft_slot = draft_slot
+        self._release = release
+        lane.in_use = True
+        self._num_missed = 0  # tokens of the context that the draft has not read, besides the last two
         self._length = len(slot.token_ids) + 1  # of prompt and answer, as far as rounds have been read
         self._flying: deque[_Flight] = deque()
         self._clock: type[_Clock] = _CudaClock if lane.length.device.type == "cuda" else _HostClock
@@ -121,9 +147,9 @@ class TorchRounds:
 
     def draft_and_verify(self, lookahead: int, room: int) -> DeviceRound:
         if not self._flying:
-            self._start(self._allowed(lookahead), drafts_here=True)
+            self._start(self._allowed(lookahead))
         if self._clock is _CudaClock and self._may_follow(lookahead, room):
-            self._start(lookahead, drafts_here=True)
+            self._start(lookahead)
         return self._land()
 
     def verify(self, drafted_ids: Sequence[int]) -> DeviceRound:
@@ -131,9 +157,7 @@ class TorchRounds:
         rest = list(drafted_ids)
         while True:  # once, but where the number of keys changes among the drafted tokens
             part = rest[: self._allowed(len(rest))]
-            if part:
-                self._lane.drafted[: len(part)].copy_(torch.tensor(part), non_blocking=True)
-            self._start(len(part), drafts_here=False)
+            self._start(len(part), given_ids=part)
             done = self._land()
             num_accepted += done.num_accepted
             verify_s += done.verify_s
@@ -157,28 +181,52 @@ class TorchRounds:
         fits = room - (most - self._length) >= lookahead and most + lookahead <= self._draft_context
         return fits and self._shape.num_keys(self._length - 1) == self._shape.num_keys(most - 1 + lookahead)
 
-    def _start(self, lookahead: int, *, drafts_here: bool) -> None:
-        num_keys = self._shape.num_keys(self._length - 1)
-        with told_when_full(self._target.name, self._target.device), torch.inference_mode():
+    def _start(self, lookahead: int, given_ids: Sequence[int] | None = None) -> None:
+        """Start a round with tokens drafted here, or given."""
+        lane, num_keys, width = self._lane, self._shape.num_keys(self._length - 1), self._shape.padded(lookahead + 1)
+        drafts_here = self.drafts and given_ids is None
+        with running_on(self._target.name, self._target.device):
+            if given_ids:
+                lane.drafted[:lookahead].copy_(torch.tensor(given_ids), non_blocking=True)
+            lane.prepare(lookahead, num_keys, width, drafts_here=drafts_here)
+            if drafts_here:
+                self._catch_up(lookahead, num_keys)
             clock = self._clock()
-            if lookahead and drafts_here:
-                self._lane.draft(lookahead, num_keys)
+            if drafts_here and lookahead:
+                lane.draft(lookahead, num_keys)
             clock.lap()
-            self._lane.verify(lookahead, num_keys, self._shape.padded(lookahead + 1))
-            report = _to_host(self._lane.report)
+            lane.verify(lookahead, num_keys, width)
+            report = _to_host(lane.report)
             clock.lap()
-            self._flying.append(_Flight(lookahead, report, clock))
+        self._flying.append(_Flight(lookahead, report, clock))
+
+    def _catch_up(self, lookahead: int, num_keys: int) -> None:
+        """Before a round with a draft: what rounds without one have kept from it."""
+        if not lookahead:
+            self._num_missed += 1
+        elif self._num_missed:
+            self._lane.catch_up(self._num_missed, num_keys)
+            self._num_missed = 0
 
     def _land(self) -> DeviceRound:
         flight = self._flying.popleft()
         draft_s, verify_s = flight.clock.seconds()  # waits until the copy is there
-        numbers = [int(number) for number in flight.report[: HEAD + flight.lookahead].numpy()]
-        num_accepted, next_token_id, is_finite = numbers[:HEAD]
-        if not is_finite:
+        report = Report.read([int(number) for number in flight.report.numpy()], flight.lookahead)
+        if not report.draft_is_finite and self._draft_slot is not None:
+            self._draft_slot.wipe()
+        if not report.is_finite:
             self._slot.wipe()
             raise not_finite(self._target.name)
-        self._length += num_accepted + 1
-        return DeviceRound(tuple(numbers[HEAD:]), num_accepted, next_token_id, draft_s, verify_s)
+        self._length += report.num_accepted + 1
+        return DeviceRound(report.drafted_ids, report.num_accepted, report.next_token_id, draft_s, verify_s)
+
+    def close(self) -> None:
+        """Wait for what is under way, and give caches and lane back."""
+        while self._flying:
+            with contextlib.suppress(ModelOutputError):  # nobody will read it
+                self._land()
+        self._lane.in_use = False
+        self._release()
 
 
 @dataclass(frozen=True, slots=True)

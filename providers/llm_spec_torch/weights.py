@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from llm_spec import ModelLoadError
 from llm_spec_torch.linear import Linear, make_linear
 from llm_spec_torch.network import Attention, FoldedNorm, Kind, Layer, Network, Norm
 
-__all__ = ["read_network"]
+__all__ = ["check_architecture", "read_network"]
 
 _LAYER_PARTS: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _GEMMA_PARTS: Final = _LAYER_PARTS | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -33,27 +33,29 @@ _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-def read_network(module: Any, *, num_positions: int, fused: bool) -> Network:
-    """Read a `…ForCausalLM` into a network for positions below `num_positions`, and empty the module on the way.
-
-    Raises ModelLoadError for a model that is built otherwise, naming the part.
-    """
-    config: Any = module.config.get_text_config()
+def check_architecture(module: Any) -> None:
+    """Raise ModelLoadError for a `…ForCausalLM` that is built otherwise, naming the part."""
     _check_parts("the model", module, {"model", "lm_head"})
-    _check_parts("the model", module.model, {"embed_tokens", "layers", "norm", "rotary_emb"})
-    layers = list(module.model.layers)
-    for layer in layers:
+    body = _body(module)
+    _check_parts("the model", body, {"embed_tokens", "layers", "norm", "rotary_emb"})
+    for layer in body.layers:
         _check_layer(layer)
-    attention = layers[0].self_attn
-    kinds, kind_of = _read_kinds(module.model.rotary_emb, config, len(layers), num_positions)
+
+
+def read_network(module: Any, *, num_positions: int, fused: bool) -> Network:
+    """Read a checked module into a network for positions below `num_positions`, and empty it on the way."""
+    config: Any = module.config.get_text_config()
+    body = _body(module)
+    attention = body.layers[0].self_attn
+    kinds, kind_of = _read_kinds(body.rotary_emb, config, len(body.layers), num_positions)
     vocab_size = int(module.lm_head.weight.shape[0])
-    embedding = module.model.embed_tokens.weight.detach()
-    final_norm, head = _behind(module.model.norm, [module.lm_head])
-    scale: Any = getattr(module.model.embed_tokens, "embed_scale", None)
+    embedding = body.embed_tokens.weight.detach()
+    final_norm, head = _behind(body.norm, [module.lm_head])
+    scale: Any = getattr(body.embed_tokens, "embed_scale", None)
     return Network(
         embedding=embedding,
         embedding_scale=None if scale is None else scale.detach().to(embedding.dtype),
-        layers=tuple(_read_layer(layer, kind_of[index]) for index, layer in enumerate(layers)),
+        layers=tuple(_read_layer(layer, kind_of[index]) for index, layer in enumerate(body.layers)),
         kinds=kinds,
         attention=Attention(
             num_heads=config.num_attention_heads,
@@ -71,6 +73,11 @@ def read_network(module: Any, *, num_positions: int, fused: bool) -> Network:
     )
 
 
+def _body(module: Any) -> Any:
+    """The text part; of a model that sees images as well, what reads text."""
+    return getattr(module.model, "language_model", module.model)
+
+
 def _check_parts(what: str, module: Any, wanted: set[str], optional: set[str] | None = None) -> None:
     found = {name for name, _ in module.named_children()}
     odd = sorted((found - wanted - (optional or set())) | (wanted - found))
@@ -86,6 +93,15 @@ def _check_layer(layer: Any) -> None:
     _check_parts("a layer", layer, _GEMMA_PARTS if has_gemma_norms else _LAYER_PARTS)
     _check_parts("an attention", layer.self_attn, _ATTENTION_PARTS, {"q_norm", "k_norm"})
     _check_parts("a feed-forward part", layer.mlp, _MLP_PARTS)
+    if not getattr(layer.self_attn, "use_rope", True):
+        raise ModelLoadError("a layer does not rotate by position (use_rope is 0); use vllm:model@url")
+    for part in (layer.self_attn, layer.mlp):
+        for name, module in part.named_children():
+            if name.endswith("_proj") and (type(module) is not nn.Linear or module.weight.dtype.itemsize < 2):
+                raise ModelLoadError(
+                    f"the weights of {name} are quantised ({type(module).__name__}); give a checkpoint in bfloat16, "
+                    "float16 or float32, or serve this one and use vllm:model@url"
+                )
 
 
 def _read_layer(layer: Any, kind: int) -> Layer:
@@ -132,7 +148,8 @@ def _joined(
     `pairs_of`: head size where the outputs are to be rotated. `factors`, [in]: what the rows are multiplied by before.
     """
     sizes = pairs_of or [None] * len(modules)
-    weight = torch.cat([_paired(m.weight.detach(), size) for m, size in zip(modules, sizes, strict=True)])
+    weights = [_paired(m.weight.detach(), size) for m, size in zip(modules, sizes, strict=True)]
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     biases = [_bias(m) for m in modules]
     bias = None
     if any(b is not None for b in biases):

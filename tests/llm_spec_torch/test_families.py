@@ -79,3 +79,22 @@ def test_other_architectures_are_refused(config: str, what: str, make_checkpoint
     with pytest.raises(ModelLoadError, match=what) as error:
         TorchModel(folder)
     assert "vllm:" in str(error.value)
+
+
+def test_the_text_part_of_a_model_that_sees_is_read(make_checkpoint: MakeCheckpoint) -> None:
+    """Gemma 3 from 4B on comes with a vision tower; layers and logits are those of its language model."""
+    folder = make_checkpoint("gemma3")
+    text: Any = transformers.AutoConfig.from_pretrained(folder)
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config: Any = transformers.Gemma3Config(
+        text_config=text.to_dict(), vision_config=vision | {"image_size": 28, "patch_size": 14}, mm_tokens_per_image=1
+    )
+    torch.manual_seed(0)
+    module: Any = transformers.Gemma3ForConditionalGeneration(config).eval()
+    module.save_pretrained(folder)
+    model = TorchModel(folder)
+    with torch.inference_mode():
+        expected = module(torch.tensor([PROMPT_IDS])).logits[0].numpy()
+    found = model.open().forward(PROMPT_IDS[:16], num_rows=16)
+    np.testing.assert_allclose(found, expected[:16], rtol=2e-3, atol=2e-3)
+    assert TorchModel(folder, layers=1).max_width > 1

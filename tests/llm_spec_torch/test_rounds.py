@@ -124,11 +124,11 @@ def test_a_round_asks_the_device_for_nothing(on_device: tuple[Any, Any], samplin
     request = ChatRequest.create(PROMPT, **options)
     target, draft = (provider.model for provider in on_device)
     prompt_ids = target.tokenizer.encode_chat(request)
-    rounds = target.open_rounds(prompt_ids, request.sampling, 1, draft)
+    rounds = target.open_rounds(prompt_ids, request.sampling, 1, draft, lambda: False)
     assert rounds is not None
     with torch.inference_mode(), NoQuestions():
         for lookahead in (0, 1, 5):
-            rounds._start(lookahead, drafts_here=True)
+            rounds._start(lookahead)
     rounds.close()
 
 
@@ -190,4 +190,71 @@ def test_rounds_need_two_tokens_and_a_model_of_their_own(tiny_model: TorchModel)
     """Otherwise the host does them."""
     from llm_spec import Sampling
 
-    assert tiny_model.open_rounds([5, 6, 7], Sampling(), 1, None) is None
+    assert tiny_model.open_rounds([5, 6, 7], Sampling(), 1, None, lambda: False) is None
+
+
+async def test_attention_ends_where_the_cache_ends(tiny_folder: Any) -> None:
+    """A context that is no multiple of attention's steps is used to its end, by a plain target and by a draft."""
+    target = TorchProvider(tiny_folder, device_rounds=True, max_context=300)
+    host = TorchProvider(tiny_folder, max_context=300)
+    options: dict[str, Any] = {"max_tokens": 500, "temperature": 1.0, "seed": 9, "logit_bias": {7: -100.0}}
+    expected = await SpeculativeDecoder(None, host).decode("x" * 100, **options)
+    assert expected.stopped_by == "context_length"
+    config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(5))
+    for draft in (None, ProviderDraft(target), PromptLookup()):
+        decoder = SpeculativeDecoder(draft, target, config if draft else None)
+        result = await decoder.decode("x" * 100, **options)
+        assert (result.content, result.stopped_by) == (expected.content, "context_length")
+
+
+async def test_a_prompt_too_long_for_the_draft_is_the_drafts_trouble(tiny_folder: Any) -> None:
+    """The draft reads nothing of it, the target answers, and the result tells why."""
+    target = TorchProvider(tiny_folder, device_rounds=True)
+    draft = TorchProvider(tiny_folder, max_context=256)
+    config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(3))
+    result = await SpeculativeDecoder(ProviderDraft(draft), target, config).decode("x = 1\n" * 100, max_tokens=8)
+    assert result.usage is not None
+    assert any("takes 256" in reason for reason in result.fallbacks)
+
+
+async def test_a_draft_without_a_free_cache_is_left_out(tiny_folder: Any) -> None:
+    """Two requests, one cache for drafting: both are answered."""
+    import asyncio
+
+    target = TorchProvider(tiny_folder, device_rounds=True)
+    draft = TorchProvider(tiny_folder, device_rounds=True, max_requests=1)
+    decoder = SpeculativeDecoder(ProviderDraft(draft), target, SpeculativeConfig(strategy="tokens", lookahead=Fixed(3)))
+    options: dict[str, Any] = {"max_tokens": 200, "temperature": 1.0, "seed": 3, "logit_bias": {7: -100.0}}
+    results = await asyncio.gather(*(decoder.decode("x", **options) for _ in range(2)))
+    assert results[0].content == results[1].content
+
+
+def test_plain_rounds_leave_no_hole_in_the_drafts_cache(on_device: tuple[Any, Any]) -> None:
+    """After many rounds without a draft it drafts as well as one that has read every token by way of the host."""
+    from llm_spec import ChatRequest
+
+    request = ChatRequest.create(PROMPT, temperature=0)
+    target, draft = (provider.model for provider in on_device)
+    prompt_ids = target.tokenizer.encode_chat(request)
+    accepted: list[int] = []
+    for fresh in (False, True):
+        rounds = target.open_rounds(prompt_ids, request.sampling, 1, draft, lambda: False)
+        assert rounds is not None
+        context = [*prompt_ids, *(rounds.draft_and_verify(0, 100).next_token_id for _ in range(40))]
+        if fresh:
+            rounds.close()
+            rounds = target.open_rounds(context, request.sampling, 1, draft, lambda: False)
+            assert rounds is not None
+        accepted.append(sum(rounds.draft_and_verify(4, 100).num_accepted for _ in range(10)))
+        rounds.close()
+    assert accepted[0] == accepted[1]
+
+
+def test_a_cancelled_prompt_gives_no_rounds(tiny_folder: Any) -> None:
+    """Nor does it keep a cache."""
+    from llm_spec import Sampling
+
+    model = TorchModel(tiny_folder, device_rounds=True, max_requests=1)
+    for _ in range(2):
+        assert model.open_rounds([5, 6, 7], Sampling(), 1, model, lambda: True) is None
+    assert model.open_rounds([5, 6, 7], Sampling(), 1, None, lambda: False) is not None

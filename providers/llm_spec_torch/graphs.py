@@ -1,0 +1,52 @@
+"""Steps recorded as CUDA graphs: started by one call, whatever number of kernels they have.
+
+A step is recorded once for each key, after a run as it is, in which kernels are chosen, compiled and loaded; whoever
+records restores what that run has changed. Steps are played one after the other on the thread's stream, so that all
+may use one pool of memory: nothing that lasts lies in it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import torch
+
+__all__ = ["Graphs", "StepKey"]
+
+StepKey: TypeAlias = tuple[str, int, int]
+
+# Recording waits for the whole device, and that breaks what another thread is recording (NVIDIA/TensorRT #2888).
+_RECORDING: Final = threading.Lock()
+
+
+class Graphs:
+    """The recorded steps of one lane."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream  # torch gives it no types
+        self._stream = make(device)
+        self._graphs: dict[StepKey, torch.cuda.CUDAGraph] = {}
+
+    def __contains__(self, key: StepKey) -> bool:
+        return key in self._graphs
+
+    def record(self, key: StepKey, step: Callable[[], None]) -> None:
+        """Run a step as it is, and record it."""
+        graph = torch.cuda.CUDAGraph()
+        with _RECORDING:
+            step()
+            # the outer stream comes back even if recording fails
+            with (
+                torch.cuda.stream(torch.cuda.current_stream(self._device)),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                step()
+        self._graphs[key] = graph
+
+    def play(self, key: StepKey) -> None:
+        """Run a recorded step."""
+        self._graphs[key].replay()
