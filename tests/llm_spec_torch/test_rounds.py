@@ -54,7 +54,7 @@ async def test_the_text_is_that_of_rounds_by_way_of_the_host(
     by_host = await SpeculativeDecoder(None, pair[0]).decode(PROMPT, **options)
     plain = await SpeculativeDecoder(None, on_device[0]).decode(PROMPT, **options)
     assert plain.content == by_host.content
-    policies: list[LookaheadPolicy] = [Fixed(1), Fixed(3), Fixed(8), CostAware()]
+    policies: list[LookaheadPolicy] = [Fixed(1), Fixed(6), CostAware()]
     for lookahead in policies:
         decoder = SpeculativeDecoder(
             drafts_of(on_device[1], on_device[0])[draft],
