@@ -61,8 +61,9 @@ class Generation:
 
     `open_draft` is called once the target has read the prompt; None means plain decoding. Any failure of the draft
     (an exception, an id outside the vocabulary, too much time) turns the rest into plain decoding, told by `fallback`.
-    Setting `cancelled` ends the iteration within one forward. `open_rounds` gives rounds on a device, or None: then
-    `rule` is not asked, since they sample and accept there. Use as a context manager: it opens and closes the caches.
+    Setting `cancelled` ends the iteration within one forward. `open_rounds` gives rounds on a device, or None; they
+    sample and accept there, without `rule`. Where they draft as well, `open_beside` takes the place of `open_draft`:
+    what it does not propose, they draft. Use as a context manager: it opens and closes the caches.
     Raises InvalidRequestError for a prompt that does not fit, and what the target raises.
     """
 
@@ -76,6 +77,7 @@ class Generation:
         limits: GenerationLimits | None = None,
         open_draft: Callable[[], TokenDraft] | None = None,
         open_rounds: Callable[[Callable[[], bool]], DeviceRounds | None] | None = None,
+        open_beside: Callable[[], TokenDraft] | None = None,
         cancelled: threading.Event | None = None,
     ) -> None:
         _check_prompt(target, prompt_ids)
@@ -93,6 +95,7 @@ class Generation:
         self._open_draft = open_draft
         self._draft: TokenDraft | None = None
         self._open_rounds = open_rounds
+        self._open_beside = open_beside
         self._rounds: DeviceRounds | None = None
         self._session: TokenSession | None = None
         self._num_draft_tokens = 0
@@ -104,8 +107,9 @@ class Generation:
             if self._rounds is None:
                 self._session = self.target.open()
                 read_prompt(self._session, self.context_ids[:-1], self.cancelled.is_set)  # a round reads the last token
-            if self._rounds is None or not self._rounds.drafts:
-                self._start_draft()
+            if self._rounds is not None and self._rounds.drafts:
+                self._open_draft = self._open_beside
+            self._start_draft()
         except BaseException:
             self.close()
             raise
@@ -138,14 +142,15 @@ class Generation:
 
     def step(self) -> TokenRound:
         """One whole round; at least one token, or `stopped_by` is set."""
-        if self._rounds is not None and self._rounds.drafts:
-            return self._step_on_device(self._rounds)
         proposal = self.propose()
+        if not proposal and self._rounds is not None and self._rounds.drafts:
+            return self._step_on_device(self._rounds)
         return self.commit(proposal, self.verify(proposal))
 
     def propose(self) -> list[DraftToken]:
         """Ask the draft for guesses at the next tokens; empty when there is no draft or speculation would not pay."""
-        self.rule.prepare(len(self.context_ids))
+        if self._rounds is None:
+            self.rule.prepare(len(self.context_ids))
         started = time.perf_counter()
         proposal: list[DraftToken] = []
         if self._draft is not None:
@@ -208,8 +213,10 @@ class Generation:
         wanted = min(1, most)
         while wanted < most and self.lookahead.more([None] * wanted):
             wanted += 1
-        done = rounds.draft_and_verify(wanted, room)
-        return self.commit([DraftToken(token_id) for token_id in done.drafted_ids], self._seen(done, done.draft_s))
+        # with a draft on this side as well, the next round is not begun before it has been asked
+        done = rounds.draft_and_verify(wanted, room if self._draft is None else 0)
+        draft_s = self._draft_s + done.draft_s
+        return self.commit([DraftToken(token_id) for token_id in done.drafted_ids], self._seen(done, draft_s))
 
     def _seen(self, done: DeviceRound, draft_s: float) -> Verdict:
         self._draft_s, self._verify_s = draft_s, done.verify_s

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StoppedBy, StreamEvent, TextDelta, Usage
+from llm_spec.drafting.joined import JoinedDraft
 from llm_spec.drafting.model import ProviderDraft
 from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits, TokenRound
@@ -55,6 +56,7 @@ def generate_events(
     )
     rule = make_rule(acceptance, sampler)
     limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)
+    beside, model = _model_apart(target, drafter)
     generation = Generation(
         target,
         prompt_ids,
@@ -62,7 +64,8 @@ def generate_events(
         (lookahead or CostAware()).start(),
         limits=limits,
         open_draft=None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, prompt_ids),
-        open_rounds=partial(_open_rounds, target, prompt_ids, sampler, drafter) if acceptance == "coupled" else None,
+        open_rounds=partial(_open_rounds, target, prompt_ids, sampler, model) if acceptance == "coupled" else None,
+        open_beside=None if beside is None else partial(beside.open_token_draft, target, rule.choose, prompt_ids),
         cancelled=cancelled,
     )
     text = _TextEmitter(target.tokenizer, request.stop)
@@ -120,15 +123,22 @@ def _open_rounds(
     target: TokenModel,
     prompt_ids: Sequence[int],
     sampler: Sampler,
-    drafter: TokenDrafter | None,
+    draft: TokenModel | None,
     cancelled: Callable[[], bool],
 ) -> DeviceRounds | None:
     """Rounds where the target lives, if it does them, and no constraint has to be asked for every token."""
     if not isinstance(target, RoundModel) or sampler.constraint is not None:
         return None
-    fits = isinstance(drafter, ProviderDraft) and drafter.token_draft_refusal(target) is None
-    draft = drafter.token_model if fits and isinstance(drafter, ProviderDraft) else None
     return target.open_rounds(prompt_ids, sampler.sampling, sampler.seed, draft, cancelled)
+
+
+def _model_apart(target: TokenModel, drafter: TokenDrafter | None) -> tuple[TokenDrafter | None, TokenModel | None]:
+    """A drafter's model, which may draft where the target lives, and what drafts before it is asked."""
+    if drafter is None or drafter.token_draft_refusal(target) is not None:
+        return None, None
+    if isinstance(drafter, JoinedDraft):
+        return drafter.before_model() or (None, None)
+    return None, drafter.token_model if isinstance(drafter, ProviderDraft) else None
 
 
 class _TextEmitter:

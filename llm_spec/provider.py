@@ -389,7 +389,7 @@ class DeviceRounds(Protocol):
         """Draft and verify `lookahead` tokens.
 
         At most `room` tokens may be drafted before the answer ends, so that the next round may begin before this one
-        is read; when it has, the next call gives that one.
+        is read; when it has, the next call must be this one, too, and gives that round.
         """
         ...
 

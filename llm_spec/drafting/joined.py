@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest
+from llm_spec.drafting.model import ProviderDraft
 from llm_spec.errors import ConfigError, DraftError
 from llm_spec.provider import (
     DraftPiece,
@@ -40,6 +41,20 @@ class JoinedDraft:
         check_number(ConfigError, "min_confidence", min_confidence, 0.0, 1.0)
         self._drafts = drafts
         self._min_confidence = min_confidence
+        self._has_last_resort = True
+
+    def before_model(self) -> tuple[JoinedDraft, TokenModel] | None:
+        """The drafts before the last one, none of which is asked unless it is sure, and the last one's own model.
+
+        None where the last draft is no model in this process. So a model may draft where its target lives.
+        """
+        last = self._drafts[-1]
+        model = last.token_model if isinstance(last, ProviderDraft) else None
+        if model is None or len(self._drafts) == 1:
+            return None
+        before = JoinedDraft(*self._drafts[:-1], min_confidence=self._min_confidence)
+        before._has_last_resort = False
+        return before, model
 
     @property
     def name(self) -> str:
@@ -78,7 +93,7 @@ class JoinedDraft:
         except BaseException:
             _JoinedTokens(opened, self._min_confidence).close()
             raise
-        return _JoinedTokens(opened, self._min_confidence)
+        return _JoinedTokens(opened, self._min_confidence, has_last_resort=self._has_last_resort)
 
     async def _pieces(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
         for draft in self._drafts:
@@ -93,17 +108,18 @@ class JoinedDraft:
 
 
 class _JoinedTokens:
-    def __init__(self, drafts: Sequence[TokenDraft], min_confidence: float) -> None:
+    def __init__(self, drafts: Sequence[TokenDraft], min_confidence: float, *, has_last_resort: bool = True) -> None:
         self._drafts = drafts
         self._min_confidence = min_confidence
+        self._has_last_resort = has_last_resort
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
-        proposals = [
-            draft.propose(context_ids) for draft in self._drafts
-        ]  # a draft learns of answers it had no part in
+        # all of them, since a draft learns of answers that it had no part in
+        proposals = [draft.propose(context_ids) for draft in self._drafts]
+        last_resort = proposals[-1] if self._has_last_resort else None
         for guesses in proposals:
             first = next(guesses, None)
-            if first is not None and (guesses is proposals[-1] or self._is_sure(first)):
+            if first is not None and (guesses is last_resort or self._is_sure(first)):
                 yield first
                 yield from guesses
                 return

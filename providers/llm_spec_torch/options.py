@@ -22,7 +22,9 @@ class TorchOptions(TypedDict, total=False):
     `device`: "cpu", "cuda", "cuda:1", …; by default CUDA where there is any.
     `attention`: "sdpa" (torch's fused one, the default) or "eager".
     `layers`: only the first so many, with the last norm and head behind them: an early-exit draft.
-    `exact`: False gives up the same-text promise: passes are as wide as their tokens.
+    `exact`: False gives up the same-text promise: passes are as wide as their tokens. What the promise costs: on a CPU
+    passes are padded to the next width of equal bits (mostly none, and a single row is read as two either way); on CUDA
+    every pass has `max_width` rows, which costs little as long as reading the weights takes longer than multiplying.
     `max_width`: most tokens of one verifying pass, 16 by default; lookahead is one less.
     `max_requests`: answers that may run at once, 8 by default; others wait their turn.
     `batched`: answers that run at once share forward passes. Exact ones share passes of one shape, `max_requests` times

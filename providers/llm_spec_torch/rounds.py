@@ -159,6 +159,7 @@ class TorchRounds:
             part = rest[: self._allowed(len(rest))]
             self._start(len(part), given_ids=part)
             done = self._land()
+            self._num_missed += done.num_accepted + 1
             num_accepted += done.num_accepted
             verify_s += done.verify_s
             if rest == part or done.num_accepted < len(part) or done.next_token_id != rest[len(part)]:

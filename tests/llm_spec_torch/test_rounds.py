@@ -23,7 +23,7 @@ from llm_spec import (
 from llm_spec.testing import RandomDraft
 
 from .conftest import PAIR
-from .test_exactness import SAMPLING
+from .test_exactness import SAMPLING, drafts_for
 
 PROMPT = "def test_fd_close(self):"
 
@@ -32,16 +32,6 @@ PROMPT = "def test_fd_close(self):"
 def on_device() -> tuple[TorchProvider, TorchProvider]:
     """The trained pair, with whole rounds on its device (here: a CPU)."""
     return TorchProvider(PAIR / "target", device_rounds=True), TorchProvider(PAIR / "draft", device_rounds=True)
-
-
-def drafts_of(draft: TorchProvider, target: TorchProvider) -> dict[str, Any]:
-    return {
-        "model": ProviderDraft(draft),
-        "early exit": ProviderDraft(TorchProvider(target.model.early_exit(2))),
-        "useless": RandomDraft(3),
-        "lookup": PromptLookup(),
-        "joined": JoinedDraft(PromptLookup(), ProviderDraft(draft)),
-    }
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
@@ -57,7 +47,7 @@ async def test_the_text_is_that_of_rounds_by_way_of_the_host(
     policies: list[LookaheadPolicy] = [Fixed(1), Fixed(6), CostAware()]
     for lookahead in policies:
         decoder = SpeculativeDecoder(
-            drafts_of(on_device[1], on_device[0])[draft],
+            drafts_for(*on_device)[draft],
             on_device[0],
             SpeculativeConfig(strategy="tokens", lookahead=lookahead),
         )
@@ -248,6 +238,41 @@ def test_plain_rounds_leave_no_hole_in_the_drafts_cache(on_device: tuple[Any, An
         accepted.append(sum(rounds.draft_and_verify(4, 100).num_accepted for _ in range(10)))
         rounds.close()
     assert accepted[0] == accepted[1]
+
+
+async def test_lookup_goes_before_a_model_on_the_device(
+    on_device: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both draft: given tokens are verified, and where lookup is unsure the model drafts where the target lives."""
+    from llm_spec_torch.rounds import TorchRounds
+
+    from llm_spec.drafting.model import ProviderDraft as Draft
+
+    calls: list[str] = []
+
+    def counted(name: str) -> Any:
+        right = getattr(TorchRounds, name)
+
+        def call(self: TorchRounds, *args: Any) -> Any:
+            calls.append(name)
+            return right(self, *args)
+
+        return call
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the model was opened on the host")
+
+    for name in ("verify", "draft_and_verify"):
+        monkeypatch.setattr(TorchRounds, name, counted(name))
+    monkeypatch.setattr(Draft, "open_token_draft", refuse)
+    options: dict[str, Any] = {"max_tokens": 64, "temperature": 0}
+    plain = await SpeculativeDecoder(None, on_device[0]).decode(PROMPT, **options)
+    calls.clear()
+    draft = JoinedDraft(PromptLookup(), ProviderDraft(on_device[1]))
+    config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(6))
+    result = await SpeculativeDecoder(draft, on_device[0], config).decode(PROMPT, **options)
+    assert (result.content, result.fallbacks) == (plain.content, ())
+    assert {*calls} == {"verify", "draft_and_verify"}
 
 
 def test_a_cancelled_prompt_gives_no_rounds(tiny_folder: Any) -> None:
