@@ -105,6 +105,15 @@ def test_the_next_turn_reads_only_what_is_new(tiny_folder: Path) -> None:
     assert np.array_equal(fresh.forward(IDS[650:653], num_rows=3), taken_over)
 
 
+def test_a_chunk_that_differs_is_read_again(tiny_folder: Path) -> None:
+    """From its beginning: its rows were read beside other ones."""
+    model = TorchModel(tiny_folder)
+    with closing(model.open()) as session:
+        read_prompt(session, IDS[:600])
+    with closing(model.open()) as session:
+        assert session.adopt([*IDS[:300], 5, 6, 7]) == CHUNK_TOKENS
+
+
 def test_a_draft_takes_over_every_token(tiny_folder: Path) -> None:
     """Its rows need not be the same to the last bit."""
     model = TorchModel(tiny_folder)
