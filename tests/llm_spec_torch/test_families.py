@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,3 +99,32 @@ def test_the_text_part_of_a_model_that_sees_is_read(make_checkpoint: MakeCheckpo
     found = model.open().forward(PROMPT_IDS[:16], num_rows=16)
     np.testing.assert_allclose(found, expected[:16], rtol=2e-3, atol=2e-3)
     assert TorchModel(folder, layers=1).max_width > 1
+
+
+class PackedLinear(torch.nn.Linear):
+    """What libraries of quantised weights put in the place of a linear module."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [("packed", r"q_proj are quantised \(PackedLinear\)"), ("no rope", "does not rotate")]
+)
+def test_modules_that_compute_otherwise_are_refused(fault: str, message: str, tiny_folder: Path) -> None:
+    """Although their names are the right ones."""
+    module: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+    attention = module.model.layers[1].self_attn
+    if fault == "packed":
+        attention.q_proj = PackedLinear(32, 64, bias=False)
+    else:
+        attention.use_rope = 0
+    with pytest.raises(ModelLoadError, match=message):
+        TorchModel(tiny_folder, module=module)
+
+
+def test_a_loaded_module_is_taken_as_it_is(tiny_folder: Path) -> None:
+    """Its weights count, not the folder's."""
+    module: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        module.model.layers[0].mlp.up_proj.weight.mul_(2.0)
+        expected = module(torch.tensor([PROMPT_IDS[:12]])).logits[0].numpy()
+    found = TorchModel(tiny_folder, module=module).open().forward(PROMPT_IDS[:12], num_rows=12)
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
