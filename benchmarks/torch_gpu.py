@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from llm_spec_torch import TorchModel, TorchProvider
-from torch_pair import Assisted, search
+from torch_pair import PAIR, PROMPTS, Assisted, search
 
 from llm_spec import (
     ChatRequest,
@@ -41,8 +41,6 @@ from llm_spec import (
 
 transformers: Any = importlib.import_module("transformers")
 
-PAIR = Path(__file__).parents[1] / "tests" / "peers" / "models"
-PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
 FIXED = (1, 2, 3, 4, 5, 6, 8, 10)
 GIB = 2**30
 

@@ -156,7 +156,7 @@ class TorchRounds:
         num_accepted, verify_s = 0, 0.0
         rest = list(drafted_ids)
         while True:  # once, but where the number of keys changes among the drafted tokens
-            part = rest[: self._allowed(len(rest))]
+            part = rest[: self._up_to_border(len(rest))]
             self._start(len(part), given_ids=part)
             done = self._land()
             self._num_missed += done.num_accepted + 1
@@ -171,8 +171,11 @@ class TorchRounds:
 
     def _allowed(self, lookahead: int) -> int:
         """So many tokens of `lookahead` that the round stays within one number of keys, and the draft's context."""
-        border = self._shape.num_keys(self._length - 1)
-        return max(0, min(lookahead, border - self._length, self._draft_context - self._length))
+        return max(0, min(self._up_to_border(lookahead), self._draft_context - self._length))
+
+    def _up_to_border(self, lookahead: int) -> int:
+        """So many tokens of `lookahead` that the round stays within one number of keys."""
+        return min(lookahead, self._shape.num_keys(self._length - 1) - self._length)
 
     def _may_follow(self, lookahead: int, room: int) -> bool:
         """Whether another round may start before those under way are read, however they end."""
