@@ -219,18 +219,24 @@ async def test_a_draft_without_a_free_cache_is_left_out(tiny_folder: Any) -> Non
     assert results[0].content == results[1].content
 
 
-def test_plain_rounds_leave_no_hole_in_the_drafts_cache(on_device: tuple[Any, Any]) -> None:
-    """After many rounds without a draft it drafts as well as one that has read every token by way of the host."""
+@pytest.mark.parametrize("given", [False, True])
+def test_other_rounds_leave_no_hole_in_the_drafts_cache(on_device: tuple[Any, Any], *, given: bool) -> None:
+    """After many rounds that it had no part in, it drafts as well as one that has read every token."""
     from llm_spec import ChatRequest
 
     request = ChatRequest.create(PROMPT, temperature=0)
     target, draft = (provider.model for provider in on_device)
     prompt_ids = target.tokenizer.encode_chat(request)
+    for slot in draft._pool._idle:
+        slot.wipe()  # leftovers of the same text would fill a hole
     accepted: list[int] = []
     for fresh in (False, True):
         rounds = target.open_rounds(prompt_ids, request.sampling, 1, draft, lambda: False)
         assert rounds is not None
-        context = [*prompt_ids, *(rounds.draft_and_verify(0, 100).next_token_id for _ in range(40))]
+        context = list(prompt_ids)
+        for _ in range(40):
+            done = rounds.verify([5, 6]) if given else rounds.draft_and_verify(0, 100)
+            context += [*done.drafted_ids[: done.num_accepted], done.next_token_id]
         if fresh:
             rounds.close()
             rounds = target.open_rounds(context, request.sampling, 1, draft, lambda: False)
