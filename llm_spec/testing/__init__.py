@@ -3,17 +3,20 @@
 from llm_spec.testing.clock import VirtualClockEventLoop, run_virtual
 from llm_spec.testing.conformance import ConformanceError, check_draft, check_provider
 from llm_spec.testing.random_draft import RANDOM_DRAFT, RandomDraft
+from llm_spec.testing.rules import RULES, RuleProvider
 from llm_spec.testing.scripted import Script, ScriptedProvider
 from llm_spec.testing.token_conformance import check_token_model
 from llm_spec.testing.token_models import ByteTokenizer, CharTokenizer, LocalProvider, TableModel
 
 __all__ = [
     "RANDOM_DRAFT",
+    "RULES",
     "ByteTokenizer",
     "CharTokenizer",
     "ConformanceError",
     "LocalProvider",
     "RandomDraft",
+    "RuleProvider",
     "Script",
     "ScriptedProvider",
     "TableModel",

@@ -1,0 +1,157 @@
+"""A chat model that answers by rules: it calls tools, returns JSON that fits a schema, else repeats the question."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, TypeAlias, cast
+
+from llm_spec.chat import ChatRequest, ChatResponse, Finish, StreamEvent, TextDelta, ToolCallDelta, Usage
+from llm_spec.drafting.pieces import split_pieces
+from llm_spec.errors import InvalidRequestError
+from llm_spec.provider import Capabilities, ProviderEntry, complete_from_stream
+
+__all__ = ["RULES", "RuleProvider"]
+
+Json: TypeAlias = Mapping[str, Any]
+
+_WORD: Final = re.compile(r"[a-z]+")
+_LONG: Final = 4  # letters of a word that says which tool is meant
+_OTHERS: Final = {"boolean": True, "null": None}
+
+
+class RuleProvider:
+    """Answer from the last message alone, the same every time; for tests of whoever speaks to chat models.
+
+    - A tool's result is repeated: `The tool said: …`.
+    - A tool is called when `tool_choice` says so, or the user's text has a long word of its name in it. Its arguments
+      fit its schema: numbers come from the text in their order, texts from what is quoted there, else the whole text.
+    - `response_format` is answered with such a value; `json_object` with `{"answer": text}`.
+    - Anything else is repeated: `You said: …`, word by word, within `max_tokens` words, up to a stop string.
+    """
+
+    def __init__(self, name: str = "rules:any") -> None:
+        self.name = name
+        self.capabilities = Capabilities(tools=True, response_format=True)
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with aclosing(self._answer(request)) as events:
+            yield events
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        return await complete_from_stream(self, request)
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+
+    async def _answer(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        for event in _events(request):
+            await asyncio.sleep(0)
+            yield event
+
+
+def _events(request: ChatRequest) -> Iterator[StreamEvent]:
+    num_input = sum(len(split_pieces(message.text)) for message in request.messages)
+    called = _chosen(request)
+    if called is not None:
+        pieces = split_pieces(json.dumps(_value(called.get("parameters") or {}, _Hints(_asked(request)))))
+        yield ToolCallDelta(0, "call_0", str(called["name"]))
+        for piece in pieces:
+            yield ToolCallDelta(0, arguments=piece)
+        yield Finish("tool_calls", Usage(input_tokens=num_input, output_tokens=len(pieces)), "tool_calls")
+        return
+    text = _text(request)
+    found = [at for stop in request.stop if (at := text.find(stop)) >= 0]
+    pieces = split_pieces(text[: min(found)] if found else text)
+    shown = pieces[: request.max_tokens]
+    yield from map(TextDelta, shown)
+    usage = Usage(input_tokens=num_input, output_tokens=len(shown))
+    yield Finish("length", usage, "max_tokens") if len(shown) < len(pieces) else Finish("stop", usage)
+
+
+def _asked(request: ChatRequest) -> str:
+    return next((m.text for m in reversed(request.messages) if m.role == "user"), "")
+
+
+def _text(request: ChatRequest) -> str:
+    last = request.messages[-1]
+    if request.response_format is not None and request.response_format.get("type") != "text":
+        if request.response_format.get("type") == "json_object":
+            return json.dumps({"answer": _asked(request)})
+        schema = cast("Json", request.response_format.get("json_schema") or {}).get("schema")
+        return json.dumps(_value(cast("Json", schema or {}), _Hints(_asked(request))))
+    return f"The tool said: {last.text}" if last.role == "tool" else f"You said: {last.text}"
+
+
+def _chosen(request: ChatRequest) -> Json | None:
+    """The function to call, if any."""
+    functions = [cast("Json", tool["function"]) for tool in request.tools if tool.get("type") == "function"]
+    choice = request.tool_choice
+    if isinstance(choice, Mapping):
+        wanted = cast("Json", choice.get("function") or {}).get("name")
+        for function in functions:
+            if function["name"] == wanted:
+                return function
+        raise InvalidRequestError(f"tool_choice names {wanted!r}, which is not among the tools")
+    if not functions or choice == "none":
+        return None
+    if choice == "required":
+        return functions[0]
+    if request.messages[-1].role != "user":
+        return None
+    said = set(_WORD.findall(_asked(request).lower()))
+    return next((f for f in functions if said & _long_words(str(f["name"]))), None)
+
+
+def _long_words(name: str) -> set[str]:
+    return {word for word in _WORD.findall(name.lower()) if len(word) >= _LONG}
+
+
+class _Hints:
+    """What a text holds to fill values with."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.numbers = iter(re.findall(r"-?\d+(?:\.\d+)?", text))
+        self.quoted = iter(re.findall(r"['\"]([^'\"]+)['\"]", text))
+
+
+def _value(schema: Json, hints: _Hints, definitions: Json | None = None) -> Any:
+    """A value that fits a JSON schema."""
+    definitions = definitions or cast("Json", schema.get("$defs") or schema.get("definitions") or {})
+    if "$ref" in schema:
+        return _value(definitions[str(schema["$ref"]).rsplit("/", 1)[-1]], hints, definitions)
+    for several in ("anyOf", "oneOf", "allOf"):
+        if schema.get(several):
+            return _value(schema[several][0], hints, definitions)
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    kind = str(cast("list[str]", kind)[0] if isinstance(kind, list) else kind)
+    if kind == "object":
+        fields = cast("Mapping[str, Json]", schema.get("properties") or {})
+        return {name: _value(field, hints, definitions) for name, field in fields.items()}
+    if kind == "array":
+        return [_value(schema.get("items") or {}, hints, definitions)]
+    return _scalar(schema, kind, hints)
+
+
+def _scalar(schema: Json, kind: str, hints: _Hints) -> Any:
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        choices = cast("Sequence[Any]", schema["enum"])
+        return next((choice for choice in choices if str(choice).lower() in hints.text.lower()), choices[0])
+    if kind in ("integer", "number"):
+        number = float(next(hints.numbers, 1))
+        return int(number) if kind == "integer" else number
+    return _OTHERS[kind] if kind in _OTHERS else next(hints.quoted, hints.text)
+
+
+def _load(model: str, base_url: str | None) -> RuleProvider:  # noqa: ARG001 - it is nowhere
+    return RuleProvider(f"rules:{model or 'any'}")
+
+
+RULES: Final = ProviderEntry(load=_load, summary="target for tests: calls tools, returns JSON, repeats what was said")

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Tests the adapters for other frameworks, each in a virtual environment of its own, because their pins conflict.
+#
+#     tools/integrations/run.sh [NAME...]        # names of tests/integrations/; all of them without
+#
+# The environments are kept in ${LLM_SPEC_INTEGRATIONS:-${XDG_CACHE_HOME:-~/.cache}/llm_spec/integrations}/NAME and made
+# anew when tests/integrations/NAME/requirements.txt or pyproject.toml changes. What this library exports is installed
+# from the checkout. Each runs the adapter's tests, and mypy over its module. The first run takes about a minute each.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+root=${LLM_SPEC_INTEGRATIONS:-${XDG_CACHE_HOME:-$HOME/.cache}/llm_spec/integrations}
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
+names=("$@")
+if [ ${#names[@]} -eq 0 ]; then
+  for folder in tests/integrations/*/requirements.txt; do names+=("$(basename "$(dirname "$folder")")"); done
+fi
+
+ensure() {
+  local venv=$root/$1 wanted
+  wanted=$(cat "tests/integrations/$1/requirements.txt" pyproject.toml | sha256sum)
+  if [ "$(cat "$venv/.complete" 2>/dev/null)" != "$wanted$PWD" ]; then
+    rm -rf "$venv"
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install -r "tests/integrations/$1/requirements.txt" pytest pytest-asyncio mypy
+    echo "$wanted$PWD" >"$venv/.complete"
+  fi
+}
+
+for name in "${names[@]}"; do
+  ensure "$name"
+  echo "+ integration $name"
+  "$root/$name/bin/python" -m pytest "tests/integrations/$name" ${REPORTS:+--junitxml="$REPORTS/$name.xml"}
+  if [ -f "llm_spec/integrations/$name.py" ]; then
+    "$root/$name/bin/python" -m mypy --strict -p "llm_spec.integrations.$name"
+  fi
+done
