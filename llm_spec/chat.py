@@ -23,14 +23,17 @@ __all__ = [
     "FinishReason",
     "Messages",
     "Origin",
+    "Progress",
     "ReasoningDelta",
     "RequestOptions",
     "Retry",
     "Role",
     "Round",
     "Sampling",
+    "Started",
     "StoppedBy",
     "StreamEvent",
+    "TargetStream",
     "TextDelta",
     "ToolCall",
     "ToolCallDelta",
@@ -190,6 +193,7 @@ class RequestOptions(TypedDict, total=False):
     response_format: Mapping[str, Any] | None
     prefix: str
     prediction: str | None
+    raw: bool
     extra: Mapping[str, Any]
 
 
@@ -203,7 +207,8 @@ class ChatRequest:
     `prefix` is assistant text that the answer continues (it is not repeated in the answer), `prediction` a guess at
     the answer; only some targets understand them. `response_format` is OpenAI's; a local model also takes
     `{"type": "regex", "pattern": …}` and `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark), and its
-    answer keeps to it unless a cap or stop string cuts it. `extra` goes to a remote target untouched.
+    answer keeps to it unless a cap or stop string cuts it. `raw`: the text of the only message is the prompt itself, to
+    be continued without a chat template. `extra` goes to a remote target untouched.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -215,11 +220,14 @@ class ChatRequest:
     response_format: Mapping[str, Any] | None = None
     prefix: str = ""
     prediction: str | None = None
+    raw: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         if not self.messages:
             raise InvalidRequestError("messages is empty; give at least one message")
+        if self.raw and len(self.messages) > 1:
+            raise InvalidRequestError(f"raw is set with {len(self.messages)} messages; a raw prompt is one message")
         check_number(InvalidRequestError, "max_tokens", self.max_tokens, 1, None, integer=True)
         for text in self.stop:
             _check_type("stop string", text, str, "a text")
@@ -316,6 +324,32 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """How an answer is going to be given: comes before all of it, once for each decoder."""
+
+    strategy: str
+    guarantee: str
+    target: str
+    draft: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetStream:
+    """One of several streams of a target that worked on one answer (`race`), told at the end of the answer.
+
+    It went on after `begins_at` tokens of the answer and wrote `num_tokens`. Times are seconds since the first of them
+    was opened. `is_used`: something that it wrote was emitted.
+    """
+
+    index: int
+    begins_at: int
+    num_tokens: int
+    started_s: float
+    ended_s: float
+    is_used: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Fallback:
     """The draft failed or was given up: from here the target goes on alone. `reason` is for people and logs."""
 
@@ -348,7 +382,8 @@ class Finish:
     draft_usage: Usage | None = None
 
 
-StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta | Round | Fallback | Retry | Finish
+Progress: TypeAlias = Started | Round | TargetStream | Fallback | Retry  # how an answer comes about, none of its text
+StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta | Progress | Finish
 
 
 @dataclass(frozen=True, kw_only=True)

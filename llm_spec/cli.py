@@ -1,4 +1,4 @@
-"""`llm-spec`: run a prompt, plan, list providers."""
+"""`llm-spec`: run a prompt, plan, serve, list providers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TextIO, get_args
@@ -39,11 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     logging.getLogger("llm_spec").addHandler(logging.NullHandler())  # what matters here is said in one line of its own
     try:
-        if arguments.command == "providers":
-            return _list_providers(sys.stdout)
-        if arguments.command == "plan":
-            return _plan(arguments)
-        return asyncio.run(_run(arguments))
+        return _COMMANDS[arguments.command](arguments)
     except LlmSpecError as error:
         print(f"llm-spec: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -82,9 +78,17 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--compare", action="store_true", help="also run the target alone: same text? how much faster?")
     run.add_argument("--json", action="store_true", help="one JSON object instead of text")
     from llm_spec.cli_plan import add_plan
+    from llm_spec.cli_serve import add_serve
 
     add_plan(commands)
+    add_serve(commands)
     return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from llm_spec.cli_serve import run_serve
+
+    return run_serve(arguments)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -95,11 +99,19 @@ def _plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _list_providers(out: TextIO) -> int:
+def _list_providers(_: argparse.Namespace) -> int:
     for name, entry in registered_providers().items():
         state = f"needs: {entry.install}" if entry.missing else "ready"
-        print(f"{name:<10} {entry.summary}\n{'':<10} {state}", file=out)
+        print(f"{name:<10} {entry.summary}\n{'':<10} {state}")
     return 0
+
+
+_COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
+    "plan": _plan,
+    "providers": _list_providers,
+    "run": lambda arguments: asyncio.run(_run(arguments)),
+    "serve": _serve,
+}
 
 
 async def _run(arguments: argparse.Namespace) -> int:

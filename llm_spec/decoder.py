@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
@@ -16,9 +17,11 @@ from llm_spec.chat import (
     Fallback,
     Finish,
     Messages,
+    Progress,
     RequestOptions,
     Retry,
     Round,
+    Started,
     StoppedBy,
     StreamEvent,
     Usage,
@@ -68,7 +71,24 @@ class SpeculativeDecoder:
         self._owned: list[DraftProvider | LlmProvider] = []
         self._target = self._own(open_provider(target)) if isinstance(target, str) else target
         self._breaker = CircuitBreaker(self._target.name)
-        self._draft = self._guarded(self._opened(draft))
+        self._bare_draft = self._opened(draft)
+        self._draft_breaker = None if self._bare_draft is None else CircuitBreaker(self._bare_draft.name)
+        self._set(self.config)
+
+    def using(self, config: SpeculativeConfig) -> SpeculativeDecoder:
+        """The same pair under another configuration.
+
+        It shares the providers, what is known of how they fail, and what was learnt of their speed; closing it closes
+        nothing.
+        """
+        other = copy.copy(self)
+        other._owned = []  # noqa: SLF001 - it is one of us
+        other._set(config)  # noqa: SLF001 - as above
+        return other
+
+    def _set(self, config: SpeculativeConfig) -> None:
+        self.config = config
+        self._draft = self._guarded(self._bare_draft)
         self._spending = self._spending_on(None if self._draft is None else self._draft.name)
 
     def _spending_on(self, draft_name: str | None) -> Spending:
@@ -86,9 +106,10 @@ class SpeculativeDecoder:
         return ProviderDraft(draft) if isinstance(draft, LlmProvider) else draft
 
     def _guarded(self, draft: DraftProvider | None) -> DraftProvider | None:
-        if draft is None or self._target.capabilities.token_model is not None:
+        breaker = self._draft_breaker
+        if draft is None or breaker is None or self._target.capabilities.token_model is not None:
             return draft  # what runs in this process needs no guard
-        return GuardedDraft(draft, CircuitBreaker(draft.name), self.config.limit, self.config.draft_timeout_s)
+        return GuardedDraft(draft, breaker, self.config.limit, self.config.draft_timeout_s)
 
     def _own(self, opened: P) -> P:
         self._owned.append(opened)
@@ -98,6 +119,16 @@ class SpeculativeDecoder:
     def name(self) -> str:
         """`target+draft`."""
         return self._target.name if self._draft is None else f"{self._target.name}+{self._draft.name}"
+
+    @property
+    def is_target_left_alone(self) -> bool:
+        """Whether the target failed so often that it is left alone for a while."""
+        return self._breaker.is_open
+
+    @property
+    def is_draft_left_alone(self) -> bool:
+        """The same of the draft."""
+        return self._draft_breaker is not None and self._draft_breaker.is_open
 
     @property
     def capabilities(self) -> Capabilities:
@@ -123,7 +154,8 @@ class SpeculativeDecoder:
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         """Answer piece by piece, verified text alone; the last event is a `SpeculativeFinish` with the result.
 
-        `rounds=True` also gives `Round`, `Fallback` and `Retry` events. Arguments and errors are those of `decode`.
+        `rounds=True` also gives the events of `Progress`: `Started`, `Round`, `TargetStream`, `Fallback`, `Retry`.
+        Arguments and errors are those of `decode`.
         """
         if isinstance(request, ChatRequest) and options:
             raise InvalidRequestError(f"{min(options)} is given beside a whole ChatRequest; put it into the request")
@@ -177,6 +209,9 @@ class SpeculativeDecoder:
         strategy = await choose_strategy(self._draft, self._target, request, self.config, self._planner)
         with upstream.log_context:
             self._log_start(strategy, request)
+        if rounds:
+            promise = strategy.promise(self._target, self.config)
+            yield Started(strategy.name, promise.guarantee, self._target.name, self._draft_of(strategy))
         try:
             async with self._verified(strategy, request, upstream) as events:
                 async for event in events:
@@ -184,7 +219,7 @@ class SpeculativeDecoder:
                     if isinstance(event, Round | Fallback | Retry):
                         with upstream.log_context:
                             self._log_progress(event)
-                    if not isinstance(event, Finish) and (rounds or not isinstance(event, Round | Fallback | Retry)):
+                    if not isinstance(event, Finish) and (rounds or not isinstance(event, Progress)):
                         yield event
         except (GeneratorExit, asyncio.CancelledError):
             with upstream.log_context:
@@ -211,9 +246,12 @@ class SpeculativeDecoder:
             strategy=strategy.name,
             promise=strategy.promise(self._target, self.config),
             target=self._target.name,
-            draft=None if self._draft is None or strategy.name == "plain" else self._draft.name,
+            draft=self._draft_of(strategy),
             spending=self._spending,
         )
+
+    def _draft_of(self, strategy: Strategy) -> str | None:
+        return None if self._draft is None or strategy.name == "plain" else self._draft.name
 
     def _verified(
         self, strategy: Strategy, request: ChatRequest, upstream: Upstream

@@ -124,8 +124,7 @@ class Budget:
     """What may be spent, in tokens and in money, by all requests of the decoders that are given it; wasted ones count.
 
     A request begins while anything is left, and is cut where the target's answer would use up the rest; what drafts,
-    cancelled streams and other requests use meanwhile can exceed it by that much. `spent_tokens` and `spent_cost` are
-    what has been spent so far.
+    cancelled streams and other requests use meanwhile can exceed it by that much.
     """
 
     def __init__(self, *, max_tokens: int | None = None, max_cost: float | None = None) -> None:
@@ -133,8 +132,18 @@ class Budget:
         check_number(ConfigError, "max_cost", max_cost, 0.0)
         self._max_tokens = max_tokens
         self._max_cost = max_cost
-        self.spent_tokens = 0
-        self.spent_cost = 0.0
+        self._spent_tokens = 0
+        self._spent_cost = 0.0
+
+    @property
+    def spent_tokens(self) -> int:
+        """Tokens spent so far."""
+        return self._spent_tokens
+
+    @property
+    def spent_cost(self) -> float:
+        """Money spent so far."""
+        return self._spent_cost
 
     @property
     def is_bounded(self) -> bool:
@@ -143,8 +152,8 @@ class Budget:
 
     def spend(self, num_tokens: int, cost: float) -> None:
         """Count what a request has used."""
-        self.spent_tokens += num_tokens
-        self.spent_cost += cost
+        self._spent_tokens += num_tokens
+        self._spent_cost += cost
 
     def affordable(self, num_input: int, price: Price | None) -> int | None:
         """How many output tokens a request with so much input can afford: None: no bound, 0: not even to begin.

@@ -7,7 +7,7 @@ checks an implementation against what the docstrings promise.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdmittingModel",
     "Capabilities",
+    "ChunkStreaming",
     "DeviceRound",
     "DeviceRounds",
     "Discoverable",
@@ -149,6 +150,15 @@ class Capabilities:
     token_scorer: TokenScorer | None = None
 
 
+@runtime_checkable
+class ChunkStreaming(Protocol):
+    """A provider that can pass on its server's own chunks; optional beside `LlmProvider`."""
+
+    def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
+        """As `stream`, in JSON objects of OpenAI's streams: for what events cannot say (choices, log-probabilities)."""
+        ...
+
+
 Feature: TypeAlias = Literal["token_endpoint", "token_scorer"]
 
 
@@ -165,12 +175,13 @@ class Discoverable(Protocol):
 class ProviderEntry:
     """What a package registers in the entry-point group `llm_spec.providers`: how to make a provider or a draft.
 
-    `load(model, base_url)` makes it; model is "" and base_url None where the string has none. `requires` are import
-    names that `install` (a command) brings.
+    `load(model, base_url)` makes it; model is "" and base_url None where the string has none. `load_with_key` takes an
+    API key besides; None: it has no use for one. `requires` are import names that `install` (a command) brings.
     """
 
     load: Callable[[str, str | None], LlmProvider | DraftProvider]
     summary: str
+    load_with_key: Callable[[str, str | None, str], LlmProvider | DraftProvider] | None = None
     requires: tuple[str, ...] = ()
     install: str = ""
 

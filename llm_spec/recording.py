@@ -115,6 +115,8 @@ class Recording:
                 self._retries.append(event)
             case Finish():
                 self.finish = event
+            case _:
+                pass
 
     def result(
         self, finish: Finish, *, strategy: str, promise: Promise, target: str, draft: str | None, spending: Spending

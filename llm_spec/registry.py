@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llm_spec.drafting.joined import JoinedDraft
@@ -17,7 +19,7 @@ from llm_spec.provider import DraftProvider, LlmProvider, ProviderEntry
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["ProviderSpec", "open_draft", "open_provider", "registered_providers"]
+__all__ = ["NamedProvider", "ProviderSpec", "open_draft", "open_provider", "registered_providers"]
 
 _GROUP: Final = "llm_spec.providers"
 _SPEC: Final = re.compile(r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.+))?)?", re.DOTALL)
@@ -39,38 +41,50 @@ class ProviderSpec(NamedTuple):
         return cls(match["provider"], match["model"] or "", match["base_url"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class NamedProvider:
+    """A provider under a name of one's own: which entry it is, where, and with which key (not shown in its repr)."""
+
+    type: str
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+
+_NOT_NAMED: Final[Mapping[str, NamedProvider]] = {}
+
+
 def registered_providers() -> dict[str, ProviderEntry]:
     """All installed entries by name. Imports the packages that register them, not what those require."""
     return {name: _entry(point) for name, point in sorted(_entry_points().items())}
 
 
-def open_provider(text: str) -> LlmProvider:
-    """Make the chat model that a string names; the caller closes it.
+def open_provider(text: str, named: Mapping[str, NamedProvider] = _NOT_NAMED) -> LlmProvider:
+    """Make the chat model that a string names; the caller closes it. `named` may be used beside the installed ones.
 
     Raises UnknownProviderError, MissingExtraError (with the command that installs what is missing), ConfigError, and
     what the provider raises for its model.
     """
-    opened = _open(text, _entry_points())
+    opened = _open(text, _entry_points(), named)
     if not isinstance(opened, LlmProvider):
         raise ConfigError(f"{text!r} is a draft, not a model that can answer; use it as draft")
     return opened
 
 
-def open_draft(text: str) -> DraftProvider:
+def open_draft(text: str, named: Mapping[str, NamedProvider] = _NOT_NAMED) -> DraftProvider:
     """Make the draft that a string names, a chat model or a bare draft; the caller closes it. Raises as above.
 
     `lookup+builtin:draft` joins drafts: the cheap one first, the next where that is unsure (`JoinedDraft`).
     """
     points = _entry_points()
-    opened = [_open(part, points) for part in _joined(text, points)]
+    opened = [_open(part, points, named) for part in _joined(text, points.keys() | named.keys())]
     drafts = [ProviderDraft(d) if isinstance(d, LlmProvider) else d for d in opened]
     return drafts[0] if len(drafts) == 1 else JoinedDraft(*drafts)
 
 
-def _joined(text: str, points: Mapping[str, EntryPoint]) -> list[str]:
+def _joined(text: str, names: AbstractSet[str]) -> list[str]:
     """The parts between `+`, where each names a provider (a path may hold a `+` too)."""
     parts = text.split("+")
-    return parts if all(part.partition(":")[0] in points for part in parts) else [text]
+    return parts if all(part.partition(":")[0] in names for part in parts) else [text]
 
 
 def _entry_points() -> dict[str, EntryPoint]:
@@ -79,18 +93,26 @@ def _entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=_GROUP)}
 
 
-def _open(text: str, points: Mapping[str, EntryPoint]) -> LlmProvider | DraftProvider:
+def _open(
+    text: str, points: Mapping[str, EntryPoint], named: Mapping[str, NamedProvider]
+) -> LlmProvider | DraftProvider:
     spec = ProviderSpec.parse(text)
-    if spec.provider not in points:
+    settings = named.get(spec.provider, NamedProvider(type=spec.provider))
+    if settings.type not in points:
         raise UnknownProviderError(
-            f"provider {spec.provider!r} (in {text!r}) is not known; installed are: {', '.join(sorted(points))}"
+            f"provider {settings.type!r} (in {text!r}) is not known; installed are: {', '.join(sorted(points))}"
         )
-    entry = _entry(points[spec.provider])
+    entry = _entry(points[settings.type])
     if entry.missing:
         raise MissingExtraError(
-            f"provider {spec.provider!r} needs {', '.join(entry.missing)}, not installed here; run: {entry.install}"
+            f"provider {settings.type!r} needs {', '.join(entry.missing)}, not installed here; run: {entry.install}"
         )
-    return entry.load(spec.model, spec.base_url)
+    base_url = spec.base_url or settings.base_url
+    if settings.api_key is None:
+        return entry.load(spec.model, base_url)
+    if entry.load_with_key is None:
+        raise ConfigError(f"provider {settings.type!r} takes no key; leave out api_key of {spec.provider!r}")
+    return entry.load_with_key(spec.model, base_url, settings.api_key)
 
 
 def _entry(point: EntryPoint) -> ProviderEntry:

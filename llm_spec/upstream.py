@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, as
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-from llm_spec.chat import ChatRequest, Fallback, Finish, Retry, Round, StreamEvent
+from llm_spec.chat import ChatRequest, Finish, Progress, Retry, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, one_line
 from llm_spec.provider import LlmProvider
@@ -149,7 +149,7 @@ class _Attempts:
             async with patience(upstream.target.name, upstream.config.timeouts.first_chunk_s):
                 events = await self._stack.enter_async_context(self._run())
                 event = await anext(events, None)
-                while isinstance(event, Round | Fallback | Retry):
+                while isinstance(event, Progress):
                     self._told.append(event)
                     event = await anext(events, None)
                 return events, event

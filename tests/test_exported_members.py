@@ -54,14 +54,15 @@ def test_every_public_class_and_function_has_a_docstring(name: str) -> None:
 def test_the_public_names_are_these() -> None:
     """What users build on changes only on purpose."""
     expected = """
-        AdmittingModel Budget Capabilities ChatMessage ChatRequest ChatResponse CircuitOpenError
+        AdmittingModel Budget Capabilities ChatMessage ChatRequest ChatResponse
+        ChunkStreaming CircuitOpenError
         ConcurrencyLimit ConfigError Cost CostAware DeviceRound DeviceRounds Discoverable DraftError DraftPiece
         DraftProvider DraftToken Ewma Fallback Finish Fixed Generation GenerationLimits GivenText
         GrammarTokenizer InvalidRequestError JoinedDraft JudgeConfig LlmProvider LlmSpecError LookaheadPolicy
         MissingExtraError ModelLoadError ModelOutputError NextToken Price PromptLookup ProviderDraft
         ProviderEntry ReasoningDelta Retry RetryPolicy ReusingSession Round RoundModel Sampling ScoredToken
-        SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher
-        SuffixDraft StreamEvent TargetError TextDelta Threshold Timeouts Timings TokenChooser TokenDraft
+        SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats Started StopMatcher
+        SuffixDraft StreamEvent TargetError TargetStream TextDelta Threshold Timeouts Timings TokenChooser TokenDraft
         TokenDrafter TokenEndpoint TokenModel TokenRound TokenScorer TokenSession Tokenizer ToolCall
         ToolCallDelta TransientError UnknownProviderError UnsupportedError Usage __version__
         complete_from_stream generate_events open_draft open_provider registered_providers stream_token_model

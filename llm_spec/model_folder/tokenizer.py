@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as RustTokenizer
 
-from llm_spec.chat import ChatRequest
+from llm_spec.chat import ChatMessage, ChatRequest
 from llm_spec.errors import InvalidRequestError, ModelLoadError
 from llm_spec.model_folder.files import find_file, read_json, read_text
 
@@ -52,9 +52,11 @@ class FolderTokenizer:
         return self._prompts.decode(token_ids, skip_special_tokens=True)
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
+        if request.raw:
+            return self._prompts.encode(request.messages[0].text).ids + self.encode(request.prefix)
         if self._template is None:
             raise InvalidRequestError(f"the model in {self._folder} has no chat template and cannot take messages")
-        messages = [{**message.to_openai(), "content": message.text} for message in request.messages]
+        messages = [{**m.to_openai(), "role": _role(m), "content": m.text} for m in request.messages]
         try:
             prompt = self._template.render(messages=messages, add_generation_prompt=True, **self._special)
         except TemplateError as error:
@@ -107,6 +109,11 @@ def _template(folder: Path, config: dict[str, Any]) -> Any:
         return environment.from_string(source)
     except TemplateError as error:
         raise ModelLoadError(f"the chat template in {folder} is broken: {error}") from error
+
+
+def _role(message: ChatMessage) -> str:
+    """Templates know no developers, whose messages are what those of the system were before."""
+    return "system" if message.role == "developer" else message.role
 
 
 def _strftime_now(pattern: str) -> str:

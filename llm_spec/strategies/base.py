@@ -61,6 +61,7 @@ def refuse_request(request: ChatRequest) -> str | None:
     """Why an answer to this request cannot be put together from several calls of a server; None: it can."""
     sampling = request.sampling
     asked = {
+        "raw": request.raw,
         "tools": request.tools,
         "response_format": request.response_format,
         "extra": request.extra,  # whatever it is: it may depend on what has been written

@@ -53,6 +53,8 @@ class Runner:
     num_tokens: int = 0
     complete: bool = False
     finish: Finish | None = None
+    is_shown: bool = False  # whether anything that it wrote was emitted
+    ended_s: float | None = None
     prefix_ids: list[int] | None = None
     expected_ids: list[int] | None = None
     encoded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -290,6 +292,7 @@ class Chain:
                 ids = None if root.token_ids is None else tuple(root.token_ids[self._num_shown_ids : root.num_tokens])
                 origin: Origin = "accepted" if self._num_takeovers else "plain"
                 self.out.append(TextDelta(root.text[self._num_shown :], origin, ids))
+                root.is_shown = True
                 self._num_shown, self._num_shown_ids = len(root.text), root.num_tokens
             if root.finish is not None:
                 root.close_round(rejected=False)

@@ -50,7 +50,7 @@ class JudgeStrategy:
             return "there is no draft"
         if request.prefix:
             return "the request continues an answer that has begun"
-        asked = {"tools": request.tools, "response_format": request.response_format}
+        asked = {"raw": request.raw, "tools": request.tools, "response_format": request.response_format}
         name = next((name for name, value in asked.items() if value), None)
         return None if name is None else f"the request sets {name}"
 

@@ -61,6 +61,7 @@ def _refusal(request: ChatRequest) -> str | None:
     """Why the request cannot have a prediction, as OpenAI documents it; None: it can."""
     sampling, extra = request.sampling, request.extra
     asked = {
+        "raw": request.raw,
         "tools": request.tools,
         "presence_penalty": (sampling.presence_penalty or 0.0) > 0.0,
         "frequency_penalty": (sampling.frequency_penalty or 0.0) > 0.0,

@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
-from llm_spec.chat import ChatRequest, Fallback, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
+from llm_spec.chat import (
+    ChatRequest,
+    Fallback,
+    Finish,
+    ReasoningDelta,
+    StreamEvent,
+    TargetStream,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
 from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
@@ -110,6 +120,7 @@ class _Race:
             close=_cancel,
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._opened: list[Runner] = []
         self._num_prompt_tokens = num_prompt_pieces(request)
         self._num_extra_input_tokens = 0
         self._num_failures = 0
@@ -129,7 +140,8 @@ class _Race:
         chain, matcher = self._chain, StopMatcher(self._request.stop)
         self._open(self._root, None)
         self._feed.restart("", self._reach())
-        while chain.finish is None:
+        finish: Finish | None = None
+        while finish is None:
             news = await self._news.get()
             self._expect()
             self._take(news)
@@ -145,12 +157,13 @@ class _Race:
             chain.out.clear()
             if self._error is not None:
                 raise self._error
-            if matcher.matched is not None:
-                yield self._finish(Finish("stop", None, "stop_string"))
-                return
+            finish = chain.finish if matcher.matched is None else Finish("stop", None, "stop_string")
         for held in matcher.flush():
             yield held
-        yield self._finish(chain.finish)
+        chain.drop_all()
+        for stream in self._streams():
+            yield stream
+        yield self._finish(finish)
 
     async def aclose(self) -> None:
         """End every stream and the draft, and wait until they are closed."""
@@ -166,6 +179,7 @@ class _Race:
         return runner
 
     def _open(self, runner: Runner, parent: Runner | None) -> None:
+        self._opened.append(runner)
         runner.task = asyncio.create_task(self._read(runner, parent))
         self._tasks.add(runner.task)
         runner.task.add_done_callback(self._tasks.discard)
@@ -180,6 +194,8 @@ class _Race:
             raise TargetError(f"{self._target.name} ended its stream without a finish reason")
         except Exception as error:  # noqa: BLE001 - judged where it is taken
             self._news.put_nowait((runner, error))
+        finally:
+            runner.ended_s = self._clock()
 
     @asynccontextmanager
     async def _connected(self, runner: Runner, parent: Runner | None) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -364,10 +380,22 @@ class _Race:
         extra = self._num_extra_input_tokens + num_input + chain.num_cancelled_tokens
         return extra <= bound * (self._num_prompt_tokens + chain.num_answer_tokens)
 
+    def _streams(self) -> Iterator[TargetStream]:
+        """What became of every stream; the last of them end now."""
+        first_s, now_s = self._root.watch.opened_s, self._clock()
+        for index, runner in enumerate(self._opened):
+            yield TargetStream(
+                index=index,
+                begins_at=runner.num_prefix_tokens,
+                num_tokens=runner.num_tokens,
+                started_s=runner.watch.opened_s - first_s,
+                ended_s=(now_s if runner.ended_s is None else runner.ended_s) - first_s,
+                is_used=runner.is_shown,
+            )
+
     def _finish(self, finish: Finish) -> Finish:
         """The end, with what all streams have read and written."""
         chain = self._chain
-        chain.drop_all()
         usage = Usage(
             input_tokens=self._num_prompt_tokens + self._num_extra_input_tokens,
             output_tokens=chain.num_answer_tokens + chain.num_cancelled_tokens,

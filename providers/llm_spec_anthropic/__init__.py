@@ -22,18 +22,19 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _load(model: str, base_url: str | None) -> AnthropicProvider:
+def _load(model: str, base_url: str | None, api_key: str | None = None) -> AnthropicProvider:
     if not model:
         raise ConfigError("anthropic needs a model: anthropic:claude-haiku-5-5")
     if ANTHROPIC.missing:
         raise MissingExtraError(f"anthropic needs {', '.join(ANTHROPIC.missing)}, not installed here; run: {_INSTALL}")
     from llm_spec_anthropic.provider import AnthropicProvider
 
-    return AnthropicProvider(model, base_url=base_url)
+    return AnthropicProvider(model, base_url=base_url, api_key=api_key)
 
 
 ANTHROPIC: Final = ProviderEntry(
     load=_load,
+    load_with_key=_load,
     summary="Claude by Anthropic's own SDK: anthropic:claude-haiku-5-5",
     requires=("anthropic",),
     install=_INSTALL,

@@ -55,6 +55,8 @@ def request_body(request: ChatRequest, model: str) -> Body:
         "output_config": _output_config(request.response_format),
     }
     body |= {name: value for name, value in optional.items() if value is not None}
+    if request.raw:
+        raise InvalidRequestError("raw is set; Anthropic's models take messages alone")
     if request.prefix:
         body["messages"].append({"role": "assistant", "content": _checked_prefix(request.prefix, model)})
     extra = dict(request.extra)

@@ -24,14 +24,14 @@ def __getattr__(name: str) -> object:
 
 
 def _entry(dialect: Dialect) -> ProviderEntry:
-    def load(model: str, base_url: str | None) -> HttpProvider:
+    def load(model: str, base_url: str | None, api_key: str | None = None) -> HttpProvider:
         from llm_spec_http.provider import HttpProvider
 
         if not model:
             raise ConfigError(f"{dialect.name} needs a model: {dialect.name}:model@http://host:port/v1")
-        return HttpProvider(model, base_url=base_url, dialect=dialect)
+        return HttpProvider(model, base_url=base_url, dialect=dialect, api_key=api_key)
 
-    return ProviderEntry(load=load, summary=dialect.summary)
+    return ProviderEntry(load=load, summary=dialect.summary, load_with_key=load)
 
 
 ENTRIES: Final = {name: _entry(dialect) for name, dialect in DIALECTS.items()}

@@ -14,9 +14,9 @@ from llm_spec.chat import FinishReason
 from llm_spec.openai_chat import STOPPED_BY, CallNumbers, ReadTokenIds, chunk_events, chunk_finish, read_usage
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import PrefixStripper
-from llm_spec_http.sse import SseReader
+from llm_spec_http.sse import ServerEvent, SseReader
 
-__all__ = ["read_answer"]
+__all__ = ["read_answer", "read_chunks"]
 
 
 async def read_answer(
@@ -38,8 +38,6 @@ async def read_answer(
     try:
         async with aclosing(_chunks(client, response)) as chunks:
             async for chunk in chunks:
-                if chunk.get("error"):
-                    raise client.reported(chunk)
                 for event in map(numbers.numbered, chunk_events(chunk, read_token_ids)):
                     if isinstance(event, TextDelta):
                         event = replace(event, text=stripper.push(event.text))  # noqa: PLW2901
@@ -61,6 +59,16 @@ async def read_answer(
     yield Finish(finish, usage, STOPPED_BY.get(finish))
 
 
+async def read_chunks(client: HttpClient, response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any]]:
+    """The JSON objects of a stream as they are; raises as `read_answer` for one that breaks or reports an error."""
+    try:
+        async with aclosing(_chunks(client, response)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+    except (aiohttp.ClientError, ValueError) as error:
+        raise client.broken(error) from error
+
+
 async def _chunks(client: HttpClient, response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any]]:
     """The JSON objects of the stream, up to `[DONE]` or its end."""
     reader = SseReader()
@@ -68,7 +76,14 @@ async def _chunks(client: HttpClient, response: aiohttp.ClientResponse) -> Async
         for event in reader.feed(block):
             if event.data == "[DONE]":
                 return
-            yield client.parsed(event.data)
+            yield _checked(client, event)
     for event in reader.finish():
         if event.data != "[DONE]":
-            yield client.parsed(event.data)
+            yield _checked(client, event)
+
+
+def _checked(client: HttpClient, event: ServerEvent) -> Mapping[str, Any]:
+    chunk = client.parsed(event.data)
+    if chunk.get("error"):
+        raise client.reported(chunk)
+    return chunk

@@ -29,17 +29,25 @@ def request_body(request: ChatRequest, model: str, dialect: Dialect) -> Body:
     }
     body: Body = {
         "model": model,
-        "messages": [message.to_openai() for message in request.messages],
+        **_prompt(request),
         "stream": True,
         "stream_options": {"include_usage": True},
         **sampling_fields(request.sampling, dialect),
         **{name: value for name, value in optional.items() if value},
     }
-    if request.prefix:
+    if request.prefix and request.raw:
+        body["prompt"] += request.prefix
+    elif request.prefix:
         _continue(body, request.prefix, dialect)
     if request.prediction is not None and dialect.prediction:
         body["prediction"] = {"type": "content", "content": request.prediction}
     return body | dict(request.extra)
+
+
+def _prompt(request: ChatRequest) -> Body:
+    if request.raw:
+        return {"prompt": request.messages[0].text}
+    return {"messages": [message.to_openai() for message in request.messages]}
 
 
 def sampling_fields(sampling: Sampling, dialect: Dialect) -> Body:

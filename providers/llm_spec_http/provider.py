@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -23,7 +23,7 @@ from llm_spec import (
     complete_from_stream,
 )
 from llm_spec.provider import Feature
-from llm_spec_http.answer import read_answer
+from llm_spec_http.answer import read_answer, read_chunks
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import request_body
 from llm_spec_http.dialects import DIALECTS, Dialect
@@ -81,11 +81,16 @@ class HttpProvider:
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        body = request_body(request, self._model, self._dialect)
-        repeated = request.prefix if self._dialect.repeats_prefix else ""
+        repeated = request.prefix if self._dialect.repeats_prefix and not request.raw else ""
         async with AsyncExitStack() as stack:
-            response = await self._client.open(stack, "chat/completions", body)
+            response = await self._open(stack, request)
             yield await stack.enter_async_context(aclosing(read_answer(self._client, response, repeated=repeated)))
+
+    @asynccontextmanager
+    async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
+        async with AsyncExitStack() as stack:
+            response = await self._open(stack, request)
+            yield await stack.enter_async_context(aclosing(read_chunks(self._client, response)))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
@@ -107,6 +112,10 @@ class HttpProvider:
         await self._client.aclose()
 
     # ------------------------------------------------------------------------------------------ inside
+
+    async def _open(self, stack: AsyncExitStack, request: ChatRequest) -> aiohttp.ClientResponse:
+        path = "completions" if request.raw else "chat/completions"
+        return await self._client.open(stack, path, request_body(request, self._model, self._dialect))
 
     async def _works(self, check: Awaitable[bool]) -> bool:
         try:

@@ -23,27 +23,32 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _load(model: str, base_url: str | None) -> OpenAIProvider:
+def _load(model: str, base_url: str | None, api_key: str | None = None) -> OpenAIProvider:
     from llm_spec_openai.provider import OpenAIProvider
 
     if not model:
         raise ConfigError("openai needs a model: openai:gpt-4.1-mini")
-    return OpenAIProvider(model, base_url=base_url)
+    return OpenAIProvider(model, base_url=base_url, api_key=api_key)
 
 
-def _load_azure(model: str, base_url: str | None) -> OpenAIProvider:
+def _load_azure(model: str, base_url: str | None, api_key: str | None = None) -> OpenAIProvider:
     from llm_spec_openai.provider import OpenAIProvider
 
     if not model:
         raise ConfigError("azure needs a deployment: azure:deployment@https://NAME.openai.azure.com")
-    return OpenAIProvider.on_azure(model, endpoint=base_url)
+    return OpenAIProvider.on_azure(model, endpoint=base_url, api_key=api_key)
 
 
 OPENAI: Final = ProviderEntry(
-    load=_load, summary="OpenAI's models: openai:gpt-4.1-mini", requires=_REQUIRES, install=_INSTALL
+    load=_load,
+    load_with_key=_load,
+    summary="OpenAI's models: openai:gpt-4.1-mini",
+    requires=_REQUIRES,
+    install=_INSTALL,
 )
 AZURE: Final = ProviderEntry(
     load=_load_azure,
+    load_with_key=_load_azure,
     summary="deployments on Azure: azure:deployment@https://NAME.openai.azure.com",
     requires=_REQUIRES,
     install=_INSTALL,

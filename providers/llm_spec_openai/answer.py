@@ -13,7 +13,7 @@ from llm_spec.openai_chat import STOPPED_BY, CallNumbers, chunk_events, chunk_fi
 from llm_spec_openai.client import ChatClient
 from llm_spec_openai.failures import FAILURES
 
-__all__ = ["read_answer"]
+__all__ = ["read_answer", "read_chunks"]
 
 
 async def read_answer(client: ChatClient, stream: AsyncStream[object]) -> AsyncGenerator[StreamEvent]:
@@ -28,9 +28,7 @@ async def read_answer(client: ChatClient, stream: AsyncStream[object]) -> AsyncG
     text, refused = "", False
     try:
         async for value in stream:
-            if not isinstance(value, dict):
-                raise TargetError(client.told("sent what is no JSON object"), partial_text=text)
-            chunk = cast("dict[str, Any]", value)
+            chunk = _object(client, value, text)
             if refusal := _refusal(chunk):
                 refused = True
                 text += refusal
@@ -48,6 +46,21 @@ async def read_answer(client: ChatClient, stream: AsyncStream[object]) -> AsyncG
     if refused and finish == "stop":  # OpenAI's word for a refusal; for the caller it is no answer
         finish = "content_filter"
     yield Finish(finish, usage, STOPPED_BY.get(finish))
+
+
+async def read_chunks(client: ChatClient, stream: AsyncStream[object]) -> AsyncGenerator[Mapping[str, Any]]:
+    """The JSON objects of a stream as they are; raises as `read_answer` for one that breaks or reports an error."""
+    try:
+        async for value in stream:
+            yield _object(client, value, "")
+    except FAILURES as error:
+        raise client.failure(error) from None
+
+
+def _object(client: ChatClient, value: object, text: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TargetError(client.told("sent what is no JSON object"), partial_text=text)
+    return cast("dict[str, Any]", value)
 
 
 def _refusal(chunk: Mapping[str, Any]) -> str:

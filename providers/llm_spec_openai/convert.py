@@ -21,6 +21,8 @@ def request_body(request: ChatRequest, model: str, *, is_openai: bool, takes_pre
     Raises InvalidRequestError for a prefix, and for options that OpenAI does not have where the server is OpenAI's
     (`is_openai`). A prediction is a hint: where the model takes none, or not for such a request, it is left out.
     """
+    if request.raw:
+        raise InvalidRequestError("raw is set; OpenAI's models take messages alone")
     if request.prefix:
         raise InvalidRequestError(f"prefix is {request.prefix!r}; OpenAI's models cannot continue an assistant's text")
     sampling = _sampling_fields(request.sampling)

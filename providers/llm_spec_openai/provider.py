@@ -5,16 +5,16 @@ Always streamed, so that a reader that goes away closes the connection, and with
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import Self
+from typing import Any, Self
 
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 from llm_spec import Capabilities, ChatRequest, ChatResponse, ConfigError, StreamEvent, complete_from_stream
-from llm_spec_openai.answer import read_answer
+from llm_spec_openai.answer import read_answer, read_chunks
 from llm_spec_openai.client import ChatClient, azure_client, openai_client
-from llm_spec_openai.convert import request_body
+from llm_spec_openai.convert import Body, request_body
 from llm_spec_openai.models import predicts
 
 __all__ = ["OpenAIProvider"]
@@ -74,18 +74,26 @@ class OpenAIProvider:
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        body = request_body(
+        async with AsyncExitStack() as stack:
+            stream = await self._client.open(stack, self._body(request))
+            yield await stack.enter_async_context(aclosing(read_answer(self._client, stream)))
+
+    @asynccontextmanager
+    async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
+        async with AsyncExitStack() as stack:
+            stream = await self._client.open(stack, self._body(request))
+            yield await stack.enter_async_context(aclosing(read_chunks(self._client, stream)))
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        return await complete_from_stream(self, request)
+
+    def _body(self, request: ChatRequest) -> Body:
+        return request_body(
             request,
             self._model,
             is_openai=self._client.is_openai,
             takes_predictions=self.capabilities.prediction,
         )
-        async with AsyncExitStack() as stack:
-            stream = await self._client.open(stack, body)
-            yield await stack.enter_async_context(aclosing(read_answer(self._client, stream)))
-
-    async def complete(self, request: ChatRequest) -> ChatResponse:
-        return await complete_from_stream(self, request)
 
     async def aclose(self) -> None:
         if self._own is not None:

@@ -1,0 +1,45 @@
+"""`llm-spec serve`: arguments to a server."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+from llm_spec.errors import MissingExtraError
+
+__all__ = ["add_serve", "run_serve"]
+
+
+def add_serve(commands: Any) -> None:
+    """Add the subcommand to an argparse parser's subcommands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "serve", help="answer clients of OpenAI's and Anthropic's APIs, and show a page"
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML; without it the built-in pair, as model builtin")
+    parser.add_argument("--host", metavar="ADDRESS", help="where to listen (127.0.0.1)")
+    parser.add_argument("--port", type=int, metavar="N", help="0 takes any that is free (8700)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; each loads its own local models (1)")
+    parser.add_argument("--check", action="store_true", help="read the config, open its models, and end")
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """Serve until told to end."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise MissingExtraError("serve needs prometheus_client, which is not here; run: pip install 'llm-spec[server]'")
+    from llm_spec.server.config import ServerConfig, load_config
+    from llm_spec.server.serve import check, serve
+
+    given = {name: getattr(arguments, name) for name in ("host", "port", "workers")}
+    settings = {name: value for name, value in given.items() if value is not None}
+    if arguments.config is None:
+        config = ServerConfig.builtin(**settings)
+    else:
+        config = replace(load_config(arguments.config), **settings)
+    if arguments.check:
+        check(config)
+        print(f"llm-spec: {len(config.models)} models can be served: {', '.join(config.models)}")
+        return 0
+    serve(config, told=lambda line: print(line, flush=True))
+    return 0

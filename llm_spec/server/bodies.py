@@ -1,0 +1,155 @@
+"""Reading the fields of a request's body: what is absent or null is the default, what is wrong is one clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+from llm_spec.chat import ChatMessage, ChatRequest, Sampling
+from llm_spec.errors import InvalidRequestError
+
+__all__ = [
+    "Asked",
+    "Body",
+    "Json",
+    "chat_request",
+    "listed",
+    "read_messages",
+    "read_model",
+    "read_num_choices",
+    "read_stop",
+    "table",
+    "wanted",
+]
+
+T = TypeVar("T")
+Json: TypeAlias = dict[str, Any]
+Body: TypeAlias = Mapping[str, Any]
+
+_MASK: Final = (1 << 63) - 1
+_SAMPLING: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_KINDS: Final = {
+    bool: "true or false",
+    dict: "an object",
+    int: "an integer",
+    list: "a list",
+    str: "a text",
+}
+# What would change the answer; a model in this process has none of it
+_NOT_LOCAL: Final = ("audio", "best_of", "function_call", "functions", "suffix", "web_search_options")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One request, read. `num_choices`, `logprobs`: what only the target's own chunks can answer."""
+
+    model: str
+    request: ChatRequest
+    stream: bool = False
+    include_usage: bool = False
+    num_choices: int = 1
+    logprobs: bool = False
+    echo: str = ""  # text that the answer begins with
+    body: Body = field(default_factory=dict[str, Any])
+
+
+def wanted(body: Body, name: str, default: T, kind: type | None = None) -> T:
+    """A field of the type of its default, or of `kind`; raises InvalidRequestError for another type."""
+    value = body.get(name)
+    if value is None:
+        return default
+    kind = kind or type(default)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidRequestError(f"{name} is of type {type(value).__name__}; it must be {_KINDS[kind]}")
+    return cast("T", value)
+
+
+def listed(body: Body, name: str) -> list[Json]:
+    """A list of objects."""
+    values = wanted(body, name, list[Any](), list)
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise InvalidRequestError(f"{name}[{index}] is of type {type(value).__name__}; it must be an object")
+    return cast("list[Json]", values)
+
+
+def table(body: Body, name: str) -> Json:
+    """An object; empty where there is none."""
+    return wanted(body, name, dict[str, Any](), dict)
+
+
+def read_messages(body: Body) -> tuple[ChatMessage, ...]:
+    """Chat messages in OpenAI's form."""
+    messages = listed(body, "messages")
+    if not messages:
+        raise InvalidRequestError("messages is empty; it must hold at least one message")
+    read: list[ChatMessage] = []
+    for index, message in enumerate(messages):
+        try:
+            read.append(ChatMessage.from_openai(message))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"messages[{index}] is wrong: {error}") from error
+    return tuple(read)
+
+
+def chat_request(body: Body, known: frozenset[str], *, is_local: bool, **fields: Any) -> ChatRequest:
+    """The request of a body: sampling and what this library knows by its name, the rest as `extra`.
+
+    `known` fields are read by the caller, who gives them in `fields`. A model in this process takes no others: what
+    would change its answer is refused, what would not is left out.
+    """
+    extra = {name: value for name, value in body.items() if name not in known and value is not None}
+    sampling: Json = {name: extra.pop(name) for name in _SAMPLING if name in extra}
+    seed: int | None = wanted(extra, "seed", None, int)
+    if seed is not None and (is_local or seed >= 0):
+        del extra["seed"]
+        sampling["seed"] = seed & _MASK  # a negative one goes to a server as it is
+    sampling["logit_bias"] = _token_biases(table(extra, "logit_bias"))
+    extra.pop("logit_bias", None)
+    if is_local:
+        for name in _NOT_LOCAL:
+            if extra.get(name):
+                raise InvalidRequestError(f"{name} is set; a model in this process cannot serve it")
+        extra = {}
+    return ChatRequest(sampling=Sampling(**sampling), extra=extra, **fields)
+
+
+def _token_biases(bias: Json) -> dict[int, float]:
+    try:
+        return {int(token_id): value for token_id, value in bias.items()}
+    except ValueError as error:
+        raise InvalidRequestError(f"logit_bias has a key that is no token id: {error}") from error
+
+
+def read_stop(body: Body, name: str = "stop") -> tuple[str, ...]:
+    """Stop strings: a text, or a list of texts."""
+    stop = body.get(name)
+    if stop is None:
+        return ()
+    if isinstance(stop, str):
+        return (stop,)
+    if not isinstance(stop, list):
+        raise InvalidRequestError(f"{name} is of type {type(stop).__name__}; it must be a text or a list of texts")
+    return tuple(cast("list[str]", stop))  # the request checks each of them
+
+
+def read_num_choices(body: Body) -> int:
+    """`n`."""
+    number = wanted(body, "n", 1)
+    if not 1 <= number <= 128:
+        raise InvalidRequestError(f"n is {number}; it must be from 1 to 128")
+    return number
+
+
+def read_model(body: Body) -> str:
+    """The name of the model asked for; "" where none is."""
+    return wanted(body, "model", "")

@@ -1,0 +1,150 @@
+"""Who asks: API keys, what each may do, and what it has used, counted over all workers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.sharedctypes import RawArray
+from typing import Final, Protocol
+
+from llm_spec.money import Budget
+from llm_spec.server.config import KeyConfig
+from llm_spec.server.problems import Problem
+
+__all__ = ["Client", "Clients", "Ledger"]
+
+_OPEN, _TOKENS, _COST = range(3)
+_COLUMNS: Final = 3
+
+
+class _Array(Protocol):
+    def __getitem__(self, index: int) -> float: ...
+
+    def __setitem__(self, index: int, value: float) -> None: ...
+
+
+class Ledger:
+    """What every client has used, in memory that all workers share: [worker, client, (open, tokens, cost)].
+
+    Each worker writes its own rows alone, so no lock is needed and one that dies leaves none held; a check against the
+    sum of all may be late by what other workers let in at that very moment.
+    """
+
+    def __init__(self, num_workers: int, num_clients: int) -> None:
+        self.num_workers = num_workers
+        self.num_clients = num_clients
+        self._array: _Array = RawArray("d", max(1, num_workers * num_clients * _COLUMNS))
+
+    def total(self, client: int, column: int) -> float:
+        """The sum over all workers."""
+        return sum(self._array[self._at(worker, client, column)] for worker in range(self.num_workers))
+
+    def add(self, worker: int, client: int, column: int, value: float) -> None:
+        """Count for one worker."""
+        self._array[self._at(worker, client, column)] += value
+
+    def forget_open(self, worker: int) -> None:
+        """A worker that begins has no request open, whatever the one before it left."""
+        for client in range(self.num_clients):
+            self._array[self._at(worker, client, _OPEN)] = 0.0
+
+    def _at(self, worker: int, client: int, column: int) -> int:
+        return (worker * self.num_clients + client) * _COLUMNS + column
+
+
+class _SharedBudget(Budget):
+    """A client's budget, spent by all workers."""
+
+    def __init__(self, config: KeyConfig, ledger: Ledger, worker: int, client: int) -> None:
+        super().__init__(max_tokens=config.max_tokens, max_cost=config.max_cost)
+        self._ledger = ledger
+        self._worker = worker
+        self._client = client
+
+    @property
+    def spent_tokens(self) -> int:
+        return int(self._ledger.total(self._client, _TOKENS))
+
+    @property
+    def spent_cost(self) -> float:
+        return self._ledger.total(self._client, _COST)
+
+    def spend(self, num_tokens: int, cost: float) -> None:
+        self._ledger.add(self._worker, self._client, _TOKENS, num_tokens)
+        self._ledger.add(self._worker, self._client, _COST, cost)
+
+
+class Client:
+    """One client in one worker. Without a config it is anybody, and may do everything."""
+
+    def __init__(self, name: str, config: KeyConfig | None, ledger: Ledger, worker: int, index: int) -> None:
+        self.name = name
+        self._config = config
+        self._ledger = ledger
+        self._worker = worker
+        self._index = index
+        budget = None if config is None else _SharedBudget(config, ledger, worker, index)
+        self.budget = budget if budget is not None and budget.is_bounded else None
+
+    def may_use(self, model: str) -> bool:
+        """Whether it may ask for this model."""
+        return self._config is None or self._config.models is None or model in self._config.models
+
+    @contextmanager
+    def request(self) -> Generator[None]:
+        """One request of it; raises Problem where it has too many at once."""
+        limit = None if self._config is None else self._config.max_concurrent
+        if limit is None:
+            yield
+            return
+        if self._ledger.total(self._index, _OPEN) >= limit:
+            raise Problem(
+                429, f"this key may have {limit} requests at once", code="too_many_requests", retry_after_s=1.0
+            )
+        self._ledger.add(self._worker, self._index, _OPEN, 1)
+        try:
+            yield
+        finally:
+            self._ledger.add(self._worker, self._index, _OPEN, -1)
+
+
+class Clients:
+    """Tells by its key who asks."""
+
+    def __init__(self, keys: Mapping[str, KeyConfig], ledger: Ledger, worker: int) -> None:
+        self._anybody = Client("", None, ledger, worker, 0)
+        self._known = [
+            (_digest(config.key), Client(name, config, ledger, worker, index))
+            for index, (name, config) in enumerate(keys.items())
+        ]
+
+    @property
+    def all(self) -> Sequence[Client]:
+        """Everybody who may ask."""
+        return [client for _, client in self._known] or [self._anybody]
+
+    def find(self, headers: Mapping[str, str]) -> Client:
+        """The client whose key came in `Authorization: Bearer` or `x-api-key`; raises Problem for any other.
+
+        All keys are compared, each in a time that does not depend on how much of it is right.
+        """
+        if not self._known:
+            return self._anybody
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not given:
+            raise Problem(
+                401, "the API key is missing; send it as Authorization: Bearer or x-api-key", code="missing_api_key"
+            )
+        digest = _digest(given)
+        found = [client for known, client in self._known if hmac.compare_digest(known, digest)]
+        if not found:
+            raise Problem(401, "the API key is not known here", code="invalid_api_key")
+        return found[0]
+
+
+def _digest(key: str) -> bytes:
+    """Of equal length for all keys, so that comparing tells nothing of theirs."""
+    return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

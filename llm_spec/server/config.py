@@ -1,0 +1,325 @@
+"""What a server serves, to whom, and where: read from TOML, checked, with file, line and key in every error."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from llm_spec._checks import check_number
+from llm_spec.config import RetryPolicy, SpeculativeConfig, Timeouts
+from llm_spec.errors import ConfigError
+from llm_spec.money import Price, read_price
+from llm_spec.registry import NamedProvider, registered_providers
+from llm_spec.tokens.lookahead import Fixed
+
+__all__ = ["KeyConfig", "ModelConfig", "ServerConfig", "load_config"]
+
+T = TypeVar("T")
+Table = Mapping[str, Any]
+
+_VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
+_HEADER: Final = re.compile(r"\s*\[+\s*(?P<path>[^\]]+?)\s*\]+\s*(#.*)?$")
+_BUILTIN: Final = ("builtin", "builtin:target", "lookup+builtin:draft")  # what is served without a config
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A model that clients may ask for: `target` and `draft` are provider strings, no draft means plain."""
+
+    target: str
+    draft: str | None = None
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyConfig:
+    """A client's API key, and what it may: None is no bound.
+
+    `max_concurrent`: requests at once. `max_tokens`, `max_cost`: of all its requests since the server was started,
+    drafts and waste counted. `models`: the names it may ask for.
+    """
+
+    key: str = field(repr=False)
+    max_concurrent: int | None = None
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    models: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.key) < 8 or not (self.key.isascii() and self.key.isprintable()):
+            raise ConfigError("key is shorter than 8 characters, or has some that no header can carry")
+        check_number(ConfigError, "max_concurrent", self.max_concurrent, 1, integer=True)
+        check_number(ConfigError, "max_tokens", self.max_tokens, 0, integer=True)
+        check_number(ConfigError, "max_cost", self.max_cost, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What a server does.
+
+    default_model: answers names that are not in `models`; None: such names are answered with 404.
+    keys: clients by name; none: everybody may ask, and only on a loopback address.
+    max_body_bytes: longest request. max_requests: requests at once in one worker, more are answered with 503.
+    cors_origins: web pages that may ask from a browser, beside the server's own.
+    keep_alive_s: how often a comment is sent while an answer pauses. body_timeout_s: how long a request's body may
+    take. idle_s: how long a connection may say nothing, or take for a request's headers. shutdown_s: how long
+    running answers may go on once the server is told to end.
+    """
+
+    models: Mapping[str, ModelConfig]
+    providers: Mapping[str, NamedProvider] = field(default_factory=dict[str, NamedProvider])
+    keys: Mapping[str, KeyConfig] = field(default_factory=dict[str, KeyConfig])
+    host: str = "127.0.0.1"
+    port: int = 8700
+    workers: int = 1
+    default_model: str | None = None
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_requests: int = 2000
+    cors_origins: tuple[str, ...] = ()
+    keep_alive_s: float = 10.0
+    body_timeout_s: float = 60.0
+    idle_s: float = 75.0
+    shutdown_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ConfigError("models is empty; name at least one, [models.NAME] with a target")
+        check_number(ConfigError, "port", self.port, 0, 65535, integer=True)
+        check_number(ConfigError, "workers", self.workers, 1, 256, integer=True)
+        check_number(ConfigError, "max_body_bytes", self.max_body_bytes, 1, integer=True)
+        check_number(ConfigError, "max_requests", self.max_requests, 1, integer=True)
+        for name in ("keep_alive_s", "body_timeout_s", "idle_s"):
+            check_number(ConfigError, name, getattr(self, name), 0.0, above=True)
+        check_number(ConfigError, "shutdown_s", self.shutdown_s, 0.0)
+        if self.default_model is not None and self.default_model not in self.models:
+            raise ConfigError(f"default_model is {self.default_model!r}; it must be one of {', '.join(self.models)}")
+        for name, key in self.keys.items():
+            for model in key.models or ():
+                if model not in self.models:
+                    raise ConfigError(f"keys.{name}.models has {model!r}; it must be among {', '.join(self.models)}")
+
+    def check_address(self) -> None:
+        """Raise ConfigError where anybody on the network could ask without a key."""
+        if not self.keys and not is_loopback(self.host):
+            raise ConfigError(f"host is {self.host!r}, which others can reach, and there are no keys; add [keys.NAME]")
+
+    @classmethod
+    def builtin(cls, **settings: Any) -> ServerConfig:
+        """What is served without a config: the built-in pair, as the model `builtin`."""
+        name, target, draft = _BUILTIN
+        return cls(models={name: ModelConfig(target=target, draft=draft)}, **settings)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def load_config(path: str | Path, environment: Mapping[str, str] | None = None) -> ServerConfig:
+    """Read a TOML file; `${NAME}` in its texts stands for a variable of the environment.
+
+    Raises ConfigError that names the file, the line and the key.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"the config {path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: no TOML: {error}") from error
+    return _Reader(str(path), text, os.environ if environment is None else environment).read(table)
+
+
+# ---------------------------------------------------------------------------------------------- inside
+
+
+class _Reader:
+    """Reads the tables of one file."""
+
+    def __init__(self, path: str, text: str, environment: Mapping[str, str]) -> None:
+        self._path = path
+        self._lines = _lines_of_keys(text)
+        self._environment = environment
+
+    def read(self, table: Table) -> ServerConfig:
+        table = self._expanded(table, ())
+        self._refuse_unknown(table, (), ("server", "providers", "models", "keys"))
+        providers = {name: self._provider(name, t) for name, t in self._tables(table, "providers")}
+        models = {name: self._model(name, t) for name, t in self._tables(table, "models")}
+        keys = {name: self._key(name, t) for name, t in self._tables(table, "keys")}
+        if not models:
+            raise ConfigError(f"{self._path}: there is no model; add [models.NAME] with a target")
+        names = [f.name for f in dataclasses.fields(ServerConfig) if f.name not in ("models", "providers", "keys")]
+        settings = self._settings(table.get("server", {}), ("server",), names)
+        made = self._made(("server",), ServerConfig, models=models, providers=providers, keys=keys, **settings)
+        self._check_models(made)
+        return made
+
+    # ------------------------------------------------------------------------------------------ tables
+
+    def _provider(self, name: str, table: Table) -> NamedProvider:
+        at = ("providers", name)
+        settings = self._settings(table, at, [f.name for f in dataclasses.fields(NamedProvider)])
+        self._require(table, at, "type")
+        known = registered_providers()
+        if settings["type"] not in known:
+            raise self._error((*at, "type"), f"{settings['type']!r} is not known; installed are: {', '.join(known)}")
+        for part in settings.values():
+            if not isinstance(part, str):
+                raise self._error(at, f"{part!r} must be a text")
+        return NamedProvider(**settings)
+
+    def _model(self, name: str, table: Table) -> ModelConfig:
+        at = ("models", name)
+        self._require(table, at, "target")
+        known = [f.name for f in dataclasses.fields(SpeculativeConfig) if f.name in _MODEL_SETTINGS]
+        settings = self._settings(table, at, ["target", "draft", "prices", *known, *_RETRY, *_TIMEOUTS])
+        for part in ("target", "draft"):
+            if not isinstance(settings.get(part, ""), str):
+                raise self._error((*at, part), f"{part} is {settings[part]!r}; it must be a text")
+        target, draft = settings.pop("target"), settings.pop("draft", None)
+        retry = {key: settings.pop(key) for key in _RETRY if key in settings}
+        timeouts = {key: settings.pop(key) for key in _TIMEOUTS if key in settings}
+        for key, read in _READERS.items():
+            if key in settings:
+                settings[key] = self._made((*at, key), read, settings[key])
+        settings["retry"] = self._made(at, RetryPolicy, **retry)
+        settings["timeouts"] = self._made(at, Timeouts, **timeouts)
+        speculative = self._made(at, SpeculativeConfig, **settings)
+        return ModelConfig(target=target, draft=draft, speculative=speculative)
+
+    def _key(self, name: str, table: Table) -> KeyConfig:
+        at = ("keys", name)
+        self._require(table, at, "key")
+        settings = self._settings(table, at, [f.name for f in dataclasses.fields(KeyConfig)])
+        if not isinstance(settings["key"], str):
+            raise self._error((*at, "key"), "key must be a text")
+        return self._made(at, KeyConfig, **settings)
+
+    def _check_models(self, config: ServerConfig) -> None:
+        """Name the line of a provider that is not there."""
+        known = registered_providers().keys() | config.providers.keys()
+        for name, model in config.models.items():
+            for part, text in (("target", model.target), ("draft", model.draft)):
+                provider = "" if text is None else text.partition(":")[0].partition("+")[0]
+                if text is not None and provider not in known:
+                    told = f"provider {provider!r} is not known; there are: {', '.join(sorted(known))}"
+                    raise self._error(("models", name, part), told)
+
+    # ------------------------------------------------------------------------------------------ values
+
+    def _tables(self, table: Table, name: str) -> Iterator[tuple[str, Table]]:
+        found = table.get(name, {})
+        if not isinstance(found, Mapping):
+            raise self._error((name,), f"{name} must be tables, [{name}.NAME]")
+        for key, value in cast("Table", found).items():
+            if not isinstance(value, Mapping):
+                raise self._error((name, key), f"{name}.{key} must be a table, [{name}.{key}]")
+            yield key, cast("Table", value)
+
+    def _settings(self, table: Any, at: tuple[str, ...], names: Sequence[str]) -> dict[str, Any]:
+        if not isinstance(table, Mapping):
+            raise self._error(at, f"{'.'.join(at)} must be a table, [{'.'.join(at)}]")
+        self._refuse_unknown(cast("Table", table), at, names)
+        return {name: _frozen(value) for name, value in cast("Table", table).items()}
+
+    def _refuse_unknown(self, table: Table, at: tuple[str, ...], names: Sequence[str]) -> None:
+        for name in table:
+            if name not in names:
+                raise self._error((*at, name), f"{name} is not known here; there are: {', '.join(names)}")
+
+    def _require(self, table: Table, at: tuple[str, ...], name: str) -> None:
+        if name not in table:
+            raise self._error(at, f"{name} is missing")
+
+    def _made(self, at: tuple[str, ...], make: Callable[..., T], *values: Any, **settings: Any) -> T:
+        """What `make` makes; its complaint gets the line of the key that it begins with."""
+        try:
+            return make(*values, **settings)
+        except (ConfigError, TypeError) as error:
+            named = re.match(r"\w+", str(error))
+            key = (*at, named[0]) if named is not None and (*at, named[0]) in self._lines else at
+            raise self._error(key, str(error)) from error
+
+    def _expanded(self, value: Any, at: tuple[str, ...]) -> Any:
+        """A value with the variables in its texts replaced."""
+        if isinstance(value, Mapping):
+            return {k: self._expanded(v, (*at, k)) for k, v in cast("Table", value).items()}
+        if isinstance(value, list):
+            return [self._expanded(item, at) for item in _frozen(value)]
+        return _VARIABLE.sub(lambda found: self._variable(found[1], at), value) if isinstance(value, str) else value
+
+    def _variable(self, name: str, at: tuple[str, ...]) -> str:
+        if name not in self._environment:
+            raise self._error(at, f"the variable {name!r} is not set in the environment")
+        return self._environment[name]
+
+    def _error(self, at: tuple[str, ...], what: str) -> ConfigError:
+        line = next((self._lines[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self._lines), None)
+        place = self._path if line is None else f"{self._path}, line {line}"
+        return ConfigError(f"{place}: {'.'.join(at)}: {what}")
+
+
+_RETRY: Final = tuple(f.name for f in dataclasses.fields(RetryPolicy))
+_TIMEOUTS: Final = tuple(f.name for f in dataclasses.fields(Timeouts))
+_MODEL_SETTINGS: Final = (
+    "strategy",
+    "lookahead",
+    "acceptance",
+    "max_draft_tokens",
+    "max_total_tokens",
+    "max_iterations",
+    "max_concurrent_streams",
+    "max_extra_cost",
+    "deadline_s",
+    "draft_timeout_s",
+    "prices",
+    "max_request_tokens",
+    "max_request_cost",
+)
+
+
+def _frozen(value: Any) -> Any:
+    """A list as a tuple, anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _read_prices(table: Any) -> Mapping[str, Price]:
+    if not isinstance(table, Mapping):
+        raise ConfigError('prices must be a table, such as { "openai:gpt-4.1" = "2:8:0.5" }')
+    return {name: read_price(str(price)) for name, price in cast("Table", table).items()}
+
+
+_READERS: Final[Mapping[str, Callable[[Any], object]]] = {"lookahead": Fixed, "prices": _read_prices}
+
+
+def _lines_of_keys(text: str) -> dict[tuple[str, ...], int]:
+    """The line of each table and key, as far as they are written on lines of their own."""
+    lines: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _HEADER.match(line)
+        if header is not None:
+            table = _parts(header["path"])
+            lines.setdefault(table, number)
+            for n in range(1, len(table)):
+                lines.setdefault(table[:n], number)
+        elif "=" in line and not line.lstrip().startswith("#"):
+            lines.setdefault((*table, *_parts(line.partition("=")[0])), number)
+    return lines
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    """The parts of a dotted key, quotes taken off."""
+    found = re.findall(r'"([^"]*)"|\'([^\']*)\'|([^.\s]+)', path)
+    return tuple(a or b or c for a, b, c in found)

@@ -1,0 +1,92 @@
+"""What the wires of all endpoints share: how an answer's events become bytes, and its figures JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from llm_spec.chat import FinishReason, StreamEvent
+from llm_spec.result import SpeculativeResult
+from llm_spec.server.bodies import Json
+from llm_spec.server.problems import Problem
+
+__all__ = ["Encoder", "dump", "figures", "finish_reason_of", "header_figures", "sse", "usage_counts"]
+
+
+class Encoder(Protocol):
+    """One streamed answer in the words of one API: each call gives the bytes to send."""
+
+    @property
+    def keep_alive(self) -> bytes:
+        """Something that clients pass over."""
+        ...
+
+    def begin(self) -> bytes: ...
+
+    def event(self, event: StreamEvent) -> bytes: ...
+
+    def end(self, result: SpeculativeResult) -> bytes: ...
+
+    def failure(self, problem: Problem) -> bytes:
+        """The answer breaks off; nothing follows."""
+        ...
+
+
+COMMENT: Final = b": keep-alive\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def dump(value: object) -> bytes:
+    """JSON without spaces, in ASCII."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def sse(value: object, event: str | None = None) -> bytes:
+    """A server-sent event."""
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + b"data: " + dump(value) + b"\n\n"
+
+
+def usage_counts(result: SpeculativeResult) -> Mapping[str, int]:
+    """Tokens as clients are told: input, output, cached, reasoning, and what became of the drafted ones."""
+    usage, stats = result.usage, result.stats
+    if usage is None:
+        return {}
+    # a provider that takes predictions counts them itself, and `predict` makes a round of them
+    accepted = usage.accepted_prediction_tokens or stats.num_accepted_draft_tokens
+    rejected = usage.rejected_prediction_tokens or stats.num_wasted_draft_tokens
+    return {
+        "input": usage.input_tokens,
+        "output": usage.output_tokens,
+        "cached": usage.cached_input_tokens,
+        "reasoning": usage.reasoning_tokens,
+        "accepted": accepted,
+        "rejected": rejected,
+    }
+
+
+def finish_reason_of(result: SpeculativeResult) -> FinishReason:
+    """Why an answer ended; some servers say `stop` also behind a tool call, at which clients stop looking for it."""
+    return "tool_calls" if result.tool_calls and result.finish_reason == "stop" else result.finish_reason
+
+
+def figures(result: SpeculativeResult) -> Json:
+    """How an answer came about, without its text: what `to_dict` has beside it."""
+    told = result.to_dict()
+    for name in ("content", "rounds", "tool_calls", "reasoning", "usage", "finish_reason", "stopped_by"):
+        del told[name]
+    return told
+
+
+def header_figures(result: SpeculativeResult, overhead_s: float) -> dict[str, str]:
+    """The figures that go into the headers of an answer given at once."""
+    rate, speedup = result.stats.draft_acceptance_rate, result.speedup
+    told: dict[str, Any] = {
+        "strategy": result.strategy,
+        "guarantee": result.guarantee,
+        "acceptance-rate": None if rate is None else f"{rate:.4f}",
+        "speedup": None if speedup is None else f"{speedup:.3f}",
+        "overhead-ms": f"{overhead_s * 1e3:.3f}",
+    }
+    return {f"x-llm-spec-{name}": value for name, value in told.items() if value is not None}

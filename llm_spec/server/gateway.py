@@ -1,0 +1,226 @@
+"""Gateway: requests over HTTP to decoders, and their answers back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.resources import files
+from typing import Any, Final, TypeAlias, cast
+from urllib.parse import urlsplit
+
+from aiohttp import hdrs, web
+
+from llm_spec.errors import LlmSpecError
+from llm_spec.server.apis import APIS, Api, Naming
+from llm_spec.server.bodies import Json, read_model
+from llm_spec.server.clients import Clients
+from llm_spec.server.config import ServerConfig, is_loopback
+from llm_spec.server.encoding import dump
+from llm_spec.server.exchange import Exchange
+from llm_spec.server.metrics import CONTENT_TYPE, Metrics
+from llm_spec.server.models import ServedModels
+from llm_spec.server.problems import Problem, problem_of
+from llm_spec.telemetry import log_event, new_request_id
+
+__all__ = ["Gateway"]
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_OPENAI: Final = APIS["/v1/chat/completions"]
+_PAGE_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_TRACE: Final = "x-llm-spec-trace"
+
+
+class Gateway:
+    """Serves the models of a config to its clients."""
+
+    def __init__(self, config: ServerConfig, models: ServedModels, clients: Clients, metrics: Metrics) -> None:
+        self._config = config
+        self._models = models
+        self._clients = clients
+        self._metrics = metrics
+        self._hidden = models.addresses
+        self._num_open = 0
+        self._page = files("llm_spec.server").joinpath("page.html").read_bytes()
+        self.is_ending = False
+
+    def app(self) -> web.Application:
+        """The application, with every path also without its /v1."""
+        app = web.Application(middlewares=[self._guard], client_max_size=self._config.max_body_bytes)
+        for path, api in APIS.items():
+            for place in (path, path.removeprefix("/v1")):
+                app.router.add_post(place, partial(self._answer, api))
+        for prefix in ("/v1", ""):
+            app.router.add_get(f"{prefix}/models", self._list_models)
+            app.router.add_get(f"{prefix}/models/{{name:.+}}", self._one_model)
+        app.router.add_get("/health/live", self._live)
+        app.router.add_get("/health/ready", self._ready)
+        app.router.add_get("/metrics", self._tell_metrics)
+        app.router.add_get("/", self._show_page)
+        return app
+
+    # ------------------------------------------------------------------------------------------ all requests
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse what comes from other pages, and tell of errors in the API's own form."""
+        try:
+            self._check_origin(request)
+            if request.method == hdrs.METH_OPTIONS:
+                return web.Response(status=204, headers=self._cors(request))
+            return await handler(request)
+        except Problem as problem:
+            return self._refuse(request, problem)
+        except web.HTTPException as error:
+            return self._refuse(request, Problem(error.status, error.reason or "not served here"))
+        except LlmSpecError as error:
+            return self._refuse(request, self._problem(error))
+        except asyncio.CancelledError:
+            self._metrics.left.inc()
+            raise
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
+            return self._refuse(request, self._problem(error))
+
+    def _problem(self, error: Exception) -> Problem:
+        """What a client hears of an error; a log hears its type, and where it happened if it is nobody's doing."""
+        problem = problem_of(error, self._hidden)
+        if not isinstance(error, LlmSpecError):
+            logging.getLogger("llm_spec").error("a request failed", exc_info=error)
+        return problem
+
+    def _refuse(self, request: web.Request, problem: Problem) -> web.Response:
+        self._metrics.errors.labels(str(problem.status)).inc()
+        log_event("refused", level=logging.WARNING, path=request.path, status=problem.status, code=problem.code)
+        api = APIS.get(request.path) or APIS.get(f"/v1{request.path}") or _OPENAI
+        return self._json(request, api.problem(problem), status=problem.status, headers=problem.headers)
+
+    def _json(
+        self, request: web.Request, body: object, *, status: int = 200, headers: dict[str, str] | None = None
+    ) -> web.Response:
+        return web.Response(
+            body=dump(body),
+            status=status,
+            content_type="application/json",
+            headers={**(headers or {}), **self._cors(request)},
+        )
+
+    def _check_origin(self, request: web.Request) -> None:
+        """A page from elsewhere may not ask through its reader's browser, nor by a name that it made point here."""
+        host = request.headers.get(hdrs.HOST, "")
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is not None and origin not in self._config.cors_origins and urlsplit(origin).netloc != host:
+            raise Problem(403, "pages from other origins may not ask here; see cors_origins", code="origin")
+        name = urlsplit(f"//{host}").hostname or ""
+        if not self._config.keys and not (is_loopback(name) or name == self._config.host):
+            raise Problem(403, "without keys this server answers to its loopback address alone", code="host")
+
+    def _cors(self, request: web.Request) -> dict[str, str]:
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is None or origin not in self._config.cors_origins:
+            return {}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, x-llm-spec-strategy",
+            "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+            "Access-Control-Expose-Headers": "*",
+            "Vary": "Origin",
+        }
+
+    # ------------------------------------------------------------------------------------------ small things
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        client = self._clients.find(request.headers)
+        models = [model.describe() for model in self._models.all_for(client)]
+        return self._json(request, {"object": "list", "data": models})
+
+    async def _one_model(self, request: web.Request) -> web.Response:
+        client = self._clients.find(request.headers)
+        return self._json(request, self._models.find(request.match_info["name"], client).describe())
+
+    async def _live(self, request: web.Request) -> web.Response:
+        return self._json(request, {"status": "ok"})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        if self.is_ending:
+            return self._json(request, {"status": "ending"}, status=503)
+        return self._json(request, {"status": "ok", "models": [model.name for model in self._models.all]})
+
+    async def _tell_metrics(self, request: web.Request) -> web.Response:
+        self._clients.find(request.headers)
+        return web.Response(body=self._metrics.text(self._models.all), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _show_page(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=_PAGE_HEADERS)
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
+        started_s = asyncio.get_running_loop().time()
+        client = self._clients.find(request.headers)
+        body = await self._body(request)
+        model = self._models.find(read_model(body), client)
+        self._metrics.requests.labels(api.name, model.name).inc()
+        asked = api.read(body, model.is_local)
+        naming = Naming(
+            answer_id=new_request_id(),
+            model=model.name,
+            trace=request.headers.get(_TRACE) == "1",
+            started_s=started_s,
+        )
+        exchange = Exchange(
+            request,
+            config=self._config,
+            metrics=self._metrics,
+            api=api,
+            model=model,
+            client=client,
+            asked=asked,
+            naming=naming,
+            headers=self._cors(request),
+            problem_of=self._problem,
+        )
+        with client.request():
+            async with self._admitted():
+                return await exchange.respond()
+
+    async def _body(self, request: web.Request) -> Json:
+        try:
+            async with asyncio.timeout(self._config.body_timeout_s):
+                data = await request.read()
+        except TimeoutError:
+            raise Problem(408, "the request's body did not come in time", code="timeout") from None
+        except web.HTTPRequestEntityTooLarge:
+            told = f"the request's body is longer than {self._config.max_body_bytes} bytes"
+            raise Problem(413, told, code="request_too_large") from None
+        try:
+            body: Any = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise Problem(400, f"the body is no JSON: {error}", code="invalid_json") from None
+        if not isinstance(body, dict):
+            raise Problem(400, f"the body is of type {type(body).__name__}; it must be a JSON object")
+        return cast("Json", body)
+
+    @asynccontextmanager
+    async def _admitted(self) -> AsyncGenerator[None]:
+        if self._num_open >= self._config.max_requests:
+            raise Problem(503, "the server answers as many requests as it may", code="overloaded", retry_after_s=1.0)
+        self._num_open += 1
+        self._metrics.open.inc()
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            self._metrics.open.dec()

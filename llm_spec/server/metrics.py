@@ -1,0 +1,102 @@
+"""Prometheus metrics of the server, over all its workers.
+
+Several workers write theirs into files of one folder (PROMETHEUS_MULTIPROC_DIR), and prometheus_client reads them all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    multiprocess,
+)
+
+from llm_spec.result import SpeculativeResult
+from llm_spec.server.models import ServedModel
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_OVERHEAD_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
+
+
+class Metrics:
+    """What a worker counts."""
+
+    def __init__(self) -> None:
+        self._is_shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        self._registry = CollectorRegistry()
+        r = self._registry
+        by_model = ("model",)
+        self.requests = Counter("llm_spec_requests", "Requests", ("endpoint", "model"), registry=r)
+        self.errors = Counter("llm_spec_errors", "Requests that ended in an error", ("status",), registry=r)
+        self.left = Counter("llm_spec_cancelled", "Requests whose client left", registry=r)
+        self.open = Gauge("llm_spec_open_requests", "Requests being answered", multiprocess_mode="livesum", registry=r)
+        self._tokens = Counter("llm_spec_tokens", "Tokens by what became of them", ("model", "kind"), registry=r)
+        self._rounds = Counter("llm_spec_rounds", "Rounds in which something was drafted", by_model, registry=r)
+        self._fallbacks = Counter("llm_spec_fallbacks", "Drafts that were given up", by_model, registry=r)
+        self._retries = Counter("llm_spec_retries", "Targets that were asked again", by_model, registry=r)
+        self._strategies = Counter("llm_spec_answers", "Answers by strategy", ("model", "strategy"), registry=r)
+        self._first = Histogram(
+            "llm_spec_first_text_seconds", "Time to the first text", by_model, buckets=_SECONDS, registry=r
+        )
+        self._total = Histogram("llm_spec_answer_seconds", "Time of answers", by_model, buckets=_SECONDS, registry=r)
+        self._overhead = Histogram(
+            "llm_spec_overhead_seconds",
+            "This server's part before an answer is asked for",
+            buckets=_OVERHEAD_S,
+            registry=r,
+        )
+        self._left_alone = Gauge(
+            "llm_spec_breaker_open",
+            "1 while a target or draft that kept failing is left alone",
+            ("model", "role"),
+            multiprocess_mode="max",
+            registry=r,
+        )
+
+    def count(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
+        """Count an answer."""
+        stats, usage = result.stats, result.usage
+        kinds = {
+            "draft": stats.num_draft_tokens,
+            "accepted": stats.num_accepted_draft_tokens,
+            "wasted": stats.num_wasted_draft_tokens,
+            "input": 0 if usage is None else usage.input_tokens,
+            "output": 0 if usage is None else usage.output_tokens,
+        }
+        for kind, number in kinds.items():
+            if number:
+                self._tokens.labels(model, kind).inc(number)
+        for counter, number in (
+            (self._rounds, stats.num_spec_steps),
+            (self._fallbacks, len(result.fallbacks)),
+            (self._retries, len(result.retries)),
+        ):
+            if number:
+                counter.labels(model).inc(number)
+        self._strategies.labels(model, result.strategy).inc()
+        if result.timings.first_text_s is not None:
+            self._first.labels(model).observe(result.timings.first_text_s)
+        self._total.labels(model).observe(result.timings.total_s)
+        self._overhead.observe(overhead_s)
+
+    def text(self, models: Iterable[ServedModel]) -> bytes:
+        """All of it in Prometheus' text format."""
+        for model in models:
+            self._left_alone.labels(model.name, "target").set(model.decoder.is_target_left_alone)
+            self._left_alone.labels(model.name, "draft").set(model.decoder.is_draft_left_alone)
+        if not self._is_shared:
+            return generate_latest(self._registry)
+        everybody = CollectorRegistry()
+        multiprocess.MultiProcessCollector(everybody)  # type: ignore[no-untyped-call] # it has no types
+        return generate_latest(everybody)

@@ -1,0 +1,144 @@
+"""The models that are served: their providers, opened once and shared, and decoders for each client and strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Final, cast, get_args
+
+from llm_spec.config import SpeculativeConfig, StrategyName
+from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.drafting.model import ProviderDraft
+from llm_spec.errors import ConfigError, InvalidRequestError
+from llm_spec.provider import DraftProvider, LlmProvider
+from llm_spec.registry import NamedProvider, open_draft, open_provider
+from llm_spec.server.bodies import Json
+from llm_spec.server.clients import Client
+from llm_spec.server.config import ModelConfig, ServerConfig
+from llm_spec.server.problems import Problem
+
+__all__ = ["ServedModel", "ServedModels"]
+
+_CREATED: Final = 0  # a time that the API wants, and nobody knows
+
+
+class ServedModel:
+    """One model as clients see it."""
+
+    def __init__(self, name: str, config: ModelConfig, target: LlmProvider, draft: DraftProvider | None) -> None:
+        self.name = name
+        self.target = target
+        self._config = config
+        self._has_draft = draft is not None
+        self._decoders: dict[tuple[str, StrategyName], SpeculativeDecoder] = {}
+        self.decoder = SpeculativeDecoder(draft, target, config.speculative)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its target runs in this process."""
+        return self.target.capabilities.token_model is not None
+
+    def decoder_for(self, client: Client, strategy: str | None) -> SpeculativeDecoder:
+        """The decoder of a client's request; raises InvalidRequestError for a strategy that there is not."""
+        chosen = self._config.speculative.strategy if strategy is None else strategy
+        if chosen not in get_args(StrategyName):
+            raise InvalidRequestError(f"x-llm-spec-strategy is {chosen!r}; it must be one of {self._strategies()}")
+        key = (client.name, cast("StrategyName", chosen))
+        if key not in self._decoders:
+            config: SpeculativeConfig = replace(self._config.speculative, strategy=key[1], budget=client.budget)
+            self._decoders[key] = self.decoder.using(config)
+        return self._decoders[key]
+
+    def describe(self) -> Json:
+        """The model object of OpenAI's API."""
+        told = {
+            "target": self._config.target.partition("@")[0],
+            "draft": None if self._config.draft is None else self._config.draft.partition("@")[0],
+            "strategy": self._config.speculative.strategy,
+            "strategies": list(self._usable()),
+        }
+        return {"id": self.name, "object": "model", "created": _CREATED, "owned_by": "llm-spec", "llm_spec": told}
+
+    def _usable(self) -> tuple[str, ...]:
+        """The strategies that this pair may support, as far as can be told without asking a server."""
+        if not self._has_draft:
+            return ("auto", "plain")
+        if self.is_local:
+            return ("auto", "plain", "tokens", "judge", "regenerate")
+        return tuple(name for name in get_args(StrategyName) if name != "tokens")
+
+    def _strategies(self) -> str:
+        return ", ".join(self._usable())
+
+
+class ServedModels:
+    """All models of a config. Targets and drafts that are written alike are opened once."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._stack = AsyncExitStack()
+        self._targets: dict[str, LlmProvider] = {}
+        self._drafts: dict[str, DraftProvider] = {}
+        self._models: dict[str, ServedModel] = {}
+
+    def open(self, clients: Mapping[str, Client] | None = None) -> None:
+        """Open the providers; raises ConfigError and what they raise, naming the model."""
+        for name, model in self._config.models.items():
+            try:
+                draft = None if model.draft is None else self._draft(model.draft)
+                self._models[name] = ServedModel(name, model, self._target(model.target), draft)
+                for client in (clients or {}).values():
+                    if client.may_use(name):
+                        self._models[name].decoder_for(client, None)
+            except ConfigError as error:
+                raise ConfigError(f"models.{name}: {error}") from error
+
+    def find(self, name: str, client: Client) -> ServedModel:
+        """The model of that name, or the default one; raises Problem where there is none for this client."""
+        known = name if name in self._models else self._config.default_model
+        if known is None or not client.may_use(known):
+            told = f"the model {name[:200]!r} does not exist here, or this key may not use it"
+            raise Problem(404, told, code="model_not_found", param="model")
+        return self._models[known]
+
+    def all_for(self, client: Client) -> list[ServedModel]:
+        """What a client may ask for."""
+        return [model for name, model in self._models.items() if client.may_use(name)]
+
+    @property
+    def all(self) -> list[ServedModel]:
+        return list(self._models.values())
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the servers behind are: nobody's business."""
+        texts = [model.target for model in self._config.models.values()]
+        texts += [model.draft for model in self._config.models.values() if model.draft is not None]
+        written = [text.partition("@")[2] for text in texts]
+        found = {*written, *(p.base_url for p in self._config.providers.values() if p.base_url)}
+        return tuple(sorted((address.rstrip("/") for address in found if address), key=len, reverse=True))
+
+    async def aclose(self) -> None:
+        """Close what was opened."""
+        await self._stack.aclose()
+
+    def _target(self, text: str) -> LlmProvider:
+        if text not in self._targets:
+            self._targets[text] = open_provider(text, self._named)
+            self._stack.push_async_callback(self._targets[text].aclose)
+        return self._targets[text]
+
+    def _draft(self, text: str) -> DraftProvider:
+        """A draft; where a target of the same text is open, its weights are read once."""
+        if text not in self._drafts:
+            if text in self._targets:
+                self._drafts[text] = ProviderDraft(self._targets[text])
+            else:
+                self._drafts[text] = open_draft(text, self._named)
+                self._stack.push_async_callback(self._drafts[text].aclose)
+        return self._drafts[text]
+
+    @property
+    def _named(self) -> Mapping[str, NamedProvider]:
+        return self._config.providers

@@ -1,0 +1,108 @@
+"""What goes wrong with a request, as a client should hear of it: a status, an error object, headers. No I/O."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from llm_spec.errors import (
+    CircuitOpenError,
+    InvalidRequestError,
+    LlmSpecError,
+    TargetError,
+    TransientError,
+    UnsupportedError,
+)
+
+__all__ = ["Problem", "problem_of"]
+
+# RFC 9110's statuses, and OpenAI's names for them
+_TYPES: Final[Mapping[int, str]] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_FIELD: Final = re.compile(r"[a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+)*(?= (?:is|has|holds|must|names)\b)")
+_STATUSES: Final[Mapping[type[Exception], tuple[int, str]]] = {
+    UnsupportedError: (400, "unsupported"),
+    CircuitOpenError: (503, "target_left_alone"),
+    TargetError: (502, "target_failed"),
+    LlmSpecError: (500, "configuration"),
+}
+_NO_RETRY: Final = {"x-should-retry": "false"}  # openai's and anthropic's SDKs obey it
+
+
+class Problem(Exception):  # noqa: N818 - it is sent as well as raised
+    """Why a request is not answered; `param` is the field of the request that it is about.
+
+    `retry_after_s`: when to ask again. `is_final`: asking again is of no use, or was tried here already.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        is_final: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self._retry_after_s = retry_after_s
+        self._is_final = is_final
+
+    @property
+    def type(self) -> str:
+        """OpenAI's and Anthropic's name for this kind of problem."""
+        if self.code == "insufficient_quota":
+            return self.code
+        return _TYPES.get(self.status, "api_error")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a client's own retries go by."""
+        headers = dict(_NO_RETRY) if self._is_final else {}
+        if self._retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self._retry_after_s)))
+        return headers
+
+    def to_openai(self) -> dict[str, Any]:
+        """The error object of OpenAI's API."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def to_anthropic(self) -> dict[str, Any]:
+        """The error object of Anthropic's API."""
+        return {"type": "error", "error": {"type": self.type, "message": self.message}}
+
+
+def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:
+    """An error of this library as a problem; `hidden` texts, such as addresses of servers behind, are taken out."""
+    message = str(error)
+    for text in hidden:
+        message = message.replace(f" at {text}", "").replace(text, "***")
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, InvalidRequestError):
+        found = _FIELD.match(message)
+        return Problem(400, message, param=None if found is None else found[0])
+    if isinstance(error, TransientError):
+        status = error.status if error.status in (429, 503) else 504 if "silent" in message else 502
+        return Problem(status, message, code="target_failed", retry_after_s=error.retry_after_s, is_final=True)
+    for kind, (status, code) in _STATUSES.items():
+        if isinstance(error, kind):
+            return Problem(status, message, code=code, is_final=status >= 500)
+    return Problem(500, "the server failed; its log says why", code="internal", is_final=True)

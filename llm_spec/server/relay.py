@@ -1,0 +1,85 @@
+"""Answers that only the target's own chunks tell (several choices, log-probabilities): passed on, or merged. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+from llm_spec.chat import Usage
+from llm_spec.openai_chat import read_usage
+from llm_spec.server.bodies import Json
+
+__all__ = ["ChunkMerger", "renamed"]
+
+
+def renamed(chunk: Mapping[str, Any], *, answer_id: str, model: str, include_usage: bool) -> Json | None:
+    """A chunk under this server's names; None for one that holds nothing but a usage that was not asked for."""
+    told = {**chunk, "id": answer_id, "model": model}
+    if not include_usage:
+        told.pop("usage", None)
+        if not told.get("choices"):
+            return None
+    return told
+
+
+class ChunkMerger:
+    """Puts the chunks of one answer together."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, Json] = {}
+        self._usage: Any = None
+        self.usage: Usage | None = None
+
+    def add(self, chunk: Mapping[str, Any]) -> None:
+        """One more chunk."""
+        self.usage = read_usage(chunk) or self.usage
+        self._usage = chunk.get("usage") or self._usage
+        for position, choice in enumerate(cast("list[Json]", chunk.get("choices") or [])):
+            index = int(choice.get("index") or position)
+            merged = self._choices.setdefault(index, {"index": index, "logprobs": None, "finish_reason": None})
+            merged["finish_reason"] = choice.get("finish_reason") or merged["finish_reason"]
+            merged["logprobs"] = _longer(merged["logprobs"], choice.get("logprobs"))
+            if "text" in choice:
+                merged["text"] = merged.get("text", "") + choice["text"]
+            elif choice.get("delta") is not None:
+                message = merged.setdefault("message", {"role": "assistant", "content": None, "refusal": None})
+                _add_delta(message, choice["delta"])
+
+    def whole(self, *, answer_id: str, model: str, kind: str) -> Json:
+        """The answer."""
+        usage = {} if self._usage is None else {"usage": self._usage}
+        choices = [choice for _, choice in sorted(self._choices.items())]
+        return {
+            "id": answer_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+            "choices": choices,
+            **usage,
+        }
+
+
+def _add_delta(message: Json, delta: Json) -> None:
+    for name in ("content", "refusal", "reasoning_content", "reasoning"):
+        if isinstance(delta.get(name), str):
+            message[name] = (message.get(name) or "") + delta[name]
+    for position, piece in enumerate(cast("list[Json]", delta.get("tool_calls") or [])):
+        calls = cast("list[Json]", message.setdefault("tool_calls", []))
+        index = int(piece.get("index", position))
+        while len(calls) <= index:
+            calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+        function = cast("Json", piece.get("function") or {})
+        calls[index]["id"] = calls[index]["id"] or piece.get("id") or ""
+        calls[index]["function"]["name"] += function.get("name") or ""
+        calls[index]["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _longer(logprobs: Json | None, more: Json | None) -> Json | None:
+    """Log-probabilities with those of one more piece: lists grow."""
+    if logprobs is None or more is None:
+        return more if logprobs is None else logprobs
+    return {
+        name: [*(logprobs.get(name) or []), *value] if isinstance(value, list) else value
+        for name, value in more.items()
+    }

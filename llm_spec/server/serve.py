@@ -1,0 +1,234 @@
+"""Running a server: its sockets, workers and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Final, Self
+
+from aiohttp import web
+
+from llm_spec.errors import ConfigError
+from llm_spec.server.clients import Clients, Ledger
+from llm_spec.server.config import ServerConfig
+from llm_spec.server.gateway import Gateway
+from llm_spec.server.metrics import Metrics
+from llm_spec.server.models import ServedModels
+
+__all__ = ["Server", "check", "serve"]
+
+_BACKLOG: Final = 1024
+_AT_ONCE_S: Final = 1.0  # a worker that ends so soon is not begun again
+
+
+class Server:
+    """A server inside an event loop, for `async with`: `url` is its address once it listens.
+
+    `sock` is a listening socket that stays the caller's; without one the config's address is bound.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        sock: socket.socket | None = None,
+        ledger: Ledger | None = None,
+        worker: int = 0,
+    ) -> None:
+        config.check_address()
+        self._config = config
+        self._socket = sock
+        self._clients = Clients(config.keys, ledger or Ledger(1, len(config.keys)), worker)
+        self._models = ServedModels(config)
+        self._stack = AsyncExitStack()
+        self._gateway: Gateway | None = None
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._models.aclose)
+            self._models.open({client.name: client for client in self._clients.all})
+            self._gateway = Gateway(self._config, self._models, self._clients, Metrics())
+            runner = web.AppRunner(
+                self._gateway.app(),
+                handler_cancellation=True,
+                keepalive_timeout=self._config.idle_s,
+                shutdown_timeout=self._config.shutdown_s,
+                access_log=None,
+            )
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await self._site(runner).start()
+            host, port = runner.addresses[0][:2]
+            self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop listening, let running answers end, then close what was opened."""
+        if self._gateway is not None:
+            self._gateway.is_ending = True
+        await self._stack.aclose()
+
+    def _site(self, runner: web.AppRunner) -> web.BaseSite:
+        if self._socket is not None:
+            return web.SockSite(runner, self._socket, backlog=_BACKLOG)
+        return web.TCPSite(runner, self._config.host, self._config.port, backlog=_BACKLOG)
+
+
+def check(config: ServerConfig) -> None:
+    """Open all that a server would open, and close it; raises what would keep it from serving."""
+    config.check_address()
+
+    async def run() -> None:
+        clients = Clients(config.keys, Ledger(1, len(config.keys)), 0)
+        models = ServedModels(config)
+        try:
+            models.open({client.name: client for client in clients.all})
+        finally:
+            await models.aclose()
+
+    _run(run)
+
+
+def serve(config: ServerConfig, *, told: Callable[[str], None] = print) -> None:
+    """Serve until SIGINT or SIGTERM; then running answers end, for `shutdown_s` seconds at most.
+
+    `told` hears the address once the server listens. Raises ConfigError for an address that cannot be bound.
+    """
+    config.check_address()
+    with _listening(config) as sock:
+        if config.workers == 1:
+            ledger = Ledger(1, len(config.keys))
+            _work(config, sock, ledger, 0, lambda server: told(f"llm-spec serves at {server.url}"))
+        else:
+            _serve_with_workers(config, sock, told)
+
+
+@contextmanager
+def _listening(config: ServerConfig) -> Generator[socket.socket]:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    with contextlib.closing(sock):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((config.host, config.port))
+        except OSError as error:
+            raise ConfigError(f"host {config.host!r}, port {config.port} cannot be bound: {error}") from error
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+        yield sock
+
+
+def _run(main: Callable[[], object]) -> None:
+    """Run a coroutine function, on uvloop where that is installed: it halves what a relayed piece costs."""
+    try:
+        import uvloop
+    except ImportError:
+        factory = None
+    else:
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())  # type: ignore[arg-type]
+
+
+def _work(
+    config: ServerConfig, sock: socket.socket, ledger: Ledger, worker: int, ready: Callable[[Server], None]
+) -> None:
+    """One worker's life."""
+
+    async def run() -> None:
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ended.set)
+        async with Server(config, sock=sock, ledger=ledger, worker=worker) as server:
+            ready(server)
+            await ended.wait()
+
+    ledger.forget_open(worker)
+    _run(run)
+
+
+# ---------------------------------------------------------------------------------------------- workers
+
+
+def _serve_with_workers(config: ServerConfig, sock: socket.socket, told: Callable[[str], None]) -> None:
+    """Several processes accept from one socket; one that dies is begun again."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="llm_spec-metrics-"))
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        stack.callback(os.environ.pop, "PROMETHEUS_MULTIPROC_DIR", None)
+        ledger = Ledger(config.workers, len(config.keys))
+        workers = _Workers(config, sock, ledger)
+        stack.callback(workers.end)
+        signal.signal(signal.SIGTERM, _end)
+        workers.begin()
+        host, port = sock.getsockname()[:2]
+        told(f"llm-spec serves at http://{f'[{host}]' if ':' in host else host}:{port} with {config.workers} workers")
+        with contextlib.suppress(KeyboardInterrupt):
+            workers.watch()
+
+
+def _end(*_: object) -> None:
+    sys.exit(0)
+
+
+class _Workers:
+    def __init__(self, config: ServerConfig, sock: socket.socket, ledger: Ledger) -> None:
+        self._config = config
+        self._socket = sock
+        self._ledger = ledger
+        self._context = multiprocessing.get_context("spawn")  # a forked process would share the threads' locks
+        self._processes: list[BaseProcess] = []
+        self._begun_s: list[float] = []
+
+    def begin(self) -> None:
+        """Begin all of them; raises ConfigError where one cannot."""
+        for worker in range(self._config.workers):
+            self._processes.append(self._begin(worker))
+            self._begun_s.append(time.monotonic())
+
+    def watch(self) -> None:
+        """Wait, and begin again what has died; raises ConfigError for one that cannot live."""
+        while True:
+            multiprocessing.connection.wait([process.sentinel for process in self._processes])
+            for worker, process in enumerate(self._processes):
+                if process.is_alive():
+                    continue
+                if time.monotonic() - self._begun_s[worker] < _AT_ONCE_S:
+                    raise ConfigError(f"worker {worker} ended as soon as it had begun, with code {process.exitcode}")
+                self._begun_s[worker] = time.monotonic()
+                self._processes[worker] = self._begin(worker)
+
+    def end(self) -> None:
+        """End all, letting running answers end."""
+        for process in self._processes:
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGTERM)
+        for process in self._processes:
+            process.join(self._config.shutdown_s + 5.0)
+            if process.is_alive():
+                process.kill()
+
+    def _begin(self, worker: int) -> BaseProcess:
+        process = self._context.Process(
+            target=_work_apart, args=(self._config, self._socket, self._ledger, worker), name=f"llm-spec-{worker}"
+        )
+        process.start()
+        return process
+
+
+def _work_apart(config: ServerConfig, sock: socket.socket, ledger: Ledger, worker: int) -> None:
+    _work(config, sock, ledger, worker, lambda _: None)
