@@ -19,7 +19,7 @@ from llm_spec import Round, SpeculativeDecoder, SpeculativeFinish, TextDelta
 PROMPT: Final = '''import heapq
 
 class PriorityQueue:
-    """Returns the smallest item first."""
+    """Smallest item first."""
 
     def __init__(self, items=()):
         self._items = list(items)
@@ -64,4 +64,4 @@ async def main(settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main({"max_tokens": 160, "temperature": 0.5, "seed": 8}))
+    asyncio.run(main({"max_tokens": 160, "temperature": 0.5, "seed": 1}))

@@ -1,6 +1,6 @@
 """A server that plays scripts in the wire of `llm-spec serve`: one script a model id, recorded or made up.
 
-    python tests/integrations/page/scripted_server.py     # serves the page with all scripts, to look at it
+python tests/integrations/page/scripted_server.py     # serves the page with all scripts, to look at it
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
-__all__ = ["HOSTILE_TEXT", "RACE_STREAMS", "ScriptedServer", "serve_scripts"]
+__all__ = ["HOSTILE_TEXT", "PAGE", "RACE_STREAMS", "TRACE", "ScriptedServer", "serve_scripts"]
 
 PAGE: Final = Path(__file__).parents[3] / "llm_spec" / "server" / "page.html"
 TRACE: Final[dict[str, Any]] = json.loads((Path(__file__).parent / "trace.json").read_text())
 POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
-HOSTILE_TEXT: Final = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> &amp; <b>b</b>"
+HOSTILE_TEXT: Final = (
+    "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> &amp; <b>b</b>"
+)
 RACE_STREAMS: Final = (  # begins_at, started_s, ended_s, outcome, num_tokens
     (0, 0.00, 0.95, "emitted", 40),
     (40, 0.12, 1.30, "emitted", 44),
@@ -66,7 +68,9 @@ def result(**told: Any) -> Part:
     plain: Part = {"strategy": "tokens", "guarantee": "exact", "same_text": True, "seed": None, "draft_tokens": 0}
     plain |= {"accepted_tokens": 0, "acceptance_rate": None, "speedup": None, "speedup_basis": None}
     plain |= {"metrics": {"num_rounds": 0, "mean_acceptance_length": None}, "fallbacks": [], "retries": []}
-    plain |= {"timings": {"total_s": 1.0, "first_text_s": 0.1, "draft_s": 0, "verify_s": 0, "other_s": 1.0, "plain_s": None}}
+    plain |= {
+        "timings": {"total_s": 1.0, "first_text_s": 0.1, "draft_s": 0, "verify_s": 0, "other_s": 1.0, "plain_s": None}
+    }
     plain |= {"cost": {"target": None, "draft": None, "plain": None, "wasted": None, "saving": None}}
     return {"result": plain | told}
 
@@ -109,7 +113,13 @@ async def race(asked: Asked) -> AsyncIterator[Part]:
     rates = {"draft_tokens": 150, "accepted_tokens": 120, "acceptance_rate": 0.8, "speedup": 2.1}
     basis = "the plain answers of this server so far"
     yield result(
-        strategy="race", guarantee="exact-text", same_text=False, cost=cost, timings=timings, speedup_basis=basis, **rates
+        strategy="race",
+        guarantee="exact-text",
+        same_text=False,
+        cost=cost,
+        timings=timings,
+        speedup_basis=basis,
+        **rates,
     )
 
 
@@ -173,7 +183,9 @@ async def lines(asked: Asked) -> AsyncIterator[Part]:
     del asked
     yield {"raw": b": keep-alive\n\n"}
     yield started("tokens")
-    chunk = json.dumps({"choices": [{"delta": {"content": "caf\u00e9 \u2192 \U0001f40d"}}]}, ensure_ascii=False).encode()
+    chunk = json.dumps(
+        {"choices": [{"delta": {"content": "caf\u00e9 \u2192 \U0001f40d"}}]}, ensure_ascii=False
+    ).encode()
     half = chunk.index("\u00e9".encode()) + 1
     yield {"raw": b"event: message\r\nid: 1\r\ndata:" + chunk[:half]}
     await asyncio.sleep(0.05)
@@ -185,7 +197,12 @@ async def lines(asked: Asked) -> AsyncIterator[Part]:
 
 def to_chunk(part: Part) -> dict[str, Any]:
     """A part of a script as a chunk of the wire."""
-    envelope: dict[str, Any] = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": "scripted"}
+    envelope: dict[str, Any] = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": "scripted",
+    }
     choice: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": None}
     if "started" in part:
         choice["delta"] = {"role": "assistant", "content": ""}
