@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
 
 from .browser import CHROMIUM, Seen
 from .scripted_server import ScriptedServer, serve_scripts
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
 
 
 @pytest.fixture
@@ -30,6 +33,8 @@ async def browser() -> AsyncIterator[Browser]:
     """A real browser without a window."""
     if CHROMIUM is None:
         pytest.skip("no chromium found (apt-get install chromium, or set CHROMIUM)")
+    from playwright.async_api import async_playwright  # what collects all tests may not have it
+
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser

@@ -28,9 +28,9 @@ class PriorityQueue:
     def push(self, item):
 '''
 _KEYS: Final = (
-    "strategy guarantee same_text seed draft_tokens accepted_tokens acceptance_rate speedup speedup_basis metrics timings "
-    "cost fallbacks retries"
-).split()
+    *("strategy", "guarantee", "same_text", "seed", "draft_tokens", "accepted_tokens", "acceptance_rate"),
+    *("speedup", "speedup_basis", "metrics", "timings", "cost", "fallbacks", "retries"),
+)
 
 
 async def _record(decoder: SpeculativeDecoder, settings: dict[str, Any]) -> list[dict[str, Any]]:

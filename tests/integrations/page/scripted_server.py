@@ -149,6 +149,15 @@ async def cut(asked: Asked) -> AsyncIterator[Part]:
     yield {"cut": True}
 
 
+async def torn(asked: Asked) -> AsyncIterator[Part]:
+    """The connection breaks."""
+    del asked
+    yield started("tokens")
+    yield {"text": "Half an ", "origin": "accepted", "t": 0.1}
+    await asyncio.sleep(0.1)
+    yield {"torn": True}
+
+
 async def hostile(asked: Asked) -> AsyncIterator[Part]:
     """A model that writes markup, everywhere a server can carry its words."""
     del asked
@@ -218,14 +227,16 @@ def to_chunk(part: Part) -> dict[str, Any]:
     return envelope | {"choices": [], "llm_spec": part}
 
 
-async def play(script: AsyncIterator[Part], response: web.StreamResponse) -> None:
-    """Writes a script's parts; the connection is closed without an end where it says `cut`."""
+async def play(script: AsyncIterator[Part], request: web.Request, response: web.StreamResponse) -> None:
+    """Writes a script's parts; the answer has no end where it says `cut` or `torn`."""
     num_tokens = None
     async for part in script:
         if "raw" in part:
             await response.write(part["raw"])
             continue
-        if "cut" in part:
+        if "torn" in part and request.transport is not None:
+            request.transport.abort()
+        if "cut" in part or "torn" in part:
             return
         told = {"error": part["error"]} if "error" in part else to_chunk(part)
         num_tokens = part.get("num_tokens", num_tokens)
@@ -262,7 +273,7 @@ def make_app(server: ScriptedServer) -> web.Application:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         try:
-            await play(server.scripts[model](asked), response)
+            await play(server.scripts[model](asked), request, response)
         finally:
             asked.is_open = False
         return response
@@ -294,7 +305,7 @@ async def serve_scripts(port: int = 0) -> AsyncIterator[ScriptedServer]:
     """A server on 127.0.0.1, closed on exit."""
     server = ScriptedServer(url="")
     server.scripts = {"builtin": lambda asked: recorded(asked, server)}
-    server.scripts |= {s.__name__: s for s in (race, slow, broken, cut, hostile, long, lines)}
+    server.scripts |= {s.__name__: s for s in (race, slow, broken, cut, torn, hostile, long, lines)}
     runner = web.AppRunner(make_app(server), handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
@@ -308,7 +319,7 @@ async def serve_scripts(port: int = 0) -> AsyncIterator[ScriptedServer]:
 async def main() -> None:
     async with serve_scripts(8765) as server:
         server.speed = 0.1
-        print(server.url)
+        print(server.url)  # noqa: T201 - to open it
         await asyncio.Event().wait()
 
 
