@@ -188,19 +188,16 @@ async def long(asked: Asked) -> AsyncIterator[Part]:
 
 
 async def lines(asked: Asked) -> AsyncIterator[Part]:
-    """One answer in odd but legal server-sent events: comments, other line ends, a character cut in two."""
+    """One answer in odd but legal events: comments, two data lines, a line end and a character cut in two."""
     del asked
     yield {"raw": b": keep-alive\n\n"}
     yield started("tokens")
-    chunk = json.dumps(
-        {"choices": [{"delta": {"content": "caf\u00e9 \u2192 \U0001f40d"}}]}, ensure_ascii=False
-    ).encode()
-    half = chunk.index("\u00e9".encode()) + 1
-    yield {"raw": b"event: message\r\nid: 1\r\ndata:" + chunk[:half]}
-    await asyncio.sleep(0.05)
-    yield {"raw": chunk[half:] + b"\r"}
-    await asyncio.sleep(0.05)
-    yield {"raw": b"\n\r\n: keep-alive\n\n"}
+    choices = json.dumps([{"delta": {"content": "caf\u00e9 \u2192 \U0001f40d"}}], ensure_ascii=False).encode()
+    half = choices.index("\u00e9".encode()) + 1
+    yield {"raw": b'event: message\r\nid: 1\r\ndata:{"choices":\r'}
+    for piece in (b"\ndata: " + choices[:half], choices[half:] + b"}\r", b"\n\r\n: keep-alive\n\n"):
+        await asyncio.sleep(0.05)
+        yield {"raw": piece}
     yield result()
 
 
