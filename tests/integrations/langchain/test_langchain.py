@@ -144,9 +144,7 @@ def test_fields_and_keywords_are_options_of_the_request() -> None:
         [
             SystemMessage("Be brief."),
             HumanMessage([{"type": "text", "text": "What is this?"}, image]),
-            AIMessage(
-                [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "Wait."}, call], tool_calls=[call]
-            ),
+            AIMessage([reasoning, {"type": "text", "text": "Wait."}, call], tool_calls=[call]),
             ToolMessage("Rain.", tool_call_id="c1"),
         ],
         stop=["y"],
