@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, TypeAlias, TypeVar
 
-__all__ = ["EventLoopBridge"]
+__all__ = ["EventLoopBridge", "Opens"]
 
 T = TypeVar("T")
 

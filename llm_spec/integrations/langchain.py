@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, closing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from functools import partial
 from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
@@ -35,9 +35,9 @@ from llm_spec.chat import (
     Usage,
 )
 from llm_spec.config import SpeculativeConfig
-from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import InvalidRequestError
-from llm_spec.integrations._bridge import EventLoopBridge
+from llm_spec.integrations._bridge import Opens
+from llm_spec.integrations._provider import BridgedProvider
 from llm_spec.provider import LlmProvider
 from llm_spec.result import SpeculativeFinish
 
@@ -109,26 +109,20 @@ class SpeculativeChatModel(BaseChatModel):
     stop: list[str] | None = None
     extra: dict[str, Any] | None = Field(default=None, exclude=True, repr=False)  # goes to a server as it is
 
-    _provider: LlmProvider = PrivateAttr()
-    _bridge: EventLoopBridge = PrivateAttr()
+    _bridged: BridgedProvider = PrivateAttr()
 
     @model_validator(mode="after")
     def _open(self) -> Self:
-        if (self.provider is None) == (self.target is None):
-            raise ValueError("give either provider or target")
-        if self.provider is not None and (self.draft is not None or self.config is not None):
-            raise ValueError("draft and config go with target; a provider has its own")
-        self._provider = self.provider or SpeculativeDecoder(self.draft, str(self.target), self.config)
-        self._bridge = EventLoopBridge(self._provider.name, owns_loop=self.provider is None)
+        self._bridged = BridgedProvider(self.provider, target=self.target, draft=self.draft, config=self.config)
         return self
 
     def close(self) -> None:
         """Close what was opened from strings, and end the thread and what it was doing; twice is harmless."""
-        self._bridge.close(None if self.provider is not None else self._provider.aclose)
+        self._bridged.close()
 
     async def aclose(self) -> None:
         """As `close`."""
-        await self._bridge.aclose(None if self.provider is not None else self._provider.aclose)
+        await self._bridged.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -145,7 +139,7 @@ class SpeculativeChatModel(BaseChatModel):
     @property
     def model_name(self) -> str:
         """The provider's name."""
-        return self._provider.name
+        return self._bridged.name
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         yield "model_name", self.model_name
@@ -193,7 +187,7 @@ class SpeculativeChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - the caller reports the chunks
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        with closing(self._bridge.stream(self._opens(messages, stop, kwargs))) as events:
+        with closing(self._bridged.stream(self._opens(messages, stop, kwargs))) as events:
             for event in events:
                 yield from _chunks(event, self.model_name)
 
@@ -204,21 +198,21 @@ class SpeculativeChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - the caller reports the chunks
         **kwargs: Any,
     ) -> AsyncGenerator[ChatGenerationChunk]:
-        async with aclosing(self._bridge.astream(self._opens(messages, stop, kwargs))) as events:
+        async with aclosing(self._bridged.astream(self._opens(messages, stop, kwargs))) as events:
             async for event in events:
                 for chunk in _chunks(event, self.model_name):
                     yield chunk
 
     def _opens(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
-    ) -> Callable[[], AbstractAsyncContextManager[AsyncIterator[StreamEvent]]]:
+    ) -> Opens[StreamEvent]:
         """What opens the stream of an answer."""
         given = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
         given |= {name: value for name, value in options.items() if name not in _NOT_OPTIONS}
         if stop is not None:
             given["stop"] = stop
         request = ChatRequest.create(_openai(messages), **cast("RequestOptions", given))
-        return partial(self._provider.stream, request)
+        return partial(self._bridged.provider.stream, request)
 
     # ------------------------------------------------------------------------------ tools and structure
 
