@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from llm_spec.chat import StreamEvent
+from llm_spec.chat import Finish, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError
 from llm_spec.integrations._bridge import EventLoopBridge, Opens
 from llm_spec.provider import LlmProvider
+from llm_spec.result import SpeculativeFinish
 
-__all__ = ["BridgedProvider"]
+__all__ = ["BridgedProvider", "speculation_figures"]
 
 T = TypeVar("T")
 
@@ -71,3 +72,17 @@ class BridgedProvider:
     async def aclose(self) -> None:
         """As `close`, for a coroutine."""
         await self._bridge.aclose(None if self._opened is None else self._opened.aclose)
+
+
+def speculation_figures(finish: Finish) -> dict[str, Any] | None:
+    """What adapters tell of a decoder's answer beside it, as JSON values; None where no decoder gave it."""
+    if not isinstance(finish, SpeculativeFinish) or finish.result is None:
+        return None
+    result = finish.result
+    return {
+        "strategy": result.strategy,
+        "guarantee": result.guarantee,
+        "same_text": result.same_text,
+        "acceptance_rate": result.stats.draft_acceptance_rate,
+        "speedup": result.speedup,
+    }

@@ -37,9 +37,8 @@ from llm_spec.chat import (
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import InvalidRequestError
 from llm_spec.integrations._bridge import Opens
-from llm_spec.integrations._provider import BridgedProvider
+from llm_spec.integrations._provider import BridgedProvider, speculation_figures
 from llm_spec.provider import LlmProvider
-from llm_spec.result import SpeculativeFinish
 
 __all__ = ["SpeculativeChatModel"]
 
@@ -356,13 +355,7 @@ def _metadata(finish: Finish, model_name: str) -> dict[str, Any]:
     metadata: dict[str, Any] = {"model_name": model_name, "finish_reason": finish.finish_reason}
     if finish.stopped_by is not None:
         metadata["stopped_by"] = finish.stopped_by
-    if isinstance(finish, SpeculativeFinish) and finish.result is not None:
-        result = finish.result
-        metadata["llm_spec"] = {
-            "strategy": result.strategy,
-            "guarantee": result.guarantee,
-            "same_text": result.same_text,
-            "acceptance_rate": result.stats.draft_acceptance_rate,
-            "speedup": result.speedup,
-        }
+    figures = speculation_figures(finish)
+    if figures is not None:
+        metadata["llm_spec"] = figures
     return metadata
