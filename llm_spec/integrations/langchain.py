@@ -210,6 +210,8 @@ class SpeculativeChatModel(BaseChatModel):
         given |= {name: value for name, value in options.items() if name not in _NOT_OPTIONS}
         if stop is not None:
             given["stop"] = stop
+        if "parallel_tool_calls" in given:  # OpenAI's word, and a habit with bind_tools: for servers
+            given["extra"] = {**given.get("extra", {}), "parallel_tool_calls": given.pop("parallel_tool_calls")}
         request = ChatRequest.create(_openai(messages), **cast("RequestOptions", given))
         return partial(self._bridged.provider.stream, request)
 

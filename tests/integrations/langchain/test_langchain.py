@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("langchain_core")
 
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumpd
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
@@ -222,6 +223,19 @@ async def test_an_agent_calls_a_tool_and_answers(is_async: bool) -> None:
     asked: Any = {"messages": [HumanMessage("How is the weather in 'Bern'?")]}
     state = await agent.ainvoke(asked) if is_async else await asyncio.to_thread(agent.invoke, asked)
     assert state["messages"][-1].text == "The tool said: It rains in Bern"
+
+
+@pytest.mark.parametrize("wanted", [Pet, ToolStrategy(Pet), ProviderStrategy(Pet)])
+def test_an_agent_gives_a_structured_response(wanted: Any) -> None:
+    agent = create_agent(over(), tools=[], response_format=wanted)
+    asked: Any = {"messages": [HumanMessage("The dog 'Rex' is 3 years old.")]}
+    assert agent.invoke(asked)["structured_response"] == Pet(name="Rex", age=3)
+
+
+def test_what_only_servers_understand_goes_to_them() -> None:
+    provider = ScriptedProvider("So.")
+    over(provider, extra={"priority": 1}).bind_tools([add_numbers], parallel_tool_calls=False).invoke("Hi")
+    assert provider.requests[0].extra == {"priority": 1, "parallel_tool_calls": False}
 
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
