@@ -87,7 +87,7 @@ class SpeculativeChatModel(BaseChatModel):
     A message's `response_metadata["llm_spec"]` tells strategy, guarantee, acceptance rate and speedup.
     """
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, protected_namespaces=())
 
     target: str | None = Field(default=None, exclude=True, repr=False)  # may hold an address with a password
     draft: str | None = Field(default=None, exclude=True, repr=False)

@@ -393,6 +393,12 @@ def test_secrets_are_in_no_description() -> None:
     assert repr(model) == "SpeculativeChatModel(model_name='generic:small', temperature=0.5)"
 
 
+def test_secrets_are_in_no_refusal() -> None:
+    with pytest.raises(ValidationError) as caught:
+        SpeculativeChatModel(target="generic:small@http://anna:hunter2@127.0.0.1:9/v1", provider=RuleProvider())
+    assert "hunter2" not in str(caught.value)
+
+
 def test_the_example_says_what_it_claims() -> None:
     ended = subprocess.run([sys.executable, "-W", "error", EXAMPLE], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
