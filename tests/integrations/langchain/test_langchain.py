@@ -35,6 +35,7 @@ from llm_spec import (
 )
 from llm_spec.integrations.langchain import SpeculativeChatModel
 from llm_spec.testing import RuleProvider, ScriptedProvider
+from llm_spec.testing.server import MODEL, ModelServer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "langchain_agent.py"
 CODE = "def test_spawnl(self):"
@@ -294,6 +295,18 @@ def test_a_model_of_strings_outlives_event_loops() -> None:
     with SpeculativeChatModel(target="rules:any") as model:
         texts = [asyncio.run(model.ainvoke("Hi")).text for _ in range(2)]
     assert texts == ["You said: Hi"] * 2
+
+
+async def test_a_servers_connections_stay_on_one_loop() -> None:
+    """Threads, this loop and others ask one server through one model, whose connections outlive each of them."""
+    async with (
+        ModelServer("So it goes.") as server,
+        SpeculativeChatModel(target=f"generic:{MODEL}@{server.url}") as model,
+    ):
+        answers = [await asyncio.to_thread(model.invoke, "Hi"), await model.ainvoke("Hi")]
+        answers += [await asyncio.to_thread(asyncio.run, model.ainvoke("Hi")) for _ in range(2)]
+        answers += [await asyncio.to_thread(model.invoke, "Hi")]
+    assert [answer.text for answer in answers] == ["So it goes."] * 5
 
 
 def test_eight_threads_at_once() -> None:
