@@ -61,3 +61,17 @@ async def test_it_returns_json_by_a_schema() -> None:
     )
     answer = json.loads((await RuleProvider().complete(asked)).content)
     assert answer == {"name": "Rex", "kind": "dog", "ages": [2.5], "note": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("Anything.", ["answer"]),
+        ("JSON with 'a' and 'b' keys", ["a", "b"]),
+        ('The "x", "y", "z" keys.', ["x", "y", "z"]),
+    ],
+)
+async def test_it_returns_the_json_keys_that_are_asked_for(text: str, keys: list[str]) -> None:
+    asked = ChatRequest.create(text, response_format={"type": "json_object"})
+    answer = json.loads((await RuleProvider().complete(asked)).content)
+    assert answer == dict.fromkeys(keys, text)
