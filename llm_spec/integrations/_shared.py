@@ -11,6 +11,7 @@ from typing import Any, Self
 from llm_spec.chat import ChatRequest, Finish, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.errors import TargetError
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.result import SpeculativeFinish
 
@@ -65,7 +66,7 @@ class OwnedStream:
         self._request = request
         self._events: deque[StreamEvent] = deque()
         self._arrived, self._taken = asyncio.Event(), asyncio.Event()
-        self._is_closed = False
+        self._is_closed = self._has_finished = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -93,14 +94,21 @@ class OwnedStream:
         return self
 
     async def __anext__(self) -> StreamEvent:
-        """The next event; raises what the provider raises, and StreamClosedError once the stream is closed."""
+        """The next event; raises what the provider raises, StreamClosedError once the stream is closed.
+
+        A stream that ends without a Finish raises TargetError: half an answer must not pass for a whole one.
+        """
         await self.begun()
         if self._is_closed:
             raise StreamClosedError
         if not self._events:
+            if not self._has_finished:
+                raise TargetError(f"{self._provider.name} ended its stream without a finish reason")
             raise StopAsyncIteration
         self._taken.set()
-        return self._events.popleft()
+        event = self._events.popleft()
+        self._has_finished |= isinstance(event, Finish)
+        return event
 
     async def aclose(self) -> None:
         """End the work behind the stream and wait until it has ended. Safe from any task, and twice."""

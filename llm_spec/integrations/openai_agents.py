@@ -24,6 +24,7 @@ from agents import (
     AgentOutputSchemaBase,
     Handoff,
     Model,
+    ModelBehaviorError,
     ModelProvider,
     ModelResponse,
     ModelSettings,
@@ -102,7 +103,7 @@ class SpeculativeModel(Model):
                 if event.type == "response.completed":
                     completed, raw_usage = event.response, chunks.raw_usage
         if completed is None:
-            raise UserError(f"{self.model} ended its stream without an answer")
+            raise ModelBehaviorError(f"{self.model} gave no answer")
         return ModelResponse(
             output=completed.output,
             usage=_usage(completed),

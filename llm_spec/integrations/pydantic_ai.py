@@ -211,7 +211,8 @@ class SpeculativeStreamedResponse(StreamedResponse):
         if finish.usage is not None:
             self._add_usage(_usage(finish.usage), reported=True)
         if isinstance(finish, SpeculativeFinish) and finish.result is not None:
-            self.failed_attempts = _failed_attempts(finish.result, self._started) or None
+            attempts = _failed_attempts(finish.result, self._started)
+            self.failed_attempts = [*(self.failed_attempts or []), *attempts] or None  # behind a fallback model's own
 
     @property
     def model_name(self) -> str:

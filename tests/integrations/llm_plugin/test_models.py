@@ -19,7 +19,6 @@ from llm.parts import ReasoningPart
 from pydantic import BaseModel
 
 from llm_spec import (
-    Capabilities,
     ConfigError,
     Finish,
     ReasoningDelta,
@@ -254,7 +253,6 @@ def test_a_decoder_may_be_given() -> None:
     """A provider that is a decoder already answers itself."""
     decoder = SpeculativeDecoder(None, RuleProvider())
     assert SpeculativeModel(ModelSpec(name="given", target=decoder)).prompt("one").text() == "You said: one"
-    assert Capabilities().tools is False
 
 
 # ------------------------------------------------------------------------------------------- configuration

@@ -282,6 +282,18 @@ async def test_a_fallback_model_takes_over() -> None:
         assert await stream.get_output() == "instead"
 
 
+async def test_attempts_of_a_fallback_model_come_first() -> None:
+    """What a fallback model moved on from and what the draft proposed in vain are both told, in their order."""
+    broken = SpeculativeModel(ScriptedProvider("", fail_at={0: TransientError("away")}))
+    async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
+        agent = Agent(FallbackModel(broken, SpeculativeModel(decoder, settings={"max_tokens": 64})))
+        async with agent.run_stream(PROMPT) as stream:
+            await stream.get_output()
+        streamed, whole = stream.response, (await agent.run(PROMPT)).response
+    for response in (streamed, whole):
+        assert [attempt.outcome for attempt in response.failed_attempts or []] == ["error", "rejected"]
+
+
 async def test_eight_runs_at_once() -> None:
     """Concurrent runs on one model share nothing but the provider."""
     async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
