@@ -48,7 +48,7 @@ from openai.types.responses.response_prompt_param import ResponsePromptParam
 from llm_spec.chat import ChatRequest, RequestOptions
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import TransientError
-from llm_spec.integrations._openai_chunks import Chunks
+from llm_spec.integrations._openai_agents_chunks import Chunks
 from llm_spec.integrations._shared import OwnedStream, Source
 from llm_spec.provider import DraftProvider, LlmProvider
 

@@ -99,16 +99,16 @@ class SpeculativeModel(Model[Any]):
     def _provider_model_profile(self) -> ModelProfile:
         """What the target can do, as far as it says so."""
         can = self._source.provider.capabilities
-        fallback = ModelProfile(
+        profile = ModelProfile(
             supports_tools=can.tools,
             supports_json_schema_output=can.response_format,
             supports_json_object_output=can.response_format,
         )
         if not can.tools:
-            fallback["default_structured_output_mode"] = "native" if can.response_format else "prompted"
+            profile["default_structured_output_mode"] = "native" if can.response_format else "prompted"
         if can.context_length is not None:
-            fallback["context_window"] = can.context_length
-        return fallback
+            profile["context_window"] = can.context_length
+        return profile
 
     async def request(
         self,
