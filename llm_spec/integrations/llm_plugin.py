@@ -164,7 +164,7 @@ class SpeculativeModel(_Shared, llm.Model):
         except LlmSpecError as error:
             raise llm.ModelError(str(error)) from error
         finally:
-            _HOME.run(asked.stream.aclose()).result()
+            _HOME.end(asked.stream)
 
 
 class AsyncSpeculativeModel(_Shared, llm.AsyncModel):
@@ -281,22 +281,51 @@ class _Home:
 
     def __init__(self) -> None:
         self.closing = AsyncExitStack()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a forgotten response may end anywhere, also in here
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._is_over = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin some work at home; raises RuntimeError once the process ends."""
         with self._lock:
+            if self._is_over:
+                work.close()
+                raise RuntimeError("llm-spec: the process is ending")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="llm-spec", daemon=True).start()
-                atexit.register(self._end)
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+                self._thread = threading.Thread(target=self._loop.run_forever, name="llm-spec", daemon=True)
+                self._thread.start()
+                atexit.register(self._close)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def _end(self) -> None:
+    def end(self, stream: OwnedStream) -> None:
+        """Close a stream, and wait until it is closed; not where that would wait for itself, or for ever.
+
+        The garbage collector ends what was forgotten on whichever thread it runs, and at the end of the process.
+        """
+        if not self._is_over:
+            closing = self.run(stream.aclose())
+            if threading.current_thread() is not self._thread:
+                closing.result()
+
+    def _close(self) -> None:
         loop = self._loop
         if loop is not None:
-            self.run(self.closing.aclose()).result(_END_S)
-            loop.call_soon_threadsafe(loop.stop)
+            try:
+                self.run(self._finish()).result(_END_S)
+            finally:
+                self._is_over = True
+                loop.call_soon_threadsafe(loop.stop)
+
+    async def _finish(self) -> None:
+        """End what is under way, then close what was opened."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others)
+        await self.closing.aclose()
 
 
 _HOME: Final = _Home()

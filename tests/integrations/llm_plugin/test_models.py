@@ -28,7 +28,7 @@ from llm_spec import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.integrations.llm_plugin import AsyncSpeculativeModel, ModelSpec, SpeculativeModel, read_specs
+from llm_spec.integrations.llm_plugin import _HOME, AsyncSpeculativeModel, ModelSpec, SpeculativeModel, read_specs
 from llm_spec.testing import RuleProvider, ScriptedProvider
 
 PROMPT = "def area(radius):"
@@ -204,6 +204,31 @@ def test_leaving_early_closes_the_upstream() -> None:
     del pieces
     until_closed(provider)
     assert (provider.num_open, provider.num_closed) == (0, 1)
+
+
+def test_a_forgotten_response_may_be_collected_on_any_thread() -> None:
+    """The collector may run on the plugin's own thread; that closes the upstream and waits for nothing."""
+    provider = ScriptedProvider(WORDS, delay_piece_s=0.001)
+    pieces = SpeculativeModel(scripted(provider)).prompt("Go").__iter__()
+    next(pieces)
+
+    async def collect() -> None:
+        pieces.close()  # type: ignore[attr-defined] # a generator
+
+    _HOME.run(collect()).result(timeout=10)
+    until_closed(provider)
+    assert provider.num_open == 0
+
+
+def test_a_process_ends_with_a_response_half_read() -> None:
+    """Nothing waits at the end of the process for what nobody reads any more."""
+    code = (
+        "from llm_spec.integrations.llm_plugin import ModelSpec, SpeculativeModel\n"
+        "pieces = iter(SpeculativeModel(ModelSpec(name='r', target='rules:any')).prompt('one two three'))\n"
+        "print(next(pieces))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "You\n", "")
 
 
 async def test_cancellation_passes_through() -> None:
