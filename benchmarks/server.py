@@ -55,12 +55,12 @@ def running(command: Sequence[str], url: str | None = None) -> Generator[Program
     out = subprocess.PIPE if url is None else subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, text=True)  # noqa: S603 - our own
     try:
-        if url is None:
-            assert process.stdout is not None
-            url = process.stdout.readline().split()[-1] + "/v1"
+        if process.stdout is not None:
+            at = process.stdout.readline().split()[-1] + "/v1"
         else:
-            wait_for(url.removesuffix("/v1") + "/health/liveliness", process)
-        yield Program(process, url)
+            at = url or ""
+            wait_for(at.removesuffix("/v1") + "/health/liveliness", process)
+        yield Program(process, at)
     finally:
         process.terminate()
         process.wait(30)
@@ -141,7 +141,9 @@ def growth(program: Program, number: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--growth", type=int, default=100_000, help="requests for the growth of memory; 0: not measured")
+    parser.add_argument(
+        "--growth", type=int, default=100_000, help="requests for the growth of memory; 0: not measured"
+    )
     parser.add_argument("--litellm", metavar="PROGRAM")
     arguments = parser.parse_args()
     limits: list[tuple[str, bool]] = []
@@ -179,8 +181,13 @@ def main() -> None:
                 their_one, _, their_many = measured("LiteLLM's proxy", theirs.url, "fast", number)
                 their_added = their_one.quantile_ms(0.5) - direct.quantile_ms(0.5)
                 ratio = many.a_second / their_many.a_second
-                print(f"\n  beside LiteLLM: {ratio:.1f}x its requests/s, {added / their_added:.3f} of its added latency")
-                limits += [("7x LiteLLM's requests/s", ratio >= 7.0), ("a tenth of its latency", added <= their_added / 10)]
+                print(
+                    f"\n  beside LiteLLM: {ratio:.1f}x its requests/s, {added / their_added:.3f} of its added latency"
+                )
+                limits += [
+                    ("7x LiteLLM's requests/s", ratio >= 7.0),
+                    ("a tenth of its latency", added <= their_added / 10),
+                ]
     missed = [what for what, kept in limits if not kept]
     print("\nlimits: " + (f"NOT kept: {'; '.join(missed)}" if missed else "all kept"))
     sys.exit(1 if missed else 0)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from multiprocessing.queues import Queue
+from typing import cast
 
 import uvloop
 
@@ -39,15 +40,11 @@ _PLAIN = json.dumps(
         "object": "chat.completion",
         "created": 1,
         "model": MODEL,
-        "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": "hello " * 8}, "finish_reason": "stop"}
-        ],
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "hello " * 8}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18},
     }
 ).encode()
-_WHOLE = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(_PLAIN)
-) + _PLAIN
+_WHOLE = (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(_PLAIN)) + _PLAIN
 
 
 def _piece(data: bytes) -> bytes:
@@ -61,8 +58,7 @@ class _Upstream(asyncio.Protocol):
         self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -130,8 +126,7 @@ class _Client(asyncio.Protocol):
         self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         self._ask()
 
     def data_received(self, data: bytes) -> None:
@@ -199,7 +194,8 @@ def ask(url: str, body: bytes, *, number: int, clients: int, headers: str = "") 
             done: asyncio.Future[None] = loop.create_future()
             waiting.append(done)
             await loop.create_connection(lambda done=done: _Client(request, load, done), host, int(port))
-        await asyncio.gather(*waiting)
+        async with asyncio.timeout(600):
+            await asyncio.gather(*waiting)
         load.total_s = time.perf_counter() - started_s
         return load
 

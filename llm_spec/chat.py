@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
 from llm_spec._checks import check_number
 from llm_spec.errors import InvalidRequestError
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+_ROLES: Final = get_args(Role)
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 StoppedBy = Literal[
     "eos",  # the model ended its answer
@@ -78,8 +79,8 @@ class ChatMessage:
     tool_call_id: str | None = None
 
     def __post_init__(self) -> None:
-        if self.role not in get_args(Role):
-            raise InvalidRequestError(f"message role is {self.role!r}; it must be one of {', '.join(get_args(Role))}")
+        if self.role not in _ROLES:
+            raise InvalidRequestError(f"message role is {self.role!r}; it must be one of {', '.join(_ROLES)}")
         if type(self.content) not in (str, tuple, type(None)):
             raise InvalidRequestError(
                 f"message content is of type {type(self.content).__name__}; it must be text, a tuple of parts or None"

@@ -39,7 +39,7 @@ from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies import Strategy, choose_strategy
 from llm_spec.strategies.plain import PLAIN
-from llm_spec.telemetry import get_ready, log_event
+from llm_spec.telemetry import get_ready, is_logged, log_event
 from llm_spec.tokens.sampling import random_seed
 from llm_spec.upstream import Upstream
 
@@ -195,7 +195,7 @@ class SpeculativeDecoder:
         seed = sampling.seed if sampling.seed is not None else self.config.seed
         if seed is None and sampling.temperature and self._target.capabilities.token_model is not None:
             seed = random_seed()  # so that the result can tell it
-        return replace(request, sampling=replace(sampling, seed=seed))
+        return request if seed == sampling.seed else replace(request, sampling=replace(sampling, seed=seed))
 
     async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:
         affordable = self._affordable(asked)
@@ -207,8 +207,7 @@ class SpeculativeDecoder:
             return
         upstream = Upstream(self._target, self.config, recording, self._breaker)
         strategy = await choose_strategy(self._draft, self._target, request, self.config, self._planner)
-        with upstream.log_context:
-            self._log_start(strategy, request)
+        self._log_start(strategy, request, upstream)
         if rounds:
             promise = strategy.promise(self._target, self.config)
             yield Started(strategy.name, promise.guarantee, self._target.name, self._draft_of(strategy))
@@ -236,8 +235,7 @@ class SpeculativeDecoder:
         finish = self._finish(recording, upstream, asked)
         result = self._result(finish, recording, strategy)
         self._planner.learn(result)
-        with upstream.log_context:
-            self._log_end(result)
+        self._log_end(result, upstream)
         yield SpeculativeFinish.of(finish, result)
 
     def _result(self, finish: Finish, recording: Recording, strategy: Strategy) -> SpeculativeResult:
@@ -281,19 +279,22 @@ class SpeculativeDecoder:
             return "max_tokens"
         return "max_total_tokens" if reached == self.config.max_total_tokens else "budget"
 
-    def _log_start(self, strategy: Strategy, request: ChatRequest) -> None:
+    def _log_start(self, strategy: Strategy, request: ChatRequest, upstream: Upstream) -> None:
+        if not is_logged():
+            return
         content: dict[str, Any] = (
             {"messages": [m.to_openai() for m in request.messages]} if self.config.log_content else {}
         )
-        log_event(
-            "request_started",
-            strategy=strategy.name,
-            target=self._target.name,
-            draft=None if self._draft is None else self._draft.name,
-            num_messages=len(request.messages),
-            max_tokens=request.max_tokens,
-            **content,
-        )
+        with upstream.log_context:
+            log_event(
+                "request_started",
+                strategy=strategy.name,
+                target=self._target.name,
+                draft=None if self._draft is None else self._draft.name,
+                num_messages=len(request.messages),
+                max_tokens=request.max_tokens,
+                **content,
+            )
 
     def _log_progress(self, event: Round | Fallback | Retry) -> None:
         if not isinstance(event, Round):
@@ -312,14 +313,17 @@ class SpeculativeDecoder:
             verify_ms=round(event.verify_s * 1e3, 3),
         )
 
-    def _log_end(self, result: SpeculativeResult) -> None:
+    def _log_end(self, result: SpeculativeResult, upstream: Upstream) -> None:
+        if not is_logged():
+            return
         content: dict[str, Any] = {"content": result.content} if self.config.log_content else {}
-        log_event(
-            "request_finished",
-            strategy=result.strategy,
-            finish_reason=result.finish_reason,
-            stopped_by=result.stopped_by,
-            total_s=round(result.timings.total_s, 6),
-            **result.stats.to_dict(),
-            **content,
-        )
+        with upstream.log_context:
+            log_event(
+                "request_finished",
+                strategy=result.strategy,
+                finish_reason=result.finish_reason,
+                stopped_by=result.stopped_by,
+                total_s=round(result.timings.total_s, 6),
+                **result.stats.to_dict(),
+                **content,
+            )

@@ -42,7 +42,17 @@ async def asked_again(
     Between two attempts it waits as long as the server wants, otherwise longer each time, by chance ("full jitter").
     `told` hears of each error that is not the last, and the seconds waited for.
     """
+    try:
+        return await ask()  # nearly always the last: setting up the others would cost more than all of our own work
+    except TransientError as error:
+        first = error
+
     from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
+
+    async def ask_again(state: list[TransientError]) -> T:
+        if state:
+            raise state.pop()
+        return await ask()
 
     def wait_s(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
@@ -70,7 +80,7 @@ async def asked_again(
         sleep=asyncio.sleep,
         reraise=True,
     )
-    return await attempts(ask)
+    return await attempts(ask_again, [first])
 
 
 @asynccontextmanager

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
+import random
+from contextlib import nullcontext
 from typing import Any, Final
 
-__all__ = ["RequestContext", "get_ready", "log_event", "new_request_id"]
+__all__ = ["RequestContext", "get_ready", "is_logged", "log_event", "new_request_id"]
 
 _STDLIB: Final = logging.getLogger("llm_spec")
 
 
 def new_request_id() -> str:
     """A short random id that ties the events of one request together."""
-    return os.urandom(6).hex()
+    return f"{random.getrandbits(48):012x}"
 
 
 def get_ready() -> None:
@@ -34,10 +35,11 @@ class RequestContext:
     """
 
     def __init__(self) -> None:
-        from structlog.contextvars import bind_contextvars, reset_contextvars
+        import structlog
 
-        self._bind, self._reset = bind_contextvars, reset_contextvars
+        self._bind, self._reset = structlog.contextvars.bind_contextvars, structlog.contextvars.reset_contextvars
         self._request_id = new_request_id()
+        self.for_others = self if structlog.is_configured() else nullcontext()  # who else would look for it?
 
     def __enter__(self) -> None:
         self._tokens = self._bind(request_id=self._request_id)
@@ -46,15 +48,21 @@ class RequestContext:
         self._reset(**self._tokens)
 
 
+def is_logged(level: int = logging.INFO) -> bool:
+    """Whether anybody hears of events of this level: what only a log needs need not be computed else."""
+    import structlog
+
+    return structlog.is_configured() or _STDLIB.isEnabledFor(level)
+
+
 def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     """Log one event; `request_id` and whatever else structlog's contextvars hold come along."""
     import structlog
 
-    configured = structlog.is_configured()
-    if not configured and not _STDLIB.isEnabledFor(level):
+    if not is_logged(level):
         return
     fields = {**structlog.contextvars.get_contextvars(), **fields}
-    if configured:
+    if structlog.is_configured():
         structlog.get_logger("llm_spec").log(level, event, **fields)
     else:
         _STDLIB.log(level, "%s %s", event, " ".join(f"{name}={value!r}" for name, value in fields.items()))

@@ -66,10 +66,10 @@ class Upstream:
         if silence_s is not None:
             silent_until = asyncio.get_running_loop().time() + silence_s
             until = silent_until if until is None else min(until, silent_until)
-        timeout = asyncio.timeout_at(until)
+        timeout = None if until is None else asyncio.timeout_at(until)
         try:
-            with self.log_context:
-                if until is None:
+            with self.log_context.for_others:
+                if timeout is None:
                     return await awaitable
                 async with timeout:
                     return await awaitable
@@ -79,7 +79,7 @@ class Upstream:
             raise
         except Exception as error:
             content = self.recording.content
-            if not (isinstance(error, TimeoutError) and timeout.expired()):
+            if timeout is None or not (isinstance(error, TimeoutError) and timeout.expired()):
                 told = f"target {self.target.name} failed: {type(error).__name__}: {error}"
                 raise TargetError(told, partial_text=content) from error
             if until != self._deadline:

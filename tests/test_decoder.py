@@ -20,6 +20,7 @@ from llm_spec import (
     ChatMessage,
     ChatRequest,
     ChatResponse,
+    CircuitOpenError,
     CostAware,
     DraftProvider,
     Fallback,
@@ -31,18 +32,22 @@ from llm_spec import (
     ModelOutputError,
     PromptLookup,
     ProviderEntry,
+    RetryPolicy,
     Round,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeFinish,
     SpeculativeResult,
+    Started,
     StreamEvent,
     TargetError,
     TextDelta,
     ToolCallDelta,
+    TransientError,
     UnsupportedError,
     Usage,
     complete_from_stream,
+    open_provider,
 )
 from llm_spec.errors import ConfigError
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel, run_virtual
@@ -623,3 +628,58 @@ async def test_the_result_adds_up() -> None:
     out = result.to_dict()
     assert out["draft_tokens"] == result.stats.num_draft_tokens
     assert out["usage"]["wasted"] == out["draft_tokens"] - out["accepted_tokens"]
+
+
+# ------------------------------------------------------------------------------------------ variants and raw prompts
+
+
+async def test_progress_begins_with_how_the_answer_is_given() -> None:
+    """`Started` comes before everything else, and only for those who want to hear of progress."""
+    decoder = SpeculativeDecoder(GivenText(STORY), LocalProvider(story_model()))
+    async with decoder.stream(ASK, rounds=True) as events:
+        first = await anext(events)
+    assert isinstance(first, Started)
+    assert (first.strategy, first.guarantee, first.draft) == ("tokens", "exact", "given-text")
+    async with decoder.stream(ASK) as events:
+        assert not any(isinstance(event, Started) for event in [e async for e in events])
+
+
+async def test_the_same_pair_under_another_configuration() -> None:
+    """`using` changes the configuration of its own answers alone, and closing it closes nothing."""
+    decoder = SpeculativeDecoder(RandomDraft(), LocalProvider(story_model()))
+    plain = decoder.using(SpeculativeConfig(strategy="plain"))
+    results = [await plain.decode(ASK), await decoder.decode(ASK)]
+    assert [result.strategy for result in results] == ["plain", "tokens"]
+    assert results[0].content == results[1].content == STORY
+    async with SpeculativeDecoder("random", LocalProvider(story_model())) as owner:
+        await owner.using(SpeculativeConfig()).aclose()
+        assert owner._owned
+
+
+async def test_a_variant_shares_what_is_known_of_failures() -> None:
+    """A target that failed often is left alone by all variants."""
+    target = ScriptedProvider("never", fail_at={0: TransientError("down")})
+    decoder = SpeculativeDecoder(None, target, SpeculativeConfig(retry=RetryPolicy(max_attempts=1)))
+    for _ in range(5):
+        with pytest.raises(TransientError):
+            await decoder.decode(ASK)
+    assert decoder.is_target_left_alone
+    with pytest.raises(CircuitOpenError):
+        await decoder.using(SpeculativeConfig()).decode(ASK)
+
+
+async def test_a_raw_prompt_is_continued_without_a_template() -> None:
+    """`raw` leaves the chat template out: a local model reads the text as it is."""
+    provider = open_provider("builtin:target")
+    model = provider.capabilities.token_model
+    assert model is not None
+    raw, chat = (ChatRequest.create("import os", raw=raw, max_tokens=8) for raw in (True, False))
+    assert model.tokenizer.encode_chat(raw) == model.tokenizer.encode("import os") != model.tokenizer.encode_chat(chat)
+    assert (await SpeculativeDecoder("lookup", provider).decode(raw)).content
+    await provider.aclose()
+
+
+def test_a_raw_prompt_is_one_text() -> None:
+    """A conversation cannot be raw."""
+    with pytest.raises(InvalidRequestError, match="raw"):
+        ChatRequest.create([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], raw=True)

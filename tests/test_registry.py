@@ -22,7 +22,7 @@ from llm_spec import (
     open_provider,
     registered_providers,
 )
-from llm_spec.registry import ProviderSpec
+from llm_spec.registry import NamedProvider, ProviderSpec
 from llm_spec.testing import RandomDraft, ScriptedProvider
 
 
@@ -177,3 +177,20 @@ def assert_one_line(error: Exception, *words: str) -> None:
     assert "\n" not in text
     for word in words:
         assert word in text, f"{word!r} is not in {text!r}"
+
+
+def test_a_provider_under_a_name_of_ones_own() -> None:
+    """Its type, address and key are those of the name; an address in the string comes first, joined drafts take it."""
+    named = {"big": NamedProvider(type="vllm", base_url="http://127.0.0.1:1/v1", api_key="sk-secret")}
+    provider = open_provider("big:tiny", named)
+    assert provider.name == "vllm:tiny"
+    assert "sk-secret" not in repr(named) + repr(provider)
+    assert open_draft("lookup+big:tiny", named).name == "lookup+vllm:tiny"
+
+
+def test_a_key_for_what_takes_none_is_refused() -> None:
+    """A key that would be left unused is a mistake."""
+    with pytest.raises(ConfigError, match="takes no key"):
+        open_draft("mine", {"mine": NamedProvider(type="lookup", api_key="sk-secret")})
+    with pytest.raises(UnknownProviderError, match="'nothing'"):
+        open_provider("mine:a", {"mine": NamedProvider(type="nothing")})

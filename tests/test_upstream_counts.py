@@ -26,6 +26,7 @@ from llm_spec import (
     SpeculativeDecoder,
     SpeculativeFinish,
     SpeculativeResult,
+    Started,
     TextDelta,
     Timeouts,
     TransientError,
@@ -307,5 +308,5 @@ async def test_what_is_streamed_is_labelled(double: Double) -> None:
     ):
         events = [event async for event in stream]
     kinds = [kind for kind, _ in itertools.groupby(type(event) for event in events)]
-    assert kinds == [TextDelta, Retry, TextDelta, SpeculativeFinish]
+    assert kinds == [Started, TextDelta, Retry, TextDelta, SpeculativeFinish]
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == TEXT

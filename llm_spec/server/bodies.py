@@ -27,6 +27,7 @@ T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
 Body: TypeAlias = Mapping[str, Any]
 
+_DEFAULT_SAMPLING: Final = Sampling()
 _MASK: Final = (1 << 63) - 1
 _SAMPLING: Final = (
     "temperature",
@@ -101,11 +102,13 @@ def read_messages(body: Body) -> tuple[ChatMessage, ...]:
     return tuple(read)
 
 
-def chat_request(body: Body, known: frozenset[str], *, is_local: bool, **fields: Any) -> ChatRequest:
+def chat_request(
+    body: Body, known: frozenset[str], *, is_local: bool, more: Body | None = None, **fields: Any
+) -> ChatRequest:
     """The request of a body: sampling and what this library knows by its name, the rest as `extra`.
 
     `known` fields are read by the caller, who gives them in `fields`. A model in this process takes no others: what
-    would change its answer is refused, what would not is left out.
+    would change its answer is refused, what would not is left out. `more` goes into `extra` all the same.
     """
     extra = {name: value for name, value in body.items() if name not in known and value is not None}
     sampling: Json = {name: extra.pop(name) for name in _SAMPLING if name in extra}
@@ -113,14 +116,16 @@ def chat_request(body: Body, known: frozenset[str], *, is_local: bool, **fields:
     if seed is not None and (is_local or seed >= 0):
         del extra["seed"]
         sampling["seed"] = seed & _MASK  # a negative one goes to a server as it is
-    sampling["logit_bias"] = _token_biases(table(extra, "logit_bias"))
-    extra.pop("logit_bias", None)
+    if "logit_bias" in extra:
+        sampling["logit_bias"] = _token_biases(table(extra, "logit_bias"))
+        del extra["logit_bias"]
     if is_local:
         for name in _NOT_LOCAL:
             if extra.get(name):
                 raise InvalidRequestError(f"{name} is set; a model in this process cannot serve it")
         extra = {}
-    return ChatRequest(sampling=Sampling(**sampling), extra=extra, **fields)
+    extra.update(more or {})
+    return ChatRequest(sampling=Sampling(**sampling) if sampling else _DEFAULT_SAMPLING, extra=extra, **fields)
 
 
 def _token_biases(bias: Json) -> dict[int, float]:

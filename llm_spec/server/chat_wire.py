@@ -72,6 +72,7 @@ def read_chat(body: Body, *, is_local: bool) -> Asked:
         body,
         _KNOWN,
         is_local=is_local,
+        more=relayed,
         messages=read_messages(body),
         max_tokens=_max_tokens(body),
         stop=read_stop(body),
@@ -80,7 +81,6 @@ def read_chat(body: Body, *, is_local: bool) -> Asked:
         response_format=_response_format(body),
         prediction=_prediction(body),
     )
-    request = dataclasses.replace(request, extra={**request.extra, **relayed})
     return Asked(
         model=read_model(body),
         request=request,

@@ -42,6 +42,7 @@ def read_completions(body: Body, *, is_local: bool) -> list[Asked]:
     stream, num_choices = wanted(body, "stream", default=False), read_num_choices(body)
     if stream and len(prompts) > 1:
         raise InvalidRequestError(f"prompt has {len(prompts)} texts; one at a time can be streamed")
+    logprobs = bool(wanted(body, "logprobs", 0))
     relayed = {name: body[name] for name in ("n", "logprobs") if body.get(name)}
     asked = Asked(
         model=read_model(body),
@@ -49,6 +50,7 @@ def read_completions(body: Body, *, is_local: bool) -> list[Asked]:
             body,
             _KNOWN,
             is_local=is_local,
+            more=relayed if num_choices > 1 or logprobs else None,
             messages=(ChatMessage("user", prompts[0]),),
             raw=True,
             max_tokens=wanted(body, "max_tokens", _MAX_TOKENS),
@@ -57,10 +59,8 @@ def read_completions(body: Body, *, is_local: bool) -> list[Asked]:
         stream=stream,
         include_usage=wanted(table(body, "stream_options"), "include_usage", default=False),
         num_choices=num_choices,
-        logprobs=bool(wanted(body, "logprobs", 0)),
+        logprobs=logprobs,
     )
-    if num_choices > 1 or asked.logprobs:
-        asked = replace(asked, request=replace(asked.request, extra={**asked.request.extra, **relayed}))
     echo = wanted(body, "echo", default=False)
     return [
         replace(

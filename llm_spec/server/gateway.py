@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import lru_cache, partial
 from importlib.resources import files
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import urlsplit
@@ -53,6 +53,7 @@ class Gateway:
         self._hidden = models.addresses
         self._num_open = 0
         self._page = files("llm_spec.server").joinpath("page.html").read_bytes()
+        self._origin_refusal = lru_cache(1024)(self._find_origin_refusal)  # nearly always the same host
         self.is_ending = False
 
     def app(self) -> web.Application:
@@ -119,13 +120,17 @@ class Gateway:
 
     def _check_origin(self, request: web.Request) -> None:
         """A page from elsewhere may not ask through its reader's browser, nor by a name that it made point here."""
-        host = request.headers.get(hdrs.HOST, "")
-        origin = request.headers.get(hdrs.ORIGIN)
+        told = self._origin_refusal(request.headers.get(hdrs.HOST, ""), request.headers.get(hdrs.ORIGIN))
+        if told is not None:
+            raise Problem(403, told, code="origin")
+
+    def _find_origin_refusal(self, host: str, origin: str | None) -> str | None:
         if origin is not None and origin not in self._config.cors_origins and urlsplit(origin).netloc != host:
-            raise Problem(403, "pages from other origins may not ask here; see cors_origins", code="origin")
+            return "pages from other origins may not ask here; see cors_origins"
         name = urlsplit(f"//{host}").hostname or ""
         if not self._config.keys and not (is_loopback(name) or name == self._config.host):
-            raise Problem(403, "without keys this server answers to its loopback address alone", code="host")
+            return "without keys this server answers to its loopback address alone"
+        return None
 
     def _cors(self, request: web.Request) -> dict[str, str]:
         origin = request.headers.get(hdrs.ORIGIN)
@@ -198,8 +203,11 @@ class Gateway:
 
     async def _body(self, request: web.Request) -> Json:
         try:
-            async with asyncio.timeout(self._config.body_timeout_s):
+            if request.content.is_eof():  # it came with its headers
                 data = await request.read()
+            else:
+                async with asyncio.timeout(self._config.body_timeout_s):
+                    data = await request.read()
         except TimeoutError:
             raise Problem(408, "the request's body did not come in time", code="timeout") from None
         except web.HTTPRequestEntityTooLarge:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from prometheus_client import (
@@ -19,6 +20,7 @@ from prometheus_client import (
     multiprocess,
 )
 
+from llm_spec.chat import Usage
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.models import ServedModel
 
@@ -27,6 +29,9 @@ __all__ = ["CONTENT_TYPE", "Metrics"]
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _OVERHEAD_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
+
+_KINDS: Final = ("draft", "accepted", "wasted", "input", "output")
+_NO_USAGE: Final = Usage()
 
 
 class Metrics:
@@ -41,21 +46,22 @@ class Metrics:
         self.errors = Counter("llm_spec_errors", "Requests that ended in an error", ("status",), registry=r)
         self.left = Counter("llm_spec_cancelled", "Requests whose client left", registry=r)
         self.open = Gauge("llm_spec_open_requests", "Requests being answered", multiprocess_mode="livesum", registry=r)
-        self._tokens = Counter("llm_spec_tokens", "Tokens by what became of them", ("model", "kind"), registry=r)
-        self._rounds = Counter("llm_spec_rounds", "Rounds in which something was drafted", by_model, registry=r)
-        self._fallbacks = Counter("llm_spec_fallbacks", "Drafts that were given up", by_model, registry=r)
-        self._retries = Counter("llm_spec_retries", "Targets that were asked again", by_model, registry=r)
-        self._strategies = Counter("llm_spec_answers", "Answers by strategy", ("model", "strategy"), registry=r)
-        self._first = Histogram(
+        self.tokens = Counter("llm_spec_tokens", "Tokens by what became of them", ("model", "kind"), registry=r)
+        self.rounds = Counter("llm_spec_rounds", "Rounds in which something was drafted", by_model, registry=r)
+        self.fallbacks = Counter("llm_spec_fallbacks", "Drafts that were given up", by_model, registry=r)
+        self.retries = Counter("llm_spec_retries", "Targets that were asked again", by_model, registry=r)
+        self.strategies = Counter("llm_spec_answers", "Answers by strategy", ("model", "strategy"), registry=r)
+        self.first = Histogram(
             "llm_spec_first_text_seconds", "Time to the first text", by_model, buckets=_SECONDS, registry=r
         )
-        self._total = Histogram("llm_spec_answer_seconds", "Time of answers", by_model, buckets=_SECONDS, registry=r)
+        self.total = Histogram("llm_spec_answer_seconds", "Time of answers", by_model, buckets=_SECONDS, registry=r)
         self._overhead = Histogram(
             "llm_spec_overhead_seconds",
             "This server's part before an answer is asked for",
             buckets=_OVERHEAD_S,
             registry=r,
         )
+        self._models: dict[str, _OfModel] = {}
         self._left_alone = Gauge(
             "llm_spec_breaker_open",
             "1 while a target or draft that kept failing is left alone",
@@ -66,28 +72,9 @@ class Metrics:
 
     def count(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
         """Count an answer."""
-        stats, usage = result.stats, result.usage
-        kinds = {
-            "draft": stats.num_draft_tokens,
-            "accepted": stats.num_accepted_draft_tokens,
-            "wasted": stats.num_wasted_draft_tokens,
-            "input": 0 if usage is None else usage.input_tokens,
-            "output": 0 if usage is None else usage.output_tokens,
-        }
-        for kind, number in kinds.items():
-            if number:
-                self._tokens.labels(model, kind).inc(number)
-        for counter, number in (
-            (self._rounds, stats.num_spec_steps),
-            (self._fallbacks, len(result.fallbacks)),
-            (self._retries, len(result.retries)),
-        ):
-            if number:
-                counter.labels(model).inc(number)
-        self._strategies.labels(model, result.strategy).inc()
-        if result.timings.first_text_s is not None:
-            self._first.labels(model).observe(result.timings.first_text_s)
-        self._total.labels(model).observe(result.timings.total_s)
+        if model not in self._models:
+            self._models[model] = _OfModel(self, model)
+        self._models[model].count(result)
         self._overhead.observe(overhead_s)
 
     def text(self, models: Iterable[ServedModel]) -> bytes:
@@ -100,3 +87,36 @@ class Metrics:
         everybody = CollectorRegistry()
         multiprocess.MultiProcessCollector(everybody)  # type: ignore[no-untyped-call] # it has no types
         return generate_latest(everybody)
+
+
+class _OfModel:
+    """The metrics of one model, looked up once."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._tokens = {kind: metrics.tokens.labels(model, kind) for kind in _KINDS}
+        self._counts = [m.labels(model) for m in (metrics.rounds, metrics.fallbacks, metrics.retries)]
+        self._first = metrics.first.labels(model)
+        self._total = metrics.total.labels(model)
+        self._strategy = partial(metrics.strategies.labels, model)
+
+    def count(self, result: SpeculativeResult) -> None:
+        stats, usage = result.stats, result.usage or _NO_USAGE
+        tokens = (
+            stats.num_draft_tokens,
+            stats.num_accepted_draft_tokens,
+            stats.num_wasted_draft_tokens,
+            usage.input_tokens,
+            usage.output_tokens,
+        )
+        for kind, number in zip(_KINDS, tokens, strict=True):
+            if number:
+                self._tokens[kind].inc(number)
+        for counter, number in zip(
+            self._counts, (stats.num_spec_steps, len(result.fallbacks), len(result.retries)), strict=True
+        ):
+            if number:
+                counter.inc(number)
+        self._strategy(result.strategy).inc()
+        if result.timings.first_text_s is not None:
+            self._first.observe(result.timings.first_text_s)
+        self._total.observe(result.timings.total_s)

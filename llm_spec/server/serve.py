@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -29,6 +30,7 @@ from llm_spec.server.models import ServedModels
 __all__ = ["Server", "check", "serve"]
 
 _BACKLOG: Final = 1024
+_GARBAGE: Final = 20_000  # objects more than before; at the default 700 every other request would look for cycles
 _AT_ONCE_S: Final = 1.0  # a worker that ends so soon is not begun again
 
 
@@ -163,6 +165,9 @@ def _work(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ended.set)
         async with Server(config, sock=sock, ledger=ledger, worker=worker) as server:
+            gc.collect()
+            gc.freeze()  # what is here by now stays: it need not be looked through again and again
+            gc.set_threshold(_GARBAGE)
             ready(server)
             await ended.wait()
 

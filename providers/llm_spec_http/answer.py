@@ -40,10 +40,12 @@ async def read_answer(
             async for chunk in chunks:
                 for event in map(numbers.numbered, chunk_events(chunk, read_token_ids)):
                     if isinstance(event, TextDelta):
-                        event = replace(event, text=stripper.push(event.text))  # noqa: PLW2901
-                        text += event.text
-                        if not event.text and not event.token_ids:
+                        shown = stripper.push(event.text)
+                        text += shown
+                        if not shown and not event.token_ids:
                             continue
+                        if shown != event.text:
+                            event = replace(event, text=shown)  # noqa: PLW2901
                     yield event
                 finish = chunk_finish(chunk) or finish
                 usage = read_usage(chunk) or usage

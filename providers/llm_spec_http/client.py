@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final, NoReturn, cast
 
 import aiohttp
+from yarl import URL
 
 from llm_spec import LlmSpecError, TargetError, TransientError
 from llm_spec.failures import error_for_status
@@ -16,6 +17,8 @@ __all__ = ["HttpClient", "MissingError"]
 
 _CONNECT_S: Final = 10.0
 _IDLE_S: Final = 120.0  # the longest silence between two pieces of an answer
+# no total: answers may take as long as they go on
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_IDLE_S)
 _QUOTED: Final = 300  # characters of a server's own words in an error
 
 
@@ -45,7 +48,10 @@ class HttpClient:
         self._root = self._address.removesuffix("/v1")  # where servers have the calls that OpenAI does not
         self._api_key = api_key
         self._key_variable = key_variable
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._urls: dict[str, URL] = {}
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         if not keeps_alive:
             self._headers["Connection"] = "close"
         self._given_session = session
@@ -59,11 +65,10 @@ class HttpClient:
         does not know, TargetError for everything else that goes wrong.
         """
         sending = self._session().post(
-            f"{self._root}{path}" if path.startswith("/") else f"{self._address}/{path}",
-            json=body,
+            self._url(path),
+            data=json.dumps(body).encode(),
             headers=self._headers,
-            # no total: answers may take as long as they go on
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_IDLE_S),
+            timeout=_TIMEOUT,
             allow_redirects=False,  # a key goes where it was meant to go
         )
         try:
@@ -119,11 +124,18 @@ class HttpClient:
 
     # ------------------------------------------------------------------------------------------ inside
 
+    def _url(self, path: str) -> URL:
+        if path not in self._urls:
+            self._urls[path] = URL(f"{self._root}{path}" if path.startswith("/") else f"{self._address}/{path}")
+        return self._urls[path]
+
     def _session(self) -> aiohttp.ClientSession:
         if self._given_session is not None:
             return self._given_session
         if self._own_session is None or self._own_session.closed:
-            self._own_session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            self._own_session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
+            )
         return self._own_session
 
     async def _refuse(self, response: aiohttp.ClientResponse) -> NoReturn:

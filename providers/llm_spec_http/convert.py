@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from llm_spec import (
     ChatRequest,
     InvalidRequestError,
@@ -52,7 +50,7 @@ def _prompt(request: ChatRequest) -> Body:
 
 def sampling_fields(sampling: Sampling, dialect: Dialect) -> Body:
     """How to sample, in the dialect's names; what the caller left open is left out."""
-    fields = {name: value for name, value in dataclasses.asdict(sampling).items() if value not in (None, {})}
+    fields = {name: value for name, value in vars(sampling).items() if value not in (None, {})}
     if "logit_bias" in fields:
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
     return {dialect.sampling_names.get(name, name): value for name, value in fields.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Final, TypeAlias
 
 from llm_spec import ChatRequest, InvalidRequestError, Sampling
@@ -51,7 +50,7 @@ def request_body(request: ChatRequest, model: str, *, is_openai: bool, takes_pre
 
 
 def _sampling_fields(sampling: Sampling) -> Body:
-    fields = {name: value for name, value in dataclasses.asdict(sampling).items() if value not in (None, {})}
+    fields = {name: value for name, value in vars(sampling).items() if value not in (None, {})}
     if "logit_bias" in fields:
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
     return fields

@@ -8,10 +8,11 @@ import time
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
-from wire import Wire, chunk, text_chunks
+from wire import Wire, chunk, served, text_chunks
 
 from llm_spec import (
     ChatRequest,
+    ChunkStreaming,
     ConfigError,
     Finish,
     InvalidRequestError,
@@ -314,3 +315,34 @@ async def test_as_draft_of_a_local_target(wire: Wire) -> None:
     assert good.stats.num_accepted_draft_tokens > 0
     assert good.content == broken.content
     assert len(broken.fallbacks) == 1
+
+
+async def test_a_raw_prompt_goes_to_completions() -> None:
+    """Without messages, to the path for it, with a prefix behind it; the answer's text comes as any other."""
+    wire = Wire()
+    frame = json.dumps({"choices": [{"index": 0, "text": " world", "finish_reason": "stop"}]})
+    wire.frames = [f"data: {frame}\n\n".encode(), b"data: [DONE]\n\n"]
+    async with served("/v1/completions", wire.answer) as root:
+        provider = HttpProvider("tiny", base_url=f"{root}/v1")
+        request = ChatRequest.create("hello", raw=True, prefix=", big")
+        assert (await provider.complete(request)).content == " world"
+        await provider.aclose()
+    assert wire.bodies[0]["prompt"] == "hello, big"
+    assert "messages" not in wire.bodies[0]
+
+
+async def test_chunks_are_passed_on_as_they_are(wire: Wire) -> None:
+    """What events cannot say (further choices, log-probabilities) is in the chunks; errors are raised as for events."""
+    second = {"choices": [{"index": 1, "delta": {"content": "b"}, "logprobs": {"content": []}, "finish_reason": None}]}
+    wire.frames = [chunk({"content": "a"}), b"data: " + json.dumps(second).encode() + b"\n\n", b"data: [DONE]\n\n"]
+    provider = provider_of(wire)
+    assert isinstance(provider, ChunkStreaming)
+    async with provider.stream_chunks(QUESTION) as chunks:
+        read = [c async for c in chunks]
+    assert read[1] == second
+    assert len(read) == 2
+    wire.frames = [b'data: {"error": {"message": "broken"}}\n\n']
+    with pytest.raises(TargetError, match="broken"):
+        async with provider.stream_chunks(QUESTION) as chunks:
+            [c async for c in chunks]
+    await provider.aclose()

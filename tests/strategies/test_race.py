@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from llm_spec import (
     SpeculativeDecoder,
     StreamEvent,
     TargetError,
+    TargetStream,
     TextDelta,
     ToolCallDelta,
     Usage,
@@ -412,6 +413,27 @@ def test_an_answer_that_continues_the_requests_prefix(by_ids: bool) -> None:
         assert raced.num_won > 0
 
     run_virtual(check())
+
+
+@pytest.mark.parametrize("by_ids", [True, False])
+def test_the_streams_of_a_race_are_told(by_ids: bool) -> None:
+    """At the end comes what each stream did; those that were used wrote the answer between them."""
+
+    async def run() -> list[StreamEvent]:
+        target = SimulatedTarget(WORDS, **SLOW, by_ids=by_ids)
+        decoder = SpeculativeDecoder(SimulatedDraft(WORDS, 0.95, 1), target, SpeculativeConfig(strategy="race"))
+        async with decoder.stream(ChatRequest.create("q", temperature=0.0), rounds=True) as events:
+            return [event async for event in events]
+
+    events = run_virtual(run())
+    streams = [event for event in events if isinstance(event, TargetStream)]
+    assert len(streams) > 2
+    assert [stream.index for stream in streams] == list(range(len(streams)))
+    used = [stream for stream in streams if stream.is_used]
+    assert used[0].started_s == 0.0
+    assert all(earlier.begins_at < later.begins_at for earlier, later in pairwise(used))
+    assert all(stream.started_s <= stream.ended_s for stream in streams)
+    assert sum(stream.num_tokens for stream in used) >= len(split_pieces(WORDS))
 
 
 def test_an_empty_answer() -> None:
