@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -83,7 +84,10 @@ class Gateway:
         except Problem as problem:
             return self._refuse(request, problem)
         except web.HTTPException as error:
-            return self._refuse(request, Problem(error.status, error.reason or "not served here"))
+            refusal = self._refuse(request, Problem(error.status, error.reason or "not served here"))
+            if hdrs.ALLOW in error.headers:
+                refusal.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
+            return refusal
         except LlmSpecError as error:
             return self._refuse(request, self._problem(error))
         except asyncio.CancelledError:
@@ -98,7 +102,8 @@ class Gateway:
         """What a client hears of an error; a log hears its type, and where it happened if it is nobody's doing."""
         problem = problem_of(error, self._hidden)
         if not isinstance(error, LlmSpecError):
-            logging.getLogger("llm_spec").error("a request failed", exc_info=error)
+            where = "".join(traceback.format_tb(error.__traceback__))  # its message may quote the request
+            logging.getLogger("llm_spec").error("a request failed: %s\n%s", type(error).__name__, where)
         return problem
 
     def _refuse(self, request: web.Request, problem: Problem) -> web.Response:
@@ -121,9 +126,9 @@ class Gateway:
         """A page from elsewhere may not ask through its reader's browser, nor by a name that it made point here."""
         host = request.headers.get(hdrs.HOST, "")
         origin = request.headers.get(hdrs.ORIGIN)
-        if origin is not None and origin not in self._config.cors_origins and urlsplit(origin).netloc != host:
+        if origin is not None and origin not in self._config.cors_origins and not _is_same(origin, host):
             raise Problem(403, "pages from other origins may not ask here; see cors_origins", code="origin")
-        name = urlsplit(f"//{host}").hostname or ""
+        name = _name_in(host)
         if not self._config.keys and not (is_loopback(name) or name == self._config.host):
             raise Problem(403, "without keys this server answers to its loopback address alone", code="host")
 
@@ -206,7 +211,7 @@ class Gateway:
             told = f"the request's body is longer than {self._config.max_body_bytes} bytes"
             raise Problem(413, told, code="request_too_large") from None
         try:
-            body: Any = json.loads(data)
+            body: Any = _parsed(data)
         except (ValueError, RecursionError) as error:
             raise Problem(400, f"the body is no JSON: {error}", code="invalid_json") from None
         if not isinstance(body, dict):
@@ -224,3 +229,31 @@ class Gateway:
         finally:
             self._num_open -= 1
             self._metrics.open.dec()
+
+
+def _parsed(data: bytes) -> Any:
+    """JSON by RFC 8259: UTF-8, without NaN and Infinity, and every text whole; raises ValueError for anything else."""
+    text = data.decode()
+    value = json.loads(text, parse_constant=_refuse_constant)
+    if "\\ud" in text or "\\uD" in text:  # half a character, unless its other half follows
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _is_same(origin: str, host: str) -> bool:
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False
+
+
+def _name_in(host: str) -> str:
+    """A Host header without its port; "" where it is no address."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

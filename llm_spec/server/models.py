@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final, cast, get_args
+from urllib.parse import urlsplit
 
 from llm_spec.config import SpeculativeConfig, StrategyName
 from llm_spec.decoder import SpeculativeDecoder
@@ -116,8 +117,9 @@ class ServedModels:
         texts = [model.target for model in self._config.models.values()]
         texts += [model.draft for model in self._config.models.values() if model.draft is not None]
         written = [text.partition("@")[2] for text in texts]
-        found = {*written, *(p.base_url for p in self._config.providers.values() if p.base_url)}
-        return tuple(sorted((address.rstrip("/") for address in found if address), key=len, reverse=True))
+        found = {*written, *(p.base_url for p in self._config.providers.values() if p.base_url)} - {""}
+        hosts = {urlsplit(address).netloc for address in found} - {""}
+        return tuple(sorted({address.rstrip("/") for address in found} | hosts, key=len, reverse=True))
 
     async def aclose(self) -> None:
         """Close what was opened."""

@@ -83,6 +83,8 @@ class Outbox:
                     if self._is_closed:
                         return
                     await self._wait()
+                    if self._is_closed and not self._waiting:
+                        return  # a sign of life behind the end would be none
                 data, self._waiting = b"".join(self._waiting), []
                 async with asyncio.timeout(self._patience_s):
                     await self.response.write(data or self._keep_alive)
