@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -115,7 +116,7 @@ class Asking:
     async def post(self, path: str, body: Any, **headers: str) -> Reply:
         """Post a body: bytes as they are, anything else as JSON. Header names have `_` for `-`."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await self.send("POST", path, data, **headers)
+        return await self.send("POST", path, io.BytesIO(data), **headers)
 
     async def get(self, path: str, **headers: str) -> Reply:
         return await self.send("GET", path, None, **headers)
@@ -132,7 +133,8 @@ class Asking:
     async def open(self, path: str, body: Any, **headers: str) -> AsyncIterator[aiohttp.ClientResponse]:
         """A response whose body is still to come; leaving closes the connection."""
         told = {**self.headers, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        response = await self.session.post(f"{self.url}{path}", json=body, headers=told)
+        data = io.BytesIO(json.dumps(body).encode())
+        response = await self.session.post(f"{self.url}{path}", data=data, headers=told)
         try:
             yield response
         finally:

@@ -138,7 +138,7 @@ class Gateway:
             return {}
         return {
             "Access-Control-Allow-Origin": origin,
-            "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, x-llm-spec-strategy",
+            "Access-Control-Allow-Headers": "authorization, *",  # SDKs have many; the star is not for this one
             "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
             "Access-Control-Expose-Headers": "*",
             "Vary": "Origin",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -12,10 +13,10 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, MutableMapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from aiohttp import web
 
@@ -29,7 +30,16 @@ from llm_spec.server.models import ServedModels
 __all__ = ["Server", "check", "serve"]
 
 _BACKLOG: Final = 1024
+_LINGERING_S: Final = 10.0  # what is left of a refused body is read for so long, or its sender would miss the answer
 _AT_ONCE_S: Final = 1.0  # a worker that ends so soon is not begun again
+
+
+class _TypesAlone(logging.LoggerAdapter[logging.Logger]):
+    """For what aiohttp logs: of an error its type, as its message quotes headers that may hold a key."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        error = kwargs.pop("exc_info", None)
+        return (f"{msg}: {type(error).__name__}" if isinstance(error, BaseException) else msg), kwargs
 
 
 class Server:
@@ -66,6 +76,8 @@ class Server:
                 keepalive_timeout=self._config.idle_s,
                 shutdown_timeout=self._config.shutdown_s,
                 access_log=None,
+                lingering_time=min(_LINGERING_S, self._config.body_timeout_s),
+                logger=_TypesAlone(logging.getLogger("llm_spec")),
             )
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
