@@ -47,16 +47,14 @@ async def test_headers_say_how_it_was_answered(path: str, stream: bool) -> None:
 
 
 async def test_figures_come_with_whole_answers_alone() -> None:
-    """Acceptance rate and speedup are in the headers where they are known before the body is sent."""
+    """The acceptance rate is in the headers where it is known before the body is sent."""
     speculative = SpeculativeConfig(max_total_tokens=24)
     pair = ModelConfig(target="builtin:target", draft="builtin:draft", speculative=speculative)
     async with serving(pair) as server:
         whole = await server.chat("def test_spawnl(self):")
         streamed = await server.chat("def test_spawnl(self):", stream=True)
-        beside = await server.post(CHAT, ask(CHAT), x_llm_spec_strategy="regenerate")
     assert whole.headers["x-llm-spec-strategy"] == streamed.headers["x-llm-spec-strategy"] == "tokens"
     assert 0.0 < float(whole.headers["x-llm-spec-acceptance-rate"]) <= 1.0
-    assert float(beside.headers["x-llm-spec-speedup"]) > 0.0
     assert "x-llm-spec-acceptance-rate" not in streamed.headers
     assert "x-llm-spec-speedup" not in streamed.headers
 
