@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from llm_spec.config import SpeculativeConfig, StrategyName
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting.model import ProviderDraft
-from llm_spec.errors import ConfigError, InvalidRequestError
+from llm_spec.errors import ConfigError, InvalidRequestError, ModelLoadError
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.registry import NamedProvider, open_draft, open_provider
 from llm_spec.server.bodies import Json
@@ -84,7 +84,7 @@ class ServedModels:
         self._models: dict[str, ServedModel] = {}
 
     def open(self, clients: Mapping[str, Client] | None = None) -> None:
-        """Open the providers; raises ConfigError and what they raise, naming the model."""
+        """Open the providers; raises ConfigError, naming the model."""
         for name, model in self._config.models.items():
             try:
                 draft = None if model.draft is None else self._draft(model.draft)
@@ -92,7 +92,7 @@ class ServedModels:
                 for client in (clients or {}).values():
                     if client.may_use(name):
                         self._models[name].decoder_for(client, None)
-            except ConfigError as error:
+            except (ConfigError, ModelLoadError) as error:
                 raise ConfigError(f"models.{name}: {error}") from error
 
     def find(self, name: str, client: Client) -> ServedModel:
