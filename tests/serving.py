@@ -14,14 +14,29 @@ import aiohttp
 
 from llm_spec.server import ModelConfig, Server, ServerConfig
 
-__all__ = ["ENDPOINTS", "OPENAI", "RULES", "Asking", "Frame", "Post", "Reply", "ask", "check_error", "frames_of", "raw", "remote", "serving"]
+__all__ = [
+    "ENDPOINTS",
+    "OPENAI",
+    "RULES",
+    "Asking",
+    "Frame",
+    "Post",
+    "Reply",
+    "ask",
+    "check_error",
+    "frames_of",
+    "raw",
+    "remote",
+    "serving",
+    "until",
+]
 
 RULES: Final = ModelConfig(target="rules:any")
 OPENAI: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 ENDPOINTS: Final = (*OPENAI, "/v1/messages")
 
 
-def ask(path: str, text: str = "Good morning", **fields: Any) -> dict[str, Any]:
+def ask(path: str, text: str = "Good morning", /, **fields: Any) -> dict[str, Any]:
     """The smallest body that an endpoint answers, and more fields."""
     body: dict[str, Any] = {"model": "fast"}
     match path.removeprefix("/v1"):
@@ -121,7 +136,7 @@ class Asking:
     async def get(self, path: str, **headers: str) -> Reply:
         return await self.send("GET", path, None, **headers)
 
-    async def chat(self, text: str = "Good morning", **fields: Any) -> Reply:
+    async def chat(self, text: str = "Good morning", /, **fields: Any) -> Reply:
         return await self.post("/v1/chat/completions", ask("/v1/chat/completions", text, **fields))
 
     async def send(self, method: str, path: str, data: Any, **headers: str) -> Reply:
@@ -142,9 +157,7 @@ class Asking:
 
 
 @asynccontextmanager
-async def serving(
-    models: Mapping[str, ModelConfig] | ModelConfig = RULES, **settings: Any
-) -> AsyncGenerator[Asking]:
+async def serving(models: Mapping[str, ModelConfig] | ModelConfig = RULES, **settings: Any) -> AsyncGenerator[Asking]:
     """A client of a server of these models; one alone is called `fast`."""
     named = {"fast": models} if isinstance(models, ModelConfig) else models
     async with (
@@ -177,3 +190,10 @@ def check_error(path: str, reply: Reply) -> None:
         assert set(reply.error) == {"message", "type", "param", "code"}
     assert reply.error["message"]
     assert reply.error["type"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens soon, in another task or process."""
+    async with asyncio.timeout(10.0):
+        while not condition():  # noqa: ASYNC110 - others, and other processes, know of no event
+            await asyncio.sleep(0.005)

@@ -79,12 +79,10 @@ class Outbox:
     async def _send(self) -> None:
         try:
             while True:
-                if not self._waiting:
-                    if self._is_closed:
-                        return
+                if not self._waiting and not self._is_closed:
                     await self._wait()
-                    if self._is_closed and not self._waiting:
-                        return  # a sign of life behind the end would be none
+                if not self._waiting and self._is_closed:
+                    return  # a sign of life behind the end would be none
                 data, self._waiting = b"".join(self._waiting), []
                 async with asyncio.timeout(self._patience_s):
                     await self.response.write(data or self._keep_alive)

@@ -165,6 +165,9 @@ def _work(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ended.set)
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            loop.add_reader(parent.sentinel, ended.set)  # a worker does not outlive who began it
         async with Server(config, sock=sock, ledger=ledger, worker=worker) as server:
             ready(server)
             await ended.wait()

@@ -13,6 +13,7 @@ from serving import RULES, Post, Reply, serving
 from llm_spec import SpeculativeConfig
 from llm_spec.server import ModelConfig
 
+
 @pytest.fixture(scope="module")
 def post() -> Iterator[Post]:
     """Posts bytes to a server in a thread of its own: `fast` answers by rules, `local` is the built-in pair."""

@@ -1,4 +1,4 @@
-"""Whatever a body holds, the answer is one of the API's own: never a 5xx, always an error object where it is refused."""
+"""Whatever a body holds, the answer is the API's own: never a 5xx, always an error object where it is refused."""
 
 from __future__ import annotations
 
@@ -15,25 +15,126 @@ MODELS: Final = ("fast", "local")
 
 # every field that an endpoint reads, so that wrong values meet the code that reads them
 FIELDS: Final = {
-    "/v1/chat/completions": (
-        "messages model max_tokens max_completion_tokens n prediction response_format stop stream stream_options "
-        "tool_choice tools logprobs top_logprobs temperature top_p top_k min_p seed logit_bias presence_penalty "
-        "frequency_penalty repetition_penalty functions user metadata audio"
-    ).split(),
-    "/v1/completions": "prompt model max_tokens n stop stream stream_options echo logprobs seed suffix best_of".split(),
-    "/v1/responses": (
-        "input model instructions max_output_tokens metadata reasoning stream text tool_choice tools "
-        "previous_response_id parallel_tool_calls include truncation temperature store"
-    ).split(),
-    "/v1/messages": (
-        "messages model max_tokens system stop_sequences stream tool_choice tools metadata output_config top_k thinking"
-    ).split(),
+    "/v1/chat/completions": [
+        "messages",
+        "model",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "prediction",
+        "response_format",
+        "stop",
+        "stream",
+        "stream_options",
+        "tool_choice",
+        "tools",
+        "logprobs",
+        "top_logprobs",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "logit_bias",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "functions",
+        "user",
+        "metadata",
+        "audio",
+    ],
+    "/v1/completions": [
+        "prompt",
+        "model",
+        "max_tokens",
+        "n",
+        "stop",
+        "stream",
+        "stream_options",
+        "echo",
+        "logprobs",
+        "seed",
+        "suffix",
+        "best_of",
+    ],
+    "/v1/responses": [
+        "input",
+        "model",
+        "instructions",
+        "max_output_tokens",
+        "metadata",
+        "reasoning",
+        "stream",
+        "text",
+        "tool_choice",
+        "tools",
+        "previous_response_id",
+        "parallel_tool_calls",
+        "include",
+        "truncation",
+        "temperature",
+        "store",
+    ],
+    "/v1/messages": [
+        "messages",
+        "model",
+        "max_tokens",
+        "system",
+        "stop_sequences",
+        "stream",
+        "tool_choice",
+        "tools",
+        "metadata",
+        "output_config",
+        "top_k",
+        "thinking",
+    ],
 }
-WORDS: Final = (
-    "type role content text name id user assistant tool system developer function arguments parameters input_text "
-    "properties object $ref anyOf items enum tool_calls tool_use tool_result tool_use_id image source base64 url "
-    "json_schema json_object schema required auto any none call_id output input_image image_url include_usage effort"
-).split()
+WORDS: Final = [
+    "type",
+    "role",
+    "content",
+    "text",
+    "name",
+    "id",
+    "user",
+    "assistant",
+    "tool",
+    "system",
+    "developer",
+    "function",
+    "arguments",
+    "parameters",
+    "input_text",
+    "properties",
+    "object",
+    "$ref",
+    "anyOf",
+    "items",
+    "enum",
+    "tool_calls",
+    "tool_use",
+    "tool_result",
+    "tool_use_id",
+    "image",
+    "source",
+    "base64",
+    "url",
+    "json_schema",
+    "json_object",
+    "schema",
+    "required",
+    "auto",
+    "any",
+    "none",
+    "call_id",
+    "output",
+    "input_image",
+    "image_url",
+    "include_usage",
+    "effort",
+]
 
 scalars = st.one_of(
     st.none(),
@@ -126,7 +227,9 @@ def test_deep_nesting_is_no_trouble(path: str, depth: int, post: Post) -> None:
     deep = b'{"a":' * depth + b"1" + b"}" * depth
     for name in ("metadata", "tools", "response_format", "text", "unknown", "messages", "input", "prompt"):
         listed = b"[" + deep + b"]" if name in ("tools", "messages", "input") else deep
-        body = json.dumps(ask(path) | {name: 0}).encode().replace(f'"{name}": 0'.encode(), f'"{name}":'.encode() + listed)
+        body = (
+            json.dumps(ask(path) | {name: 0}).encode().replace(f'"{name}": 0'.encode(), f'"{name}":'.encode() + listed)
+        )
         reply = post(path, body)
         assert reply.status in (200, 400), (name, reply.data[:300])
 

@@ -7,7 +7,7 @@ import hmac
 from typing import Any, Final
 
 import pytest
-from serving import ENDPOINTS, RULES, ask, check_error, remote, serving
+from serving import ENDPOINTS, RULES, ask, check_error, remote, serving, until
 
 from llm_spec.server import KeyConfig
 from llm_spec.server import clients as clients_module
@@ -83,21 +83,22 @@ async def test_a_key_may_use_its_models_alone() -> None:
 async def test_a_key_has_its_requests_at_once() -> None:
     """One more than `max_concurrent` gets 429 and a wait; other keys, and the same one later, are answered."""
     keys = {"one": KeyConfig(key="secret-of-one", max_concurrent=1), "ann": ANN}
-    async with ModelServer("one two", latency=Latency(first_token_s=30.0)) as upstream:
-        async with serving({"slow": remote(upstream.url), "fast": RULES}, keys=keys) as server:
-            path = ENDPOINTS[0]
-            slow = asyncio.create_task(server.post(path, ask(path, model="slow"), x_api_key="secret-of-one"))
-            while not upstream.num_open_streams:
+    async with (
+        ModelServer("one two", latency=Latency(first_token_s=30.0)) as upstream,
+        serving({"slow": remote(upstream.url), "fast": RULES}, keys=keys) as server,
+    ):
+        path = ENDPOINTS[0]
+        slow = asyncio.create_task(server.post(path, ask(path, model="slow"), x_api_key="secret-of-one"))
+        await until(lambda: upstream.num_open_streams > 0)
+        reply = await server.post(path, ask(path), x_api_key="secret-of-one")
+        assert (reply.status, reply.error["code"]) == (429, "too_many_requests")
+        assert int(reply.headers["Retry-After"]) >= 1
+        assert (await server.post(path, ask(path), x_api_key=ANN.key)).status == 200
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        async with asyncio.timeout(5.0):
+            while (await server.post(path, ask(path), x_api_key="secret-of-one")).status == 429:  # noqa: ASYNC110 - what is asked is a server
                 await asyncio.sleep(0.005)
-            reply = await server.post(path, ask(path), x_api_key="secret-of-one")
-            assert (reply.status, reply.error["code"]) == (429, "too_many_requests")
-            assert int(reply.headers["Retry-After"]) >= 1
-            assert (await server.post(path, ask(path), x_api_key=ANN.key)).status == 200
-            slow.cancel()
-            await asyncio.gather(slow, return_exceptions=True)
-            async with asyncio.timeout(5.0):
-                while (await server.post(path, ask(path), x_api_key="secret-of-one")).status == 429:
-                    await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"n": 2}])
@@ -106,9 +107,7 @@ async def test_a_budget_is_spent(fields: dict[str, Any]) -> None:
     keys = {"poor": KeyConfig(key="secret-of-poor", max_tokens=8), "ann": ANN}
     path = ENDPOINTS[0]
     async with serving(keys=keys) as server:
-        statuses = [
-            (await server.post(path, ask(path, **fields), x_api_key="secret-of-poor")).status for _ in range(4)
-        ]
+        statuses = [(await server.post(path, ask(path, **fields), x_api_key="secret-of-poor")).status for _ in range(4)]
         reply = await server.post(path, ask(path, **fields), x_api_key="secret-of-poor")
         assert (await server.post(path, ask(path, **fields), x_api_key=ANN.key)).status == 200
     assert statuses[0] == 200

@@ -67,9 +67,7 @@ def test_a_whole_config_is_read(written: Written) -> None:
     assert fast.speculative.lookahead == Fixed(4)
     assert fast.speculative.retry.max_attempts == 2
     assert config.models["a/b:c"] == ModelConfig(target="rules:any")
-    assert config.keys["ann"] == KeyConfig(
-        key="secret-of-ann", max_concurrent=3, max_tokens=1000, models=("fast",)
-    )
+    assert config.keys["ann"] == KeyConfig(key="secret-of-ann", max_concurrent=3, max_tokens=1000, models=("fast",))
 
 
 def test_what_is_not_written_is_the_default(written: Written) -> None:
@@ -121,7 +119,7 @@ def test_an_error_names_file_line_and_key(written: Written, text: str, line: int
 def test_what_is_no_config_is_refused(written: Written, text: str) -> None:
     """The error names the file at least."""
     path = written(text)
-    with pytest.raises(ConfigError, match="server.toml"):
+    with pytest.raises(ConfigError, match=r"server\.toml"):
         load_config(path, {})
 
 

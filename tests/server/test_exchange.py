@@ -6,15 +6,14 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
-from serving import ENDPOINTS, RULES, Asking, ask, check_error, frames_of, remote, serving
+from serving import ENDPOINTS, RULES, Asking, ask, check_error, frames_of, remote, serving, until
 
 from llm_spec import RetryPolicy, SpeculativeConfig
-from llm_spec.registry import open_draft, open_provider
 from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.registry import open_draft, open_provider
 from llm_spec.server import ModelConfig
 from llm_spec.testing.server import Faults, Latency, ModelServer
 
@@ -22,13 +21,6 @@ CHAT: Final = "/v1/chat/completions"
 ONCE: Final = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
 TEXT: Final = "one two three four five six"
 SLOW: Final = Latency(token_s=0.02)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that happens soon, in another task."""
-    async with asyncio.timeout(10.0):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 # ------------------------------------------------------------------------------------------ headers
@@ -112,12 +104,16 @@ async def test_an_error_before_the_answer_has_its_status(path: str, stream: bool
     assert address not in reply.data.decode()
 
 
-@pytest.mark.parametrize(("upstreams", "ours"), [(429, 429), (500, 502), (502, 502), (503, 503), (404, 502), (401, 502)])
+@pytest.mark.parametrize(
+    ("upstreams", "ours"), [(429, 429), (500, 502), (502, 502), (503, 503), (404, 502), (401, 502)]
+)
 async def test_a_targets_status_is_told_in_this_servers_words(upstreams: int, ours: int) -> None:
     """Overload and rate limits are passed on; what is this server's own trouble with its target is a bad gateway."""
-    async with ModelServer(TEXT, faults=Faults(status=upstreams)) as upstream:
-        async with serving(remote(upstream.url, speculative=ONCE)) as server:
-            reply = await server.chat()
+    async with (
+        ModelServer(TEXT, faults=Faults(status=upstreams)) as upstream,
+        serving(remote(upstream.url, speculative=ONCE)) as server,
+    ):
+        reply = await server.chat()
     assert reply.status == ours
     assert reply.headers["x-should-retry"] == "false"
 
@@ -187,9 +183,11 @@ async def test_an_error_in_the_middle_ends_the_stream(path: str) -> None:
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_a_pause_is_bridged(path: str) -> None:
     """While an answer pauses, clients are sent something to pass over; behind its end comes nothing."""
-    async with ModelServer("one two", latency=Latency(token_s=0.2)) as upstream:
-        async with serving(remote(upstream.url), keep_alive_s=0.02) as server:
-            reply = await server.post(path, ask(path, stream=True))
+    async with (
+        ModelServer("one two", latency=Latency(token_s=0.2)) as upstream,
+        serving(remote(upstream.url), keep_alive_s=0.02) as server,
+    ):
+        reply = await server.post(path, ask(path, stream=True))
     frames = reply.frames
     alive = [frame for frame in frames if frame.comment == "keep-alive" or frame.event == "ping"]
     assert len(alive) >= 3
@@ -248,8 +246,8 @@ def streamed_text(path: str, chunks: list[Any]) -> str:
 
 
 async def test_characters_of_all_kinds_come_through() -> None:
-    """Text is JSON on the wire: quotes, line ends, other scripts and signs beyond the basic plane are what they were."""
-    text = "„Grüße“ \"q\" \\ \n \r\n \u2028 日本 \U0001f600 \x00 end"
+    """Text is JSON on the wire: quotes, line ends, other scripts and signs of all planes are what they were."""
+    text = '„Grüße“ "q" \\ \n \r\n \u2028 日本 \U0001f600 \x00 end'
     async with serving() as server:
         reply = await server.chat(text, stream=True)
     assert reply.text == f"You said: {text}"
@@ -311,12 +309,11 @@ async def open_requests(server: Asking) -> str:
 async def test_a_slow_reader_holds_up_nobody_else() -> None:
     """While one client reads nothing, others are answered as ever."""
     text = "x" * 2000 + " "
-    async with serving() as server:
-        async with server.open(CHAT, ask(CHAT, text * 2000, stream=True)) as response:
-            await response.content.readline()
-            async with asyncio.timeout(5.0):
-                for _ in range(3):
-                    assert (await server.chat(stream=True)).text == "You said: Good morning"
+    async with serving() as server, server.open(CHAT, ask(CHAT, text * 2000, stream=True)) as response:
+        await response.content.readline()
+        async with asyncio.timeout(5.0):
+            for _ in range(3):
+                assert (await server.chat(stream=True)).text == "You said: Good morning"
 
 
 async def test_a_reader_who_takes_nothing_is_left() -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
-from serving import ENDPOINTS, OPENAI, RULES, ask, check_error, raw, remote, serving
+from serving import ENDPOINTS, OPENAI, RULES, ask, check_error, raw, remote, serving, until
 
 from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.testing.server import Latency, ModelServer
@@ -274,7 +274,7 @@ async def test_no_header_can_be_injected() -> None:
         ]
         data = await raw(
             server.url,
-            f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://a\nX-Bad: 1\r\nConnection: close\r\n\r\n".encode(),
+            b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://a\nX-Bad: 1\r\nConnection: close\r\n\r\n",
         )
     assert not [reply for reply in replies if "X-Bad" in reply.headers]
     assert b"\nX-Bad" not in data.partition(b"\r\n\r\n")[0]
@@ -285,17 +285,19 @@ async def test_no_header_can_be_injected() -> None:
 
 async def test_more_requests_than_it_may_have_are_told_to_come_again() -> None:
     """At `max_requests` another gets 503 with Retry-After, and one that comes later is answered."""
-    async with ModelServer("one two", latency=Latency(first_token_s=30.0)) as upstream:
-        async with serving({"slow": remote(upstream.url), "fast": RULES}, max_requests=1) as server:
-            slow = asyncio.create_task(server.chat(model="slow"))
-            while not upstream.num_open_streams:
-                await asyncio.sleep(0.005)
-            reply = await server.chat()
-            assert (reply.status, reply.error["code"]) == (503, "overloaded")
-            assert int(reply.headers["Retry-After"]) >= 1
-            slow.cancel()
-            await asyncio.gather(slow, return_exceptions=True)
-            while (await server.chat()).status == 503:
+    async with (
+        ModelServer("one two", latency=Latency(first_token_s=30.0)) as upstream,
+        serving({"slow": remote(upstream.url), "fast": RULES}, max_requests=1) as server,
+    ):
+        slow = asyncio.create_task(server.chat(model="slow"))
+        await until(lambda: upstream.num_open_streams > 0)
+        reply = await server.chat()
+        assert (reply.status, reply.error["code"]) == (503, "overloaded")
+        assert int(reply.headers["Retry-After"]) >= 1
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        async with asyncio.timeout(5.0):
+            while (await server.chat()).status == 503:  # noqa: ASYNC110 - what is asked is a server
                 await asyncio.sleep(0.005)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Final
 
 import pytest
-from serving import ENDPOINTS, ask, raw, remote, serving
+from serving import ENDPOINTS, ask, raw, remote, serving, until
 
 from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.registry import NamedProvider
@@ -53,9 +52,7 @@ async def test_answers_are_not_logged(path: str, logged: pytest.LogCaptureFixtur
     "faults",
     [Faults(status=500), Faults(status=401), Faults(status=400), Faults(drop_after=2), Faults(malformed_after=2)],
 )
-async def test_failures_are_logged_without_secrets(
-    path: str, faults: Faults, logged: pytest.LogCaptureFixture
-) -> None:
+async def test_failures_are_logged_without_secrets(path: str, faults: Faults, logged: pytest.LogCaptureFixture) -> None:
     """A target that fails, at once or in the middle, is logged without what was said and where it is."""
     async with ModelServer(ANSWER, faults=faults) as upstream:
         near = {"near": NamedProvider(type="vllm", base_url=upstream.url, api_key=UPSTREAM_KEY)}
@@ -134,8 +131,7 @@ async def test_a_client_that_leaves_is_logged_without_secrets(logged: pytest.Log
         path = ENDPOINTS[0]
         async with server.open(path, ask(path, PROMPT, stream=True)) as response:
             await response.content.readline()
-        while upstream.num_open_streams:
-            await asyncio.sleep(0.005)
+        await until(lambda: upstream.num_open_streams == 0)
         address = upstream.url.split("/")[2]
     assert secrets_in(logged, address) == []
 

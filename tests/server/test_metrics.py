@@ -71,16 +71,18 @@ async def test_times_are_told() -> None:
 async def test_failures_are_told() -> None:
     """Drafts that were given up, targets that were asked again, and streams that broke."""
     quick = RetryPolicy(first_wait_s=0.0, max_wait_s=0.0)
-    async with ModelServer("one two three", faults=Faults(num_requests=1, status=500)) as upstream:
-        async with ModelServer("x", faults=Faults(status=500)) as draft:
-            speculative = SpeculativeConfig(strategy="probe", retry=quick)
-            model = remote(upstream.url, draft=f"vllm:tiny@{draft.url}", speculative=speculative)
-            async with serving(model) as server:
-                upstream.faults = Faults()
-                await server.chat()
-                upstream.faults = Faults(num_requests=len(upstream.requests) + 1, status=500)
-                await server.post("/v1/chat/completions", ask("/v1/chat/completions"), x_llm_spec_strategy="plain")
-                samples = await told(server)
+    async with (
+        ModelServer("one two three", faults=Faults(num_requests=1, status=500)) as upstream,
+        ModelServer("x", faults=Faults(status=500)) as draft,
+    ):
+        speculative = SpeculativeConfig(strategy="probe", retry=quick)
+        model = remote(upstream.url, draft=f"vllm:tiny@{draft.url}", speculative=speculative)
+        async with serving(model) as server:
+            upstream.faults = Faults()
+            await server.chat()
+            upstream.faults = Faults(num_requests=len(upstream.requests) + 1, status=500)
+            await server.post("/v1/chat/completions", ask("/v1/chat/completions"), x_llm_spec_strategy="plain")
+            samples = await told(server)
     assert samples['llm_spec_fallbacks_total{model="fast"}'] >= 1
     assert samples['llm_spec_retries_total{model="fast"}'] == 1
 
@@ -88,22 +90,26 @@ async def test_failures_are_told() -> None:
 async def test_a_broken_stream_is_an_error() -> None:
     """A stream whose 200 was sent already counts as an error, too."""
     once = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
-    async with ModelServer("one two three", faults=Faults(malformed_after=2)) as upstream:
-        async with serving(remote(upstream.url, speculative=once)) as server:
-            await server.chat(stream=True)
-            samples = await told(server)
+    async with (
+        ModelServer("one two three", faults=Faults(malformed_after=2)) as upstream,
+        serving(remote(upstream.url, speculative=once)) as server,
+    ):
+        await server.chat(stream=True)
+        samples = await told(server)
     assert samples['llm_spec_errors_total{status="stream"}'] == 1
 
 
 async def test_a_target_that_is_left_alone_is_told() -> None:
     """The circuit breaker's state is a gauge of its own, for target and draft; its errors are 503."""
     once = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
-    async with ModelServer("one", faults=Faults(status=500)) as upstream:
-        async with serving(remote(upstream.url, speculative=once)) as server:
-            before = await told(server)
-            statuses = [(await server.chat()).status for _ in range(12)]
-            reply = await server.chat()
-            after = await told(server)
+    async with (
+        ModelServer("one", faults=Faults(status=500)) as upstream,
+        serving(remote(upstream.url, speculative=once)) as server,
+    ):
+        before = await told(server)
+        statuses = [(await server.chat()).status for _ in range(12)]
+        reply = await server.chat()
+        after = await told(server)
     name = 'llm_spec_breaker_open{model="fast",role="target"}'
     assert (before[name], after[name]) == (0.0, 1.0)
     assert 'llm_spec_breaker_open{model="fast",role="draft"}' in after

@@ -73,7 +73,10 @@ def test_the_field_is_read_from_the_message(message: str, param: str | None) -> 
     ("message", "told"),
     [
         ("m at http://10.0.0.5:80/v1 answered 503: busy", "m answered 503: busy"),
-        ("m at https://a.internal/v1 cannot be reached (ClientConnectorError: host a.internal:443 (x))", "m cannot be reached"),
+        (
+            "m at https://a.internal/v1 cannot be reached (ClientConnectorError: host a.internal:443 (x))",
+            "m cannot be reached",
+        ),
         ("m said a.internal:443 is down", "m said *** is down"),
         ("tool_choice is 'x' (see the docs)", "tool_choice is 'x' (see the docs)"),
     ],

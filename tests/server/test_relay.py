@@ -134,6 +134,9 @@ def test_calls_are_put_together() -> None:
         merger.add({"choices": [{"index": 0, "delta": {"tool_calls": calls}}]})
     merger.add({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
     (choice,) = merger.whole(answer_id="x", model="m", kind="chat.completion")["choices"]
-    told = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
+    told = [
+        (call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in choice["message"]["tool_calls"]
+    ]
     assert told == [("a", "add", '{"a": 1}'), ("b", "sub", "{}")]
     assert choice["finish_reason"] == "tool_calls"

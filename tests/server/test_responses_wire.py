@@ -44,7 +44,12 @@ async def test_events_come_in_order_and_are_numbered() -> None:
     assert [frame.data["sequence_number"] for frame in frames] == list(range(len(frames)))
     names = [frame.event for frame in frames]
     head = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
-    tail = ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed"]
+    tail = [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
     assert names[:4] == head
     assert names[-4:] == tail
     assert set(names[4:-4]) == {"response.output_text.delta"}

@@ -15,7 +15,7 @@ from typing import Final
 
 import aiohttp
 import pytest
-from serving import RULES, Asking, Reply, ask, serving
+from serving import RULES, Asking, Reply, ask, remote, serving, until
 
 from llm_spec.server import Server, ServerConfig
 from llm_spec.testing.server import Latency, ModelServer
@@ -66,7 +66,8 @@ async def served(*arguments: str, config: str = "", folder: Path | None = None) 
     finally:
         if process.returncode is None:
             process.kill()
-        await process.wait()
+        async with asyncio.timeout(20.0):
+            await process.wait()  # until nobody writes to its output any more: its workers have ended, too
 
 
 def upstream_config(upstream: ModelServer, *, server: str = "", keys: str = "") -> str:
@@ -86,14 +87,15 @@ async def begun(asking: Asking, number: int) -> Sequence[asyncio.Task[Reply]]:
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_signal_loses_no_answer(workers: int, tmp_path: Path) -> None:
     """SIGTERM in the middle of streams lets all of them end; then the process ends well."""
-    async with ModelServer(TEXT, latency=Latency(token_s=0.04)) as upstream:
-        async with served("--workers", str(workers), config=upstream_config(upstream), folder=tmp_path) as server:
-            streams = await begun(server.asking, 6)
-            while upstream.num_open_streams < 6:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
-            status = await server.end()
-            replies = await asyncio.gather(*streams)
+    async with (
+        ModelServer(TEXT, latency=Latency(token_s=0.04)) as upstream,
+        served("--workers", str(workers), config=upstream_config(upstream), folder=tmp_path) as server,
+    ):
+        streams = await begun(server.asking, 6)
+        await until(lambda: upstream.num_open_streams == 6)
+        await asyncio.sleep(0.1)
+        status = await server.end()
+        replies = await asyncio.gather(*streams)
     assert status == 0
     for reply in replies:
         assert reply.text == TEXT
@@ -101,17 +103,15 @@ async def test_a_signal_loses_no_answer(workers: int, tmp_path: Path) -> None:
 
 
 async def test_an_answer_that_does_not_end_is_cut(tmp_path: Path) -> None:
-    """Running answers have `shutdown_s` seconds; then the process ends all the same, and so does the upstream's work."""
+    """Running answers have `shutdown_s` seconds; then the process ends all the same, and the upstream's work."""
     async with ModelServer(TEXT, latency=Latency(token_s=5.0)) as upstream:
         config = upstream_config(upstream, server="shutdown_s = 0.2")
         async with served(config=config, folder=tmp_path) as server:
             streams = await begun(server.asking, 1)
-            while not upstream.num_open_streams:
-                await asyncio.sleep(0.01)
+            await until(lambda: upstream.num_open_streams > 0)
             assert await server.end(signal.SIGINT) == 0
             await asyncio.gather(*streams, return_exceptions=True)
-        while upstream.num_open_streams:
-            await asyncio.sleep(0.01)
+        await until(lambda: upstream.num_open_streams == 0)
 
 
 async def test_keys_count_over_all_workers(tmp_path: Path) -> None:
@@ -128,9 +128,7 @@ max_concurrent = 2
         config = upstream_config(upstream, keys=keys)
         async with served("--workers", "2", config=config, folder=tmp_path) as server:
             asking = server.asking
-            used = [
-                (await asking.post(CHAT, ask(CHAT), x_api_key="secret-of-poor")).status for _ in range(40)
-            ]
+            used = [(await asking.post(CHAT, ask(CHAT), x_api_key="secret-of-poor")).status for _ in range(40)]
             num_answered = used.count(200)
             assert used == [200] * num_answered + [429] * (40 - num_answered)
             assert 1 <= num_answered < 30
@@ -141,11 +139,10 @@ max_concurrent = 2
 
             upstream.latency = Latency(token_s=5.0)
             body = ask(CHAT, stream=True)
-            held = [
+            held: list[asyncio.Task[Reply]] = [
                 asyncio.create_task(asking.post(CHAT, body, x_api_key="secret-of-one")) for _ in range(2)
             ]
-            while upstream.num_open_streams < 2:
-                await asyncio.sleep(0.01)
+            await until(lambda: upstream.num_open_streams == 2)
             for _ in range(10):
                 assert (await asking.post(CHAT, body, x_api_key="secret-of-one")).status == 429
             for task in held:
@@ -157,8 +154,7 @@ async def test_a_worker_that_died_is_begun_again(tmp_path: Path) -> None:
     """Requests are answered while it is away and when it is back."""
     config = '[models.fast]\ntarget = "rules:any"\n'
     async with served("--workers", "2", config=config, folder=tmp_path) as server:
-        while (await server.asking.chat()).status != 200 or len(server.workers) < 2:
-            await asyncio.sleep(0.05)
+        await until(lambda: len(server.workers) == 2)
         await asyncio.sleep(1.2)  # one that dies as soon as it has begun is not begun again
         first, second = server.workers
         subprocess.run(["kill", "-KILL", str(first)], check=True)  # noqa: ASYNC221 - takes no time
@@ -206,15 +202,11 @@ def test_an_open_address_without_keys_is_refused() -> None:
 
 async def test_a_server_lets_answers_end_when_it_is_left() -> None:
     """In a program of one's own, too: leaving the context waits for running streams."""
-    async with ModelServer(TEXT, latency=Latency(token_s=0.01)) as upstream:
-        from serving import remote
-
-        async with aiohttp.ClientSession() as session:
-            async with Server(ServerConfig(models={"fast": remote(upstream.url)}, port=0)) as server:
-                (stream,) = await begun(Asking(server.url, session), 1)
-                while not upstream.num_open_streams:
-                    await asyncio.sleep(0.005)
-            reply = await stream
+    async with ModelServer(TEXT, latency=Latency(token_s=0.01)) as upstream, aiohttp.ClientSession() as session:
+        async with Server(ServerConfig(models={"fast": remote(upstream.url)}, port=0)) as server:
+            (stream,) = await begun(Asking(server.url, session), 1)
+            await until(lambda: upstream.num_open_streams > 0)
+        reply = await stream
     assert reply.text == TEXT
 
 
