@@ -74,7 +74,7 @@ class Server:
                 self._gateway.app(),
                 handler_cancellation=True,
                 keepalive_timeout=self._config.idle_s,
-                shutdown_timeout=self._config.shutdown_s,
+                shutdown_timeout=max(self._config.shutdown_s, 0.001),  # aiohttp takes 0 for: as long as it takes
                 access_log=None,
                 lingering_time=min(_LINGERING_S, self._config.body_timeout_s),
                 logger=_TypesAlone(logging.getLogger("llm_spec")),

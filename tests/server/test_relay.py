@@ -8,7 +8,7 @@ import pytest
 from serving import RULES, ask, check_error, remote, serving
 
 from llm_spec.server import ModelConfig
-from llm_spec.server.relay import ChunkMerger
+from llm_spec.server.relay import ChunkMerger, renamed
 from llm_spec.testing.server import Faults, ModelServer
 
 CHAT: Final = "/v1/chat/completions"
@@ -121,6 +121,17 @@ async def test_a_target_that_fails_in_the_middle_ends_the_stream() -> None:
     assert done.data == "[DONE]"
     assert set(error.data["error"]) == {"message", "type", "param", "code"}
     assert address not in reply.data.decode()
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_usage_beside_choices_is_told_where_it_is_wanted(wanted: bool) -> None:
+    """Some servers count in every chunk: the text is passed on, its count only to who asked for it."""
+    chunk = {"id": "theirs", "choices": [{"index": 0, "delta": {"content": "x"}}], "usage": {"prompt_tokens": 1}}
+    told = renamed(chunk, answer_id="ours", model="fast", include_usage=wanted)
+    assert told is not None
+    assert told["choices"] == chunk["choices"]
+    assert ("usage" in told) is wanted
+    assert (told["id"], told["model"]) == ("ours", "fast")
 
 
 def test_calls_are_put_together() -> None:

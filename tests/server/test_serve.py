@@ -210,6 +210,20 @@ async def test_a_server_lets_answers_end_when_it_is_left() -> None:
     assert reply.text == TEXT
 
 
+@pytest.mark.parametrize("shutdown_s", [0.0, 0.05])
+async def test_a_server_that_is_left_does_not_wait_for_ever(shutdown_s: float) -> None:
+    """Running answers have `shutdown_s` seconds, and none where that is 0."""
+    async with ModelServer(TEXT, latency=Latency(token_s=30.0)) as upstream, aiohttp.ClientSession() as session:
+        config = ServerConfig(models={"fast": remote(upstream.url)}, port=0, shutdown_s=shutdown_s)
+        server = await Server(config).__aenter__()
+        (stream,) = await begun(Asking(server.url, session), 1)
+        await until(lambda: upstream.num_open_streams == 1)
+        async with asyncio.timeout(10.0):
+            await server.__aexit__()
+        await until(lambda: upstream.num_open_streams == 0)
+        await asyncio.gather(stream, return_exceptions=True)
+
+
 async def test_a_server_that_is_left_is_gone() -> None:
     """Its port is free, and it holds nothing open."""
     async with serving(RULES) as server:
