@@ -52,8 +52,10 @@ class Outbox:
                 self._task.exception()  # it was raised above, or another was
 
     def put(self, data: bytes) -> None:
-        """Send this, soon."""
+        """Send this, soon; raises ConnectionError if the reader has gone."""
         if data:
+            if self._task is not None and self._task.done():
+                self._task.result()
             self._waiting.append(data)
             self._size += len(data)
             self._wake()

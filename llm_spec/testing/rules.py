@@ -133,7 +133,10 @@ def _events(request: ChatRequest) -> Iterator[StreamEvent]:
     shown = pieces[: request.max_tokens]
     yield from map(TextDelta, shown)
     usage = Usage(input_tokens=num_input, output_tokens=len(shown))
-    yield Finish("length", usage, "max_tokens") if len(shown) < len(pieces) else Finish("stop", usage)
+    if len(shown) < len(pieces):
+        yield Finish("length", usage, "max_tokens")
+    else:
+        yield Finish("stop", usage, "stop_string" if found else None)
 
 
 def _asked(request: ChatRequest) -> str:

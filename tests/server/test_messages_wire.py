@@ -83,7 +83,7 @@ async def test_a_stop_sequence_is_told() -> None:
     """An answer that a stop string ended says which."""
     body = (await message(stop_sequences=["morning"])).json
     assert body["content"][0]["text"] == "You said: Good "
-    assert body["stop_reason"] in ("stop_sequence", "end_turn")
+    assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "morning")
 
 
 async def test_a_cut_message_says_so() -> None:

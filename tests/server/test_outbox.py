@@ -150,6 +150,24 @@ async def test_a_reader_who_has_gone_is_told_to_the_writer() -> None:
             await answer()
 
 
+async def test_a_writer_in_no_hurry_hears_of_it_too() -> None:
+    """A piece put after the reader has gone says so, long before the room is used up."""
+    reader = Reader()
+    reader.error = ConnectionResetError("gone")
+    box = outbox(reader)
+
+    async def answer() -> None:
+        async with box.sending():
+            box.put(b"x")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            box.put(b"y")
+            pytest.fail("the second piece was taken")
+
+    with pytest.raises(ConnectionResetError):
+        await answer()
+
+
 async def test_a_reader_who_has_gone_is_told_at_the_end() -> None:
     """What could not be sent is no success."""
     reader = Reader()

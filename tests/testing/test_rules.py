@@ -135,3 +135,11 @@ async def test_a_tool_without_a_name_is_refused(tool: Any) -> None:
     """A tool that is none is the request's fault, as it would be for any server."""
     with pytest.raises(InvalidRequestError, match="tools"):
         await RuleProvider().complete(ChatRequest.create("Hi", tools=[tool]))
+
+
+async def test_it_says_that_a_stop_string_ended_it() -> None:
+    """As a server that tells why it stopped."""
+    response = await RuleProvider().complete(ChatRequest.create("Good morning", stop="morning"))
+    assert (response.content, response.stopped_by) == ("You said: Good ", "stop_string")
+    response = await RuleProvider().complete(ChatRequest.create("Good morning", stop="evening"))
+    assert response.stopped_by is None
