@@ -23,7 +23,7 @@ def check_number(
     inside = (
         isinstance(value, int if integer else (int, float))
         and not isinstance(value, bool)
-        and math.isfinite(value)
+        and (isinstance(value, int) or math.isfinite(value))  # an integer may be too large to ask
         and (value > low if above else value >= low)
         and (high is None or value <= high)
     )

@@ -38,7 +38,7 @@ from llm_spec.server.bodies import (
     wanted,
 )
 from llm_spec.server.encoding import COMMENT, DONE, dump, figures, finish_reason_of, sse, usage_counts
-from llm_spec.server.problems import Problem
+from llm_spec.server.problems import Problem, without_places
 
 __all__ = ["ChatEncoder", "chat_body", "chat_usage", "read_chat"]
 
@@ -253,4 +253,6 @@ def _progress(event: StreamEvent) -> tuple[str, Json] | None:
     fields = dataclasses.asdict(event)
     if isinstance(event, TargetStream):
         fields["outcome"] = "emitted" if fields.pop("is_used") else "cancelled"
+    if "reason" in fields:
+        fields["reason"] = without_places(fields["reason"])
     return name, fields

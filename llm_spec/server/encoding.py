@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from llm_spec.chat import FinishReason, StreamEvent
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.bodies import Json
-from llm_spec.server.problems import Problem
+from llm_spec.server.problems import Problem, without_places
 
 __all__ = ["Encoder", "dump", "figures", "finish_reason_of", "header_figures", "sse", "usage_counts"]
 
@@ -76,6 +76,8 @@ def figures(result: SpeculativeResult) -> Json:
     told = result.to_dict()
     for name in ("content", "rounds", "tool_calls", "reasoning", "usage", "finish_reason", "stopped_by"):
         del told[name]
+    for name in ("fallbacks", "retries"):
+        told[name] = [without_places(reason) for reason in told[name]]
     return told
 
 

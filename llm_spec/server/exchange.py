@@ -148,8 +148,13 @@ class Exchange:
             keep_alive_s=self._config.keep_alive_s,
             patience_s=self._config.body_timeout_s,
         )
-        async with outbox.sending():
-            yield outbox
+        try:
+            async with outbox.sending():
+                yield outbox
+        except ConnectionError:
+            if self._request.transport is not None:
+                self._request.transport.abort()  # to close it would wait until its reader takes what is unsent
+            raise
         await response.write_eof()
 
     # ------------------------------------------------------------------------------------------ passed on

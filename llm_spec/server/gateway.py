@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
@@ -84,7 +85,10 @@ class Gateway:
         except Problem as problem:
             return self._refuse(request, problem)
         except web.HTTPException as error:
-            return self._refuse(request, Problem(error.status, error.reason or "not served here"))
+            refusal = self._refuse(request, Problem(error.status, error.reason or "not served here"))
+            if hdrs.ALLOW in error.headers:
+                refusal.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
+            return refusal
         except LlmSpecError as error:
             return self._refuse(request, self._problem(error))
         except asyncio.CancelledError:
@@ -99,7 +103,8 @@ class Gateway:
         """What a client hears of an error; a log hears its type, and where it happened if it is nobody's doing."""
         problem = problem_of(error, self._hidden)
         if not isinstance(error, LlmSpecError):
-            logging.getLogger("llm_spec").error("a request failed", exc_info=error)
+            where = "".join(traceback.format_tb(error.__traceback__))  # its message may quote the request
+            logging.getLogger("llm_spec").error("a request failed: %s\n%s", type(error).__name__, where)
         return problem
 
     def _refuse(self, request: web.Request, problem: Problem) -> web.Response:
@@ -122,14 +127,15 @@ class Gateway:
         """A page from elsewhere may not ask through its reader's browser, nor by a name that it made point here."""
         told = self._origin_refusal(request.headers.get(hdrs.HOST, ""), request.headers.get(hdrs.ORIGIN))
         if told is not None:
-            raise Problem(403, told, code="origin")
+            raise Problem(403, told[0], code=told[1])
 
-    def _find_origin_refusal(self, host: str, origin: str | None) -> str | None:
-        if origin is not None and origin not in self._config.cors_origins and urlsplit(origin).netloc != host:
-            return "pages from other origins may not ask here; see cors_origins"
-        name = urlsplit(f"//{host}").hostname or ""
+    def _find_origin_refusal(self, host: str, origin: str | None) -> tuple[str, str] | None:
+        """Why, and the code for it."""
+        if origin is not None and origin not in self._config.cors_origins and not _is_same(origin, host):
+            return "pages from other origins may not ask here; see cors_origins", "origin"
+        name = _name_in(host)
         if not self._config.keys and not (is_loopback(name) or name == self._config.host):
-            return "without keys this server answers to its loopback address alone"
+            return "without keys this server answers to its loopback address alone", "host"
         return None
 
     def _cors(self, request: web.Request) -> dict[str, str]:
@@ -138,7 +144,7 @@ class Gateway:
             return {}
         return {
             "Access-Control-Allow-Origin": origin,
-            "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, x-llm-spec-strategy",
+            "Access-Control-Allow-Headers": "authorization, *",  # SDKs have many; the star is not for this one
             "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
             "Access-Control-Expose-Headers": "*",
             "Vary": "Origin",
@@ -214,7 +220,7 @@ class Gateway:
             told = f"the request's body is longer than {self._config.max_body_bytes} bytes"
             raise Problem(413, told, code="request_too_large") from None
         try:
-            body: Any = json.loads(data)
+            body: Any = _parsed(data)
         except (ValueError, RecursionError) as error:
             raise Problem(400, f"the body is no JSON: {error}", code="invalid_json") from None
         if not isinstance(body, dict):
@@ -232,3 +238,31 @@ class Gateway:
         finally:
             self._num_open -= 1
             self._metrics.open.dec()
+
+
+def _parsed(data: bytes) -> Any:
+    """JSON by RFC 8259: UTF-8, without NaN and Infinity, and every text whole; raises ValueError for anything else."""
+    text = data.decode()
+    value = json.loads(text, parse_constant=_refuse_constant)
+    if "\\ud" in text or "\\uD" in text:  # half a character, unless its other half follows
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _is_same(origin: str, host: str) -> bool:
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False
+
+
+def _name_in(host: str) -> str:
+    """A Host header without its port; "" where it is no address."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final, cast, get_args
+from urllib.parse import urlsplit
 
 from llm_spec.config import SpeculativeConfig, StrategyName
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting.model import ProviderDraft
-from llm_spec.errors import ConfigError, InvalidRequestError
+from llm_spec.errors import ConfigError, InvalidRequestError, ModelLoadError
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.registry import NamedProvider, open_draft, open_provider
 from llm_spec.server.bodies import Json
@@ -83,7 +84,7 @@ class ServedModels:
         self._models: dict[str, ServedModel] = {}
 
     def open(self, clients: Mapping[str, Client] | None = None) -> None:
-        """Open the providers; raises ConfigError and what they raise, naming the model."""
+        """Open the providers; raises ConfigError, naming the model."""
         for name, model in self._config.models.items():
             try:
                 draft = None if model.draft is None else self._draft(model.draft)
@@ -91,7 +92,7 @@ class ServedModels:
                 for client in (clients or {}).values():
                     if client.may_use(name):
                         self._models[name].decoder_for(client, None)
-            except ConfigError as error:
+            except (ConfigError, ModelLoadError) as error:
                 raise ConfigError(f"models.{name}: {error}") from error
 
     def find(self, name: str, client: Client) -> ServedModel:
@@ -116,8 +117,9 @@ class ServedModels:
         texts = [model.target for model in self._config.models.values()]
         texts += [model.draft for model in self._config.models.values() if model.draft is not None]
         written = [text.partition("@")[2] for text in texts]
-        found = {*written, *(p.base_url for p in self._config.providers.values() if p.base_url)}
-        return tuple(sorted((address.rstrip("/") for address in found if address), key=len, reverse=True))
+        found = {*written, *(p.base_url for p in self._config.providers.values() if p.base_url)} - {""}
+        hosts = {urlsplit(address).netloc for address in found} - {""}
+        return tuple(sorted({address.rstrip("/") for address in found} | hosts, key=len, reverse=True))
 
     async def aclose(self) -> None:
         """Close what was opened."""

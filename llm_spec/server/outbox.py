@@ -52,8 +52,10 @@ class Outbox:
                 self._task.exception()  # it was raised above, or another was
 
     def put(self, data: bytes) -> None:
-        """Send this, soon."""
+        """Send this, soon; raises ConnectionError if the reader has gone."""
         if data:
+            if self._task is not None and self._task.done():
+                self._task.result()
             self._waiting.append(data)
             self._size += len(data)
             self._wake()
@@ -79,10 +81,10 @@ class Outbox:
     async def _send(self) -> None:
         try:
             while True:
-                if not self._waiting:
-                    if self._is_closed:
-                        return
+                if not self._waiting and not self._is_closed:
                     await self._wait()
+                if not self._waiting and self._is_closed:
+                    return  # a sign of life behind the end would be none
                 data, self._waiting = b"".join(self._waiting), []
                 async with asyncio.timeout(self._patience_s):
                     await self.response.write(data or self._keep_alive)

@@ -16,7 +16,7 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 
-__all__ = ["Problem", "problem_of"]
+__all__ = ["Problem", "problem_of", "without_places"]
 
 # RFC 9110's statuses, and OpenAI's names for them
 _TYPES: Final[Mapping[int, str]] = {
@@ -38,6 +38,8 @@ _STATUSES: Final[Mapping[type[Exception], tuple[int, str]]] = {
     TargetError: (502, "target_failed"),
     LlmSpecError: (500, "configuration"),
 }
+# Providers name the server as " at URL", and quote other libraries' errors, which name its socket, in brackets
+_PLACE: Final = re.compile(r" at https?://\S+| ?\(\w+Error: .*\)")
 _NO_RETRY: Final = {"x-should-retry": "false"}  # openai's and anthropic's SDKs obey it
 
 
@@ -91,11 +93,9 @@ class Problem(Exception):  # noqa: N818 - it is sent as well as raised
 
 def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:
     """An error of this library as a problem; `hidden` texts, such as addresses of servers behind, are taken out."""
-    message = str(error)
-    for text in hidden:
-        message = message.replace(f" at {text}", "").replace(text, "***")
     if isinstance(error, Problem):
         return error
+    message = without_places(str(error), hidden)
     if isinstance(error, InvalidRequestError):
         found = _FIELD.match(message)
         return Problem(400, message, param=None if found is None else found[0])
@@ -106,3 +106,11 @@ def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:
         if isinstance(error, kind):
             return Problem(status, message, code=code, is_final=status >= 500)
     return Problem(500, "the server failed; its log says why", code="internal", is_final=True)
+
+
+def without_places(message: str, hidden: tuple[str, ...] = ()) -> str:
+    """A message without the addresses of servers behind, and without these texts."""
+    message = _PLACE.sub("", message)
+    for text in hidden:
+        message = message.replace(text, "***")
+    return message

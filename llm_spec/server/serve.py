@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -13,7 +14,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, MutableMapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Self
@@ -31,7 +32,16 @@ __all__ = ["Server", "check", "serve"]
 
 _BACKLOG: Final = 1024
 _GARBAGE: Final = 20_000  # objects more than before; at the default 700 every other request would look for cycles
+_LINGERING_S: Final = 10.0  # what is left of a refused body is read for so long, or its sender would miss the answer
 _AT_ONCE_S: Final = 1.0  # a worker that ends so soon is not begun again
+
+
+class _TypesAlone(logging.LoggerAdapter[logging.Logger]):
+    """For what aiohttp logs: of an error its type, as its message quotes headers that may hold a key."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        error = kwargs.pop("exc_info", None)
+        return (f"{msg}: {type(error).__name__}" if isinstance(error, BaseException) else msg), kwargs
 
 
 class Server:
@@ -66,8 +76,10 @@ class Server:
                 self._gateway.app(),
                 handler_cancellation=True,
                 keepalive_timeout=self._config.idle_s,
-                shutdown_timeout=self._config.shutdown_s,
+                shutdown_timeout=max(self._config.shutdown_s, 0.001),  # aiohttp takes 0 for: as long as it takes
                 access_log=None,
+                lingering_time=min(_LINGERING_S, self._config.body_timeout_s),
+                logger=_TypesAlone(logging.getLogger("llm_spec")),
             )
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
@@ -164,6 +176,9 @@ def _work(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ended.set)
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            loop.add_reader(parent.sentinel, ended.set)  # a worker does not outlive who began it
         async with Server(config, sock=sock, ledger=ledger, worker=worker) as server:
             gc.collect()
             gc.freeze()  # what is here by now stays: it need not be looked through again and again

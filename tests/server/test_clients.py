@@ -1,0 +1,171 @@
+"""Who asks: keys, and what each may do."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from typing import Any, Final
+
+import pytest
+from serving import ENDPOINTS, RULES, ask, check_error, remote, serving, until
+
+from llm_spec.server import KeyConfig
+from llm_spec.server import clients as clients_module
+from llm_spec.server.clients import Clients, Ledger
+from llm_spec.server.problems import Problem
+from llm_spec.testing.server import Latency, ModelServer
+
+ANN: Final = KeyConfig(key="secret-of-ann")
+BOB: Final = KeyConfig(key="secret-of-bob", models=("fast",))
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong-key-here"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "secret-of-ann"},
+        {"Authorization": "Basic secret-of-ann"},
+        {"x_api_key": "secret-of-an"},
+        {"x_api_key": "secret-of-ann2"},
+        {"Authorization": "Bearer sécret"},
+    ],
+)
+async def test_without_a_right_key_nothing_is_answered(path: str, headers: dict[str, str]) -> None:
+    """401 in the API's form, whatever the body was, and the key that came is not repeated."""
+    async with serving(keys={"ann": ANN}) as server:
+        reply = await server.post(path, ask(path), **headers)
+    assert reply.status == 401
+    check_error(path, reply)
+    assert reply.error["type"] == "authentication_error"
+    assert "secret" not in reply.data.decode()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Authorization": "Bearer secret-of-ann"}, {"Authorization": "bearer  secret-of-ann "}, {"x_api_key": ANN.key}],
+)
+async def test_a_key_comes_either_way(headers: dict[str, str]) -> None:
+    """OpenAI's clients send it as Authorization, Anthropic's as x-api-key."""
+    async with serving(keys={"ann": ANN, "bob": BOB}) as server:
+        for path in ENDPOINTS:
+            assert (await server.post(path, ask(path), **headers)).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/fast", "/metrics"])
+async def test_what_is_told_of_the_server_wants_a_key(path: str) -> None:
+    """Models and metrics are for those who have one."""
+    async with serving(keys={"ann": ANN}) as server:
+        assert (await server.get(path)).status == 401
+        assert (await server.get(path, x_api_key=ANN.key)).status == 200
+
+
+async def test_a_bad_key_is_refused_before_the_body_is_read() -> None:
+    """Nobody without a key makes this server read megabytes."""
+    async with serving(keys={"ann": ANN}, max_body_bytes=10) as server:
+        assert (await server.chat("x" * 1000)).status == 401
+
+
+async def test_a_key_may_use_its_models_alone() -> None:
+    """What a key may not use does not exist for it, listed or asked for."""
+    async with serving({"fast": RULES, "dear": RULES}, keys={"ann": ANN, "bob": BOB}) as server:
+        for key, names in ((ANN.key, ["fast", "dear"]), (BOB.key, ["fast"])):
+            listed = (await server.get("/v1/models", x_api_key=key)).json["data"]
+            assert [model["id"] for model in listed] == names
+        refused = await server.post(ENDPOINTS[0], ask(ENDPOINTS[0], model="dear"), x_api_key=BOB.key)
+        hidden = await server.get("/v1/models/dear", x_api_key=BOB.key)
+    assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+    assert hidden.status == 404
+
+
+async def test_a_key_has_its_requests_at_once() -> None:
+    """One more than `max_concurrent` gets 429 and a wait; other keys, and the same one later, are answered."""
+    keys = {"one": KeyConfig(key="secret-of-one", max_concurrent=1), "ann": ANN}
+    async with (
+        ModelServer("one two", latency=Latency(first_token_s=30.0)) as upstream,
+        serving({"slow": remote(upstream.url), "fast": RULES}, keys=keys) as server,
+    ):
+        path = ENDPOINTS[0]
+        slow = asyncio.create_task(server.post(path, ask(path, model="slow"), x_api_key="secret-of-one"))
+        await until(lambda: upstream.num_open_streams > 0)
+        reply = await server.post(path, ask(path), x_api_key="secret-of-one")
+        assert (reply.status, reply.error["code"]) == (429, "too_many_requests")
+        assert int(reply.headers["Retry-After"]) >= 1
+        assert (await server.post(path, ask(path), x_api_key=ANN.key)).status == 200
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        async with asyncio.timeout(5.0):
+            while (await server.post(path, ask(path), x_api_key="secret-of-one")).status == 429:  # noqa: ASYNC110 - what is asked is a server
+                await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"n": 2}])
+async def test_a_budget_is_spent(fields: dict[str, Any]) -> None:
+    """A key whose tokens are spent, however they were asked for, is told so, and that asking again is of no use."""
+    keys = {"poor": KeyConfig(key="secret-of-poor", max_tokens=8), "ann": ANN}
+    path = ENDPOINTS[0]
+    async with serving(keys=keys) as server:
+        statuses = [(await server.post(path, ask(path, **fields), x_api_key="secret-of-poor")).status for _ in range(4)]
+        reply = await server.post(path, ask(path, **fields), x_api_key="secret-of-poor")
+        assert (await server.post(path, ask(path, **fields), x_api_key=ANN.key)).status == 200
+    assert statuses[0] == 200
+    assert statuses[-1] == 429
+    assert reply.error["code"] == "insufficient_quota"
+    assert reply.headers["x-should-retry"] == "false"
+
+
+def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All keys are compared, by their digests and by hmac.compare_digest, whichever is right."""
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(known: bytes, given: bytes) -> bool:
+        compared.append((known, given))
+        return hmac.compare_digest(known, given)
+
+    monkeypatch.setattr(clients_module, "hmac", type("Hmac", (), {"compare_digest": staticmethod(compare)}))
+    clients = Clients({"ann": ANN, "bob": BOB}, Ledger(1, 2), 0)
+    for given in (ANN.key, BOB.key, "x", "secret-of-ann-and-more"):
+        compared.clear()
+        if given in (ANN.key, BOB.key):
+            clients.find({"x-api-key": given})
+        else:
+            with pytest.raises(Problem):
+                clients.find({"x-api-key": given})
+        assert len(compared) == 2
+        assert {len(part) for pair in compared for part in pair} == {32}
+
+
+# ---------------------------------------------------------------------------------------------- the ledger
+
+
+def test_workers_count_together() -> None:
+    """What one worker counted, all see; each writes its own rows."""
+    ledger = Ledger(2, 2)
+    keys = {"ann": KeyConfig(key="secret-of-ann", max_concurrent=2, max_tokens=100), "bob": BOB}
+    first, second = (Clients(keys, ledger, worker).find({"x-api-key": "secret-of-ann"}) for worker in (0, 1))
+    assert first.budget is not None
+    assert second.budget is not None
+    first.budget.spend(60, 0.0)
+    assert second.budget.spent_tokens == 60
+    second.budget.spend(50, 0.0)
+    assert first.budget.affordable(1, None) == 0
+    with first.request(), second.request(), pytest.raises(Problem), first.request():
+        pass
+    with first.request(), second.request():
+        pass
+
+
+def test_a_worker_that_died_leaves_no_request_open() -> None:
+    """One that begins in its place forgets what was open, and keeps what was spent."""
+    ledger = Ledger(2, 1)
+    keys = {"ann": KeyConfig(key="secret-of-ann", max_concurrent=1, max_tokens=100)}
+    client = Clients(keys, ledger, 0).find({"x-api-key": "secret-of-ann"})
+    assert client.budget is not None
+    client.budget.spend(60, 0.0)
+    client.request().__enter__()
+    ledger.forget_open(0)
+    assert client.budget.spent_tokens == 60
+    with client.request():
+        pass

@@ -1,0 +1,45 @@
+"""An answer's figures, in headers and in the trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llm_spec import SpeculativeDecoder, SpeculativeResult
+from llm_spec.server.encoding import dump, figures, finish_reason_of, header_figures
+from llm_spec.testing import RuleProvider
+
+
+@pytest.fixture
+async def result() -> SpeculativeResult:
+    return await SpeculativeDecoder(None, RuleProvider()).decode("Hi")
+
+
+def test_a_speedup_is_told_where_it_was_measured(result: SpeculativeResult) -> None:
+    """With a plain run beside it an answer says how much faster it was; without one it does not guess."""
+    measured = replace(result, plain_s=result.timings.total_s * 2)
+    assert float(header_figures(measured, 0.0)["x-llm-spec-speedup"]) == pytest.approx(2.0)
+    assert "x-llm-spec-speedup" not in header_figures(result, 0.0)
+
+
+def test_overhead_is_in_milliseconds(result: SpeculativeResult) -> None:
+    """The unit is the one in the header's name."""
+    assert header_figures(result, 0.0125)["x-llm-spec-overhead-ms"] == "12.500"
+
+
+def test_figures_tell_no_text_and_no_address(result: SpeculativeResult) -> None:
+    """Why a draft was given up is told without where it is."""
+    reason = "TransientError: vllm:tiny at http://10.0.0.5:1/v1 broke the connection (ClientOSError: 10.0.0.5:1)"
+    told = figures(replace(result, fallbacks=(reason,), retries=(reason,)))
+    assert told["fallbacks"] == told["retries"] == ["TransientError: vllm:tiny broke the connection"]
+    assert "content" not in told
+    assert b"You said" not in dump(told)
+
+
+def test_a_call_that_ended_with_stop_is_still_a_call(result: SpeculativeResult) -> None:
+    """Some servers say `stop` behind a call, at which clients would not look for it."""
+    from llm_spec import ToolCall
+
+    assert finish_reason_of(result) == "stop"
+    assert finish_reason_of(replace(result, tool_calls=(ToolCall("c", "f", "{}"),))) == "tool_calls"

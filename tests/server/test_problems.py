@@ -1,0 +1,98 @@
+"""What a client hears of an error: status, object and headers, and nothing of the servers behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from llm_spec import (
+    CircuitOpenError,
+    ConfigError,
+    InvalidRequestError,
+    LlmSpecError,
+    TargetError,
+    TransientError,
+    UnsupportedError,
+)
+from llm_spec.server.problems import Problem, problem_of, without_places
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "is_final"),
+    [
+        (InvalidRequestError("max_tokens is 0"), 400, False),
+        (UnsupportedError("no"), 400, False),
+        (CircuitOpenError("left alone"), 503, True),
+        (TransientError("busy", status=429), 429, True),
+        (TransientError("busy", status=503), 503, True),
+        (TransientError("broken", status=500), 502, True),
+        (TransientError("broke the connection"), 502, True),
+        (TransientError("was silent for too long"), 504, True),
+        (TargetError("refused"), 502, True),
+        (ConfigError("wrong"), 500, True),
+        (LlmSpecError("other"), 500, True),
+        (RuntimeError("a mistake"), 500, True),
+    ],
+)
+def test_every_error_has_its_status(error: Exception, status: int, is_final: bool) -> None:
+    """The status says whose fault it is, and x-should-retry whether asking again was tried already."""
+    problem = problem_of(error)
+    assert problem.status == status
+    assert (problem.headers.get("x-should-retry") == "false") is is_final
+    assert set(problem.to_openai()["error"]) == {"message", "type", "param", "code"}
+    assert set(problem.to_anthropic()["error"]) == {"message", "type"}
+
+
+def test_a_mistake_of_ones_own_is_not_explained() -> None:
+    """What an unexpected error says may quote anything: clients hear nothing of it."""
+    assert "prompt" not in problem_of(RuntimeError("the prompt")).message
+
+
+@pytest.mark.parametrize(("wait_s", "header"), [(0.0, "1"), (0.2, "1"), (7.0, "7"), (7.1, "8"), (None, None)])
+def test_the_wait_is_passed_on_in_whole_seconds(wait_s: float | None, header: str | None) -> None:
+    """`Retry-After` has no fractions (RFC 9110), and never says now."""
+    problem = problem_of(TransientError("busy", status=429, retry_after_s=wait_s))
+    assert problem.headers.get("Retry-After") == header
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("max_tokens is 0; it must be at least 1", "max_tokens"),
+        ("messages[3] is wrong: no role", "messages[3]"),
+        ("messages[3].content is wrong: no text", "messages[3].content"),
+        ("vllm:tiny answered 400: too long", None),
+        ("The server is busy", None),
+    ],
+)
+def test_the_field_is_read_from_the_message(message: str, param: str | None) -> None:
+    """A message that begins with a field names it in `param` as well."""
+    assert problem_of(InvalidRequestError(message)).param == param
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("m at http://10.0.0.5:80/v1 answered 503: busy", "m answered 503: busy"),
+        (
+            "m at https://a.internal/v1 cannot be reached (ClientConnectorError: host a.internal:443 (x))",
+            "m cannot be reached",
+        ),
+        ("m said a.internal:443 is down", "m said *** is down"),
+        ("tool_choice is 'x' (see the docs)", "tool_choice is 'x' (see the docs)"),
+    ],
+)
+def test_no_address_is_told(message: str, told: str) -> None:
+    """Neither where a server is nor what its socket said gets to a client; all else does."""
+    assert without_places(message, ("a.internal:443",)) == told
+
+
+def test_a_problem_is_what_it_is() -> None:
+    """A problem that was raised here is told unchanged."""
+    problem = Problem(404, "not here")
+    assert problem_of(problem) is problem
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 413, 429, 500, 502, 503, 504])
+def test_every_status_has_a_type(status: int) -> None:
+    """Both APIs' clients look at the type."""
+    assert Problem(status, "x").type.endswith(("_error", "_too_large"))

@@ -1,0 +1,232 @@
+"""`llm-spec serve` as a process: it says where it is, ends when it is told to, and loses no answer on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import pytest
+from serving import RULES, Asking, Reply, ask, remote, serving, until
+
+from llm_spec.server import Server, ServerConfig
+from llm_spec.testing.server import Latency, ModelServer
+
+CHAT: Final = "/v1/chat/completions"
+LLM_SPEC: Final = str(Path(sys.executable).parent / "llm-spec")
+TEXT: Final = " ".join(f"word{i}" for i in range(20))
+
+
+class Process:
+    """A running server."""
+
+    def __init__(self, process: asyncio.subprocess.Process, asking: Asking) -> None:
+        self.process = process
+        self.asking = asking
+
+    async def end(self, number: int = signal.SIGTERM) -> int:
+        """Tell it to end; its status."""
+        self.process.send_signal(number)
+        async with asyncio.timeout(20.0):
+            return await self.process.wait()
+
+    @property
+    def workers(self) -> list[int]:
+        """The ids of its worker processes."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@asynccontextmanager
+async def served(*arguments: str, config: str = "", folder: Path | None = None) -> AsyncGenerator[Process]:
+    """A process of its own on a free port; each request has a connection of its own."""
+    command = [LLM_SPEC, "serve", "--port", "0", *arguments]
+    if folder is not None:
+        (folder / "server.toml").write_text(config)
+        command += ["--config", str(folder / "server.toml")]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(30.0):
+            line = (await process.stdout.readline()).decode()
+        found = re.search(r"http://[\d.]+:\d+", line)
+        assert found is not None, line
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=20.0)) as session:
+            yield Process(process, Asking(found[0], session))
+    finally:
+        if process.returncode is None:
+            process.kill()
+        async with asyncio.timeout(20.0):
+            await process.wait()  # until nobody writes to its output any more: its workers have ended, too
+
+
+def upstream_config(upstream: ModelServer, *, server: str = "", keys: str = "") -> str:
+    return f"""
+[server]
+{server}
+[models.fast]
+target = "vllm:tiny@{upstream.url}"
+{keys}
+"""
+
+
+async def begun(asking: Asking, number: int) -> Sequence[asyncio.Task[Reply]]:
+    return [asyncio.create_task(asking.post(CHAT, ask(CHAT, stream=True))) for _ in range(number)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_signal_loses_no_answer(workers: int, tmp_path: Path) -> None:
+    """SIGTERM in the middle of streams lets all of them end; then the process ends well."""
+    async with (
+        ModelServer(TEXT, latency=Latency(token_s=0.04)) as upstream,
+        served("--workers", str(workers), config=upstream_config(upstream), folder=tmp_path) as server,
+    ):
+        streams = await begun(server.asking, 6)
+        await until(lambda: upstream.num_open_streams == 6)
+        await asyncio.sleep(0.1)
+        status = await server.end()
+        replies = await asyncio.gather(*streams)
+    assert status == 0
+    for reply in replies:
+        assert reply.text == TEXT
+        assert reply.data.endswith(b"data: [DONE]\n\n")
+
+
+async def test_an_answer_that_does_not_end_is_cut(tmp_path: Path) -> None:
+    """Running answers have `shutdown_s` seconds; then the process ends all the same, and the upstream's work."""
+    async with ModelServer(TEXT, latency=Latency(token_s=5.0)) as upstream:
+        config = upstream_config(upstream, server="shutdown_s = 0.2")
+        async with served(config=config, folder=tmp_path) as server:
+            streams = await begun(server.asking, 1)
+            await until(lambda: upstream.num_open_streams > 0)
+            assert await server.end(signal.SIGINT) == 0
+            await asyncio.gather(*streams, return_exceptions=True)
+        await until(lambda: upstream.num_open_streams == 0)
+
+
+async def test_keys_count_over_all_workers(tmp_path: Path) -> None:
+    """Budget and requests at once are the key's, whichever worker is asked; so are the metrics."""
+    keys = """
+[keys.poor]
+key = "secret-of-poor"
+max_tokens = 100
+[keys.one]
+key = "secret-of-one"
+max_concurrent = 2
+"""
+    async with ModelServer("one two three four", latency=Latency(token_s=0.0)) as upstream:
+        config = upstream_config(upstream, keys=keys)
+        async with served("--workers", "2", config=config, folder=tmp_path) as server:
+            asking = server.asking
+            used = [(await asking.post(CHAT, ask(CHAT), x_api_key="secret-of-poor")).status for _ in range(40)]
+            num_answered = used.count(200)
+            assert used == [200] * num_answered + [429] * (40 - num_answered)
+            assert 1 <= num_answered < 30
+
+            metrics = (await asking.get("/metrics", x_api_key="secret-of-one")).data.decode()
+            counted = 'llm_spec_requests_total{endpoint="chat.completions",model="fast"} 40.0'
+            assert counted in metrics
+
+            upstream.latency = Latency(token_s=5.0)
+            body = ask(CHAT, stream=True)
+            held: list[asyncio.Task[Reply]] = [
+                asyncio.create_task(asking.post(CHAT, body, x_api_key="secret-of-one")) for _ in range(2)
+            ]
+            await until(lambda: upstream.num_open_streams == 2)
+            for _ in range(10):
+                assert (await asking.post(CHAT, body, x_api_key="secret-of-one")).status == 429
+            for task in held:
+                task.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
+
+
+async def test_a_worker_that_died_is_begun_again(tmp_path: Path) -> None:
+    """Requests are answered while it is away and when it is back."""
+    config = '[models.fast]\ntarget = "rules:any"\n'
+    async with served("--workers", "2", config=config, folder=tmp_path) as server:
+        await until(lambda: len(server.workers) == 2)
+        await asyncio.sleep(1.2)  # one that dies as soon as it has begun is not begun again
+        first, second = server.workers
+        subprocess.run(["kill", "-KILL", str(first)], check=True)  # noqa: ASYNC221 - takes no time
+        async with asyncio.timeout(15.0):
+            while len(set(server.workers) - {first}) < 2:
+                assert (await server.asking.chat()).status == 200
+                await asyncio.sleep(0.05)
+        assert second in server.workers
+        assert await server.end() == 0
+
+
+async def test_without_a_config_the_builtin_pair_answers() -> None:
+    """`llm-spec serve` alone is a server of one model."""
+    async with served() as server:
+        listed = (await server.asking.get("/v1/models")).json["data"]
+        reply = await server.asking.chat("def test_spawnl(self):", model="builtin", max_tokens=4)
+        assert await server.end() == 0
+    assert [model["id"] for model in listed] == ["builtin"]
+    assert reply.headers["x-llm-spec-strategy"] == "tokens"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([LLM_SPEC, "serve", *arguments], capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_port_that_is_taken_is_told(workers: str) -> None:
+    """One line that names address and port, and a status that scripts can see."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        done = run("--port", str(port), "--workers", workers)
+    assert done.returncode != 0
+    assert str(port) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_open_address_without_keys_is_refused() -> None:
+    """Nothing is bound that anybody could ask."""
+    done = run("--host", "0.0.0.0", "--port", "0")  # noqa: S104 - what is refused
+    assert done.returncode != 0
+    assert "no keys" in done.stderr
+
+
+async def test_a_server_lets_answers_end_when_it_is_left() -> None:
+    """In a program of one's own, too: leaving the context waits for running streams."""
+    async with ModelServer(TEXT, latency=Latency(token_s=0.01)) as upstream, aiohttp.ClientSession() as session:
+        async with Server(ServerConfig(models={"fast": remote(upstream.url)}, port=0)) as server:
+            (stream,) = await begun(Asking(server.url, session), 1)
+            await until(lambda: upstream.num_open_streams > 0)
+        reply = await stream
+    assert reply.text == TEXT
+
+
+@pytest.mark.parametrize("shutdown_s", [0.0, 0.05])
+async def test_a_server_that_is_left_does_not_wait_for_ever(shutdown_s: float) -> None:
+    """Running answers have `shutdown_s` seconds, and none where that is 0."""
+    async with ModelServer(TEXT, latency=Latency(token_s=30.0)) as upstream, aiohttp.ClientSession() as session:
+        config = ServerConfig(models={"fast": remote(upstream.url)}, port=0, shutdown_s=shutdown_s)
+        server = await Server(config).__aenter__()
+        (stream,) = await begun(Asking(server.url, session), 1)
+        await until(lambda: upstream.num_open_streams == 1)
+        async with asyncio.timeout(10.0):
+            await server.__aexit__()
+        await until(lambda: upstream.num_open_streams == 0)
+        await asyncio.gather(stream, return_exceptions=True)
+
+
+async def test_a_server_that_is_left_is_gone() -> None:
+    """Its port is free, and it holds nothing open."""
+    async with serving(RULES) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, int(port))
