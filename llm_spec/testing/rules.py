@@ -31,6 +31,7 @@ class RuleProvider:
       fit its schema: numbers come from the text in their order, texts from what is quoted there, else the whole text.
     - `response_format` is answered with such a value; `json_object` with `{"answer": text}`.
     - Anything else is repeated: `You said: …`, word by word, within `max_tokens` words, up to a stop string.
+    - `stream_chunks` serves `n`, `logprobs` and `top_logprobs`: equal choices, every piece certain and without rival.
     """
 
     def __init__(self, name: str = "rules:any") -> None:
@@ -42,6 +43,11 @@ class RuleProvider:
         async with aclosing(self._answer(request)) as events:
             yield events
 
+    @asynccontextmanager
+    async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Json]]:
+        async with aclosing(self._chunks(request)) as chunks:
+            yield chunks
+
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
 
@@ -52,6 +58,63 @@ class RuleProvider:
         for event in _events(request):
             await asyncio.sleep(0)
             yield event
+
+    async def _chunks(self, request: ChatRequest) -> AsyncGenerator[Json]:
+        num_choices = int(request.extra.get("n") or 1)
+        async with aclosing(self._answer(request)) as events:
+            async for event in events:
+                choice = _choice(request, event)
+                for index in range(num_choices):
+                    yield _chunk(request, self.name, [{"index": index, **choice}])
+                if isinstance(event, Finish) and event.usage is not None:
+                    yield {**_chunk(request, self.name, []), "usage": _usage(event.usage, num_choices)}
+
+
+def _chunk(request: ChatRequest, model: str, choices: Sequence[Json]) -> Json:
+    kind = "text_completion" if request.raw else "chat.completion.chunk"
+    return {"id": "rules", "object": kind, "created": 0, "model": model, "choices": choices}
+
+
+def _choice(request: ChatRequest, event: StreamEvent) -> Json:
+    """One event as a choice of a chunk, without its index."""
+    text = event.text if isinstance(event, TextDelta) else ""
+    finish_reason = event.finish_reason if isinstance(event, Finish) else None
+    logprobs = _logprobs(request, text) if isinstance(event, TextDelta) else None
+    content: dict[str, Any] = {"text": text} if request.raw else {"delta": _delta(event)}
+    return {**content, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _delta(event: StreamEvent) -> Json:
+    match event:
+        case TextDelta():
+            return {"role": "assistant", "content": event.text}
+        case ToolCallDelta():
+            begun = {} if event.id is None else {"id": event.id, "type": "function"}
+            function = {} if event.name is None else {"name": event.name}
+            return {
+                "tool_calls": [{"index": event.index, **begun, "function": {**function, "arguments": event.arguments}}]
+            }
+        case _:
+            return {}
+
+
+def _logprobs(request: ChatRequest, text: str) -> Json | None:
+    """Of one piece: it was certain, and nothing else was thought of."""
+    if request.raw:
+        if request.extra.get("logprobs") is None:
+            return None
+        top = {text: 0.0} if request.extra["logprobs"] else {}
+        return {"tokens": [text], "token_logprobs": [0.0], "top_logprobs": [top]}
+    if not request.extra.get("logprobs"):
+        return None
+    certain: Json = {"token": text, "logprob": 0.0, "bytes": list(text.encode(errors="replace"))}
+    return {"content": [{**certain, "top_logprobs": [certain] if request.extra.get("top_logprobs") else []}]}
+
+
+def _usage(usage: Usage, num_choices: int) -> Json:
+    num_output = usage.output_tokens * num_choices
+    total = usage.input_tokens + num_output
+    return {"prompt_tokens": usage.input_tokens, "completion_tokens": num_output, "total_tokens": total}
 
 
 def _events(request: ChatRequest) -> Iterator[StreamEvent]:
@@ -89,7 +152,7 @@ def _text(request: ChatRequest) -> str:
 
 def _chosen(request: ChatRequest) -> Json | None:
     """The function to call, if any."""
-    functions = [cast("Json", tool["function"]) for tool in request.tools if tool.get("type") == "function"]
+    functions = [_function(tool) for tool in request.tools if tool.get("type") == "function"]
     choice = request.tool_choice
     if isinstance(choice, Mapping):
         wanted = cast("Json", choice.get("function") or {}).get("name")
@@ -105,6 +168,13 @@ def _chosen(request: ChatRequest) -> Json | None:
         return None
     said = set(_WORD.findall(_asked(request).lower()))
     return next((f for f in functions if said & _long_words(str(f["name"]))), None)
+
+
+def _function(tool: Json) -> Json:
+    function = tool.get("function")
+    if not isinstance(function, Mapping) or not isinstance(cast("Json", function).get("name"), str):
+        raise InvalidRequestError(f"tools holds {tool!r}; a function needs a name")
+    return cast("Json", function)
 
 
 def _long_words(name: str) -> set[str]:
