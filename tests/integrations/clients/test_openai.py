@@ -13,7 +13,12 @@ from two_servers import MODEL
 
 HELLO: Any = [{"role": "user", "content": "Good morning"}]
 WEATHER: Any = [{"role": "user", "content": "What is the weather in 'Paris'?"}]
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 CHAT_TOOL: Any = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 TOOL: Any = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}
 FORMAT: Any = {"name": "sum", "schema": {"type": "object", "properties": {"total": {"type": "integer"}}}}

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import litellm
 import pytest
-
-litellm = pytest.importorskip("litellm")
-
-from two_servers import MODEL  # noqa: E402 - after what it needs
+from two_servers import MODEL
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # it warns of its own models
 
