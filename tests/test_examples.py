@@ -24,8 +24,9 @@ CLAIMS = {
 
 
 def test_all_are_run() -> None:
-    """No example is left out here."""
-    assert {path.name for path in EXAMPLES.glob("*.py")} == CLAIMS.keys()
+    """No example is left out here but those of adapters, which tests/integrations runs beside their frameworks."""
+    examples = {path.name for path in EXAMPLES.glob("*.py") if "llm_spec.integrations" not in path.read_text("utf-8")}
+    assert examples == CLAIMS.keys()
 
 
 @pytest.mark.parametrize("name", CLAIMS)

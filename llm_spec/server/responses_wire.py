@@ -333,7 +333,7 @@ class ResponsesEncoder:
         self._output.append(item.done())
         return b"".join(self._told(name, **fields) for name, fields in item.end())
 
-    def _told(self, name: str, /, **fields: Any) -> bytes:
+    def _told(self, name: str, /, **fields: Any) -> bytes:  # a call's fields have a name, too
         number, self._number = self._number, self._number + 1
         return sse({"type": name, "sequence_number": number, **fields}, name)
 

@@ -19,6 +19,7 @@ __all__ = ["RULES", "RuleProvider"]
 Json: TypeAlias = Mapping[str, Any]
 
 _WORD: Final = re.compile(r"[a-z]+")
+_KEYS: Final = re.compile(r"((?:['\"]\w+['\"](?:\s*,)?\s+(?:and\s+)?)+)keys?\b")
 _LONG: Final = 4  # letters of a word that says which tool is meant
 _OTHERS: Final = {"boolean": True, "null": None}
 
@@ -29,7 +30,8 @@ class RuleProvider:
     - A tool's result is repeated: `The tool said: …`.
     - A tool is called when `tool_choice` says so, or the user's text has a long word of its name in it. Its arguments
       fit its schema: numbers come from the text in their order, texts from what is quoted there, else the whole text.
-    - `response_format` is answered with such a value; `json_object` with `{"answer": text}`.
+    - `response_format` is answered with such a value; `json_object` with `{"answer": text}`, or with the keys that the
+      text asks for in quotes before the word (`with 'a' and 'b' keys`).
     - Anything else is repeated: `You said: …`, word by word, within `max_tokens` words, up to a stop string.
     - `stream_chunks` serves `n`, `logprobs` and `top_logprobs`: equal choices, every piece certain and without rival.
     """
@@ -144,7 +146,8 @@ def _text(request: ChatRequest) -> str:
     last = request.messages[-1]
     if request.response_format is not None and request.response_format.get("type") != "text":
         if request.response_format.get("type") == "json_object":
-            return json.dumps({"answer": _asked(request)})
+            keys = re.findall(r"\w+", " ".join(_KEYS.findall(_asked(request))).replace(" and ", " "))
+            return json.dumps(dict.fromkeys(keys or ["answer"], _asked(request)))
         schema = cast("Json", request.response_format.get("json_schema") or {}).get("schema")
         return json.dumps(_value(cast("Json", schema or {}), _Hints(_asked(request))))
     return f"The tool said: {last.text}" if last.role == "tool" else f"You said: {last.text}"

@@ -5,7 +5,9 @@
 #
 # The environments are kept in ${LLM_SPEC_INTEGRATIONS:-${XDG_CACHE_HOME:-~/.cache}/llm_spec/integrations}/NAME and made
 # anew when tests/integrations/NAME/requirements.txt or pyproject.toml changes. What this library exports is installed
-# from the checkout. Each runs the adapter's tests, and mypy over its module. The first run takes about a minute each.
+# from the checkout. Each runs the adapter's tests, and mypy over its module, its parts (_NAME_*.py) and what adapters
+# share: mypy takes an editable install for someone else's code and tells errors of named modules alone. The first run
+# takes about a minute each.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=${LLM_SPEC_INTEGRATIONS:-${XDG_CACHE_HOME:-$HOME/.cache}/llm_spec/integrations}
@@ -30,7 +32,14 @@ for name in "${names[@]}"; do
   ensure "$name"
   echo "+ integration $name"
   "$root/$name/bin/python" -m pytest "tests/integrations/$name" ${REPORTS:+--junitxml="$REPORTS/$name.xml"}
-  if [ -f "llm_spec/integrations/$name.py" ]; then
-    "$root/$name/bin/python" -m mypy --strict -p "llm_spec.integrations.$name"
-  fi
+  modules=()
+  for file in llm_spec/integrations/*.py; do
+    module=$(basename "$file" .py)
+    case $module in
+      "$name" | "_${name}_"*) ;;
+      [!_]* | _*_*) continue ;; # another adapter, or a part of one
+    esac
+    modules+=(-m "llm_spec.integrations.$module")
+  done
+  "$root/$name/bin/python" -m mypy --strict "${modules[@]}"
 done

@@ -1,0 +1,190 @@
+"""What the server adds to a request, beside the upstream alone and beside LiteLLM's proxy, all in one run.
+
+    python benchmarks/server.py [--requests 3000] [--growth 100000] [--litellm PATH]
+
+Upstream and clients are bare sockets in processes of their own (`server_peers.py`), everything on 127.0.0.1, without
+speculation. `--litellm` is the program of an environment in which `litellm[proxy]` is installed; without it that part
+is left out. Memory is what the process and nobody else holds (USS), CPU is its user and system time. Limits that are
+not kept are named in the last line, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from server_peers import MODEL, Load, ask, body_of, upstream
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Program:
+    """A server in a process."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process = process
+        self.url = url
+
+    @property
+    def memory_mb(self) -> float:
+        lines = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty"))) / 1024
+
+    @property
+    def resident_mb(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    @property
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], url: str | None = None) -> Generator[Program]:
+    """A program that serves; without a url it prints its own."""
+    out = subprocess.PIPE if url is None else subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, text=True)  # noqa: S603 - our own
+    try:
+        if url is None:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1] + "/v1"
+        else:
+            wait_for(url.removesuffix("/v1") + "/health/liveliness", process)
+        yield Program(process, url)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def wait_for(url: str, process: subprocess.Popen[str]) -> None:
+    for _ in range(240):
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=1):  # noqa: S310 - our own
+            return
+        if process.poll() is not None:
+            break
+        time.sleep(0.5)
+    raise SystemExit(f"{url} did not come up")
+
+
+def llm_spec_command(folder: Path, behind: str) -> list[str]:
+    config = folder / "llm-spec.toml"
+    config.write_text(f'[models.fast]\ntarget = "generic:{MODEL}@{behind}"\n')
+    return [str(Path(sys.executable).with_name("llm-spec")), "serve", "--config", str(config), "--port", "0"]
+
+
+def litellm_command(program: str, folder: Path, behind: str, port: int) -> list[str]:
+    config = folder / "litellm.yaml"
+    config.write_text(
+        "model_list:\n  - model_name: fast\n    litellm_params:\n"
+        f"      model: openai/{MODEL}\n      api_base: {behind}\n      api_key: none\n"
+        "litellm_settings:\n  telemetry: false\n"
+    )
+    return [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+
+
+def told(name: str, load: Load) -> None:
+    failed = f", {load.num_failed} FAILED" if load.num_failed else ""
+    print(
+        f"  {name:<34}{load.quantile_ms(0.5):>9.3f}{load.quantile_ms(0.9):>9.3f}{load.quantile_ms(0.99):>9.3f}"
+        f"{load.a_second:>11.0f}{failed}"
+    )
+
+
+def free_port() -> int:
+    import socket
+
+    with contextlib.closing(socket.socket()) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def measured(name: str, url: str, model: str, number: int, *, headers: str = "") -> tuple[Load, Load, Load]:
+    """One client, one client that streams, 64 clients."""
+    plain, streamed = body_of(model), body_of(model, stream=True)
+    ask(url, plain, number=max(20, number // 20), clients=1, headers=headers)  # warm
+    one = ask(url, plain, number=number, clients=1, headers=headers)
+    told(f"{name}, one client", one)
+    stream = ask(url, streamed, number=number, clients=1, headers=headers)
+    told(f"{name}, one client, streamed", stream)
+    many = ask(url, plain, number=2 * number, clients=64, headers=headers)
+    told(f"{name}, 64 clients", many)
+    return one, stream, many
+
+
+def chunk_us(program: Program, num_chunks: int) -> float:
+    """Microseconds of the server's CPU for each chunk that it passes on."""
+    body = body_of("fast", stream=True, max_tokens=num_chunks)
+    ask(program.url, body, number=1, clients=1)
+    before = program.cpu_s
+    ask(program.url, body, number=5, clients=1)
+    return (program.cpu_s - before) / (5 * num_chunks) * 1e6
+
+
+def growth(program: Program, number: int) -> tuple[float, float]:
+    """Memory after a tenth of the requests, and after all of them."""
+    ask(program.url, body_of("fast"), number=number // 10, clients=64)
+    first = program.memory_mb
+    ask(program.url, body_of("fast"), number=number - number // 10, clients=64)
+    return first, program.memory_mb
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--growth", type=int, default=100_000, help="requests for the growth of memory; 0: not measured")
+    parser.add_argument("--litellm", metavar="PROGRAM")
+    arguments = parser.parse_args()
+    limits: list[tuple[str, bool]] = []
+    with tempfile.TemporaryDirectory() as name, upstream() as behind:
+        folder = Path(name)
+        print(f"  {'milliseconds a request':<34}{'median':>9}{'p90':>9}{'p99':>9}{'a second':>11}")
+        direct, direct_stream, _ = measured("upstream alone", behind, MODEL, arguments.requests)
+        with running(llm_spec_command(folder, behind)) as ours:
+            rest = ours.resident_mb
+            one, stream, many = measured("llm-spec serve", ours.url, "fast", arguments.requests)
+            added = one.quantile_ms(0.5) - direct.quantile_ms(0.5)
+            added_stream = stream.quantile_ms(0.5) - direct_stream.quantile_ms(0.5)
+            added_p99 = one.quantile_ms(0.99) - direct.quantile_ms(0.99)
+            us = chunk_us(ours, 20_000)
+            print(f"\n  added, one client: median {added:.3f} ms (streamed {added_stream:.3f}), p99 {added_p99:.3f} ms")
+            print(f"  64 clients: {many.a_second:.0f} requests/s; CPU for a relayed chunk: {us:.1f} us; ", end="")
+            print(f"at rest {rest:.0f} MB resident")
+            limits += [
+                ("0.6 ms at the median", added <= 0.6),
+                ("5 ms at p99", added_p99 <= 5.0),
+                ("1,000 requests/s", many.a_second >= 1000),
+                ("20 us a chunk", us <= 20.0),
+                ("100 MB at rest", rest <= 100.0),
+                ("no failures", not (one.num_failed or stream.num_failed or many.num_failed)),
+            ]
+            if arguments.growth:
+                first, last = growth(ours, arguments.growth)
+                print(f"  memory: {first:.1f} MB after {arguments.growth // 10} requests, {last:.1f} MB after all")
+                limits.append(("no growth", last - first < 2.0))
+        if arguments.litellm:
+            port = free_port()
+            command = litellm_command(arguments.litellm, folder, behind, port)
+            with running(command, f"http://127.0.0.1:{port}/v1") as theirs:
+                number = max(100, arguments.requests // 10)
+                their_one, _, their_many = measured("LiteLLM's proxy", theirs.url, "fast", number)
+                their_added = their_one.quantile_ms(0.5) - direct.quantile_ms(0.5)
+                ratio = many.a_second / their_many.a_second
+                print(f"\n  beside LiteLLM: {ratio:.1f}x its requests/s, {added / their_added:.3f} of its added latency")
+                limits += [("7x LiteLLM's requests/s", ratio >= 7.0), ("a tenth of its latency", added <= their_added / 10)]
+    missed = [what for what, kept in limits if not kept]
+    print("\nlimits: " + (f"NOT kept: {'; '.join(missed)}" if missed else "all kept"))
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

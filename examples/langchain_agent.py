@@ -1,0 +1,18 @@
+"""A speculative pair as a LangChain chat model: text as it is verified, then what became of the drafts."""
+
+from llm_spec.integrations.langchain import SpeculativeChatModel
+
+
+def main() -> None:
+    with SpeculativeChatModel(target="builtin:target", draft="lookup+builtin:draft", max_tokens=64) as model:
+        answer = None
+        for chunk in model.stream("def test_spawnl(self):"):
+            print(chunk.text, end="", flush=True)
+            answer = chunk if answer is None else answer + chunk
+        assert answer is not None
+        figures = answer.response_metadata["llm_spec"]
+        print(f"\n{figures['acceptance_rate']:.0%} of the drafted tokens accepted ({figures['guarantee']})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""A pydantic-ai agent on the built-in pair: the answer, and what speculation did for it."""
+
+import asyncio
+
+from pydantic_ai import Agent
+
+from llm_spec.integrations.pydantic_ai import SpeculativeModel
+
+
+async def main() -> None:
+    model = SpeculativeModel("builtin:target", draft="lookup+builtin:draft", settings={"max_tokens": 64})
+    async with Agent(model) as agent:
+        result = await agent.run("def area(radius):")
+        print(result.output)
+        details = result.response.provider_details or {}
+        print(f"{details['strategy']} ({details['guarantee']}): {details['draft_acceptance_rate']:.0%} accepted")
+
+        async with agent.run_stream("class Stack:") as answer:
+            async for piece in answer.stream_text(delta=True):
+                print(piece, end="")
+        print()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,249 @@
+"""EventLoopBridge: coroutines of one object on one event loop, called from any thread and any loop.
+
+A provider may hold what belongs to an event loop (connections, locks), so all its work has to happen on one: its home.
+For what an adapter opened itself that is a loop on a thread of its own, which no caller can end too early. A provider
+that the caller made may already be in use on the caller's loop, so there the home is the loop of the first call, and
+calls on it go straight through; a first call from synchronous code has none, and gets the thread. Every other call is
+carried: a task on the home loop does the work, from beginning to end, and its items come back through a queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Generic, TypeAlias, TypeVar
+
+__all__ = ["EventLoopBridge", "Opens"]
+
+T = TypeVar("T")
+
+Opens: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]
+
+_JOIN_S: Final = 10.0  # to end what was under way when the bridge was closed
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """After the last item; `error` is what ended the work, None where it ended well."""
+
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Item(Generic[T]):
+    value: T
+
+
+class EventLoopBridge:
+    """Brings calls to the home loop of what `name` says.
+
+    `owns_loop`: home is a thread of its own from the start, else the loop of the first call. Any method may raise
+    RuntimeError: after `close`, when the home loop has ended, or when a blocking call on the home loop's own thread
+    would wait for itself. Whoever made the bridge closes it; a forgotten one takes its thread along.
+    """
+
+    def __init__(self, name: str, *, owns_loop: bool) -> None:
+        self._name = name
+        self._owns_loop = owns_loop
+        self._lock = threading.Lock()
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._thread: _LoopThread | None = None
+        self._is_closed = False
+
+    # -------------------------------------------------------------------------------------------- calls
+
+    def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await `work()` at home and wait for it here; interrupted, it cancels the work and waits for its end."""
+        with closing(self.stream(partial(_single, work))) as results:
+            return next(results)
+
+    async def arun(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await `work()` at home; cancellation reaches it, and is passed on when it has ended."""
+        async with aclosing(self.astream(partial(_single, work))) as results:
+            return await anext(results)
+
+    def stream(self, opens: Opens[T]) -> Generator[T]:
+        """Yield the items of the context that `opens()` gives, entered and left at home; closing it ends the work."""
+        if self._is_home():
+            raise RuntimeError(f"{self._name}: a blocking call on its own event loop; await the async method instead")
+        items: queue.SimpleQueue[_Item[T] | _End] = queue.SimpleQueue()
+        cancel = self._carry(opens, items.put)
+        item: _Item[T] | _End | None = None
+        try:
+            while not isinstance(item := items.get(), _End):
+                yield item.value
+            self._raise(item)
+        finally:
+            cancel()
+            while not (isinstance(item, _End) or sys.is_finalizing()):  # then the other thread does not run any more
+                item = items.get()
+
+    async def astream(self, opens: Opens[T]) -> AsyncGenerator[T]:
+        """As `stream`, for a coroutine."""
+        if self._is_home(may_become=True):
+            async with opens() as native:
+                async for value in native:
+                    yield value
+            return
+        here = asyncio.get_running_loop()
+        items: asyncio.Queue[_Item[T] | _End] = asyncio.Queue()
+        cancel = self._carry(opens, lambda item: here.call_soon_threadsafe(items.put_nowait, item))
+        item: _Item[T] | _End | None = None
+        try:
+            while not isinstance(item := await items.get(), _End):
+                yield item.value
+            self._raise(item)
+        finally:
+            cancel()
+            while not isinstance(item, _End):
+                item = await items.get()
+
+    # -------------------------------------------------------------------------------------------- ending
+
+    def close(self, finish: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Await `finish()` at home, then end the thread, if there is one, and what it was doing; twice is harmless."""
+        try:
+            if finish is not None and not self._is_closed:
+                self.run(finish)
+        finally:
+            thread = self._end()
+            if thread is not None:
+                thread.join()
+
+    async def aclose(self, finish: Callable[[], Awaitable[None]] | None = None) -> None:
+        """As `close`, for a coroutine."""
+        try:
+            if finish is not None and not self._is_closed:
+                await self.arun(finish)
+        finally:
+            thread = self._end()
+            if thread is not None:
+                await asyncio.to_thread(thread.join)
+
+    def _end(self) -> _LoopThread | None:
+        with self._lock:
+            self._is_closed = True
+            if self._thread is not None:
+                self._thread.stop()
+            return self._thread
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _is_home(self, *, may_become: bool = False) -> bool:
+        """Whether the running loop, if any, is the home (now: `may_become`, where there is none yet)."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return False
+        with self._lock:
+            self._check_open()
+            if may_become and self._home is None and not self._owns_loop:
+                self._home = running
+            return self._home is running
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"{self._name} is closed")
+
+    def _carry(self, opens: Opens[T], put: Callable[[_Item[T] | _End], object]) -> Callable[[], None]:
+        """Start the work as a task at home; its items and its end are given to `put` there. Returns what cancels it."""
+        with self._lock:  # so that it is begun, and then cancelled, before a loop that is being closed has ended
+            self._check_open()
+            if self._home is None:
+                self._thread = _LoopThread(self._name)
+                self._home = self._thread.loop
+                weakref.finalize(self, self._thread.stop).atexit = False  # at exit a daemon thread just ends
+            if not self._home.is_running():
+                raise RuntimeError(
+                    f"{self._name} belongs to the event loop that used it first, which has ended; make another"
+                )
+            carried = _Carried(self._home, opens, put)
+            self._home.call_soon_threadsafe(carried.begin)
+        return carried.cancel
+
+    def _raise(self, end: _End) -> None:
+        if isinstance(end.error, asyncio.CancelledError):  # not the caller's own: the home loop was ended
+            raise RuntimeError(f"{self._name} was closed while it answered") from end.error
+        if end.error is not None:
+            raise end.error
+
+
+class _Carried(Generic[T]):
+    """Work as a task on another thread's loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, opens: Opens[T], put: Callable[[_Item[T] | _End], object]
+    ) -> None:
+        self._loop = loop
+        self._opens = opens
+        self._put = put
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._task = self._loop.create_task(self._work())
+        self._task.add_done_callback(self._ended)
+
+    def cancel(self) -> None:
+        """End the work, from any thread; after its end this does nothing."""
+        if self._task is None or not self._task.done():
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:  # runs after `begin`: a loop keeps the order of its callbacks
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _work(self) -> None:
+        async with self._opens() as values:
+            async for value in values:
+                self._put(_Item(value))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._put(_End(asyncio.CancelledError() if task.cancelled() else task.exception()))
+
+
+class _LoopThread:
+    """An event loop on a daemon thread, until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._thread = threading.Thread(target=_serve, args=(ready,), name=f"llm_spec {name}", daemon=True)
+        self._thread.start()
+        self.loop, self._stopping = ready.result()
+
+    def stop(self) -> None:
+        """Cancel what runs there and end the thread, soon; twice is harmless."""
+        with suppress(RuntimeError):  # it has ended
+            self.loop.call_soon_threadsafe(self._stopping.set)
+
+    def join(self) -> None:
+        """Wait for the end, unless this is that thread."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_S)
+
+
+def _serve(ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    async def serve() -> None:
+        stopping = asyncio.Event()
+        ready.set_result((asyncio.get_running_loop(), stopping))
+        await stopping.wait()
+
+    asyncio.run(serve())
+
+
+@asynccontextmanager
+async def _single(work: Callable[[], Awaitable[T]]) -> AsyncGenerator[AsyncIterator[T]]:
+    """What `work()` gives as a stream of one item, done before its context is left."""
+
+    async def values() -> AsyncGenerator[T]:
+        yield await work()
+
+    async with aclosing(values()) as stream:
+        yield stream

@@ -1,0 +1,107 @@
+"""A prompt of `llm` to a ChatRequest. Pure, but for attachments, which are read from where they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import llm
+from llm.parts import AttachmentPart, Message, TextPart, ToolCallPart, ToolResultPart
+from pydantic import Field, field_validator
+
+from llm_spec.chat import ChatMessage, ChatRequest, RequestOptions, Role, ToolCall
+
+__all__ = ["SpeculativeOptions", "to_request"]
+
+
+class SpeculativeOptions(llm.Options):
+    """What `-o name value` takes."""
+
+    temperature: float | None = Field(default=None, ge=0, le=100, description="0: always the likeliest token")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Of the likeliest tokens, those that sum to this")
+    top_k: int | None = Field(default=None, ge=1, description="Of the likeliest tokens, so many")
+    min_p: float | None = Field(
+        default=None, ge=0, le=1, description="Tokens at least so likely, against the likeliest"
+    )
+    max_tokens: int | None = Field(default=None, ge=1, description="Most tokens of the answer")
+    seed: int | None = Field(default=None, ge=0, description="One seed gives one text")
+    stop: str | None = Field(default=None, min_length=1, description="Text before which the answer ends")
+    presence_penalty: float | None = Field(
+        default=None, ge=-2, le=2, description="Against tokens that are there already"
+    )
+    frequency_penalty: float | None = Field(
+        default=None, ge=-2, le=2, description="Against tokens, by how often they are"
+    )
+    repetition_penalty: float | None = Field(
+        default=None, gt=0, le=100, description="Above 1: against tokens of the prompt, too"
+    )
+    logit_bias: dict[int, float] | None = Field(default=None, description='By token id, as JSON: {"1712": -100}')
+    json_object: bool | None = Field(default=None, description="The answer is a JSON object")
+    strategy: str | None = Field(
+        default=None, description="How the target verifies: auto, plain, tokens, race, probe, …"
+    )
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _read(cls, value: object) -> object:
+        """A text is JSON: the command line has nothing else."""
+        return json.loads(value) if isinstance(value, str) else value
+
+
+_NO_REQUEST_OPTIONS = ("json_object", "strategy")
+
+
+def to_request(prompt: llm.Prompt) -> ChatRequest:
+    """The request that a prompt means, with all that was said before."""
+    chosen = cast("SpeculativeOptions", prompt.options)
+    options: dict[str, Any] = chosen.model_dump(exclude_none=True, exclude=set(_NO_REQUEST_OPTIONS))
+    if prompt.schema:
+        schema = {"name": "output", "schema": prompt.schema}
+        options["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif chosen.json_object:
+        options["response_format"] = {"type": "json_object"}
+    options["tools"] = [_tool(tool) for tool in prompt.tools if isinstance(tool, llm.Tool)]
+    return ChatRequest.create(_messages(prompt.messages), **cast("RequestOptions", options))
+
+
+def _tool(tool: llm.Tool) -> Mapping[str, Any]:
+    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+    return {"type": "function", "function": function}
+
+
+def _messages(messages: Sequence[Message]) -> list[ChatMessage]:
+    """All messages; a system prompt that comes again with every turn of a conversation is said once."""
+    out: list[ChatMessage] = []
+    system: ChatMessage | None = None
+    for message in messages:
+        for mapped in _message(message):
+            if mapped.role == "system" and mapped == system:
+                continue
+            system = mapped if mapped.role == "system" else system
+            out.append(mapped)
+    return out
+
+
+def _message(message: Message) -> Iterator[ChatMessage]:
+    for part in message.parts:
+        if isinstance(part, ToolResultPart):
+            yield ChatMessage("tool", part.output, tool_call_id=part.tool_call_id)
+    text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
+    calls = tuple(
+        ToolCall(part.tool_call_id or "", part.name, json.dumps(part.arguments))
+        for part in message.parts
+        if isinstance(part, ToolCallPart) and not part.server_executed
+    )
+    attached = [part.attachment for part in message.parts if isinstance(part, AttachmentPart) and part.attachment]
+    if attached:
+        content: list[Mapping[str, Any]] = [{"type": "text", "text": text}] if text else []
+        content += [{"type": "image_url", "image_url": {"url": _url(image)}} for image in attached]
+        yield ChatMessage(cast("Role", message.role), tuple(content))
+    elif text or calls:
+        yield ChatMessage(cast("Role", message.role), text or None, tool_calls=calls)
+
+
+def _url(image: llm.Attachment) -> str:
+    untyped: Any = image
+    return image.url or f"data:{untyped.resolve_type()};base64,{untyped.base64_content()}"

@@ -1,0 +1,82 @@
+"""A provider's events as OpenAI's chat completion chunks, for what reads those."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+from openai.types.chat import ChatCompletionChunk
+
+from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
+from llm_spec.integrations._shared import figures
+
+__all__ = ["Chunks"]
+
+
+class Chunks:
+    """The chunks of one answer. `figures` and `raw_usage` are there once the last chunk has come.
+
+    The Agents SDK takes a call's id for the call itself, for a whole run: where a server gives none, or one that the
+    conversation has already, the call gets a new one.
+    """
+
+    def __init__(self, events: AsyncIterator[StreamEvent], request: ChatRequest, model: str) -> None:
+        self._events = events
+        self._used_ids = {call.id for message in request.messages for call in message.tool_calls}
+        self._begun: set[int] = set()
+        self._frame: dict[str, Any] = {
+            "id": f"chatcmpl-{uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "object": "chat.completion.chunk",
+        }
+        self.figures: dict[str, Any] = {}
+        self.raw_usage: dict[str, Any] | None = None
+
+    async def iterate(self) -> AsyncIterator[ChatCompletionChunk]:
+        """The chunks as their events come; the last has the finish reason and the usage."""
+        async for event in self._events:
+            match event:
+                case TextDelta():
+                    yield self._chunk({"content": event.text})
+                case ReasoningDelta():
+                    yield self._chunk({"reasoning_content": event.text})
+                case ToolCallDelta():
+                    yield self._chunk({"tool_calls": [self._call(event)]})
+                case Finish():
+                    self.figures = figures(event)
+                    self.raw_usage = None if event.usage is None else _usage(event.usage)
+                    yield self._chunk({}, event)
+                case _:
+                    pass
+
+    def _chunk(self, delta: dict[str, Any], finish: Finish | None = None) -> ChatCompletionChunk:
+        reason = None if finish is None else finish.finish_reason
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        return ChatCompletionChunk.model_validate({**self._frame, "choices": [choice], "usage": self.raw_usage})
+
+    def _call(self, event: ToolCallDelta) -> dict[str, Any]:
+        call: dict[str, Any] = {"index": event.index, "type": "function", "function": {"arguments": event.arguments}}
+        if event.index not in self._begun:
+            self._begun.add(event.index)
+            call["id"] = event.id if event.id and event.id not in self._used_ids else f"call_{uuid4().hex}"
+            self._used_ids.add(call["id"])
+        if event.name is not None:
+            call["function"]["name"] = event.name
+        return call
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_input_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+        },
+    }

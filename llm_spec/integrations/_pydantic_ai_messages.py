@@ -1,0 +1,207 @@
+"""pydantic-ai's messages, tools and settings to a ChatRequest. Pure.
+
+What `Model.prepare_messages` translates for every model (realtime speech, changes of instructions or tools) never
+arrives here from an agent; a caller who drives a model by hand has to call it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.messages import (
+    BinaryContent,
+    CachePoint,
+    ImageUrl,
+    InstructionPart,
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    RetryPromptPart,
+    SystemPromptPart,
+    TextContent,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserContent,
+    UserPromptPart,
+)
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.models._tool_choice import resolve_tool_choice  # what all of pydantic-ai's own models decide by
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import ToolDefinition
+
+from llm_spec.chat import ChatMessage, ChatRequest, RequestOptions, ToolCall
+
+__all__ = ["to_request"]
+
+_SCHEMA_NAME: Final = "final_result"  # where the output type has none
+_OPTIONS: Final[Mapping[str, str]] = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "max_tokens",
+    "seed": "seed",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "stop_sequences": "stop",
+}
+
+
+def to_request(
+    messages: Sequence[ModelMessage],
+    settings: ModelSettings,
+    parameters: ModelRequestParameters,
+    *,
+    has_json_mode: bool = False,
+) -> ChatRequest:
+    """The request that prepared settings and parameters mean; raises UserError for parts that chat has no place for.
+
+    `has_json_mode`: an answer that is only prompted to be JSON can be held to be some JSON.
+    """
+    chosen: Mapping[str, Any] = settings
+    options: dict[str, Any] = {
+        ours: chosen[theirs] for theirs, ours in _OPTIONS.items() if chosen.get(theirs) is not None
+    }
+    options["logit_bias"] = {int(token): bias for token, bias in (settings.get("logit_bias") or {}).items()}
+    options["tools"], options["tool_choice"] = _tools(settings, parameters)
+    options["response_format"] = _response_format(parameters, has_json_mode)
+    options["extra"] = _extra(settings, has_tools=bool(options["tools"]))
+    typed: RequestOptions = options  # type: ignore[assignment] # keys as in _OPTIONS and above
+    return ChatRequest.create(list(_with_instructions(messages, parameters)), **typed)
+
+
+def _extra(settings: ModelSettings, *, has_tools: bool) -> dict[str, Any]:
+    body = settings.get("extra_body")
+    extra: dict[str, Any] = dict(body) if isinstance(body, Mapping) else {}
+    if has_tools and "parallel_tool_calls" in settings:
+        extra["parallel_tool_calls"] = settings["parallel_tool_calls"]
+    return extra
+
+
+# ------------------------------------------------------------------------------------------- tools and output
+
+
+def _tools(settings: ModelSettings, parameters: ModelRequestParameters) -> tuple[list[dict[str, Any]], Any]:
+    resolved = resolve_tool_choice(settings, parameters)
+    offered = parameters.declared_tool_defs
+    choice: Any = resolved
+    if isinstance(resolved, tuple):
+        choice, names = resolved
+        if choice == "required" and len(names) == 1:
+            choice = {"type": "function", "function": {"name": next(iter(names))}}
+        else:  # chat completions can force one tool or any, not some
+            offered = {name: tool for name, tool in offered.items() if name in names}
+    return [_tool(tool) for tool in offered.values()], choice if offered else None
+
+
+def _tool(tool: ToolDefinition) -> dict[str, Any]:
+    function: dict[str, Any] = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.parameters_json_schema,
+    }
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _response_format(parameters: ModelRequestParameters, has_json_mode: bool) -> dict[str, Any] | None:
+    wanted = parameters.output_object
+    if parameters.output_mode == "prompted" and has_json_mode:
+        return {"type": "json_object"}
+    if parameters.output_mode != "native" or wanted is None:
+        return None
+    schema: dict[str, Any] = {"name": wanted.name or _SCHEMA_NAME, "schema": wanted.json_schema}
+    if wanted.description:
+        schema["description"] = wanted.description
+    if wanted.strict is not None:
+        schema["strict"] = wanted.strict
+    return {"type": "json_schema", "json_schema": schema}
+
+
+# ---------------------------------------------------------------------------------------------------- messages
+
+
+def _with_instructions(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> Iterator[ChatMessage]:
+    """All messages, the run's instructions behind the system prompts that the conversation begins with."""
+    mapped = [out for message in messages for out in _message(message)]
+    first = next((at for at, message in enumerate(mapped) if message.role != "system"), len(mapped))
+    yield from mapped[:first]
+    for instruction in _instructions(messages, parameters):
+        yield ChatMessage("system", instruction.content)
+    yield from mapped[first:]
+
+
+def _instructions(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> list[InstructionPart]:
+    if parameters.instruction_parts is not None:
+        return parameters.instruction_parts
+    given = (m.instructions for m in reversed(messages) if isinstance(m, ModelRequest) and m.instructions)
+    return [InstructionPart(content=text) for text in given][:1]
+
+
+def _message(message: ModelMessage) -> Iterator[ChatMessage]:
+    if isinstance(message, ModelResponse):
+        yield from _answer(message)
+        return
+    files: list[UserContent] = []
+    for part in message.parts:
+        if isinstance(part, ToolReturnPart):
+            text, found = part.model_response_str_and_user_content()
+            files += found
+            yield ChatMessage("tool", text, tool_call_id=part.tool_call_id)
+        else:
+            yield _asked(part)
+    if files:  # a tool message is text alone
+        yield ChatMessage("user", tuple(_content(files)))
+
+
+def _asked(part: ModelRequestPart) -> ChatMessage:
+    if isinstance(part, SystemPromptPart):
+        return ChatMessage("system", part.content)
+    if isinstance(part, UserPromptPart):
+        return ChatMessage("user", part.content if isinstance(part.content, str) else tuple(_content(part.content)))
+    if isinstance(part, RetryPromptPart):
+        if part.tool_name is None:
+            return ChatMessage("user", part.model_response())
+        return ChatMessage("tool", part.model_response(), tool_call_id=part.tool_call_id)
+    raise UserError(
+        f"{type(part).__name__} has no place in a chat; pass messages through `Model.prepare_messages` first"
+    )
+
+
+def _content(items: Sequence[UserContent]) -> Iterator[Mapping[str, Any]]:
+    for item in items:
+        match item:
+            case str():
+                yield {"type": "text", "text": item}
+            case TextContent():
+                yield {"type": "text", "text": item.content}
+            case ImageUrl():
+                yield _image(item.url, item.vendor_metadata)
+            case BinaryContent() if item.is_image:
+                yield _image(item.data_uri, item.vendor_metadata)
+            case CachePoint():
+                pass
+            case _:
+                raise UserError(f"{type(item).__name__} cannot be sent as chat content; texts and images can")
+
+
+def _image(url: str, metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    detail = {"detail": metadata["detail"]} if metadata and "detail" in metadata else {}
+    return {"type": "image_url", "image_url": {"url": url, **detail}}
+
+
+def _answer(response: ModelResponse) -> Iterator[ChatMessage]:
+    """The assistant's message; its reasoning is not sent back, nor what other providers' own tools did."""
+    texts = [part.content for part in response.parts if isinstance(part, TextPart)]
+    calls = tuple(
+        ToolCall(part.tool_call_id, part.tool_name, part.args_as_json_str())
+        for part in response.parts
+        if isinstance(part, ToolCallPart)
+    )
+    text = "\n\n".join(texts)
+    if text or calls:
+        yield ChatMessage("assistant", text or None, tool_calls=calls)

@@ -1,0 +1,343 @@
+"""SpeculativeLLM: speculative decoders, or any providers, as models of a custom provider of LiteLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Self, TypeAlias, cast
+
+import httpx
+import litellm
+from litellm.exceptions import (
+    APIConnectionError,
+    BadRequestError,
+    InternalServerError,
+    NotFoundError,
+    RateLimitError,
+    ServiceUnavailableError,
+    Timeout,
+)
+from litellm.llms.custom_llm import CustomLLM
+from litellm.types.llms.openai import ChatCompletionToolCallChunk, ChatCompletionUsageBlock
+from litellm.types.utils import (
+    Delta,
+    GenericStreamingChunk,
+    Message,
+    ModelResponse,
+    ModelResponseStream,
+    StreamingChoices,
+)
+from litellm.types.utils import Usage as LiteLLMUsage
+
+from llm_spec.chat import (
+    ChatRequest,
+    Finish,
+    ReasoningDelta,
+    RequestOptions,
+    StreamEvent,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
+from llm_spec.config import SpeculativeConfig
+from llm_spec.errors import (
+    CircuitOpenError,
+    ConfigError,
+    InvalidRequestError,
+    LlmSpecError,
+    TargetError,
+    TransientError,
+    UnsupportedError,
+)
+from llm_spec.integrations._bridge import Opens
+from llm_spec.integrations._provider import BridgedProvider, speculation_figures
+from llm_spec.provider import LlmProvider, add_call
+
+__all__ = ["SpeculativeLLM", "register"]
+
+Chunk: TypeAlias = GenericStreamingChunk | ModelResponseStream
+
+_IGNORED: Final = ("stream", "stream_options")  # litellm sees to these itself
+_REFUSED: Final = ("logprobs", "top_logprobs", "functions", "function_call")  # nothing of them would come back
+
+
+def register(
+    name: str = "llm_spec",
+    *,
+    model: str | None = None,
+    provider: LlmProvider | None = None,
+    target: str | None = None,
+    draft: str | None = None,
+    config: SpeculativeConfig | None = None,
+) -> SpeculativeLLM:
+    """Make a pair of models, or a provider, known to litellm as `name/model` (model None: as `name/` with anything).
+
+        register(model="fast", target="builtin:target", draft="lookup+builtin:draft")
+        litellm.completion(model="llm_spec/fast", messages=[{"role": "user", "content": "Hi"}])
+
+    `target` and `draft` are strings as `SpeculativeDecoder` takes them, opened at once and closed by the result's
+    `close` or `aclose`; a `provider` stays the caller's and works on the event loop of its first call. Calling again
+    with the same name adds a model. Raises ConfigError for a name that is taken, and what `SpeculativeDecoder` raises.
+    """
+    llm = next((item["custom_handler"] for item in litellm.custom_provider_map if item["provider"] == name), None)
+    if llm is None and name in litellm.provider_list:
+        raise ConfigError(f"name is {name!r}, a provider of litellm's own; choose another")
+    if llm is not None and not isinstance(llm, SpeculativeLLM):
+        raise ConfigError(f"name is {name!r}, which is another custom provider's; choose another")
+    found = llm or SpeculativeLLM(name)
+    found.add(model, BridgedProvider(provider, target=target, draft=draft, config=config))
+    if llm is None:
+        litellm.custom_provider_map.append({"provider": name, "custom_handler": found})
+    return found
+
+
+class SpeculativeLLM(CustomLLM):
+    """The handler that litellm calls; `register` makes it.
+
+    Options that litellm passes on are those of `ChatRequest`; others go to the target as `extra`. Keys and addresses
+    are the providers' own, `api_key`, `api_base` and `headers` are not looked at. `timeout` bounds a whole answer, or,
+    streamed, the wait for each piece. Errors are litellm's, this library's the cause of each. An answer's
+    `provider_specific_fields["llm_spec"]` tell strategy, guarantee, acceptance rate and speedup.
+    """
+
+    def __init__(self, name: str = "llm_spec") -> None:
+        super().__init__()
+        self.name = name
+        self._models: dict[str | None, BridgedProvider] = {}
+
+    def add(self, model: str | None, provider: BridgedProvider) -> None:
+        """Serve one more model."""
+        if model in self._models:
+            provider.close()
+            raise ConfigError(f"model is {model!r}, which {self.name} has already; choose another name")
+        self._models[model] = provider
+
+    def close(self) -> None:
+        """Close what was opened from strings, end threads and what they were doing; litellm forgets the name."""
+        self._forget()
+        for provider in self._models.values():
+            provider.close()
+
+    async def aclose(self) -> None:
+        """As `close`, for a coroutine."""
+        self._forget()
+        for provider in self._models.values():
+            await provider.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _forget(self) -> None:
+        litellm.custom_provider_map[:] = [i for i in litellm.custom_provider_map if i["custom_handler"] is not self]
+        with suppress(ValueError):  # litellm adds it there with the first call
+            litellm.provider_list.remove(self.name)
+
+    # ------------------------------------------------------- what litellm calls, by keywords alone
+
+    def completion(self, *_: Any, **keywords: Any) -> ModelResponse:
+        with self._call(keywords) as call:
+            return call.answer(call.provider.run(call.collect))
+
+    async def acompletion(self, *_: Any, **keywords: Any) -> ModelResponse:
+        with self._call(keywords) as call:
+            return call.answer(await call.provider.arun(call.collect))
+
+    def streaming(self, *_: Any, **keywords: Any) -> Generator[Chunk]:  # type: ignore[override]  # litellm reads both
+        with self._call(keywords) as call, closing(call.provider.stream(call.pieces)) as events:
+            for event in events:
+                yield from _chunks(event, call.model)
+
+    async def astreaming(self, *_: Any, **keywords: Any) -> AsyncGenerator[Chunk]:  # type: ignore[override]  # as above
+        with self._call(keywords) as call:
+            async with aclosing(call.provider.astream(call.pieces)) as events:
+                async for event in events:
+                    for chunk in _chunks(event, call.model):
+                        yield chunk
+
+    @contextmanager
+    def _call(self, keywords: Mapping[str, Any]) -> Iterator[_Call]:
+        """What a call asks for; errors become litellm's."""
+        model = str(keywords["model"])
+        try:
+            provider = self._models.get(model) or self._models.get(None)
+            if provider is None:
+                known = ", ".join(str(name) for name in self._models)
+                raise NotFoundError(f"no model {model!r} in {self.name}; it has: {known}", model, self.name)
+            request = _request(keywords["messages"], keywords["optional_params"])
+            timeout = keywords.get("timeout")
+            timeout_s = timeout.read if isinstance(timeout, httpx.Timeout) else timeout
+            opens = partial(provider.provider.stream, request)
+            yield _Call(model, provider, opens, timeout_s, keywords["model_response"])
+        except (LlmSpecError, TimeoutError) as error:
+            raise _translated(error, model, self.name) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    model: str
+    provider: BridgedProvider
+    opens: Opens[StreamEvent]
+    timeout_s: float | None
+    response: ModelResponse
+
+    async def collect(self) -> list[StreamEvent]:
+        """The events of the whole answer; runs on the provider's loop."""
+        async with asyncio.timeout(self.timeout_s), self.opens() as events:
+            return [event async for event in events]
+
+    @asynccontextmanager
+    async def pieces(self) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        """The events as they come, each waited for as long as the timeout; runs on the provider's loop."""
+        async with self.opens() as events, aclosing(_impatient(events, self.timeout_s)) as timed:
+            yield timed
+
+    def answer(self, events: Sequence[StreamEvent]) -> ModelResponse:
+        """The events in litellm's own response object."""
+        finish = events[-1] if events else None
+        if not isinstance(finish, Finish):
+            raise TargetError(f"{self.provider.name} ended its stream without a finish reason")
+        calls: dict[int, ToolCall] = {}
+        for event in events:
+            if isinstance(event, ToolCallDelta):
+                calls[event.index] = add_call(calls.get(event.index), event)
+        figures = speculation_figures(finish)
+        message = Message(
+            content="".join(event.text for event in events if isinstance(event, TextDelta)) or None,
+            reasoning_content="".join(event.text for event in events if isinstance(event, ReasoningDelta)) or None,
+            tool_calls=[
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for _, call in sorted(calls.items())
+            ]
+            or None,
+            provider_specific_fields=None if figures is None else {"llm_spec": figures},
+        )
+        (choice,) = self.response.choices
+        choice.message = message
+        choice.finish_reason = finish.finish_reason
+        self.response.model = self.model
+        if finish.usage is not None:
+            self.response.usage = LiteLLMUsage(**_usage(finish.usage))  # type: ignore[attr-defined]  # a field by assignment
+        return self.response
+
+
+async def _impatient(events: AsyncIterator[StreamEvent], timeout_s: float | None) -> AsyncGenerator[StreamEvent]:
+    iterator = aiter(events)
+    while True:
+        try:
+            async with asyncio.timeout(timeout_s):
+                event = await anext(iterator)
+        except StopAsyncIteration:
+            return
+        yield event
+
+
+# ---------------------------------------------------------------------------------- to and from litellm
+
+
+def _request(messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> ChatRequest:
+    """A request of the options that litellm passes on."""
+    given = {name: value for name, value in params.items() if value is not None and name not in _IGNORED}
+    for name in _REFUSED:
+        if given.pop(name, None):
+            raise InvalidRequestError(f"{name} is asked for; llm_spec does not give it")
+    if (num_answers := given.pop("n", 1)) != 1:
+        raise InvalidRequestError(f"n is {num_answers!r}; llm_spec gives one answer a request")
+    if "max_completion_tokens" in given:
+        given["max_tokens"] = given.pop("max_completion_tokens")
+    if "logit_bias" in given:  # JSON has no keys but texts
+        given["logit_bias"] = {int(token_id): bias for token_id, bias in given["logit_bias"].items()}
+    options = {name: given.pop(name) for name in list(given) if name in RequestOptions.__annotations__}
+    extra = {**options.pop("extra", {}), **given.pop("extra_body", {}), **given}
+    if extra:
+        options["extra"] = extra
+    return ChatRequest.create(messages, **cast("RequestOptions", options))
+
+
+def _chunks(event: StreamEvent, model: str) -> Iterator[Chunk]:
+    """An event as litellm's chunk, if it is of those that have one."""
+    match event:
+        case TextDelta():
+            yield _chunk(event.text)
+        case ReasoningDelta():  # the generic chunk has no place for it
+            delta = Delta(content=None, reasoning_content=event.text)
+            yield ModelResponseStream(model=model, choices=[StreamingChoices(index=0, delta=delta)])
+        case ToolCallDelta():
+            yield _chunk(
+                tool_use={
+                    "id": event.id,
+                    "type": "function",
+                    "function": {"name": event.name, "arguments": event.arguments},
+                    "index": event.index,
+                }
+            )
+        case Finish():
+            figures = speculation_figures(event)
+            yield _chunk(finish=event, figures=figures)
+        case _:
+            pass  # rounds, fallbacks and retries are no part of an answer
+
+
+def _chunk(
+    text: str = "",
+    *,
+    tool_use: ChatCompletionToolCallChunk | None = None,
+    finish: Finish | None = None,
+    figures: dict[str, Any] | None = None,
+) -> GenericStreamingChunk:
+    usage = None if finish is None or finish.usage is None else _usage(finish.usage)
+    return GenericStreamingChunk(
+        text=text,
+        tool_use=tool_use,
+        is_finished=finish is not None,
+        finish_reason="" if finish is None else finish.finish_reason,
+        usage=usage,
+        index=0,
+        provider_specific_fields=None if figures is None else {"llm_spec": figures},
+    )
+
+
+def _usage(usage: Usage) -> ChatCompletionUsageBlock:
+    return ChatCompletionUsageBlock(
+        prompt_tokens=usage.input_tokens,
+        completion_tokens=usage.output_tokens,
+        total_tokens=usage.input_tokens + usage.output_tokens,
+        prompt_tokens_details={"cached_tokens": usage.cached_input_tokens},
+        completion_tokens_details={"reasoning_tokens": usage.reasoning_tokens},
+    )
+
+
+def _translated(error: LlmSpecError | TimeoutError, model: str, name: str) -> Exception:
+    """The error in litellm's tree, with the status that its router and proxy go by."""
+    told = str(error) or "the timeout of this call has passed"
+    match error:
+        case InvalidRequestError() | UnsupportedError() | ConfigError():
+            return BadRequestError(told, model, name)
+        case TransientError(status=429):
+            return RateLimitError(told, name, model, response=_response(429, error.retry_after_s))
+        case TimeoutError() | TransientError(status=408 | 504):
+            return Timeout(told, model, name)
+        case TransientError(status=None):
+            return APIConnectionError(told, name, model)
+        case TransientError() | CircuitOpenError():
+            return ServiceUnavailableError(told, name, model)
+        case _:
+            return InternalServerError(told, name, model)
+
+
+def _response(status: int, retry_after_s: float | None) -> httpx.Response:
+    """A response whose headers say how long to wait, where litellm looks for that."""
+    headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:g}"}
+    return httpx.Response(status, headers=headers, request=httpx.Request("POST", "http://llm_spec"))

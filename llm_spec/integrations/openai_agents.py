@@ -1,0 +1,314 @@
+"""Speculative decoding as a model of the OpenAI Agents SDK (`pip install 'llm-spec[openai-agents]'`).
+
+    from agents import Agent, Runner
+    from llm_spec.integrations.openai_agents import SpeculativeModel
+
+    model = SpeculativeModel("vllm:big@http://127.0.0.1:8000/v1", draft="vllm:small@http://127.0.0.1:8001/v1")
+    result = await Runner.run(Agent(name="Assistant", model=model), "Hello")
+
+Or for all agents of a run: `RunConfig(model_provider=SpeculativeModelProvider(…))`. The SDK's own converter and stream
+handler for chat completions turn items into messages and answers into Responses events. Every output item tells in
+`provider_data["llm_spec"]` how the answer came about (`strategy`, `guarantee`, `draft_acceptance_rate`, `speedup`, …),
+and so does the generation span in its `model_config`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, cast
+
+from agents import (
+    Agent,
+    AgentOutputSchemaBase,
+    Handoff,
+    Model,
+    ModelBehaviorError,
+    ModelProvider,
+    ModelResponse,
+    ModelSettings,
+    ModelTracing,
+    Tool,
+    TResponseInputItem,
+    Usage,
+    UserError,
+)
+from agents.items import TResponseStreamEvent
+from agents.models.chatcmpl_converter import Converter
+from agents.models.chatcmpl_stream_handler import ChatCmplStreamHandler
+from agents.models.fake_id import FAKE_RESPONSES_ID
+from agents.retry import ModelRetryAdvice, ModelRetryAdviceRequest, ModelRetryNormalizedError
+from agents.tracing import GenerationSpanData, Span, SpanError, generation_span
+from openai import AsyncStream, Omit
+from openai.types.chat import ChatCompletionChunk
+from openai.types.responses import Response
+from openai.types.responses.response_prompt_param import ResponsePromptParam
+
+from llm_spec.chat import ChatRequest, RequestOptions
+from llm_spec.config import SpeculativeConfig
+from llm_spec.errors import TransientError
+from llm_spec.integrations._openai_agents_chunks import Chunks
+from llm_spec.integrations._shared import OwnedStream, Source
+from llm_spec.provider import DraftProvider, LlmProvider
+
+__all__ = ["SpeculativeModel", "SpeculativeModelProvider"]
+
+_SETTINGS = ("temperature", "top_p", "max_tokens", "presence_penalty", "frequency_penalty")
+_REDACTED = "Error details are redacted."
+
+
+class SpeculativeModel(Model):
+    """A model that answers by an `llm_spec` provider, typically a `SpeculativeDecoder`.
+
+    `target` is that provider, or a string for a decoder to be made with `draft` and `config`; what was made here
+    `close` closes. Of ModelSettings it takes temperature, top_p, max_tokens, the penalties, tool_choice,
+    parallel_tool_calls, and by `extra_args` whatever else `ChatRequest.create` takes (`seed`, `stop`, `logit_bias`,
+    `top_k`, …); what that does not know goes to a remote target as it is, as does `extra_body`. Errors are llm_spec's
+    own; one that may pass says so to the runner's retry policy.
+    """
+
+    def __init__(
+        self,
+        target: LlmProvider | str,
+        *,
+        draft: DraftProvider | LlmProvider | str | None = None,
+        config: SpeculativeConfig | None = None,
+    ) -> None:
+        self._source = Source(target, draft, config)
+        self.model = self._source.provider.name
+
+    async def get_response(  # noqa: PLR0917 - the SDK's signature
+        self,
+        system_instructions: str | None,
+        input: str | list[TResponseInputItem],  # noqa: A002 - the SDK's name
+        model_settings: ModelSettings,
+        tools: list[Tool],
+        output_schema: AgentOutputSchemaBase | None,
+        handoffs: list[Handoff[Any, Agent[Any]]],
+        tracing: ModelTracing,
+        *,
+        previous_response_id: str | None = None,
+        conversation_id: str | None = None,
+        prompt: ResponsePromptParam | None = None,
+    ) -> ModelResponse:
+        completed: Response | None = None
+        raw_usage: dict[str, Any] | None = None
+        _refuse_server_state(previous_response_id, conversation_id, prompt)
+        request = self._request(
+            input, model_settings, tools, handoffs, instructions=system_instructions, output_schema=output_schema
+        )
+        async with aclosing(self._answer(request, model_settings, tracing)) as events:
+            async for event, chunks in events:
+                if event.type == "response.completed":
+                    completed, raw_usage = event.response, chunks.raw_usage
+        if completed is None:
+            raise ModelBehaviorError(f"{self.model} gave no answer")
+        return ModelResponse(
+            output=completed.output,
+            usage=_usage(completed),
+            response_id=None,
+            raw_usage=raw_usage if model_settings.preserve_raw_usage else None,
+        )
+
+    async def stream_response(  # noqa: PLR0917 - as above
+        self,
+        system_instructions: str | None,
+        input: str | list[TResponseInputItem],  # noqa: A002 - the SDK's name
+        model_settings: ModelSettings,
+        tools: list[Tool],
+        output_schema: AgentOutputSchemaBase | None,
+        handoffs: list[Handoff[Any, Agent[Any]]],
+        tracing: ModelTracing,
+        *,
+        previous_response_id: str | None = None,
+        conversation_id: str | None = None,
+        prompt: ResponsePromptParam | None = None,
+    ) -> AsyncIterator[TResponseStreamEvent]:
+        """The answer as Responses events; closing the iterator, or cancelling who waits for it, ends the upstream."""
+        _refuse_server_state(previous_response_id, conversation_id, prompt)
+        request = self._request(
+            input, model_settings, tools, handoffs, instructions=system_instructions, output_schema=output_schema
+        )
+        async with aclosing(self._answer(request, model_settings, tracing)) as events:
+            async for event, _ in events:
+                yield event
+
+    def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice | None:
+        """What a target's passing failure means for a runner that was told to retry."""
+        error = request.error
+        if not isinstance(error, TransientError):
+            return None
+        return ModelRetryAdvice(
+            suggested=True,
+            retry_after=error.retry_after_s,
+            reason=str(error),
+            normalized=ModelRetryNormalizedError(
+                status_code=error.status, retry_after=error.retry_after_s, is_network_error=error.status is None
+            ),
+            response_started=bool(error.partial_text),
+        )
+
+    async def close(self) -> None:
+        """Close what was made of strings."""
+        await self._source.aclose()
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    async def _answer(
+        self, request: ChatRequest, settings: ModelSettings, tracing: ModelTracing
+    ) -> AsyncGenerator[tuple[TResponseStreamEvent, Chunks]]:
+        with self._span(request, settings, tracing) as span:
+            async with OwnedStream(self._source.provider, request) as stream:
+                chunks = Chunks(stream, request, self.model)
+                async for event in self._events(chunks, request, settings):
+                    if event.type == "response.completed":
+                        _tell(span, chunks, event.response, tracing)
+                    yield event, chunks
+
+    def _request(
+        self,
+        items: str | list[TResponseInputItem],
+        settings: ModelSettings,
+        tools: list[Tool],
+        handoffs: list[Handoff[Any, Agent[Any]]],
+        *,
+        instructions: str | None,
+        output_schema: AgentOutputSchemaBase | None,
+    ) -> ChatRequest:
+        messages: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
+        messages += Converter.items_to_messages(items, model=self.model)
+        offered: list[Any] = [Converter.tool_to_openai(tool) for tool in tools]
+        offered += [Converter.convert_handoff_tool(handoff) for handoff in handoffs]
+        given = {name: value for name in _SETTINGS if (value := getattr(settings, name)) is not None}
+        given |= settings.extra_args or {}
+        known = RequestOptions.__annotations__.keys()
+        options = {name: value for name, value in given.items() if name in known}
+        extra = {name: value for name, value in given.items() if name not in known}
+        if isinstance(settings.extra_body, dict):
+            extra |= settings.extra_body
+        if offered:
+            options["tools"] = offered
+            options["tool_choice"] = _given(Converter.convert_tool_choice(settings.tool_choice))
+            if settings.parallel_tool_calls is not None:
+                extra["parallel_tool_calls"] = settings.parallel_tool_calls
+        if output_schema is not None:
+            options["response_format"] = _given(Converter.convert_response_format(output_schema))
+        options["extra"] = extra | options.get("extra", {})
+        return ChatRequest.create(messages, **cast("RequestOptions", options))
+
+    def _events(
+        self, chunks: Chunks, request: ChatRequest, settings: ModelSettings
+    ) -> AsyncIterator[TResponseStreamEvent]:
+        response = Response(
+            id=FAKE_RESPONSES_ID,
+            created_at=time.time(),
+            model=self.model,
+            object="response",
+            output=[],
+            tool_choice="auto",
+            tools=[],
+            parallel_tool_calls=bool(request.tools) and bool(settings.parallel_tool_calls),
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+        )
+        return ChatCmplStreamHandler.handle_stream(
+            response,
+            cast("AsyncStream[ChatCompletionChunk]", chunks.iterate()),  # it is only iterated
+            model=self.model,
+            preserve_raw_usage=settings.preserve_raw_usage is True,
+            raise_on_length_truncation=True,
+        )
+
+    @contextmanager
+    def _span(
+        self, request: ChatRequest, settings: ModelSettings, tracing: ModelTracing
+    ) -> Iterator[Span[GenerationSpanData]]:
+        """The generation span that the SDK's models open: disabled, without data, or whole, as `tracing` says."""
+        config = settings.to_traceable_dict()
+        if not tracing.include_data():
+            config.pop("metadata", None)
+        with generation_span(model=self.model, model_config=config, disabled=tracing.is_disabled()) as span:
+            if tracing.include_data():
+                span.span_data.input = [message.to_openai() for message in request.messages]
+            try:
+                yield span
+            except Exception as error:
+                told = str(error) if tracing.include_data() else _REDACTED
+                span.set_error(SpanError(message="Error getting response", data={"error": told}))
+                raise
+
+
+class SpeculativeModelProvider(ModelProvider):
+    """Models by name, for `RunConfig(model_provider=…)`.
+
+    An agent without a model gets `target`; a name is an llm_spec provider string (`vllm:model@http://…`), answered with
+    the same `draft` and `config`. Each model is made once; `aclose` closes those that were made here of strings.
+    """
+
+    def __init__(
+        self,
+        target: LlmProvider | str,
+        *,
+        draft: DraftProvider | LlmProvider | str | None = None,
+        config: SpeculativeConfig | None = None,
+    ) -> None:
+        self._target, self._draft, self._config = target, draft, config
+        self._models: dict[str | None, SpeculativeModel] = {}
+
+    def get_model(self, model_name: str | None) -> Model:
+        if model_name not in self._models:
+            target = self._target if model_name is None else model_name
+            self._models[model_name] = SpeculativeModel(target, draft=self._draft, config=self._config)
+        return self._models[model_name]
+
+    async def aclose(self) -> None:
+        while self._models:
+            _, model = self._models.popitem()
+            await model.close()
+
+
+def _given(value: Any) -> Any:
+    return None if isinstance(value, Omit) else value
+
+
+def _refuse_server_state(
+    previous_response_id: str | None, conversation_id: str | None, prompt: ResponsePromptParam | None
+) -> None:
+    given = {"previous_response_id": previous_response_id, "conversation_id": conversation_id, "prompt": prompt}
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(f"{name} names what only OpenAI's Responses API keeps; pass the whole conversation instead")
+
+
+def _usage(completed: Response) -> Usage:
+    counted = completed.usage
+    if counted is None:
+        return Usage(requests=1)
+    return Usage(
+        requests=1,
+        input_tokens=counted.input_tokens,
+        output_tokens=counted.output_tokens,
+        total_tokens=counted.total_tokens,
+        input_tokens_details=counted.input_tokens_details,
+        output_tokens_details=counted.output_tokens_details,
+    )
+
+
+def _tell(span: Span[GenerationSpanData], chunks: Chunks, completed: Response, tracing: ModelTracing) -> None:
+    """Note in items and span how the answer came about, before whoever reads the last event may leave."""
+    for item in completed.output:
+        data = cast("Any", item)  # the SDK's items take fields that OpenAI's types do not have
+        data.provider_data = {**(getattr(item, "provider_data", None) or {}), "llm_spec": chunks.figures}
+    span.span_data.model_config = {**(span.span_data.model_config or {}), "llm_spec": chunks.figures}
+    if tracing.include_data():
+        span.span_data.output = [completed.model_dump()]
+    usage = _usage(completed)
+    span.span_data.usage = {
+        "requests": usage.requests,
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "input_tokens_details": usage.input_tokens_details.model_dump(),
+        "output_tokens_details": usage.output_tokens_details.model_dump(),
+    }

@@ -1,0 +1,418 @@
+"""The chat model is what LangChain expects of one, and its text what the decoder gives."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langchain_core")
+
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.load import dumpd
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel, ValidationError
+
+from llm_spec import (
+    Finish,
+    InvalidRequestError,
+    ReasoningDelta,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    TextDelta,
+    TransientError,
+    Usage,
+)
+from llm_spec.integrations.langchain import SpeculativeChatModel
+from llm_spec.testing import RuleProvider, ScriptedProvider
+from llm_spec.testing.server import MODEL, ModelServer
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "langchain_agent.py"
+CODE = "def test_spawnl(self):"
+WORDS = " ".join(f"word{number}" for number in range(200))
+
+
+class Pet(BaseModel):
+    """A pet."""
+
+    name: str
+    age: int
+
+
+@tool
+def add_numbers(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+def find_weather(place: str) -> str:
+    """Tell the weather somewhere."""
+    return f"It rains in {place}"
+
+
+class Tokens(BaseCallbackHandler):
+    """Keeps the tokens it is told."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+
+    def on_llm_new_token(self, token: str | list[str | dict[str, Any]], **_: Any) -> None:
+        self.tokens.append(str(token))
+
+
+def over(provider: Any = None, **fields: Any) -> SpeculativeChatModel:
+    return SpeculativeChatModel(provider=provider or RuleProvider(), **fields)
+
+
+async def closed(provider: ScriptedProvider) -> bool:
+    """Whether its streams get closed; LangChain leaves the generators inside its own to the event loop."""
+    for _ in range(100):
+        if not provider.num_open:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+# --------------------------------------------------------------------------------------------- answers
+
+
+async def test_the_text_is_the_decoders() -> None:
+    """The built-in pair, invoked and streamed, blocking and not, gives what the decoder gives, sampled with a seed."""
+    async with SpeculativeDecoder("lookup+builtin:draft", "builtin:target") as decoder:
+        expected = await decoder.decode(CODE, max_tokens=40, temperature=0.8, seed=5)
+    fields: dict[str, Any] = {"max_tokens": 40, "temperature": 0.8, "seed": 5}
+    async with SpeculativeChatModel(target="builtin:target", draft="lookup+builtin:draft", **fields) as model:
+        answers = [model.invoke(CODE), await model.ainvoke(CODE)]
+        streamed = [chunk.text for chunk in model.stream(CODE)]
+        astreamed = [chunk.text async for chunk in model.astream(CODE)]
+    texts = [str(answer.text) for answer in answers] + ["".join(streamed), "".join(astreamed)]
+    assert texts == [expected.content] * 4
+    assert len(streamed) > 5
+    for answer in answers:
+        assert answer.response_metadata["finish_reason"] == expected.finish_reason
+        assert answer.response_metadata["model_name"] == decoder.name
+        figures = answer.response_metadata["llm_spec"]
+        assert (figures["strategy"], figures["guarantee"], figures["same_text"]) == ("tokens", "exact", True)
+        assert 0 < figures["acceptance_rate"] <= 1
+
+
+async def test_one_chunk_has_the_usage_and_it_is_the_last() -> None:
+    usage = Usage(input_tokens=9, output_tokens=4, cached_input_tokens=2, reasoning_tokens=1)
+    model = over(ScriptedProvider([ReasoningDelta("hm"), TextDelta("a"), TextDelta("b"), Finish("stop", usage, "eos")]))
+    chunks = [chunk async for chunk in model.astream("Hi")]
+    assert [chunk.chunk_position for chunk in chunks] == [None, None, None, "last"]
+    assert [chunk for chunk in chunks if chunk.usage_metadata] == chunks[-1:]
+    whole = sum(chunks[1:], start=chunks[0])
+    assert isinstance(whole, AIMessageChunk)
+    assert whole.usage_metadata == {
+        "input_tokens": 9,
+        "output_tokens": 4,
+        "total_tokens": 13,
+        "input_token_details": {"cache_read": 2},
+        "output_token_details": {"reasoning": 1},
+    }
+    assert [block["type"] for block in whole.content_blocks] == ["reasoning", "text"]
+    assert whole.response_metadata == {"model_name": "scripted:script", "finish_reason": "stop", "stopped_by": "eos"}
+
+
+def test_callbacks_are_told_each_token_once() -> None:
+    streamed, invoked, silent = Tokens(), Tokens(), Tokens()
+    list(over().stream("one two", config={"callbacks": [streamed]}))
+    over(streaming=True).invoke("one two", config={"callbacks": [invoked]})
+    over().invoke("one two", config={"callbacks": [silent]})
+    assert "".join(streamed.tokens) == "".join(invoked.tokens) == "You said: one two"
+    assert silent.tokens == []
+
+
+def test_fields_and_keywords_are_options_of_the_request() -> None:
+    """A call's keywords win over the model's fields; content parts and calls arrive in OpenAI's form."""
+    provider = ScriptedProvider("So.")
+    model = over(provider, temperature=0.5, max_tokens=7, stop=["x"], seed=3, extra={"priority": 1})
+    image = {"type": "image_url", "image_url": {"url": "https://127.0.0.1/a.png"}}
+    reasoning = {"type": "reasoning", "reasoning": "hm"}
+    call = {"name": "find_weather", "args": {"place": "Bern"}, "id": "c1", "type": "tool_call"}
+    model.invoke(
+        [
+            SystemMessage("Be brief."),
+            HumanMessage([{"type": "text", "text": "What is this?"}, image]),
+            AIMessage([reasoning, {"type": "text", "text": "Wait."}, call], tool_calls=[call]),
+            ToolMessage("Rain.", tool_call_id="c1"),
+        ],
+        stop=["y"],
+        top_k=2,
+        max_tokens=9,
+    )
+    (request,) = provider.requests
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.5, 2, 3)
+    assert (request.max_tokens, request.stop, request.extra) == (9, ("y",), {"priority": 1})
+    assert [message.to_openai() for message in request.messages] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]},
+        {
+            "role": "assistant",
+            "content": "Wait.",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "find_weather", "arguments": '{"place": "Bern"}'}}
+            ],
+        },
+        {"role": "tool", "content": "Rain.", "tool_call_id": "c1"},
+    ]
+
+
+# ------------------------------------------------------------------------------------ tools and structure
+
+
+def choose(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "sent"),
+    [
+        (None, None),
+        ("auto", "auto"),
+        ("any", "required"),
+        (True, "required"),
+        (False, "none"),
+        ("find_weather", choose("find_weather")),
+        (
+            {"type": "function", "function": {"name": "add_numbers"}},
+            {"type": "function", "function": {"name": "add_numbers"}},
+        ),
+    ],
+)
+def test_tool_choice_in_openais_words(choice: Any, sent: Any) -> None:
+    provider = ScriptedProvider("So.")
+    over(provider).bind_tools([add_numbers, find_weather], tool_choice=choice).invoke("Hi")
+    (request,) = provider.requests
+    assert [described["function"]["name"] for described in request.tools] == ["add_numbers", "find_weather"]
+    assert request.tool_choice == sent
+
+
+def test_a_tool_choice_that_is_no_tool_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="'other'; the tools are add_numbers"):
+        over().bind_tools([add_numbers], tool_choice="other")
+
+
+async def test_tool_calls_stream_in_pieces() -> None:
+    model = over().bind_tools([add_numbers])
+    chunks = [chunk async for chunk in model.astream("Add the numbers 3 and 4.")]
+    pieces = [piece for chunk in chunks if isinstance(chunk, AIMessageChunk) for piece in chunk.tool_call_chunks]
+    assert len(pieces) > 3
+    assert {piece["index"] for piece in pieces} == {0}
+    assert [piece["name"] for piece in pieces if piece["name"]] == ["add_numbers"]
+    answer = await model.ainvoke("Add the numbers 3 and 4.")
+    assert answer.tool_calls == [{"name": "add_numbers", "args": {"a": 3, "b": 4}, "id": "call_0", "type": "tool_call"}]
+    assert answer.response_metadata["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_agent_calls_a_tool_and_answers(is_async: bool) -> None:
+    agent = create_agent(over(), tools=[find_weather, add_numbers])
+    asked: Any = {"messages": [HumanMessage("How is the weather in 'Bern'?")]}
+    state = await agent.ainvoke(asked) if is_async else await asyncio.to_thread(agent.invoke, asked)
+    assert state["messages"][-1].text == "The tool said: It rains in Bern"
+
+
+@pytest.mark.parametrize("wanted", [Pet, ToolStrategy(Pet), ProviderStrategy(Pet)])
+def test_an_agent_gives_a_structured_response(wanted: Any) -> None:
+    agent = create_agent(over(), tools=[], response_format=wanted)
+    asked: Any = {"messages": [HumanMessage("The dog 'Rex' is 3 years old.")]}
+    assert agent.invoke(asked)["structured_response"] == Pet(name="Rex", age=3)
+
+
+def test_what_only_servers_understand_goes_to_them() -> None:
+    provider = ScriptedProvider("So.")
+    over(provider, extra={"priority": 1}).bind_tools([add_numbers], parallel_tool_calls=False).invoke("Hi")
+    assert provider.requests[0].extra == {"priority": 1, "parallel_tool_calls": False}
+
+
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+@pytest.mark.parametrize("schema", [Pet, Pet.model_json_schema()])
+def test_structured_output(method: Any, schema: Any) -> None:
+    found = over().with_structured_output(schema, method=method).invoke("The dog 'Rex' is 3 years old.")
+    assert found == (Pet(name="Rex", age=3) if schema is Pet else {"name": "Rex", "age": 3})
+
+
+@pytest.mark.parametrize("method", ["function_calling", "json_schema", "json_mode"])
+def test_structured_output_with_what_it_came_from(method: Any) -> None:
+    text = "The dog 'Rex' is 3 years old." if method != "json_mode" else "Nothing that fits."
+    found: Any = over().with_structured_output(Pet, method=method, include_raw=True).invoke(text)
+    assert isinstance(found["raw"], AIMessage)
+    if method == "json_mode":
+        assert found["parsed"] is None
+        assert "name" in str(found["parsing_error"])
+    else:
+        assert (found["parsed"], found["parsing_error"]) == (Pet(name="Rex", age=3), None)
+
+
+def test_json_schema_and_strict_are_sent() -> None:
+    provider = ScriptedProvider('{"name": "Rex", "age": 3}')
+    over(provider).with_structured_output(Pet, method="json_schema", strict=True).invoke("Hi")
+    sent: Any = provider.requests[0].response_format
+    assert (sent["type"], sent["json_schema"]["name"], sent["json_schema"]["strict"]) == ("json_schema", "Pet", True)
+    assert sent["json_schema"]["schema"]["required"] == ["name", "age"]
+
+
+def test_a_method_that_is_not_known_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="method is 'magic'"):
+        over().with_structured_output(Pet, method="magic")  # type: ignore[arg-type]  # what the test is about
+    with pytest.raises(InvalidRequestError, match="schema is None"):
+        over().with_structured_output()
+
+
+# ----------------------------------------------------------------------------------- threads, loops, ends
+
+
+async def test_blocking_calls_work_where_a_loop_runs() -> None:
+    model = over()
+    assert model.invoke("Hi").text == "You said: Hi"
+    assert (await model.ainvoke("Hi")).text == "You said: Hi"  # carried to the loop of the first call
+    await model.aclose()
+
+
+async def test_a_provider_that_is_used_by_coroutines_first_refuses_to_block_their_loop() -> None:
+    model = over()
+    assert (await model.ainvoke("Hi")).text == "You said: Hi"
+    with pytest.raises(RuntimeError, match="await the async method"):
+        model.invoke("Hi")
+    assert (await asyncio.to_thread(model.invoke, "Hi")).text == "You said: Hi"
+
+
+def test_a_model_of_strings_outlives_event_loops() -> None:
+    with SpeculativeChatModel(target="rules:any") as model:
+        texts = [asyncio.run(model.ainvoke("Hi")).text for _ in range(2)]
+    assert texts == ["You said: Hi"] * 2
+
+
+async def test_a_servers_connections_stay_on_one_loop() -> None:
+    """Threads, this loop and others ask one server through one model, whose connections outlive each of them."""
+    async with (
+        ModelServer("So it goes.") as server,
+        SpeculativeChatModel(target=f"generic:{MODEL}@{server.url}") as model,
+    ):
+        answers = [await asyncio.to_thread(model.invoke, "Hi"), await model.ainvoke("Hi")]
+        answers += [await asyncio.to_thread(asyncio.run, model.ainvoke("Hi")) for _ in range(2)]
+        answers += [await asyncio.to_thread(model.invoke, "Hi")]
+    assert [answer.text for answer in answers] == ["So it goes."] * 5
+
+
+def test_eight_threads_at_once() -> None:
+    with SpeculativeChatModel(target="rules:any") as model, ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(model.invoke, [f"Number {n}." for n in range(32)]))
+    assert [answer.text for answer in answers] == [f"You said: Number {n}." for n in range(32)]
+
+
+async def test_leaving_a_stream_early_closes_the_providers() -> None:
+    provider = ScriptedProvider(WORDS)
+    async for _ in over(provider).astream("Hi"):
+        break
+    assert await closed(provider)
+    assert provider.num_closed == 1
+
+
+def test_leaving_a_blocking_stream_early_closes_the_providers() -> None:
+    provider = ScriptedProvider(WORDS)
+    for _ in over(provider).stream("Hi"):
+        break
+    assert (provider.num_open, provider.num_closed) == (0, 1)
+
+
+async def test_cancelling_closes_the_providers_stream() -> None:
+    provider = ScriptedProvider(WORDS, delay_first_s=60)
+    task = asyncio.create_task(over(provider).ainvoke("Hi"))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert provider.num_open == 0
+
+
+def call_invoke(model: SpeculativeChatModel) -> object:
+    return model.invoke("Hi")
+
+
+def call_stream(model: SpeculativeChatModel) -> object:
+    return list(model.stream("Hi"))
+
+
+def call_ainvoke(model: SpeculativeChatModel) -> object:
+    return asyncio.run(model.ainvoke("Hi"))
+
+
+@pytest.mark.parametrize("call", [call_invoke, call_stream, call_ainvoke])
+def test_errors_are_this_librarys(call: Callable[[SpeculativeChatModel], object]) -> None:
+    error = TransientError("too many", partial_text="So", status=429)
+    with pytest.raises(TransientError, match="too many") as caught:
+        call(over(ScriptedProvider("So it goes.", fail_at={1: error})))
+    assert (caught.value.status, caught.value.partial_text) == (429, "So")
+
+
+def test_an_option_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ValidationError, match="temprature"):
+        over(temprature=0.5)
+    with pytest.raises(InvalidRequestError, match="temprature"):
+        over().invoke("Hi", temprature=0.5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"draft": "lookup"},
+        {"target": "rules:any", "provider": RuleProvider()},
+        {"provider": RuleProvider(), "draft": "lookup"},
+        {"provider": RuleProvider(), "config": SpeculativeConfig()},
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"give either provider or target|go with target"):
+        SpeculativeChatModel(**fields)
+
+
+def test_closing_ends_the_thread_and_closes_what_was_opened() -> None:
+    """What is given stays the caller's; closing twice is harmless, calling afterwards is refused."""
+    provider = ScriptedProvider("So.")
+    model = over(provider)
+    model.invoke("Hi")
+    assert "llm_spec scripted:script" in {thread.name for thread in threading.enumerate()}
+    model.close()
+    model.close()
+    assert "llm_spec scripted:script" not in {thread.name for thread in threading.enumerate()}
+    assert provider.num_acloses == 0
+    with pytest.raises(RuntimeError, match="scripted:script is closed"):
+        model.invoke("Hi")
+
+
+def test_secrets_are_in_no_description() -> None:
+    with SpeculativeChatModel(
+        target="generic:small@http://anna:hunter2@127.0.0.1:9/v1", extra={"token": "hunter2"}, temperature=0.5
+    ) as model:
+        told = [repr(model), str(model), str(dumpd(model)), str(model.model_dump()), model.model_dump_json()]
+        told += [str(model._identifying_params), str(model._get_ls_params()), model._get_llm_string()]
+    assert [text for text in told if "hunter2" in text] == []
+    assert repr(model) == "SpeculativeChatModel(model_name='generic:small', temperature=0.5)"
+
+
+def test_secrets_are_in_no_refusal() -> None:
+    with pytest.raises(ValidationError) as caught:
+        SpeculativeChatModel(target="generic:small@http://anna:hunter2@127.0.0.1:9/v1", provider=RuleProvider())
+    assert "hunter2" not in str(caught.value)
+
+
+def test_the_example_says_what_it_claims() -> None:
+    ended = subprocess.run([sys.executable, "-W", "error", EXAMPLE], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "of the drafted tokens accepted (exact)" in ended.stdout

@@ -1,0 +1,57 @@
+"""A browser for the page, and a server for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .browser import CHROMIUM, Seen
+from .scripted_server import ScriptedServer, serve_scripts
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[ScriptedServer]:
+    """A server that plays a script for each model."""
+    async with serve_scripts() as server:
+        yield server
+
+
+@pytest.fixture
+def page_server(request: pytest.FixtureRequest) -> str:
+    """The base URL of a server with one pair: LLM_SPEC_PAGE_URL (a running `llm-spec serve`), or recorded answers."""
+    return os.environ.get("LLM_SPEC_PAGE_URL") or request.getfixturevalue("scripted").url
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    """A real browser without a window."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium found (apt-get install chromium, or set CHROMIUM)")
+    from playwright.async_api import async_playwright  # what collects all tests may not have it
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        await browser.close()
+
+
+@pytest.fixture
+async def page(browser: Browser, seen: Seen) -> Page:
+    """An empty page that notes what it does."""
+    page = await browser.new_page(viewport={"width": 1280, "height": 800})
+    page.set_default_timeout(10_000)
+    page.on("console", lambda told: seen.console.append(told.text) if told.type in {"warning", "error"} else None)
+    page.on("pageerror", lambda error: seen.console.append(str(error)))
+    page.on("request", lambda request: seen.urls.append(request.url))
+    return page
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()

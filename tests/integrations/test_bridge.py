@@ -1,0 +1,219 @@
+"""The bridge keeps all work of one object on one loop, whoever calls."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+import pytest
+
+from llm_spec.integrations._bridge import EventLoopBridge
+
+PLACE: ContextVar[str] = ContextVar("PLACE", default="nowhere")
+
+
+class Numbers:
+    """Counts up, and remembers on which loops, and how many of its streams are open."""
+
+    def __init__(self, *, last: int = 5, fail: bool = False) -> None:
+        self.loops: list[asyncio.AbstractEventLoop] = []
+        self.num_open = 0
+        self.begun = threading.Event()
+        self._last = last
+        self._fail = fail
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[AsyncIterator[int]]:
+        self.loops.append(asyncio.get_running_loop())
+        self.num_open += 1
+        try:
+            async with asyncio.timeout(60):  # has to be left by the task that entered it
+                yield self._count()
+        finally:
+            self.num_open -= 1
+
+    async def _count(self) -> AsyncGenerator[int]:
+        for number in range(self._last):
+            await asyncio.sleep(0.001)
+            yield number
+        if self._fail:
+            raise LookupError("no more")
+
+    async def one(self) -> int:
+        self.loops.append(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return 1
+
+    async def forever(self) -> int:
+        self.num_open += 1
+        self.begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            self.num_open -= 1
+        return 1
+
+
+@pytest.mark.parametrize("owns_loop", [True, False])
+def test_blocking_calls_share_one_loop(owns_loop: bool) -> None:
+    numbers, bridge = Numbers(), EventLoopBridge("numbers", owns_loop=owns_loop)
+    answers: list[list[int]] = []
+    threads = [threading.Thread(target=lambda: answers.append([*bridge.stream(numbers.open)])) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [[0, 1, 2, 3, 4]] * 8
+    assert bridge.run(numbers.one) == 1
+    assert len(set(numbers.loops)) == 1
+    bridge.close()
+    assert numbers.loops[0].is_closed()
+    assert numbers.num_open == 0
+
+
+async def test_a_first_call_by_a_coroutine_makes_its_loop_the_home() -> None:
+    """It goes straight through; a later blocking call from a thread is carried to it."""
+    numbers, bridge = Numbers(), EventLoopBridge("numbers", owns_loop=False)
+    assert [n async for n in bridge.astream(numbers.open)] == [0, 1, 2, 3, 4]
+    assert await asyncio.to_thread(bridge.run, numbers.one) == 1
+    assert set(numbers.loops) == {asyncio.get_running_loop()}
+    await bridge.aclose()
+
+
+async def test_what_owns_its_loop_serves_every_loop_from_there() -> None:
+    numbers, bridge = Numbers(), EventLoopBridge("numbers", owns_loop=True)
+    assert [n async for n in bridge.astream(numbers.open)] == [0, 1, 2, 3, 4]
+    assert await asyncio.to_thread(asyncio.run, bridge.arun(numbers.one)) == 1
+    assert bridge.run(numbers.one) == 1  # with a loop running here
+    assert len(set(numbers.loops)) == 1
+    assert asyncio.get_running_loop() not in numbers.loops
+    await bridge.aclose()
+
+
+async def test_a_blocking_call_that_would_wait_for_itself_is_refused() -> None:
+    numbers, bridge = Numbers(), EventLoopBridge("numbers", owns_loop=False)
+    await bridge.arun(numbers.one)
+    with pytest.raises(RuntimeError, match="await the async method"):
+        bridge.run(numbers.one)
+
+
+def test_a_home_that_has_ended_is_told() -> None:
+    numbers, bridge = Numbers(), EventLoopBridge("numbers", owns_loop=False)
+    asyncio.run(bridge.arun(numbers.one))
+    with pytest.raises(RuntimeError, match="which has ended; make another"):
+        asyncio.run(bridge.arun(numbers.one))
+    with pytest.raises(RuntimeError, match="which has ended; make another"):
+        bridge.run(numbers.one)
+
+
+@pytest.mark.parametrize("owns_loop", [True, False])
+async def test_leaving_early_ends_the_work_first(owns_loop: bool) -> None:
+    numbers, bridge = Numbers(last=1000), EventLoopBridge("numbers", owns_loop=owns_loop)
+    values = bridge.astream(numbers.open)
+    assert await anext(values) == 0
+    await values.aclose()
+    assert numbers.num_open == 0
+    await bridge.aclose()
+
+
+def test_leaving_a_blocking_stream_early_ends_the_work_first() -> None:
+    numbers, bridge = Numbers(last=1000), EventLoopBridge("numbers", owns_loop=True)
+    values = bridge.stream(numbers.open)
+    assert next(values) == 0
+    values.close()
+    assert numbers.num_open == 0
+    bridge.close()
+
+
+async def test_cancelling_ends_the_work_first() -> None:
+    numbers, bridge = Numbers(), EventLoopBridge("numbers", owns_loop=True)
+    task = asyncio.create_task(bridge.arun(numbers.forever))
+    await asyncio.to_thread(numbers.begun.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert numbers.num_open == 0
+    await bridge.aclose()
+
+
+async def test_errors_come_as_they_are_after_what_came_before() -> None:
+    numbers, bridge = Numbers(last=2, fail=True), EventLoopBridge("numbers", owns_loop=True)
+    got: list[int] = []
+
+    def collect() -> None:
+        for number in bridge.stream(numbers.open):
+            got.append(number)  # noqa: PERF402 - what came before the error counts
+
+    async def acollect() -> None:
+        async for number in bridge.astream(numbers.open):
+            got.append(number)  # noqa: PERF401 - as above
+
+    with pytest.raises(LookupError, match="no more"):
+        collect()
+    with pytest.raises(LookupError, match="no more"):
+        await acollect()
+    assert got == [0, 1, 0, 1]
+    await bridge.aclose()
+
+
+def test_the_callers_context_goes_along() -> None:
+    async def place() -> str:
+        return PLACE.get()
+
+    bridge = EventLoopBridge("places", owns_loop=True)
+    PLACE.set("here")
+    assert bridge.run(place) == "here"
+    bridge.close()
+
+
+def test_closing_ends_what_is_under_way() -> None:
+    """Whoever waited for it is told; afterwards nothing is served."""
+    numbers, bridge = Numbers(), EventLoopBridge("numbers", owns_loop=True)
+    told: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            bridge.run(numbers.forever)
+        except RuntimeError as error:
+            told.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    numbers.begun.wait()
+    bridge.close()
+    waiting.join()
+    assert str(told) == "[RuntimeError('numbers was closed while it answered')]"
+    assert numbers.num_open == 0
+    with pytest.raises(RuntimeError, match="numbers is closed"):
+        bridge.run(numbers.one)
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_closing_runs_what_ends_the_object_once_on_its_loop(is_used: bool) -> None:
+    numbers, bridge = Numbers(), EventLoopBridge("numbers", owns_loop=True)
+    if is_used:
+        bridge.run(numbers.one)
+
+    async def finish() -> None:
+        numbers.loops.append(asyncio.get_running_loop())
+
+    bridge.close(finish)
+    bridge.close(finish)
+    asyncio.run(bridge.aclose(finish))
+    assert len(numbers.loops) == 1 + is_used
+    assert len(set(numbers.loops)) == 1
+
+
+def test_a_forgotten_bridge_takes_its_thread_along() -> None:
+    bridge: EventLoopBridge | None = EventLoopBridge("forgotten", owns_loop=True)
+    assert bridge is not None
+    bridge.run(Numbers().one)
+    (thread,) = [t for t in threading.enumerate() if t.name == "llm_spec forgotten"]
+    bridge = None
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,122 @@
+"""What all adapters stand on: a stream that any task may close, and who closes a provider."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from llm_spec import (
+    ChatRequest,
+    Finish,
+    SpeculativeDecoder,
+    SpeculativeFinish,
+    TargetError,
+    TextDelta,
+    UnknownProviderError,
+)
+from llm_spec.integrations._shared import OwnedStream, Source, StreamClosedError, figures
+from llm_spec.testing import ScriptedProvider
+
+REQUEST = ChatRequest.create("Go")
+WORDS = "one two three four five"
+
+
+async def test_it_gives_the_providers_events() -> None:
+    """All events come, in their order, and the end ends."""
+    provider = ScriptedProvider(WORDS)
+    async with OwnedStream(provider, REQUEST) as stream:
+        events = [event async for event in stream]
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == WORDS
+    assert isinstance(events[-1], Finish)
+    assert (provider.num_open, provider.num_closed) == (0, 1)
+
+
+async def test_it_reads_one_event_ahead_and_no_more() -> None:
+    """A reader that stops holds the upstream back: what comes after the next event is not asked for."""
+    provider = ScriptedProvider(WORDS, fail_at={2: TargetError("broken")})
+    async with OwnedStream(provider, REQUEST) as stream:
+        await anext(stream)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert provider.num_open == 1
+        await anext(stream)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert provider.num_open == 0
+
+
+async def test_another_task_may_close_it_while_a_reader_waits() -> None:
+    """The reader is released with StreamClosedError, and the upstream has ended when `aclose` returns."""
+    provider = ScriptedProvider(WORDS, delay_first_s=3600.0)
+    async with OwnedStream(provider, REQUEST) as stream:
+        reader = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        closer = asyncio.create_task(stream.aclose())
+        with pytest.raises(StreamClosedError):
+            await reader
+        await closer
+        assert provider.num_open == 0
+        with pytest.raises(StreamClosedError):
+            await anext(stream)
+        await stream.aclose()
+
+
+async def test_it_may_be_entered_and_left_by_different_tasks() -> None:
+    """A provider's stream belongs to one task; whoever opens, reads and closes need not be one."""
+    stream = OwnedStream(SpeculativeDecoder(None, ScriptedProvider(WORDS)), REQUEST)
+    await asyncio.create_task(stream.__aenter__())
+    assert await asyncio.create_task(_next(stream)) == TextDelta("one")
+    await asyncio.create_task(stream.aclose())
+
+
+async def _next(stream: OwnedStream) -> object:
+    return await anext(stream)
+
+
+async def test_an_error_comes_where_it_happened() -> None:
+    """`begun` raises what comes before the first event, reading what comes later; the upstream is closed."""
+    for at in (0, 2):
+        provider = ScriptedProvider(WORDS, fail_at={at: TargetError("broken")})
+        async with OwnedStream(provider, REQUEST) as stream:
+            if at == 0:
+                with pytest.raises(TargetError, match="broken"):
+                    await stream.begun()
+            with pytest.raises(TargetError, match="broken"):
+                _ = [event async for event in stream]
+        assert provider.num_open == 0
+
+
+async def test_half_an_answer_is_none() -> None:
+    """A stream that ends without a Finish is an error, not an answer."""
+    async with OwnedStream(ScriptedProvider([TextDelta("half")]), REQUEST) as stream:
+        with pytest.raises(TargetError, match="without a finish reason"):
+            _ = [event async for event in stream]
+
+
+async def test_a_source_closes_what_it_made_and_nothing_else() -> None:
+    """What was given stays open; what was made of strings is closed, and made anew on demand."""
+    given = ScriptedProvider(WORDS)
+    source = Source(given)
+    assert source.provider is given
+    await source.aclose()
+    assert given.num_acloses == 0
+    source = Source(given, "lookup")
+    made = source.provider
+    assert made is source.provider
+    await source.aclose()
+    assert made is not source.provider
+    await source.aclose()
+    with pytest.raises(UnknownProviderError):
+        Source("nowhere:at-all")
+
+
+async def test_figures_are_json() -> None:
+    """A decoder's answer has figures, a plain provider's only says why it ended."""
+    assert figures(Finish("stop")) == {"finish_reason": "stop", "stopped_by": None}
+    async with SpeculativeDecoder(None, ScriptedProvider(WORDS)).stream(REQUEST) as events:
+        ends = [event async for event in events if isinstance(event, SpeculativeFinish)]
+    told = figures(ends[0])
+    assert (told["strategy"], told["draft_acceptance_rate"]) == ("plain", None)
+    assert json.loads(json.dumps(told)) == told
