@@ -9,6 +9,8 @@ import pytest
 from sdk_tests import run_sdk_tests
 from two_servers import two_servers
 
+pytest.importorskip("http_snapshot", reason="the SDK's tests need it")
+
 
 def test_sdk_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every way to send a message, and every field of it."""

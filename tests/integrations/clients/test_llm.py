@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import llm
 import pytest
+
+pytest.importorskip("llm")
+
+import llm
 from two_servers import MODEL
 
 pytestmark = pytest.mark.filterwarnings("default")

