@@ -19,6 +19,7 @@ CLAIMS = {
     "local_checkpoint.py": "four answers, one text",
     "json_answer.py": "valid, and one text each",
     "race_a_server.py": "the same text, exact",
+    "serve_and_ask.py": "of which the draft wrote",
 }
 
 

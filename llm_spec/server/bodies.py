@@ -29,6 +29,7 @@ Body: TypeAlias = Mapping[str, Any]
 
 _DEFAULT_SAMPLING: Final = Sampling()
 _MASK: Final = (1 << 63) - 1
+_ONE_TOKEN: Final = 1e-6  # a `top_p` that leaves the most probable token alone: what OpenAI means by 0
 _SAMPLING: Final = (
     "temperature",
     "top_p",
@@ -69,6 +70,8 @@ def wanted(body: Body, name: str, default: T, kind: type | None = None) -> T:
     if value is None:
         return default
     kind = kind or type(default)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)  # JSON has one kind of numbers
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidRequestError(f"{name} is of type {type(value).__name__}; it must be {_KINDS[kind]}")
     return cast("T", value)
@@ -116,9 +119,16 @@ def chat_request(
     if seed is not None and (is_local or seed >= 0):
         del extra["seed"]
         sampling["seed"] = seed & _MASK  # a negative one goes to a server as it is
-    if "logit_bias" in extra:
-        sampling["logit_bias"] = _token_biases(table(extra, "logit_bias"))
-        del extra["logit_bias"]
+    if sampling.get("top_p") == 0:
+        sampling["top_p"] = _ONE_TOKEN
+    bias = table(extra, "logit_bias")
+    if is_local or all(name.isdecimal() for name in bias):  # other names go to a server, who may know them
+        extra.pop("logit_bias", None)
+        if bias:
+            sampling["logit_bias"] = _token_biases(bias)
+    if fields.get("max_tokens") == 0 and not is_local:  # some servers read the prompt alone then, some refuse
+        fields["max_tokens"] = None
+        extra["max_tokens"] = 0
     if is_local:
         for name in _NOT_LOCAL:
             if extra.get(name):
@@ -138,7 +148,7 @@ def _token_biases(bias: Json) -> dict[int, float]:
 def read_stop(body: Body, name: str = "stop") -> tuple[str, ...]:
     """Stop strings: a text, or a list of texts."""
     stop = body.get(name)
-    if stop is None:
+    if stop is None or stop == "":
         return ()
     if isinstance(stop, str):
         return (stop,)

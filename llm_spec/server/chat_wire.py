@@ -105,6 +105,7 @@ def _tool_choice(body: Body) -> str | Json | None:
 
 def _response_format(body: Body) -> Json | None:
     wanted_format = table(body, "response_format")
+    table(table(wanted_format, "json_schema"), "schema")
     return None if wanted_format.get("type", "text") == "text" else wanted_format
 
 

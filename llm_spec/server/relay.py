@@ -16,6 +16,7 @@ __all__ = ["ChunkMerger", "renamed"]
 def renamed(chunk: Mapping[str, Any], *, answer_id: str, model: str, include_usage: bool) -> Json | None:
     """A chunk under this server's names; None for one that holds nothing but a usage that was not asked for."""
     told = {**chunk, "id": answer_id, "model": model}
+    told["choices"] = [_with_both_lists(choice) for choice in cast("list[Json]", chunk.get("choices") or [])]
     if not include_usage:
         told.pop("usage", None)
         if not told.get("choices"):
@@ -39,7 +40,7 @@ class ChunkMerger:
             index = int(choice.get("index") or position)
             merged = self._choices.setdefault(index, {"index": index, "logprobs": None, "finish_reason": None})
             merged["finish_reason"] = choice.get("finish_reason") or merged["finish_reason"]
-            merged["logprobs"] = _longer(merged["logprobs"], choice.get("logprobs"))
+            merged["logprobs"] = _longer(merged["logprobs"], _with_both_lists(choice).get("logprobs"))
             if "text" in choice:
                 merged["text"] = merged.get("text", "") + choice["text"]
             elif choice.get("delta") is not None:
@@ -58,6 +59,13 @@ class ChunkMerger:
             "choices": choices,
             **usage,
         }
+
+
+def _with_both_lists(choice: Json) -> Json:
+    """A chunk's choice of chat, in whose log-probabilities some servers leave out what is null."""
+    if "delta" not in choice or not choice.get("logprobs"):
+        return choice
+    return {**choice, "logprobs": {"content": None, "refusal": None, **choice["logprobs"]}}
 
 
 def _add_delta(message: Json, delta: Json) -> None:

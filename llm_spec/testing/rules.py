@@ -132,7 +132,7 @@ def _events(request: ChatRequest) -> Iterator[StreamEvent]:
     text = _text(request)
     found = [at for stop in request.stop if (at := text.find(stop)) >= 0]
     pieces = split_pieces(text[: min(found)] if found else text)
-    shown = pieces[: request.max_tokens]
+    shown = pieces[: request.extra.get("max_tokens", request.max_tokens)]  # 0 comes in `extra` alone
     yield from map(TextDelta, shown)
     usage = Usage(input_tokens=num_input, output_tokens=len(shown))
     if len(shown) < len(pieces):
