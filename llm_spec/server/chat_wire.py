@@ -37,7 +37,7 @@ from llm_spec.server.bodies import (
     table,
     wanted,
 )
-from llm_spec.server.encoding import COMMENT, DONE, dump, figures, finish_reason_of, sse, usage_counts
+from llm_spec.server.encoding import COMMENT, DONE, dump, finish_reason_of, sse, usage_counts
 from llm_spec.server.problems import Problem
 
 __all__ = ["ChatEncoder", "chat_body", "chat_usage", "read_chat"]
@@ -191,7 +191,7 @@ class ChatEncoder:
         usage = chat_usage(result)
         last: Json = {**self._envelope, "choices": []}
         if self._trace:
-            last["llm_spec"] = {"result": figures(result)}
+            last["llm_spec"] = {"result": result.figures()}
         if self._include_usage and usage is not None:
             last["usage"] = usage
         if self._trace or "usage" in last:

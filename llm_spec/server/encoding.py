@@ -1,4 +1,4 @@
-"""What the wires of all endpoints share: how an answer's events become bytes, and its figures JSON."""
+"""What the wires of all endpoints share: how an answer's events become bytes, and its figures headers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any, Final, Protocol
 
 from llm_spec.chat import FinishReason, StreamEvent
 from llm_spec.result import SpeculativeResult
-from llm_spec.server.bodies import Json
 from llm_spec.server.problems import Problem
 
-__all__ = ["Encoder", "dump", "figures", "finish_reason_of", "header_figures", "sse", "usage_counts"]
+__all__ = ["Encoder", "dump", "finish_reason_of", "header_figures", "sse", "usage_counts"]
 
 
 class Encoder(Protocol):
@@ -69,14 +68,6 @@ def usage_counts(result: SpeculativeResult) -> Mapping[str, int]:
 def finish_reason_of(result: SpeculativeResult) -> FinishReason:
     """Why an answer ended; some servers say `stop` also behind a tool call, at which clients stop looking for it."""
     return "tool_calls" if result.tool_calls and result.finish_reason == "stop" else result.finish_reason
-
-
-def figures(result: SpeculativeResult) -> Json:
-    """How an answer came about, without its text: what `to_dict` has beside it."""
-    told = result.to_dict()
-    for name in ("content", "rounds", "tool_calls", "reasoning", "usage", "finish_reason", "stopped_by"):
-        del told[name]
-    return told
 
 
 def header_figures(result: SpeculativeResult, overhead_s: float) -> dict[str, str]:

@@ -26,7 +26,7 @@ WORDS = "one two three four five"
 async def test_it_gives_the_providers_events() -> None:
     """All events come, in their order, and the end ends."""
     provider = ScriptedProvider(WORDS)
-    async with OwnedStream(provider, REQUEST) as stream:
+    async with OwnedStream(provider.stream(REQUEST)) as stream:
         events = [event async for event in stream]
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == WORDS
     assert isinstance(events[-1], Finish)
@@ -36,7 +36,7 @@ async def test_it_gives_the_providers_events() -> None:
 async def test_it_reads_one_event_ahead_and_no_more() -> None:
     """A reader that stops holds the upstream back: what comes after the next event is not asked for."""
     provider = ScriptedProvider(WORDS, fail_at={2: TargetError("broken")})
-    async with OwnedStream(provider, REQUEST) as stream:
+    async with OwnedStream(provider.stream(REQUEST)) as stream:
         await anext(stream)
         for _ in range(20):
             await asyncio.sleep(0)
@@ -50,7 +50,7 @@ async def test_it_reads_one_event_ahead_and_no_more() -> None:
 async def test_another_task_may_close_it_while_a_reader_waits() -> None:
     """The reader is released with StreamClosedError, and the upstream has ended when `aclose` returns."""
     provider = ScriptedProvider(WORDS, delay_first_s=3600.0)
-    async with OwnedStream(provider, REQUEST) as stream:
+    async with OwnedStream(provider.stream(REQUEST)) as stream:
         reader = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         closer = asyncio.create_task(stream.aclose())
@@ -65,7 +65,7 @@ async def test_another_task_may_close_it_while_a_reader_waits() -> None:
 
 async def test_it_may_be_entered_and_left_by_different_tasks() -> None:
     """A provider's stream belongs to one task; whoever opens, reads and closes need not be one."""
-    stream = OwnedStream(SpeculativeDecoder(None, ScriptedProvider(WORDS)), REQUEST)
+    stream = OwnedStream(SpeculativeDecoder(None, ScriptedProvider(WORDS)).stream(REQUEST))
     await asyncio.create_task(stream.__aenter__())
     assert await asyncio.create_task(_next(stream)) == TextDelta("one")
     await asyncio.create_task(stream.aclose())
@@ -79,7 +79,7 @@ async def test_an_error_comes_where_it_happened() -> None:
     """`begun` raises what comes before the first event, reading what comes later; the upstream is closed."""
     for at in (0, 2):
         provider = ScriptedProvider(WORDS, fail_at={at: TargetError("broken")})
-        async with OwnedStream(provider, REQUEST) as stream:
+        async with OwnedStream(provider.stream(REQUEST)) as stream:
             if at == 0:
                 with pytest.raises(TargetError, match="broken"):
                     await stream.begun()
@@ -90,7 +90,7 @@ async def test_an_error_comes_where_it_happened() -> None:
 
 async def test_half_an_answer_is_none() -> None:
     """A stream that ends without a Finish is an error, not an answer."""
-    async with OwnedStream(ScriptedProvider([TextDelta("half")]), REQUEST) as stream:
+    async with Source(ScriptedProvider([TextDelta("half")])).stream(REQUEST) as stream:
         with pytest.raises(TargetError, match="without a finish reason"):
             _ = [event async for event in stream]
 
@@ -118,5 +118,5 @@ async def test_figures_are_json() -> None:
     async with SpeculativeDecoder(None, ScriptedProvider(WORDS)).stream(REQUEST) as events:
         ends = [event async for event in events if isinstance(event, SpeculativeFinish)]
     told = figures(ends[0])
-    assert (told["strategy"], told["draft_acceptance_rate"]) == ("plain", None)
+    assert (told["strategy"], told["acceptance_rate"]) == ("plain", None)
     assert json.loads(json.dumps(told)) == told
