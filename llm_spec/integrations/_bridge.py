@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, Self, TypeAlias, TypeVar
 
 __all__ = ["EventLoopBridge", "Opens"]
 
@@ -35,6 +35,13 @@ class _End:
     """After the last item; `error` is what ended the work, None where it ended well."""
 
     error: BaseException | None
+
+    def check(self, name: str) -> None:
+        """Raise the error, if any."""
+        if isinstance(self.error, asyncio.CancelledError):  # not the caller's own: the home loop was ended
+            raise RuntimeError(f"{name} was closed while it answered") from self.error
+        if self.error is not None:
+            raise self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,32 +90,18 @@ class EventLoopBridge:
         try:
             while not isinstance(item := items.get(), _End):
                 yield item.value
-            self._raise(item)
+            item.check(self._name)
         finally:
             carried.cancel()
             # a forgotten stream may be collected at home, and when the process ends home does not run any more
             while not (isinstance(item, _End) or carried.is_at_home() or sys.is_finalizing()):
                 item = items.get()
 
-    async def astream(self, opens: Opens[T]) -> AsyncGenerator[T]:
-        """As `stream`, for a coroutine."""
+    def astream(self, opens: Opens[T]) -> AsyncGenerator[T] | _Arriving[T]:
+        """As `stream`, for a coroutine, which has to close it."""
         if self._is_home(may_become=True):
-            async with opens() as native:
-                async for value in native:
-                    yield value
-            return
-        here = asyncio.get_running_loop()
-        items: asyncio.Queue[_Item[T] | _End] = asyncio.Queue()
-        carried = self._carry(opens, lambda item: here.call_soon_threadsafe(items.put_nowait, item))
-        item: _Item[T] | _End | None = None
-        try:
-            while not isinstance(item := await items.get(), _End):
-                yield item.value
-            self._raise(item)
-        finally:
-            carried.cancel()
-            while not isinstance(item, _End):
-                item = await items.get()
+            return _straight(opens)
+        return _Arriving(partial(self._carry, opens), self._name)
 
     # -------------------------------------------------------------------------------------------- ending
 
@@ -182,12 +175,6 @@ class EventLoopBridge:
             self._home.call_soon_threadsafe(carried.begin, self._under_way)
         return carried
 
-    def _raise(self, end: _End) -> None:
-        if isinstance(end.error, asyncio.CancelledError):  # not the caller's own: the home loop was ended
-            raise RuntimeError(f"{self._name} was closed while it answered") from end.error
-        if end.error is not None:
-            raise end.error
-
 
 class _Carried(Generic[T]):
     """Work as a task on another thread's loop."""
@@ -226,6 +213,45 @@ class _Carried(Generic[T]):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._put(_End(asyncio.CancelledError() if task.cancelled() else task.exception()))
+
+
+async def _straight(opens: Opens[T]) -> AsyncGenerator[T]:
+    async with opens() as values:
+        async for value in values:
+            yield value
+
+
+class _Arriving(Generic[T]):
+    """The items of carried work, for a coroutine.
+
+    No generator: a loop that ends closes all of those at once, and complains of any that another one is closing.
+    """
+
+    def __init__(self, carry: Callable[[Callable[[_Item[T] | _End], object]], _Carried[T]], name: str) -> None:
+        here = asyncio.get_running_loop()
+        self._items: asyncio.Queue[_Item[T] | _End] = asyncio.Queue()
+        self._carried = carry(lambda item: here.call_soon_threadsafe(self._items.put_nowait, item))
+        self._name = name
+        self._has_ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        if self._has_ended:
+            raise StopAsyncIteration
+        item = await self._items.get()
+        if isinstance(item, _Item):
+            return item.value
+        self._has_ended = True
+        item.check(self._name)
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the work, and wait until it has ended."""
+        self._carried.cancel()
+        while not self._has_ended:
+            self._has_ended = isinstance(await self._items.get(), _End)
 
 
 class _LoopThread:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 
 import pytest
@@ -226,6 +226,27 @@ async def test_what_is_under_way_ends_before_the_object(owns_loop: bool) -> None
     with pytest.raises(RuntimeError, match="numbers was closed while it answered"):
         await blocked
     assert num_open == [0]
+
+
+def test_a_loop_that_ends_amid_a_stream_does_not_complain(caplog: pytest.LogCaptureFixture) -> None:
+    """A script may leave a stream and end: its loop then closes all generators at once, and the work ends."""
+    numbers, bridge = Numbers(last=10_000), EventLoopBridge("numbers", owns_loop=True)
+
+    async def values() -> AsyncGenerator[int]:
+        async with aclosing(bridge.astream(numbers.open)) as arriving:
+            async for value in arriving:
+                yield value
+
+    async def leave() -> AsyncGenerator[int]:
+        left = values()
+        assert await anext(left) == 0
+        return left
+
+    left = asyncio.run(leave())
+    assert left
+    bridge.close()
+    assert numbers.num_open == 0
+    assert caplog.records == []
 
 
 def test_a_forgotten_stream_may_be_collected_at_home() -> None:
