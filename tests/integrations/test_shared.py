@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,14 @@ from llm_spec import (
     TextDelta,
     UnknownProviderError,
 )
-from llm_spec.integrations._shared import OwnedStream, Source, StreamClosedError, figures
+from llm_spec.integrations._shared import (
+    BridgedSource,
+    OwnedStream,
+    Source,
+    StreamClosedError,
+    figures,
+    request_options,
+)
 from llm_spec.testing import ScriptedProvider
 
 REQUEST = ChatRequest.create("Go")
@@ -120,3 +128,25 @@ async def test_figures_are_json() -> None:
     told = figures(ends[0])
     assert (told["strategy"], told["acceptance_rate"]) == ("plain", None)
     assert json.loads(json.dumps(told)) == told
+
+
+@pytest.mark.parametrize(("draft", "owns_loop"), [(None, True), ("lookup", True), (ScriptedProvider(WORDS), False)])
+async def test_a_bridged_source_of_strings_has_a_loop_of_its_own(draft: Any, owns_loop: bool) -> None:
+    """Where a caller's provider takes part, the loop of the first call is home; closing closes what was opened."""
+    bridged = BridgedSource("rules:any", draft)
+    made = bridged.source.provider
+    assert (await bridged.arun(running_loop) is asyncio.get_running_loop()) is not owns_loop
+    await bridged.aclose()
+    assert made is not bridged.source.provider
+
+
+async def running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_options_are_told_from_what_goes_to_servers() -> None:
+    """What ChatRequest does not know goes into `extra`; None is left out; token ids may be texts, as in JSON."""
+    given = {"top_k": 3, "seed": None, "logit_bias": {"5": 1}, "guided": True, "extra_body": {"mirostat": 1}}
+    assert request_options(given) == {"top_k": 3, "logit_bias": {5: 1}, "extra": {"mirostat": 1, "guided": True}}
+    assert request_options({"extra": {"a": 1}, "b": 2}) == {"extra": {"a": 1, "b": 2}}
+    assert request_options({}) == {}
