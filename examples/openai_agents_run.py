@@ -15,7 +15,7 @@ async def main() -> None:
         result = await Runner.run(agent, "def area(radius):", run_config=config)
         print(result.final_output)
         figures = result.raw_responses[-1].output[0].model_dump()["provider_data"]["llm_spec"]
-        print(f"{figures['strategy']} ({figures['guarantee']}): {figures['draft_acceptance_rate']:.0%} accepted")
+        print(f"{figures['strategy']} ({figures['guarantee']}): {figures['acceptance_rate']:.0%} accepted")
 
         streamed = Runner.run_streamed(agent, "class Stack:", run_config=config)
         async for event in streamed.stream_events():

@@ -13,7 +13,7 @@ async def main() -> None:
         result = await agent.run("def area(radius):")
         print(result.output)
         details = result.response.provider_details or {}
-        print(f"{details['strategy']} ({details['guarantee']}): {details['draft_acceptance_rate']:.0%} accepted")
+        print(f"{details['strategy']} ({details['guarantee']}): {details['acceptance_rate']:.0%} accepted")
 
         async with agent.run_stream("class Stack:") as answer:
             async for piece in answer.stream_text(delta=True):

@@ -113,6 +113,7 @@ class DraftPiece(NamedTuple):
     usage: Usage | None = None
 
 
+@runtime_checkable
 class DraftProvider(Protocol):
     """Where guesses at the answer come from. It may be wrong, slow or broken: the answer never depends on it.
 

@@ -103,7 +103,8 @@ class SpeculativeStats:
     def to_dict(self) -> dict[str, Any]:
         """Everything, derived figures too, as JSON values."""
         derived = ("num_wasted_draft_tokens", "draft_acceptance_rate", "mean_acceptance_length", "time_saved_s")
-        return dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
+        told = dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
+        return told | {"acceptance_histogram": list(self.acceptance_histogram)}
 
     def summary(self) -> str:
         """A few words for people."""
@@ -184,36 +185,42 @@ class SpeculativeResult:
             return "a plain run beside this one, whole time"
         return None if self.speedup is None else f"{self.stats.num_plain_steps} plain steps of this run"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+    def figures(self) -> dict[str, Any]:
+        """How the answer came about, as JSON values: what servers and adapters tell beside an answer and its usage."""
         stats = self.stats
         return {
-            "content": self.content,
             "strategy": self.strategy,
             "guarantee": self.guarantee,
             "same_text": self.same_text,
             "target": self.target,
             "draft": self.draft,
             "seed": self.seed,
-            "finish_reason": self.finish_reason,
-            "stopped_by": self.stopped_by,
             "draft_tokens": stats.num_draft_tokens,
             "accepted_tokens": stats.num_accepted_draft_tokens,
             "acceptance_rate": stats.draft_acceptance_rate,
             "speedup": self.speedup,
             "speedup_basis": self.speedup_basis,
-            "rounds": [dataclasses.asdict(report) for report in self.rounds],
             "metrics": stats.to_dict(),
-            "usage": {
-                "target": None if self.usage is None else dataclasses.asdict(self.usage),
-                "draft": None if self.draft_usage is None else dataclasses.asdict(self.draft_usage),
-                "wasted": stats.num_wasted_draft_tokens,
-            },
             "timings": dataclasses.asdict(self.timings) | {"other_s": self.timings.other_s, "plain_s": self.plain_s},
             "approved_spans": [list(span) for span in self.approved_spans],
             "cost": dataclasses.asdict(self.cost) | {"wasted": self.cost.wasted, "saving": self.cost.saving},
             "fallbacks": list(self.fallbacks),
             "retries": list(self.retries),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        return {
+            "content": self.content,
+            "finish_reason": self.finish_reason,
+            "stopped_by": self.stopped_by,
+            **self.figures(),
+            "rounds": [dataclasses.asdict(report) for report in self.rounds],
+            "usage": {
+                "target": None if self.usage is None else dataclasses.asdict(self.usage),
+                "draft": None if self.draft_usage is None else dataclasses.asdict(self.draft_usage),
+                "wasted": self.stats.num_wasted_draft_tokens,
+            },
             "tool_calls": [dataclasses.asdict(call) for call in self.tool_calls],
             "reasoning": self.reasoning,
         }

@@ -150,6 +150,16 @@ def test_a_result_is_json() -> None:
     assert out["usage"]["draft"] is None
 
 
+def test_figures_are_the_result_without_the_answer() -> None:
+    """What servers and adapters tell has the names that the whole result has, and is JSON."""
+    result = result_of(stats_of(report(4, 2)))
+    told, whole = result.figures(), result.to_dict()
+    assert json.loads(json.dumps(told)) == told
+    assert {name: whole[name] for name in told} == told
+    rest = {"content", "finish_reason", "stopped_by", "rounds", "usage", "tool_calls", "reasoning"}
+    assert set(whole) - set(told) == rest
+
+
 def test_speedup_is_null_where_no_plain_figure_was_measured() -> None:
     """Speedup and its basis are both None then."""
     out = result_of(stats_of(report(4, 2, verify_s=1.0))).to_dict()

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, Self, TypeAlias, TypeVar
 
 __all__ = ["EventLoopBridge", "Opens"]
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 Opens: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]
 
-_JOIN_S: Final = 10.0  # to end what was under way when the bridge was closed
+_END_S: Final = 10.0  # to end what was under way when the bridge was closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,13 @@ class _End:
     """After the last item; `error` is what ended the work, None where it ended well."""
 
     error: BaseException | None
+
+    def check(self, name: str) -> None:
+        """Raise the error, if any."""
+        if isinstance(self.error, asyncio.CancelledError):  # not the caller's own: the home loop was ended
+            raise RuntimeError(f"{name} was closed while it answered") from self.error
+        if self.error is not None:
+            raise self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +54,15 @@ class EventLoopBridge:
 
     `owns_loop`: home is a thread of its own from the start, else the loop of the first call. Any method may raise
     RuntimeError: after `close`, when the home loop has ended, or when a blocking call on the home loop's own thread
-    would wait for itself. Whoever made the bridge closes it; a forgotten one takes its thread along.
+    would wait for itself. Whoever made the bridge closes it: what was carried ends, then `finish()` is awaited at home.
+    A forgotten one takes its thread along.
     """
 
-    def __init__(self, name: str, *, owns_loop: bool) -> None:
+    def __init__(self, name: str, *, owns_loop: bool, finish: Callable[[], Awaitable[None]] | None = None) -> None:
         self._name = name
         self._owns_loop = owns_loop
+        self._finish = finish
+        self._under_way: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
         self._home: asyncio.AbstractEventLoop | None = None
         self._thread: _LoopThread | None = None
@@ -75,58 +85,55 @@ class EventLoopBridge:
         if self._is_home():
             raise RuntimeError(f"{self._name}: a blocking call on its own event loop; await the async method instead")
         items: queue.SimpleQueue[_Item[T] | _End] = queue.SimpleQueue()
-        cancel = self._carry(opens, items.put)
+        carried = self._carry(opens, items.put)
         item: _Item[T] | _End | None = None
         try:
             while not isinstance(item := items.get(), _End):
                 yield item.value
-            self._raise(item)
+            item.check(self._name)
         finally:
-            cancel()
-            while not (isinstance(item, _End) or sys.is_finalizing()):  # then the other thread does not run any more
+            carried.cancel()
+            # a forgotten stream may be collected at home, and when the process ends home does not run any more
+            while not (isinstance(item, _End) or carried.is_at_home() or sys.is_finalizing()):
                 item = items.get()
 
-    async def astream(self, opens: Opens[T]) -> AsyncGenerator[T]:
-        """As `stream`, for a coroutine."""
+    def astream(self, opens: Opens[T]) -> AsyncGenerator[T] | _Arriving[T]:
+        """As `stream`, for a coroutine, which has to close it."""
         if self._is_home(may_become=True):
-            async with opens() as native:
-                async for value in native:
-                    yield value
-            return
-        here = asyncio.get_running_loop()
-        items: asyncio.Queue[_Item[T] | _End] = asyncio.Queue()
-        cancel = self._carry(opens, lambda item: here.call_soon_threadsafe(items.put_nowait, item))
-        item: _Item[T] | _End | None = None
-        try:
-            while not isinstance(item := await items.get(), _End):
-                yield item.value
-            self._raise(item)
-        finally:
-            cancel()
-            while not isinstance(item, _End):
-                item = await items.get()
+            return _straight(opens)
+        return _Arriving(partial(self._carry, opens), self._name)
 
     # -------------------------------------------------------------------------------------------- ending
 
-    def close(self, finish: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Await `finish()` at home, then end the thread, if there is one, and what it was doing; twice is harmless."""
+    def close(self) -> None:
+        """Finish at home, then end the thread, if there is one, and what it was doing; twice is harmless."""
         try:
-            if finish is not None and not self._is_closed:
-                self.run(finish)
+            if self._finish is not None and not self._is_closed:
+                self.run(self._end_work)
         finally:
             thread = self._end()
             if thread is not None:
                 thread.join()
 
-    async def aclose(self, finish: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def aclose(self) -> None:
         """As `close`, for a coroutine."""
         try:
-            if finish is not None and not self._is_closed:
-                await self.arun(finish)
+            if self._finish is not None and not self._is_closed:
+                await self.arun(self._end_work)
         finally:
             thread = self._end()
             if thread is not None:
                 await asyncio.to_thread(thread.join)
+
+    async def _end_work(self) -> None:
+        async with asyncio.timeout(_END_S):
+            others = self._under_way - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            if others:
+                await asyncio.wait(others)
+            if self._finish is not None:
+                await self._finish()
 
     def _end(self) -> _LoopThread | None:
         with self._lock:
@@ -139,9 +146,8 @@ class EventLoopBridge:
 
     def _is_home(self, *, may_become: bool = False) -> bool:
         """Whether the running loop, if any, is the home (now: `may_become`, where there is none yet)."""
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
+        running = _running_loop()
+        if running is None:
             return False
         with self._lock:
             self._check_open()
@@ -153,8 +159,8 @@ class EventLoopBridge:
         if self._is_closed:
             raise RuntimeError(f"{self._name} is closed")
 
-    def _carry(self, opens: Opens[T], put: Callable[[_Item[T] | _End], object]) -> Callable[[], None]:
-        """Start the work as a task at home; its items and its end are given to `put` there. Returns what cancels it."""
+    def _carry(self, opens: Opens[T], put: Callable[[_Item[T] | _End], object]) -> _Carried[T]:
+        """Start the work as a task at home; its items and its end are given to `put` there."""
         with self._lock:  # so that it is begun, and then cancelled, before a loop that is being closed has ended
             self._check_open()
             if self._home is None:
@@ -166,14 +172,8 @@ class EventLoopBridge:
                     f"{self._name} belongs to the event loop that used it first, which has ended; make another"
                 )
             carried = _Carried(self._home, opens, put)
-            self._home.call_soon_threadsafe(carried.begin)
-        return carried.cancel
-
-    def _raise(self, end: _End) -> None:
-        if isinstance(end.error, asyncio.CancelledError):  # not the caller's own: the home loop was ended
-            raise RuntimeError(f"{self._name} was closed while it answered") from end.error
-        if end.error is not None:
-            raise end.error
+            self._home.call_soon_threadsafe(carried.begin, self._under_way)
+        return carried
 
 
 class _Carried(Generic[T]):
@@ -187,9 +187,15 @@ class _Carried(Generic[T]):
         self._put = put
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
+    def begin(self, under_way: set[asyncio.Task[None]]) -> None:
         self._task = self._loop.create_task(self._work())
+        under_way.add(self._task)
+        self._task.add_done_callback(under_way.discard)
         self._task.add_done_callback(self._ended)
+
+    def is_at_home(self) -> bool:
+        """Whether this is the thread that does the work."""
+        return _running_loop() is self._loop
 
     def cancel(self) -> None:
         """End the work, from any thread; after its end this does nothing."""
@@ -209,6 +215,45 @@ class _Carried(Generic[T]):
         self._put(_End(asyncio.CancelledError() if task.cancelled() else task.exception()))
 
 
+async def _straight(opens: Opens[T]) -> AsyncGenerator[T]:
+    async with opens() as values:
+        async for value in values:
+            yield value
+
+
+class _Arriving(Generic[T]):
+    """The items of carried work, for a coroutine.
+
+    No generator: a loop that ends closes all of those at once, and complains of any that another one is closing.
+    """
+
+    def __init__(self, carry: Callable[[Callable[[_Item[T] | _End], object]], _Carried[T]], name: str) -> None:
+        here = asyncio.get_running_loop()
+        self._items: asyncio.Queue[_Item[T] | _End] = asyncio.Queue()
+        self._carried = carry(lambda item: here.call_soon_threadsafe(self._items.put_nowait, item))
+        self._name = name
+        self._has_ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        if self._has_ended:
+            raise StopAsyncIteration
+        item = await self._items.get()
+        if isinstance(item, _Item):
+            return item.value
+        self._has_ended = True
+        item.check(self._name)
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the work, and wait until it has ended."""
+        self._carried.cancel()
+        while not self._has_ended:
+            self._has_ended = isinstance(await self._items.get(), _End)
+
+
 class _LoopThread:
     """An event loop on a daemon thread, until `stop`."""
 
@@ -226,7 +271,7 @@ class _LoopThread:
     def join(self) -> None:
         """Wait for the end, unless this is that thread."""
         if threading.current_thread() is not self._thread:
-            self._thread.join(_JOIN_S)
+            self._thread.join(_END_S)
 
 
 def _serve(ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
@@ -236,6 +281,12 @@ def _serve(ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> No
         await stopping.wait()
 
     asyncio.run(serve())
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    with suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    return None
 
 
 @asynccontextmanager

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from openai.types.chat import ChatCompletionChunk
 
-from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
-from llm_spec.integrations._shared import figures
+from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.integrations._shared import figures, openai_usage
 
 __all__ = ["Chunks"]
 
@@ -47,7 +47,7 @@ class Chunks:
                     yield self._chunk({"tool_calls": [self._call(event)]})
                 case Finish():
                     self.figures = figures(event)
-                    self.raw_usage = None if event.usage is None else _usage(event.usage)
+                    self.raw_usage = None if event.usage is None else openai_usage(event.usage)
                     yield self._chunk({}, event)
                 case _:
                     pass
@@ -66,17 +66,3 @@ class Chunks:
         if event.name is not None:
             call["function"]["name"] = event.name
         return call
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.input_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.input_tokens + usage.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_input_tokens},
-        "completion_tokens_details": {
-            "reasoning_tokens": usage.reasoning_tokens,
-            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
-            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
-        },
-    }

@@ -1,27 +1,39 @@
-"""What every adapter needs: a provider given or named, a stream that any task may close, and a result's figures."""
+"""What every adapter needs: a provider given or named, streams that other tasks and threads may close, shared words."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from llm_spec.chat import ChatRequest, Finish, StreamEvent
+from llm_spec.chat import ChatRequest, Finish, RequestOptions, StreamEvent, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import TargetError
+from llm_spec.integrations._bridge import EventLoopBridge
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.result import SpeculativeFinish
 
-__all__ = ["OwnedStream", "Source", "StreamClosedError", "figures"]
+__all__ = [
+    "BridgedSource",
+    "OwnedStream",
+    "Source",
+    "StreamClosedError",
+    "figures",
+    "openai_usage",
+    "request_options",
+]
 
 
 class Source:
     """A provider as it was given, or a decoder made here of a target, a draft and a config.
 
-    What was made here `aclose` closes; asked for again, it is made anew. What was given is the giver's to close.
+    What was opened here, from strings, `aclose` closes; asked for again, it is made anew. What was given is the giver's
+    to close. Raises what `SpeculativeDecoder` raises.
     """
 
     def __init__(
@@ -32,7 +44,7 @@ class Source:
     ) -> None:
         self._target, self._draft, self._config = target, draft, config
         self._made: SpeculativeDecoder | None = None
-        _ = self.provider  # what is wrong with a string is told at once
+        self.name = self.provider.name  # what is wrong with a string is told at once
 
     @property
     def provider(self) -> LlmProvider:
@@ -43,11 +55,45 @@ class Source:
             self._made = SpeculativeDecoder(self._draft, self._target, self._config)
         return self._made
 
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        """The events of an answer; half of one must not pass for a whole: without a Finish it raises TargetError."""
+        async with self.provider.stream(request) as events, aclosing(_whole(events, self.name)) as whole:
+            yield whole
+
     async def aclose(self) -> None:
-        """Close what was made here."""
+        """Close what was opened here."""
         made, self._made = self._made, None
         if made is not None:
             await made.aclose()
+
+
+async def _whole(events: AsyncIterator[StreamEvent], name: str) -> AsyncGenerator[StreamEvent]:
+    has_finished = False
+    async for event in events:
+        has_finished |= isinstance(event, Finish)
+        yield event
+    if not has_finished:
+        raise TargetError(f"{name} ended its stream without a finish reason")
+
+
+class BridgedSource(EventLoopBridge):
+    """A `source` on one event loop, for synchronous and asynchronous callers; closing the bridge closes it.
+
+    What was opened here from strings alone works on a loop of its own thread. Where a caller's provider takes part that
+    is the loop of the first call, or such a thread where that call is synchronous.
+    """
+
+    def __init__(
+        self,
+        target: LlmProvider | str,
+        draft: DraftProvider | LlmProvider | str | None = None,
+        config: SpeculativeConfig | None = None,
+    ) -> None:
+        self.source = Source(target, draft, config)
+        opened = [isinstance(part, str) for part in (target, draft) if part is not None]
+        finish = self.source.aclose if any(opened) else None
+        super().__init__(self.source.name, owns_loop=all(opened), finish=finish)
 
 
 class StreamClosedError(Exception):
@@ -55,18 +101,17 @@ class StreamClosedError(Exception):
 
 
 class OwnedStream:
-    """One answer of a provider, read by a task of its own, at most one event ahead.
+    """The events of `opened`, read by a task of its own, at most one event ahead.
 
     Frameworks may open a stream in one task, read it in another and close it in a third, also while an event is being
     waited for; a provider's stream belongs to one task. Whoever enters it leaves it: then nothing behind it goes on.
     """
 
-    def __init__(self, provider: LlmProvider, request: ChatRequest) -> None:
-        self._provider = provider
-        self._request = request
+    def __init__(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
+        self._opened = opened
         self._events: deque[StreamEvent] = deque()
         self._arrived, self._taken = asyncio.Event(), asyncio.Event()
-        self._is_closed = self._has_finished = False
+        self._is_closed = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -94,21 +139,14 @@ class OwnedStream:
         return self
 
     async def __anext__(self) -> StreamEvent:
-        """The next event; raises what the provider raises, StreamClosedError once the stream is closed.
-
-        A stream that ends without a Finish raises TargetError: half an answer must not pass for a whole one.
-        """
+        """The next event; raises what the provider raises, StreamClosedError once the stream is closed."""
         await self.begun()
         if self._is_closed:
             raise StreamClosedError
         if not self._events:
-            if not self._has_finished:
-                raise TargetError(f"{self._provider.name} ended its stream without a finish reason")
             raise StopAsyncIteration
         self._taken.set()
-        event = self._events.popleft()
-        self._has_finished |= isinstance(event, Finish)
-        return event
+        return self._events.popleft()
 
     async def aclose(self) -> None:
         """End the work behind the stream and wait until it has ended. Safe from any task, and twice."""
@@ -121,7 +159,7 @@ class OwnedStream:
             self._task.exception()  # it has been raised, or nobody is left to whom it matters
 
     async def _read(self) -> None:
-        async with self._provider.stream(self._request) as events:
+        async with self._opened as events:
             async for event in events:
                 self._events.append(event)
                 self._taken.clear()
@@ -130,29 +168,37 @@ class OwnedStream:
 
 
 def figures(finish: Finish) -> dict[str, Any]:
-    """What a decoder's answer was like, as JSON values in this library's names; a plain provider's has no figures."""
-    result = finish.result if isinstance(finish, SpeculativeFinish) else None
-    if result is None:
-        return {"finish_reason": finish.finish_reason, "stopped_by": finish.stopped_by}
-    stats = result.stats
+    """How an answer ended and, where a decoder gave it, how it came about, as JSON values."""
+    told: dict[str, Any] = {"finish_reason": finish.finish_reason, "stopped_by": finish.stopped_by}
+    if isinstance(finish, SpeculativeFinish) and finish.result is not None:
+        used = finish.result.draft_usage
+        told |= finish.result.figures() | {"draft_usage": None if used is None else dataclasses.asdict(used)}
+    return told
+
+
+def openai_usage(usage: Usage) -> dict[str, Any]:
+    """Usage in the words of OpenAI's chat completions."""
     return {
-        "finish_reason": result.finish_reason,
-        "stopped_by": result.stopped_by,
-        "strategy": result.strategy,
-        "guarantee": result.guarantee,
-        "same_text": result.same_text,
-        "target": result.target,
-        "draft": result.draft,
-        "seed": result.seed,
-        "num_draft_tokens": stats.num_draft_tokens,
-        "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
-        "draft_acceptance_rate": stats.draft_acceptance_rate,
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "draft_usage": None if result.draft_usage is None else dataclasses.asdict(result.draft_usage),
-        "cost": result.cost.total,
-        "speedup": result.speedup,
-        "speedup_basis": result.speedup_basis,
-        "total_s": result.timings.total_s,
-        "fallbacks": list(result.fallbacks),
-        "retries": list(result.retries),
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_input_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+        },
     }
+
+
+def request_options(given: Mapping[str, Any]) -> RequestOptions:
+    """What `ChatRequest.create` takes; what it does not know goes into `extra`, to a remote target as it is.
+
+    None means: not given. `extra_body`, OpenAI's client's word, goes into `extra`, too.
+    """
+    rest = {name: value for name, value in given.items() if value is not None}
+    options = {name: rest.pop(name) for name in RequestOptions.__annotations__ if name in rest}
+    if "logit_bias" in options:  # JSON has no keys but texts
+        options["logit_bias"] = {int(token_id): bias for token_id, bias in options["logit_bias"].items()}
+    extra = {**options.pop("extra", {}), **rest.pop("extra_body", {}), **rest}
+    return cast("RequestOptions", options | {"extra": extra} if extra else options)

@@ -37,8 +37,8 @@ from llm_spec.chat import (
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import InvalidRequestError
 from llm_spec.integrations._bridge import Opens
-from llm_spec.integrations._provider import BridgedProvider, speculation_figures
-from llm_spec.provider import LlmProvider
+from llm_spec.integrations._shared import BridgedSource, figures
+from llm_spec.provider import DraftProvider, LlmProvider
 
 __all__ = ["SpeculativeChatModel"]
 
@@ -74,25 +74,24 @@ class SpeculativeChatModel(BaseChatModel):
     """A target that answers with the help of a draft, as a chat model.
 
         model = SpeculativeChatModel(target="builtin:target", draft="lookup+builtin:draft", max_tokens=64)
-        model = SpeculativeChatModel(provider=decoder)
+        model = SpeculativeChatModel(target=decoder)
 
-    `target` and `draft` are strings as `SpeculativeDecoder` takes them, `config` goes along: what they name is opened
-    at once, used on an event loop of the model's own thread, whoever calls, and closed by `close` or `aclose`. A
-    `provider` stays the caller's, and works on one event loop: that of the first asynchronous call, or the model's
-    thread where the first call is synchronous. Other calls are carried there. RuntimeError says so where that cannot
-    be: the loop has ended, or a synchronous call is made on that very loop.
+    `target` is a provider, typically a `SpeculativeDecoder`, or a string for a decoder to be made with `draft` and
+    `config`. What strings name is opened at once, used on an event loop of the model's own thread, whoever calls, and
+    closed by `close` or `aclose`. A provider stays the caller's, and works on one event loop: that of the first
+    asynchronous call, or the model's thread where the first call is synchronous. Other calls are carried there.
+    RuntimeError says so where that cannot be: the loop has ended, or a synchronous call is made on that very loop.
 
     The other fields are options of `ChatRequest`, for each call unless its own keywords say otherwise. Keys, timeouts
     and retries belong to providers and `SpeculativeConfig`, so they are no fields here. Errors are this library's.
-    A message's `response_metadata["llm_spec"]` tells strategy, guarantee, acceptance rate and speedup.
+    A message's `response_metadata["llm_spec"]` tells how it came about: `strategy`, `guarantee`, `acceptance_rate`, ….
     """
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, protected_namespaces=())
 
-    target: str | None = Field(default=None, exclude=True, repr=False)  # may hold an address with a password
-    draft: str | None = Field(default=None, exclude=True, repr=False)
+    target: LlmProvider | str = Field(exclude=True, repr=False)  # may hold an address with a password
+    draft: DraftProvider | LlmProvider | str | None = Field(default=None, exclude=True, repr=False)
     config: _Config | None = Field(default=None, exclude=True, repr=False)
-    provider: LlmProvider | None = Field(default=None, exclude=True, repr=False)
     streaming: bool = False
     """Whether `invoke`, too, tells callbacks each token."""
     temperature: float | None = None
@@ -108,11 +107,11 @@ class SpeculativeChatModel(BaseChatModel):
     stop: list[str] | None = None
     extra: dict[str, Any] | None = Field(default=None, exclude=True, repr=False)  # goes to a server as it is
 
-    _bridged: BridgedProvider = PrivateAttr()
+    _bridged: BridgedSource = PrivateAttr()
 
     @model_validator(mode="after")
     def _open(self) -> Self:
-        self._bridged = BridgedProvider(self.provider, target=self.target, draft=self.draft, config=self.config)
+        self._bridged = BridgedSource(self.target, self.draft, self.config)
         return self
 
     def close(self) -> None:
@@ -138,7 +137,7 @@ class SpeculativeChatModel(BaseChatModel):
     @property
     def model_name(self) -> str:
         """The provider's name."""
-        return self._bridged.name
+        return self._bridged.source.name
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         yield "model_name", self.model_name
@@ -213,7 +212,7 @@ class SpeculativeChatModel(BaseChatModel):
         if "parallel_tool_calls" in given:  # OpenAI's word, and a habit with bind_tools: for servers
             given["extra"] = {**given.get("extra", {}), "parallel_tool_calls": given.pop("parallel_tool_calls")}
         request = ChatRequest.create(_openai(messages), **cast("RequestOptions", given))
-        return partial(self._bridged.provider.stream, request)
+        return partial(self._bridged.source.stream, request)
 
     # ------------------------------------------------------------------------------ tools and structure
 
@@ -334,7 +333,11 @@ def _chunks(event: StreamEvent, model_name: str) -> Iterator[ChatGenerationChunk
         case Finish():
             message = AIMessageChunk(
                 content="",
-                response_metadata=_metadata(event, model_name),
+                response_metadata={
+                    "model_name": model_name,
+                    "finish_reason": event.finish_reason,
+                    "llm_spec": figures(event),
+                },
                 usage_metadata=None if event.usage is None else _usage(event.usage),
                 chunk_position="last",
             )
@@ -351,13 +354,3 @@ def _usage(usage: Usage) -> UsageMetadata:
         input_token_details=InputTokenDetails(cache_read=usage.cached_input_tokens),
         output_token_details=OutputTokenDetails(reasoning=usage.reasoning_tokens),
     )
-
-
-def _metadata(finish: Finish, model_name: str) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"model_name": model_name, "finish_reason": finish.finish_reason}
-    if finish.stopped_by is not None:
-        metadata["stopped_by"] = finish.stopped_by
-    figures = speculation_figures(finish)
-    if figures is not None:
-        metadata["llm_spec"] = figures
-    return metadata

@@ -36,12 +36,10 @@ from llm_spec.chat import (
     ChatRequest,
     Finish,
     ReasoningDelta,
-    RequestOptions,
     StreamEvent,
     TextDelta,
     ToolCall,
     ToolCallDelta,
-    Usage,
 )
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import (
@@ -49,13 +47,12 @@ from llm_spec.errors import (
     ConfigError,
     InvalidRequestError,
     LlmSpecError,
-    TargetError,
     TransientError,
     UnsupportedError,
 )
 from llm_spec.integrations._bridge import Opens
-from llm_spec.integrations._provider import BridgedProvider, speculation_figures
-from llm_spec.provider import LlmProvider, add_call
+from llm_spec.integrations._shared import BridgedSource, figures, openai_usage, request_options
+from llm_spec.provider import DraftProvider, LlmProvider, add_call
 
 __all__ = ["SpeculativeLLM", "register"]
 
@@ -69,9 +66,8 @@ def register(
     name: str = "llm_spec",
     *,
     model: str | None = None,
-    provider: LlmProvider | None = None,
-    target: str | None = None,
-    draft: str | None = None,
+    target: LlmProvider | str,
+    draft: DraftProvider | LlmProvider | str | None = None,
     config: SpeculativeConfig | None = None,
 ) -> SpeculativeLLM:
     """Make a pair of models, or a provider, known to litellm as `name/model` (model None: as `name/` with anything).
@@ -79,9 +75,10 @@ def register(
         register(model="fast", target="builtin:target", draft="lookup+builtin:draft")
         litellm.completion(model="llm_spec/fast", messages=[{"role": "user", "content": "Hi"}])
 
-    `target` and `draft` are strings as `SpeculativeDecoder` takes them, opened at once and closed by the result's
-    `close` or `aclose`; a `provider` stays the caller's and works on the event loop of its first call. Calling again
-    with the same name adds a model. Raises ConfigError for a name that is taken, and what `SpeculativeDecoder` raises.
+    `target` is a provider, typically a `SpeculativeDecoder`, or a string for a decoder to be made with `draft` and
+    `config`. What strings name is opened at once and closed by the result's `close` or `aclose`; a provider stays the
+    caller's and works on the event loop of its first call. Calling again with the same name adds a model. Raises
+    ConfigError for a name that is taken, and what `SpeculativeDecoder` raises.
     """
     llm = next((item["custom_handler"] for item in litellm.custom_provider_map if item["provider"] == name), None)
     if llm is None and name in litellm.provider_list:
@@ -89,7 +86,7 @@ def register(
     if llm is not None and not isinstance(llm, SpeculativeLLM):
         raise ConfigError(f"name is {name!r}, which is another custom provider's; choose another")
     found = llm or SpeculativeLLM(name)
-    found.add(model, BridgedProvider(provider, target=target, draft=draft, config=config))
+    found.add(model, BridgedSource(target, draft, config))
     if llm is None:
         litellm.custom_provider_map.append({"provider": name, "custom_handler": found})
     return found
@@ -101,32 +98,32 @@ class SpeculativeLLM(CustomLLM):
     Options that litellm passes on are those of `ChatRequest`; others go to the target as `extra`. Keys and addresses
     are the providers' own, `api_key`, `api_base` and `headers` are not looked at. `timeout` bounds a whole answer, or,
     streamed, the wait for each piece. Errors are litellm's, this library's the cause of each. An answer's
-    `provider_specific_fields["llm_spec"]` tell strategy, guarantee, acceptance rate and speedup.
+    `provider_specific_fields["llm_spec"]` tell how it came about: `strategy`, `guarantee`, `acceptance_rate`, ….
     """
 
     def __init__(self, name: str = "llm_spec") -> None:
         super().__init__()
         self.name = name
-        self._models: dict[str | None, BridgedProvider] = {}
+        self._models: dict[str | None, BridgedSource] = {}
 
-    def add(self, model: str | None, provider: BridgedProvider) -> None:
+    def add(self, model: str | None, bridged: BridgedSource) -> None:
         """Serve one more model."""
         if model in self._models:
-            provider.close()
+            bridged.close()
             raise ConfigError(f"model is {model!r}, which {self.name} has already; choose another name")
-        self._models[model] = provider
+        self._models[model] = bridged
 
     def close(self) -> None:
         """Close what was opened from strings, end threads and what they were doing; litellm forgets the name."""
         self._forget()
-        for provider in self._models.values():
-            provider.close()
+        for bridged in self._models.values():
+            bridged.close()
 
     async def aclose(self) -> None:
         """As `close`, for a coroutine."""
         self._forget()
-        for provider in self._models.values():
-            await provider.aclose()
+        for bridged in self._models.values():
+            await bridged.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -149,20 +146,20 @@ class SpeculativeLLM(CustomLLM):
 
     def completion(self, *_: Any, **keywords: Any) -> ModelResponse:
         with self._call(keywords) as call:
-            return call.answer(call.provider.run(call.collect))
+            return call.answer(call.bridged.run(call.collect))
 
     async def acompletion(self, *_: Any, **keywords: Any) -> ModelResponse:
         with self._call(keywords) as call:
-            return call.answer(await call.provider.arun(call.collect))
+            return call.answer(await call.bridged.arun(call.collect))
 
     def streaming(self, *_: Any, **keywords: Any) -> Generator[Chunk]:  # type: ignore[override]  # litellm reads both
-        with self._call(keywords) as call, closing(call.provider.stream(call.pieces)) as events:
+        with self._call(keywords) as call, closing(call.bridged.stream(call.pieces)) as events:
             for event in events:
                 yield from _chunks(event, call.model)
 
     async def astreaming(self, *_: Any, **keywords: Any) -> AsyncGenerator[Chunk]:  # type: ignore[override]  # as above
         with self._call(keywords) as call:
-            async with aclosing(call.provider.astream(call.pieces)) as events:
+            async with aclosing(call.bridged.astream(call.pieces)) as events:
                 async for event in events:
                     for chunk in _chunks(event, call.model):
                         yield chunk
@@ -172,15 +169,15 @@ class SpeculativeLLM(CustomLLM):
         """What a call asks for; errors become litellm's."""
         model = str(keywords["model"])
         try:
-            provider = self._models.get(model) or self._models.get(None)
-            if provider is None:
+            bridged = self._models.get(model) or self._models.get(None)
+            if bridged is None:
                 known = ", ".join(str(name) for name in self._models)
                 raise NotFoundError(f"no model {model!r} in {self.name}; it has: {known}", model, self.name)
             request = _request(keywords["messages"], keywords["optional_params"])
             timeout = keywords.get("timeout")
             timeout_s = timeout.read if isinstance(timeout, httpx.Timeout) else timeout
-            opens = partial(provider.provider.stream, request)
-            yield _Call(model, provider, opens, timeout_s, keywords["model_response"])
+            opens = partial(bridged.source.stream, request)
+            yield _Call(model, bridged, opens, timeout_s, keywords["model_response"])
         except (LlmSpecError, TimeoutError) as error:
             raise _translated(error, model, self.name) from error
 
@@ -188,7 +185,7 @@ class SpeculativeLLM(CustomLLM):
 @dataclass(frozen=True, slots=True)
 class _Call:
     model: str
-    provider: BridgedProvider
+    bridged: BridgedSource
     opens: Opens[StreamEvent]
     timeout_s: float | None
     response: ModelResponse
@@ -206,14 +203,11 @@ class _Call:
 
     def answer(self, events: Sequence[StreamEvent]) -> ModelResponse:
         """The events in litellm's own response object."""
-        finish = events[-1] if events else None
-        if not isinstance(finish, Finish):
-            raise TargetError(f"{self.provider.name} ended its stream without a finish reason")
+        (finish,) = (event for event in events if isinstance(event, Finish))
         calls: dict[int, ToolCall] = {}
         for event in events:
             if isinstance(event, ToolCallDelta):
                 calls[event.index] = add_call(calls.get(event.index), event)
-        figures = speculation_figures(finish)
         message = Message(
             content="".join(event.text for event in events if isinstance(event, TextDelta)) or None,
             reasoning_content="".join(event.text for event in events if isinstance(event, ReasoningDelta)) or None,
@@ -222,14 +216,14 @@ class _Call:
                 for _, call in sorted(calls.items())
             ]
             or None,
-            provider_specific_fields=None if figures is None else {"llm_spec": figures},
+            provider_specific_fields={"llm_spec": figures(finish)},
         )
         (choice,) = self.response.choices
         choice.message = message
         choice.finish_reason = finish.finish_reason
         self.response.model = self.model
         if finish.usage is not None:
-            self.response.usage = LiteLLMUsage(**_usage(finish.usage))  # type: ignore[attr-defined]  # a field by assignment
+            self.response.usage = LiteLLMUsage(**openai_usage(finish.usage))  # type: ignore[attr-defined]  # a field by assignment
         return self.response
 
 
@@ -257,13 +251,7 @@ def _request(messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -
         raise InvalidRequestError(f"n is {num_answers!r}; llm_spec gives one answer a request")
     if "max_completion_tokens" in given:
         given["max_tokens"] = given.pop("max_completion_tokens")
-    if "logit_bias" in given:  # JSON has no keys but texts
-        given["logit_bias"] = {int(token_id): bias for token_id, bias in given["logit_bias"].items()}
-    options = {name: given.pop(name) for name in list(given) if name in RequestOptions.__annotations__}
-    extra = {**options.pop("extra", {}), **given.pop("extra_body", {}), **given}
-    if extra:
-        options["extra"] = extra
-    return ChatRequest.create(messages, **cast("RequestOptions", options))
+    return ChatRequest.create(messages, **request_options(given))
 
 
 def _chunks(event: StreamEvent, model: str) -> Iterator[Chunk]:
@@ -284,8 +272,7 @@ def _chunks(event: StreamEvent, model: str) -> Iterator[Chunk]:
                 }
             )
         case Finish():
-            figures = speculation_figures(event)
-            yield _chunk(finish=event, figures=figures)
+            yield _chunk(finish=event)
         case _:
             pass  # rounds, fallbacks and retries are no part of an answer
 
@@ -295,27 +282,16 @@ def _chunk(
     *,
     tool_use: ChatCompletionToolCallChunk | None = None,
     finish: Finish | None = None,
-    figures: dict[str, Any] | None = None,
 ) -> GenericStreamingChunk:
-    usage = None if finish is None or finish.usage is None else _usage(finish.usage)
+    usage = None if finish is None or finish.usage is None else openai_usage(finish.usage)
     return GenericStreamingChunk(
         text=text,
         tool_use=tool_use,
         is_finished=finish is not None,
         finish_reason="" if finish is None else finish.finish_reason,
-        usage=usage,
+        usage=cast("ChatCompletionUsageBlock | None", usage),
         index=0,
-        provider_specific_fields=None if figures is None else {"llm_spec": figures},
-    )
-
-
-def _usage(usage: Usage) -> ChatCompletionUsageBlock:
-    return ChatCompletionUsageBlock(
-        prompt_tokens=usage.input_tokens,
-        completion_tokens=usage.output_tokens,
-        total_tokens=usage.input_tokens + usage.output_tokens,
-        prompt_tokens_details={"cached_tokens": usage.cached_input_tokens},
-        completion_tokens_details={"reasoning_tokens": usage.reasoning_tokens},
+        provider_specific_fields=None if finish is None else {"llm_spec": figures(finish)},
     )
 
 

@@ -3,7 +3,7 @@
     llm -m llm-spec/builtin "def area(radius):"
     llm -m llm-spec/builtin -o max_tokens 64 -o strategy plain "def area(radius):"
     LLM_SPEC_TARGET=vllm:big@http://127.0.0.1:8000/v1 LLM_SPEC_DRAFT=suffix llm -m llm-spec/default "Hello"
-    llm logs -n 1 --json        # "response_json" has strategy, guarantee, draft_acceptance_rate, speedup, …
+    llm logs -n 1 --json        # "response_json" has strategy, guarantee, acceptance_rate, speedup, …
 
 `llm_spec.json` in llm's directory (`dirname "$(llm logs path)"`) lists more models; its `strategy` is the one to use
 where `-o strategy` says nothing, `tools`, `schema` and `images` what the target takes:
@@ -17,17 +17,15 @@ thread of this module, which serves `llm`'s models and async models alike and en
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import json
 import os
-import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 from uuid import uuid4
 
 import click
@@ -38,17 +36,14 @@ from llm_spec import chat
 from llm_spec.config import SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, LlmSpecError
+from llm_spec.integrations._bridge import EventLoopBridge, Opens
 from llm_spec.integrations._llm_plugin_request import SpeculativeOptions, to_request
-from llm_spec.integrations._shared import OwnedStream, figures
+from llm_spec.integrations._shared import Source, figures
 from llm_spec.provider import DraftProvider, LlmProvider, add_call
-from llm_spec.registry import open_draft, open_provider
 
 __all__ = ["AsyncSpeculativeModel", "ModelSpec", "SpeculativeModel", "read_specs", "register_models"]
 
-T = TypeVar("T")
-
 _IMAGES: Final = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
-_END_S: Final = 10.0  # for closing at the end of the process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +130,9 @@ class _Shared:
         self.supports_schema = spec.schema
         self.attachment_types = _IMAGES if spec.images else frozenset()
 
-    def _asked(self, prompt: llm.Prompt) -> _Asked:
-        strategy = cast("SpeculativeOptions", prompt.options).strategy
-        try:
-            return _Asked(OwnedStream(_HOME.run(self._pair.provider(strategy)).result(), to_request(prompt)))
-        except LlmSpecError as error:
-            raise llm.ModelError(str(error)) from error
+    def _opens(self, prompt: llm.Prompt) -> Opens[chat.StreamEvent]:
+        """What opens the answer to a prompt."""
+        return partial(self._pair.stream, to_request(prompt), cast("SpeculativeOptions", prompt.options).strategy)
 
 
 class SpeculativeModel(_Shared, llm.Model):
@@ -156,15 +148,13 @@ class SpeculativeModel(_Shared, llm.Model):
         response: llm.Response,
         conversation: llm.Conversation | None,  # noqa: ARG002 - as above
     ) -> Iterator[str | StreamEvent]:
-        asked = self._asked(prompt)
+        answer = _Answer(response)
         try:
-            _HOME.run(asked.stream.__aenter__()).result()
-            while (event := _HOME.run(asked.next()).result()) is not None:
-                yield from asked.told(event, response)
+            with closing(_HOME.stream(self._opens(prompt))) as events:
+                for event in events:
+                    yield from answer.told(event)
         except LlmSpecError as error:
             raise llm.ModelError(str(error)) from error
-        finally:
-            _HOME.end(asked.stream)
 
 
 class AsyncSpeculativeModel(_Shared, llm.AsyncModel):
@@ -180,29 +170,24 @@ class AsyncSpeculativeModel(_Shared, llm.AsyncModel):
         response: llm.AsyncResponse,
         conversation: llm.AsyncConversation | None,  # noqa: ARG002 - as above
     ) -> AsyncGenerator[str | StreamEvent, None]:
-        asked = await asyncio.to_thread(self._asked, prompt)  # opening a model may take a while
+        answer = _Answer(response)
         try:
-            await asyncio.wrap_future(_HOME.run(asked.stream.__aenter__()))
-            while (event := await asyncio.wrap_future(_HOME.run(asked.next()))) is not None:
-                for told in asked.told(event, response):
-                    yield told
+            async with aclosing(_HOME.astream(self._opens(prompt))) as events:
+                async for event in events:
+                    for told in answer.told(event):
+                        yield told
         except LlmSpecError as error:
             raise llm.ModelError(str(error)) from error
-        finally:
-            await asyncio.wrap_future(_HOME.run(asked.stream.aclose()))
 
 
-class _Asked:
+class _Answer:
     """One answer on its way into a response of `llm`."""
 
-    def __init__(self, stream: OwnedStream) -> None:
-        self.stream = stream
+    def __init__(self, response: llm.Response | llm.AsyncResponse) -> None:
+        self._response = response
         self._calls: dict[int, chat.ToolCall] = {}
 
-    async def next(self) -> chat.StreamEvent | None:
-        return await anext(self.stream, None)
-
-    def told(self, event: chat.StreamEvent, response: llm.Response | llm.AsyncResponse) -> Iterator[StreamEvent]:
+    def told(self, event: chat.StreamEvent) -> Iterator[StreamEvent]:
         match event:
             case chat.TextDelta():
                 yield StreamEvent(type="text", chunk=event.text)
@@ -211,7 +196,7 @@ class _Asked:
             case chat.ToolCallDelta():
                 yield from self._told_call(event)
             case chat.Finish():
-                self._finish(event, response)
+                self._finish(event)
             case _:
                 pass
 
@@ -226,7 +211,8 @@ class _Asked:
         if delta.arguments:
             yield StreamEvent(type="tool_call_args", chunk=delta.arguments, tool_call_id=call.id)
 
-    def _finish(self, finish: chat.Finish, response: llm.Response | llm.AsyncResponse) -> None:
+    def _finish(self, finish: chat.Finish) -> None:
+        response = self._response
         for call in self._calls.values():
             try:
                 arguments = json.loads(call.arguments or "{}")
@@ -245,87 +231,33 @@ class _Asked:
 
 
 class _Pair:
-    """A target and its draft, opened once and on first use, with a decoder for each strategy that was asked for."""
+    """A target and its draft, opened at home on first use, by whichever strategy is asked for."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
-        self._opened: tuple[LlmProvider, DraftProvider | LlmProvider | None] | None = None
-        self._decoders: dict[str, SpeculativeDecoder] = {}
+        self._source: Source | None = None
 
-    async def provider(self, strategy: str | None) -> LlmProvider:
-        """Who answers by that strategy, by default the one that the model was configured with."""
-        name = strategy or self._spec.strategy
-        target, draft = self._open()
-        if name == "auto" and draft is None and not isinstance(self._spec.target, str):
-            return target
-        if name not in self._decoders:
-            config = SpeculativeConfig(strategy=cast("Any", name))  # it says itself what is no strategy
-            self._decoders[name] = SpeculativeDecoder(draft, target, config)
-        return self._decoders[name]
+    @asynccontextmanager
+    async def stream(
+        self, request: chat.ChatRequest, strategy: str | None
+    ) -> AsyncGenerator[AsyncIterator[chat.StreamEvent]]:
+        """The events of an answer by that strategy, by default the one that the model was configured with."""
+        async with self._by(strategy or self._spec.strategy).stream(request) as events:
+            yield events
 
-    def _open(self) -> tuple[LlmProvider, DraftProvider | LlmProvider | None]:
-        if self._opened is None:
-            target, draft = self._spec.target, self._spec.draft
-            if isinstance(target, str):
-                target = open_provider(target)
-                _HOME.closing.push_async_callback(target.aclose)
-            if isinstance(draft, str):
-                draft = open_draft(draft)
-                _HOME.closing.push_async_callback(draft.aclose)
-            self._opened = target, draft
-        return self._opened
+    def _by(self, strategy: str) -> Source:
+        spec = self._spec
+        if self._source is None:
+            config = None if spec.strategy == "auto" else SpeculativeConfig(strategy=cast("Any", spec.strategy))
+            self._source = Source(spec.target, spec.draft, config)
+            _OPENED.push_async_callback(self._source.aclose)
+            atexit.register(_HOME.close)
+        if strategy == spec.strategy:
+            return self._source
+        provider = self._source.provider
+        decoder = provider if isinstance(provider, SpeculativeDecoder) else SpeculativeDecoder(None, provider)
+        return Source(decoder.using(replace(decoder.config, strategy=cast("Any", strategy))))  # it says what is none
 
 
-class _Home:
-    """An event loop on a thread, begun when it is first needed: providers may hold what belongs to one loop."""
-
-    def __init__(self) -> None:
-        self.closing = AsyncExitStack()
-        self._lock = threading.RLock()  # a forgotten response may end anywhere, also in here
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._is_over = False
-
-    def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin some work at home; raises RuntimeError once the process ends."""
-        with self._lock:
-            if self._is_over:
-                work.close()
-                raise RuntimeError("llm-spec: the process is ending")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="llm-spec", daemon=True)
-                self._thread.start()
-                atexit.register(self._close)
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def end(self, stream: OwnedStream) -> None:
-        """Close a stream, and wait until it is closed; not where that would wait for itself, or for ever.
-
-        The garbage collector ends what was forgotten on whichever thread it runs, and at the end of the process.
-        """
-        if not self._is_over:
-            closing = self.run(stream.aclose())
-            if threading.current_thread() is not self._thread:
-                closing.result()
-
-    def _close(self) -> None:
-        loop = self._loop
-        if loop is not None:
-            try:
-                self.run(self._finish()).result(_END_S)
-            finally:
-                self._is_over = True
-                loop.call_soon_threadsafe(loop.stop)
-
-    async def _finish(self) -> None:
-        """End what is under way, then close what was opened."""
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        if others:
-            await asyncio.wait(others)
-        await self.closing.aclose()
-
-
-_HOME: Final = _Home()
+_OPENED: Final = AsyncExitStack()
+_HOME: Final = EventLoopBridge("llm-spec", owns_loop=True, finish=_OPENED.aclose)

@@ -8,7 +8,7 @@
 
 Or for all agents of a run: `RunConfig(model_provider=SpeculativeModelProvider(…))`. The SDK's own converter and stream
 handler for chat completions turn items into messages and answers into Responses events. Every output item tells in
-`provider_data["llm_spec"]` how the answer came about (`strategy`, `guarantee`, `draft_acceptance_rate`, `speedup`, …),
+`provider_data["llm_spec"]` how the answer came about (`strategy`, `guarantee`, `acceptance_rate`, `speedup`, …),
 and so does the generation span in its `model_config`.
 """
 
@@ -45,11 +45,11 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import Response
 from openai.types.responses.response_prompt_param import ResponsePromptParam
 
-from llm_spec.chat import ChatRequest, RequestOptions
+from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import TransientError
 from llm_spec.integrations._openai_agents_chunks import Chunks
-from llm_spec.integrations._shared import OwnedStream, Source
+from llm_spec.integrations._shared import OwnedStream, Source, request_options
 from llm_spec.provider import DraftProvider, LlmProvider
 
 __all__ = ["SpeculativeModel", "SpeculativeModelProvider"]
@@ -76,7 +76,7 @@ class SpeculativeModel(Model):
         config: SpeculativeConfig | None = None,
     ) -> None:
         self._source = Source(target, draft, config)
-        self.model = self._source.provider.name
+        self.model = self._source.name
 
     async def get_response(  # noqa: PLR0917 - the SDK's signature
         self,
@@ -159,7 +159,7 @@ class SpeculativeModel(Model):
         self, request: ChatRequest, settings: ModelSettings, tracing: ModelTracing
     ) -> AsyncGenerator[tuple[TResponseStreamEvent, Chunks]]:
         with self._span(request, settings, tracing) as span:
-            async with OwnedStream(self._source.provider, request) as stream:
+            async with OwnedStream(self._source.stream(request)) as stream:
                 chunks = Chunks(stream, request, self.model)
                 async for event in self._events(chunks, request, settings):
                     if event.type == "response.completed":
@@ -180,22 +180,16 @@ class SpeculativeModel(Model):
         messages += Converter.items_to_messages(items, model=self.model)
         offered: list[Any] = [Converter.tool_to_openai(tool) for tool in tools]
         offered += [Converter.convert_handoff_tool(handoff) for handoff in handoffs]
-        given = {name: value for name in _SETTINGS if (value := getattr(settings, name)) is not None}
-        given |= settings.extra_args or {}
-        known = RequestOptions.__annotations__.keys()
-        options = {name: value for name, value in given.items() if name in known}
-        extra = {name: value for name, value in given.items() if name not in known}
+        given = {name: getattr(settings, name) for name in _SETTINGS} | (settings.extra_args or {})
         if isinstance(settings.extra_body, dict):
-            extra |= settings.extra_body
+            given["extra_body"] = settings.extra_body
         if offered:
-            options["tools"] = offered
-            options["tool_choice"] = _given(Converter.convert_tool_choice(settings.tool_choice))
-            if settings.parallel_tool_calls is not None:
-                extra["parallel_tool_calls"] = settings.parallel_tool_calls
+            given["tools"] = offered
+            given["tool_choice"] = _given(Converter.convert_tool_choice(settings.tool_choice))
+            given["parallel_tool_calls"] = settings.parallel_tool_calls
         if output_schema is not None:
-            options["response_format"] = _given(Converter.convert_response_format(output_schema))
-        options["extra"] = extra | options.get("extra", {})
-        return ChatRequest.create(messages, **cast("RequestOptions", options))
+            given["response_format"] = _given(Converter.convert_response_format(output_schema))
+        return ChatRequest.create(messages, **request_options(given))
 
     def _events(
         self, chunks: Chunks, request: ChatRequest, settings: ModelSettings

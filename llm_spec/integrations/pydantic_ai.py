@@ -6,7 +6,7 @@
     agent = Agent(SpeculativeModel("vllm:big@http://127.0.0.1:8000/v1", draft="vllm:small@http://127.0.0.1:8001/v1"))
 
 Around a `SpeculativeDecoder`, each `ModelResponse` tells in `provider_details` how it came about (`strategy`,
-`guarantee`, `draft_acceptance_rate`, `speedup`, …) and in `failed_attempts` what was drafted in vain and what failed on
+`guarantee`, `acceptance_rate`, `speedup`, …) and in `failed_attempts` what was drafted in vain and what failed on
 the way: the draft with outcome `rejected` where the target did not confirm all of it, or `error` where it was given up,
 and the target with `error` for each time it had to be asked again. The usage of a response is the target's alone. What
 a rejected draft used is in its attempt, and so in the run's usage and limits, where it cost money: by `Price`s, the
@@ -84,7 +84,7 @@ class SpeculativeModel(Model[Any]):
         settings: ModelSettings | None = None,
     ) -> None:
         self._source = Source(target, draft, config)
-        self._name = self._source.provider.name
+        self._name = self._source.name
         super().__init__(settings=settings, profile=profile)
 
     @property
@@ -143,7 +143,7 @@ class SpeculativeModel(Model[Any]):
             request = to_request(messages, settings or {}, parameters, has_json_mode=has_json_mode)
         except InvalidRequestError as error:
             raise _as_model_error(self._name, error) from error
-        async with OwnedStream(self._source.provider, request) as stream:
+        async with OwnedStream(self._source.stream(request)) as stream:
             try:
                 await stream.begun()  # what fails at once fails here, where a fallback model can still take over
             except LlmSpecError as error:

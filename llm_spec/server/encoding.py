@@ -1,4 +1,4 @@
-"""What the wires of all endpoints share: how an answer's events become bytes, and its figures JSON."""
+"""What the wires of all endpoints share: how an answer's events become bytes, and its figures headers."""
 
 from __future__ import annotations
 
@@ -72,10 +72,8 @@ def finish_reason_of(result: SpeculativeResult) -> FinishReason:
 
 
 def figures(result: SpeculativeResult) -> Json:
-    """How an answer came about, without its text: what `to_dict` has beside it."""
-    told = result.to_dict()
-    for name in ("content", "rounds", "tool_calls", "reasoning", "usage", "finish_reason", "stopped_by"):
-        del told[name]
+    """The run's figures for a client, who is not told where the servers behind are."""
+    told = result.figures()
     for name in ("fallbacks", "retries"):
         told[name] = [without_places(reason) for reason in told[name]]
     return told

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 
 import pytest
@@ -194,18 +194,73 @@ def test_closing_ends_what_is_under_way() -> None:
 
 @pytest.mark.parametrize("is_used", [True, False])
 def test_closing_runs_what_ends_the_object_once_on_its_loop(is_used: bool) -> None:
-    numbers, bridge = Numbers(), EventLoopBridge("numbers", owns_loop=True)
-    if is_used:
-        bridge.run(numbers.one)
+    numbers = Numbers()
 
     async def finish() -> None:
         numbers.loops.append(asyncio.get_running_loop())
 
-    bridge.close(finish)
-    bridge.close(finish)
-    asyncio.run(bridge.aclose(finish))
+    bridge = EventLoopBridge("numbers", owns_loop=True, finish=finish)
+    if is_used:
+        bridge.run(numbers.one)
+    bridge.close()
+    bridge.close()
+    asyncio.run(bridge.aclose())
     assert len(numbers.loops) == 1 + is_used
     assert len(set(numbers.loops)) == 1
+
+
+@pytest.mark.parametrize("owns_loop", [True, False])
+async def test_what_is_under_way_ends_before_the_object(owns_loop: bool) -> None:
+    """Nobody's work finds that what it works with is closed; also where home is the caller's loop."""
+    numbers, num_open = Numbers(last=10_000), []
+
+    async def finish() -> None:
+        num_open.append(numbers.num_open)
+
+    bridge = EventLoopBridge("numbers", owns_loop=owns_loop, finish=finish)
+    await bridge.arun(numbers.one)
+    blocked = asyncio.create_task(asyncio.to_thread(lambda: [*bridge.stream(numbers.open)]))
+    while not numbers.num_open:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0.001)
+    await bridge.aclose()
+    with pytest.raises(RuntimeError, match="numbers was closed while it answered"):
+        await blocked
+    assert num_open == [0]
+
+
+def test_a_loop_that_ends_amid_a_stream_does_not_complain(caplog: pytest.LogCaptureFixture) -> None:
+    """A script may leave a stream and end: its loop then closes all generators at once, and the work ends."""
+    numbers, bridge = Numbers(last=10_000), EventLoopBridge("numbers", owns_loop=True)
+
+    async def values() -> AsyncGenerator[int]:
+        async with aclosing(bridge.astream(numbers.open)) as arriving:
+            async for value in arriving:
+                yield value
+
+    async def leave() -> AsyncGenerator[int]:
+        left = values()
+        assert await anext(left) == 0
+        return left
+
+    left = asyncio.run(leave())
+    assert left
+    bridge.close()
+    assert numbers.num_open == 0
+    assert caplog.records == []
+
+
+def test_a_forgotten_stream_may_be_collected_at_home() -> None:
+    """The collector may run on the thread that does the work; that ends the work and waits for nothing."""
+    numbers, bridge = Numbers(last=10_000), EventLoopBridge("numbers", owns_loop=True)
+    values = bridge.stream(numbers.open)
+    assert next(values) == 0
+
+    async def collect() -> None:
+        values.close()
+
+    bridge.run(collect)
+    bridge.close()
+    assert numbers.num_open == 0
 
 
 def test_a_forgotten_bridge_takes_its_thread_along() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,14 @@ from llm_spec import (
     TextDelta,
     UnknownProviderError,
 )
-from llm_spec.integrations._shared import OwnedStream, Source, StreamClosedError, figures
+from llm_spec.integrations._shared import (
+    BridgedSource,
+    OwnedStream,
+    Source,
+    StreamClosedError,
+    figures,
+    request_options,
+)
 from llm_spec.testing import ScriptedProvider
 
 REQUEST = ChatRequest.create("Go")
@@ -26,7 +34,7 @@ WORDS = "one two three four five"
 async def test_it_gives_the_providers_events() -> None:
     """All events come, in their order, and the end ends."""
     provider = ScriptedProvider(WORDS)
-    async with OwnedStream(provider, REQUEST) as stream:
+    async with OwnedStream(provider.stream(REQUEST)) as stream:
         events = [event async for event in stream]
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == WORDS
     assert isinstance(events[-1], Finish)
@@ -36,7 +44,7 @@ async def test_it_gives_the_providers_events() -> None:
 async def test_it_reads_one_event_ahead_and_no_more() -> None:
     """A reader that stops holds the upstream back: what comes after the next event is not asked for."""
     provider = ScriptedProvider(WORDS, fail_at={2: TargetError("broken")})
-    async with OwnedStream(provider, REQUEST) as stream:
+    async with OwnedStream(provider.stream(REQUEST)) as stream:
         await anext(stream)
         for _ in range(20):
             await asyncio.sleep(0)
@@ -50,7 +58,7 @@ async def test_it_reads_one_event_ahead_and_no_more() -> None:
 async def test_another_task_may_close_it_while_a_reader_waits() -> None:
     """The reader is released with StreamClosedError, and the upstream has ended when `aclose` returns."""
     provider = ScriptedProvider(WORDS, delay_first_s=3600.0)
-    async with OwnedStream(provider, REQUEST) as stream:
+    async with OwnedStream(provider.stream(REQUEST)) as stream:
         reader = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         closer = asyncio.create_task(stream.aclose())
@@ -65,7 +73,7 @@ async def test_another_task_may_close_it_while_a_reader_waits() -> None:
 
 async def test_it_may_be_entered_and_left_by_different_tasks() -> None:
     """A provider's stream belongs to one task; whoever opens, reads and closes need not be one."""
-    stream = OwnedStream(SpeculativeDecoder(None, ScriptedProvider(WORDS)), REQUEST)
+    stream = OwnedStream(SpeculativeDecoder(None, ScriptedProvider(WORDS)).stream(REQUEST))
     await asyncio.create_task(stream.__aenter__())
     assert await asyncio.create_task(_next(stream)) == TextDelta("one")
     await asyncio.create_task(stream.aclose())
@@ -79,7 +87,7 @@ async def test_an_error_comes_where_it_happened() -> None:
     """`begun` raises what comes before the first event, reading what comes later; the upstream is closed."""
     for at in (0, 2):
         provider = ScriptedProvider(WORDS, fail_at={at: TargetError("broken")})
-        async with OwnedStream(provider, REQUEST) as stream:
+        async with OwnedStream(provider.stream(REQUEST)) as stream:
             if at == 0:
                 with pytest.raises(TargetError, match="broken"):
                     await stream.begun()
@@ -90,7 +98,7 @@ async def test_an_error_comes_where_it_happened() -> None:
 
 async def test_half_an_answer_is_none() -> None:
     """A stream that ends without a Finish is an error, not an answer."""
-    async with OwnedStream(ScriptedProvider([TextDelta("half")]), REQUEST) as stream:
+    async with Source(ScriptedProvider([TextDelta("half")])).stream(REQUEST) as stream:
         with pytest.raises(TargetError, match="without a finish reason"):
             _ = [event async for event in stream]
 
@@ -118,5 +126,27 @@ async def test_figures_are_json() -> None:
     async with SpeculativeDecoder(None, ScriptedProvider(WORDS)).stream(REQUEST) as events:
         ends = [event async for event in events if isinstance(event, SpeculativeFinish)]
     told = figures(ends[0])
-    assert (told["strategy"], told["draft_acceptance_rate"]) == ("plain", None)
+    assert (told["strategy"], told["acceptance_rate"]) == ("plain", None)
     assert json.loads(json.dumps(told)) == told
+
+
+@pytest.mark.parametrize(("draft", "owns_loop"), [(None, True), ("lookup", True), (ScriptedProvider(WORDS), False)])
+async def test_a_bridged_source_of_strings_has_a_loop_of_its_own(draft: Any, owns_loop: bool) -> None:
+    """Where a caller's provider takes part, the loop of the first call is home; closing closes what was opened."""
+    bridged = BridgedSource("rules:any", draft)
+    made = bridged.source.provider
+    assert (await bridged.arun(running_loop) is asyncio.get_running_loop()) is not owns_loop
+    await bridged.aclose()
+    assert made is not bridged.source.provider
+
+
+async def running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_options_are_told_from_what_goes_to_servers() -> None:
+    """What ChatRequest does not know goes into `extra`; None is left out; token ids may be texts, as in JSON."""
+    given = {"top_k": 3, "seed": None, "logit_bias": {"5": 1}, "guided": True, "extra_body": {"mirostat": 1}}
+    assert request_options(given) == {"top_k": 3, "logit_bias": {5: 1}, "extra": {"mirostat": 1, "guided": True}}
+    assert request_options({"extra": {"a": 1}, "b": 2}) == {"extra": {"a": 1, "b": 2}}
+    assert request_options({}) == {}

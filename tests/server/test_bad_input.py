@@ -296,7 +296,7 @@ def test_a_number_out_of_range_is_no_trouble(
         ("/v1/chat/completions", {"tools": {}}, "tools"),
         ("/v1/chat/completions", {"tools": [{}], "tool_choice": 3}, "tool_choice"),
         ("/v1/chat/completions", {"response_format": "json"}, "response_format"),
-        ("/v1/chat/completions", {"logit_bias": {"a": 1}}, "logit_bias"),
+        ("/v1/chat/completions", {"logit_bias": [1]}, "logit_bias"),
         ("/v1/completions", {"prompt": None}, "prompt"),
         ("/v1/completions", {"prompt": [1, 2]}, "prompt"),
         ("/v1/responses", {"input": []}, "input"),

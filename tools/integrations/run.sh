@@ -4,10 +4,11 @@
 #     tools/integrations/run.sh [NAME...]        # names of tests/integrations/; all of them without
 #
 # The environments are kept in ${LLM_SPEC_INTEGRATIONS:-${XDG_CACHE_HOME:-~/.cache}/llm_spec/integrations}/NAME and made
-# anew when tests/integrations/NAME/requirements.txt or pyproject.toml changes. What this library exports is installed
-# from the checkout. Each runs the adapter's tests, and mypy over its module, its parts (_NAME_*.py) and what adapters
-# share: mypy takes an editable install for someone else's code and tells errors of named modules alone. The first run
-# takes about a minute each.
+# anew when tests/integrations/NAME/requirements.txt, no_deps.txt beside it or pyproject.toml changes. What this library
+# exports is installed from the checkout; what no_deps.txt names, if there is one, comes last and without what it
+# requires: a release whose pins cannot be met here. Each runs the adapter's tests, those of what adapters share, and
+# mypy over its module, its parts (_NAME_*.py) and what adapters share: mypy takes an editable install for someone
+# else's code and tells errors of named modules alone. The first run takes about a minute each.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=${LLM_SPEC_INTEGRATIONS:-${XDG_CACHE_HOME:-$HOME/.cache}/llm_spec/integrations}
@@ -18,12 +19,14 @@ if [ ${#names[@]} -eq 0 ]; then
 fi
 
 ensure() {
-  local venv=$root/$1 wanted
-  wanted=$(cat "tests/integrations/$1/requirements.txt" pyproject.toml | sha256sum)
+  local venv=$root/$1 tests=tests/integrations/$1 no_deps=() wanted
+  if [ -e "$tests/no_deps.txt" ]; then no_deps=(-r "$tests/no_deps.txt"); fi
+  wanted=$(cat "$tests/requirements.txt" pyproject.toml "${no_deps[@]:1}" | sha256sum)
   if [ "$(cat "$venv/.complete" 2>/dev/null)" != "$wanted$PWD" ]; then
     rm -rf "$venv"
     python3 -m venv "$venv"
-    "$venv/bin/pip" install -r "tests/integrations/$1/requirements.txt" pytest pytest-asyncio mypy
+    "$venv/bin/pip" install -r "$tests/requirements.txt" pytest pytest-asyncio mypy
+    if [ ${#no_deps[@]} -gt 0 ]; then "$venv/bin/pip" install --no-deps "${no_deps[@]}"; fi
     echo "$wanted$PWD" >"$venv/.complete"
   fi
 }
@@ -31,7 +34,8 @@ ensure() {
 for name in "${names[@]}"; do
   ensure "$name"
   echo "+ integration $name"
-  "$root/$name/bin/python" -m pytest "tests/integrations/$name" ${REPORTS:+--junitxml="$REPORTS/$name.xml"}
+  "$root/$name/bin/python" -m pytest tests/integrations/test_*.py "tests/integrations/$name" \
+    ${REPORTS:+--junitxml="$REPORTS/$name.xml"}
   modules=()
   for file in llm_spec/integrations/*.py; do
     module=$(basename "$file" .py)

@@ -72,7 +72,7 @@ class Tokens(BaseCallbackHandler):
 
 
 def over(provider: Any = None, **fields: Any) -> SpeculativeChatModel:
-    return SpeculativeChatModel(provider=provider or RuleProvider(), **fields)
+    return SpeculativeChatModel(target=provider or RuleProvider(), **fields)
 
 
 async def closed(provider: ScriptedProvider) -> bool:
@@ -123,7 +123,11 @@ async def test_one_chunk_has_the_usage_and_it_is_the_last() -> None:
         "output_token_details": {"reasoning": 1},
     }
     assert [block["type"] for block in whole.content_blocks] == ["reasoning", "text"]
-    assert whole.response_metadata == {"model_name": "scripted:script", "finish_reason": "stop", "stopped_by": "eos"}
+    assert whole.response_metadata == {
+        "model_name": "scripted:script",
+        "finish_reason": "stop",
+        "llm_spec": {"finish_reason": "stop", "stopped_by": "eos"},
+    }
 
 
 def test_callbacks_are_told_each_token_once() -> None:
@@ -368,18 +372,28 @@ def test_an_option_that_is_not_known_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "told"),
     [
-        {},
-        {"draft": "lookup"},
-        {"target": "rules:any", "provider": RuleProvider()},
-        {"provider": RuleProvider(), "draft": "lookup"},
-        {"provider": RuleProvider(), "config": SpeculativeConfig()},
+        ({}, "target\n  Field required"),
+        ({"target": "not this"}, "provider is 'not this'; write it as provider:model"),
+        ({"target": "nowhere:at-all"}, "provider 'nowhere' .* is not known; installed are: "),
+        ({"target": "lookup"}, "'lookup' is a draft, not a model that can answer; use it as draft"),
+        ({"target": RuleProvider(), "draft": "nowhere:at-all"}, "provider 'nowhere' .* is not known"),
     ],
 )
-def test_what_does_not_go_together_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=r"give either provider or target|go with target"):
+def test_a_wrong_pair_is_refused_in_plain_words(fields: dict[str, Any], told: str) -> None:
+    """What ConfigError says is what pydantic's error says."""
+    with pytest.raises(ValidationError, match=told):
         SpeculativeChatModel(**fields)
+
+
+def test_a_given_target_may_have_a_draft_and_a_config() -> None:
+    """They make a decoder around it; the target stays the caller's."""
+    provider = ScriptedProvider("So.")
+    with over(provider, draft="lookup", config=SpeculativeConfig(strategy="plain")) as model:
+        answer = model.invoke("Hi")
+    assert answer.response_metadata["llm_spec"]["strategy"] == "plain"
+    assert provider.num_acloses == 0
 
 
 def test_closing_ends_the_thread_and_closes_what_was_opened() -> None:
@@ -408,7 +422,7 @@ def test_secrets_are_in_no_description() -> None:
 
 def test_secrets_are_in_no_refusal() -> None:
     with pytest.raises(ValidationError) as caught:
-        SpeculativeChatModel(target="generic:small@http://anna:hunter2@127.0.0.1:9/v1", provider=RuleProvider())
+        SpeculativeChatModel(target="generic:small@http://anna:hunter2@127.0.0.1:9/v1", top_k="many")
     assert "hunter2" not in str(caught.value)
 
 

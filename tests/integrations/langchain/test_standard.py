@@ -28,7 +28,7 @@ class TestUnit(ChatModelUnitTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"provider": RuleProvider()}
+        return {"target": RuleProvider()}
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class TestIntegration(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"provider": RuleProvider()}
+        return {"target": RuleProvider()}
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def asked(text: str = "Hi", **options: Any) -> dict[str, Any]:
 
 
 def text_of(chunks: list[Any]) -> str:
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)  # usage comes without
 
 
 async def acollect(**options: Any) -> list[Any]:
@@ -102,7 +102,7 @@ async def test_the_text_is_the_decoders() -> None:
 async def test_usage_comes_in_one_chunk_where_it_is_asked_for() -> None:
     usage = Usage(input_tokens=9, output_tokens=4, cached_input_tokens=2, reasoning_tokens=1)
     script = [ReasoningDelta("hm"), TextDelta("a"), TextDelta("b"), Finish("stop", usage, "eos")]
-    register(provider=ScriptedProvider(script))
+    register(target=ScriptedProvider(script))
     chunks = await acollect(**asked(stream_options={"include_usage": True}))
     counted = [chunk for chunk in chunks if getattr(chunk, "usage", None)]
     assert counted == chunks[-1:]
@@ -117,7 +117,7 @@ async def test_usage_comes_in_one_chunk_where_it_is_asked_for() -> None:
 
 
 async def test_tools_are_called_whole_and_in_pieces() -> None:
-    register(provider=RuleProvider())
+    register(target=RuleProvider())
     call = asked("Add the numbers 3 and 4.", tools=[ADD], tool_choice="auto")
     whole = litellm.completion(**call)
     chunks = await acollect(**call)
@@ -134,7 +134,7 @@ async def test_tools_are_called_whole_and_in_pieces() -> None:
 
 def test_options_arrive_as_options_of_the_request() -> None:
     provider = ScriptedProvider("So.")
-    register(provider=provider)
+    register(target=provider)
     options: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 3, "stop": ["y"]}
     options |= {"presence_penalty": 0.1, "logit_bias": {"5": 1}, "max_completion_tokens": 9, "n": 1}
     shape = {"type": "json_schema", "json_schema": {"name": "pet", "schema": {"type": "object", "properties": {}}}}
@@ -149,13 +149,13 @@ def test_options_arrive_as_options_of_the_request() -> None:
 
 @pytest.mark.parametrize("option", [{"n": 2}, {"logprobs": True}, {"temperature": -1}])
 def test_what_cannot_be_served_is_a_bad_request(option: dict[str, Any]) -> None:
-    register(provider=RuleProvider())
+    register(target=RuleProvider())
     with pytest.raises(litellm.BadRequestError, match=next(iter(option))):
         litellm.completion(**asked(**option))
 
 
 def test_json_comes_by_response_format() -> None:
-    register(provider=RuleProvider())
+    register(target=RuleProvider())
     answer = litellm.completion(**asked("Hi", response_format={"type": "json_object"}))
     assert json.loads(answer.choices[0].message.content) == {"answer": "Hi"}
 
@@ -177,7 +177,7 @@ ERRORS = [
 @pytest.mark.parametrize(("error", "kind", "status"), ERRORS)
 async def test_errors_are_litellms(error: LlmSpecError, kind: str, status: int) -> None:
     """Each of litellm's kind with its status, this library's its cause; a stream wraps those worth another model."""
-    register(provider=ScriptedProvider("So it goes.", fail_at={1: error}))
+    register(target=ScriptedProvider("So it goes.", fail_at={1: error}))
     with pytest.raises(getattr(litellm, kind), match=str(error)) as caught:
         litellm.completion(**asked())
     assert caught.value.status_code == status
@@ -193,7 +193,7 @@ async def test_errors_are_litellms(error: LlmSpecError, kind: str, status: int) 
 
 def test_a_wait_that_was_asked_for_is_told() -> None:
     error = TransientError("slow down", status=429, retry_after_s=7)
-    register(provider=ScriptedProvider("So.", fail_at={0: error}))
+    register(target=ScriptedProvider("So.", fail_at={0: error}))
     with pytest.raises(litellm.RateLimitError) as caught:
         litellm.completion(**asked())
     assert caught.value.response.headers["retry-after"] == "7"
@@ -202,7 +202,7 @@ def test_a_wait_that_was_asked_for_is_told() -> None:
 async def test_the_timeout_of_a_call_is_kept() -> None:
     """It bounds a whole answer, and, streamed, the wait for each piece."""
     slow = ScriptedProvider(WORDS, delay_piece_s=0.05)
-    register(provider=slow)
+    register(target=slow)
     with pytest.raises(litellm.Timeout):
         await litellm.acompletion(**asked(timeout=0.2))
     assert len(await acollect(**asked(timeout=5, max_tokens=8))) > 8
@@ -215,8 +215,8 @@ async def test_the_timeout_of_a_call_is_kept() -> None:
 
 
 async def test_a_name_has_several_models() -> None:
-    first = register(model="one", provider=ScriptedProvider("One."))
-    assert register(model="two", provider=ScriptedProvider("Two.")) is first
+    first = register(model="one", target=ScriptedProvider("One."))
+    assert register(model="two", target=ScriptedProvider("Two.")) is first
     answers = [await litellm.acompletion(**asked() | {"model": f"llm_spec/{name}"}) for name in ("one", "two")]
     assert [answer.choices[0].message.content for answer in answers] == ["One.", "Two."]
     with pytest.raises(litellm.NotFoundError, match="'three' in llm_spec; it has: one, two"):
@@ -229,13 +229,13 @@ def test_a_name_that_is_taken_is_refused() -> None:
         register(model="one", target="rules:any")
     with pytest.raises(ConfigError, match="name is 'openai', a provider of litellm's own"):
         register("openai", target="rules:any")
-    with pytest.raises(ConfigError, match="either provider or target"):
-        register("other")
+    with pytest.raises(ConfigError, match="provider 'nowhere'"):
+        register("other", target="nowhere:at-all")
     assert [item["provider"] for item in litellm.custom_provider_map] == ["llm_spec"]
 
 
 async def test_blocking_calls_work_where_a_loop_runs() -> None:
-    register(provider=RuleProvider())
+    register(target=RuleProvider())
     assert litellm.completion(**asked()).choices[0].message.content == "You said: Hi"
     assert (await litellm.acompletion(**asked())).choices[0].message.content == "You said: Hi"
 
@@ -249,7 +249,7 @@ def test_eight_threads_at_once() -> None:
 
 async def test_leaving_a_stream_early_closes_the_providers() -> None:
     provider = ScriptedProvider(WORDS)
-    register(provider=provider)
+    register(target=provider)
     stream = await litellm.acompletion(**asked(stream=True))
     await anext(stream)
     assert provider.num_open == 1
@@ -259,7 +259,7 @@ async def test_leaving_a_stream_early_closes_the_providers() -> None:
 
 def test_leaving_a_blocking_stream_early_closes_the_providers() -> None:
     provider = ScriptedProvider(WORDS)
-    register(provider=provider)
+    register(target=provider)
     stream = litellm.completion(**asked(stream=True))
     next(stream)
     del stream
@@ -273,7 +273,7 @@ def test_leaving_a_blocking_stream_early_closes_the_providers() -> None:
 
 async def test_cancelling_closes_the_providers_stream() -> None:
     provider = ScriptedProvider(WORDS, delay_first_s=60)
-    register(provider=provider)
+    register(target=provider)
     task = asyncio.create_task(litellm.acompletion(**asked()))
     async with asyncio.timeout(10):
         while not provider.num_open:  # noqa: ASYNC110 - it has no event

@@ -215,7 +215,7 @@ def test_a_forgotten_response_may_be_collected_on_any_thread() -> None:
     async def collect() -> None:
         pieces.close()  # type: ignore[attr-defined] # a generator
 
-    _HOME.run(collect()).result(timeout=10)
+    _HOME.run(collect)
     until_closed(provider)
     assert provider.num_open == 0
 

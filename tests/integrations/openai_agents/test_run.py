@@ -106,7 +106,7 @@ async def test_items_tell_how_the_answer_came_about() -> None:
         result = await Runner.run(agent_of(decoder, model_settings=ModelSettings(max_tokens=48)), PROMPT)
     figures = result.raw_responses[0].output[0].model_dump()["provider_data"]["llm_spec"]
     assert (figures["strategy"], figures["guarantee"]) == ("tokens", "exact")
-    assert 0 < figures["draft_acceptance_rate"] <= 1
+    assert 0 < figures["acceptance_rate"] <= 1
     assert json.dumps(figures)
 
 

@@ -104,7 +104,7 @@ async def test_figures_and_rejected_drafts_are_in_the_response() -> None:
     details = result.response.provider_details
     assert details is not None
     assert (details["strategy"], details["guarantee"]) == ("tokens", "exact")
-    assert 0 < details["draft_acceptance_rate"] < 1
+    assert 0 < details["acceptance_rate"] < 1
     assert "speedup" in details
     assert json.dumps(details)
     [attempt] = result.response.failed_attempts or []
