@@ -23,13 +23,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
 
 import aiohttp
 import uvloop
 from aiohttp import web
-from server import Program, llm_spec_command, running
+from server_overhead import Program, llm_spec_command, running
 
 TOKEN_S = 0.08
 BIG = 3000  # pieces of an answer for a reader that dawdles: more than sockets hold
@@ -110,6 +111,18 @@ def serving() -> Generator[str]:
 # ---------------------------------------------------------------------------------------------- clients
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """One stream, and how it is read."""
+
+    number: int
+    pieces: int
+    fault: str
+    leaves_at: int | None
+    started_s: float
+    dawdles: bool
+
+
 class Soak:
     """What came of all the streams."""
 
@@ -143,24 +156,15 @@ class Soak:
                     self._look(number, text.split(), pieces, whole=True)
                     self.ended["whole, at once"] += 1
                     return
-                await self._read(response, number, pieces, fault, leaves_at, started_s, dawdles=way == "dawdles")
+                read = _Reading(number, pieces, fault, leaves_at, started_s, dawdles=way == "dawdles")
+                await self._read(response, read)
         except aiohttp.ClientError as error:
             self.wrong.append(f"{number} ({way}, {fault}): {type(error).__name__}: {error}")
 
-    async def _read(
-        self,
-        response: aiohttp.ClientResponse,
-        number: int,
-        pieces: int,
-        fault: str,
-        leaves_at: int | None,
-        started_s: float,
-        *,
-        dawdles: bool,
-    ) -> None:
+    async def _read(self, response: aiohttp.ClientResponse, asked: _Reading) -> None:
         seen: list[str] = []
         ending = "no end"
-        async for data in _events(response, dawdles=dawdles):
+        async for data in _events(response, dawdles=asked.dawdles):
             if data == "[DONE]":
                 ending = "done" if ending == "stop" else ending
                 break
@@ -171,23 +175,26 @@ class Soak:
             for choice in chunk["choices"]:
                 content = choice["delta"].get("content")
                 if content:
-                    now = time.monotonic()
-                    if not seen:
-                        self.first_s.append(now - started_s)
-                    if not dawdles:
-                        self.late_s.append(now - float(content.partition("@")[2]))
+                    self._time(content, asked, is_first=not seen)
                     seen += content.split()
                 ending = choice["finish_reason"] or ending
-            if leaves_at is not None and len(seen) >= leaves_at:
+            if asked.leaves_at is not None and len(seen) >= asked.leaves_at:
                 response.close()
-                self._look(number, seen, pieces, whole=False)
+                self._look(asked.number, seen, asked.pieces, whole=False)
                 self.ended["left"] += 1
                 return
-        expected = "error" if fault in ("broken", "garbled") else "done"
-        self._look(number, seen, pieces, whole=ending == "done")
-        self.ended[f"{'dawdled, ' if dawdles else ''}{fault}: {ending}"] += 1
+        expected = "error" if asked.fault in ("broken", "garbled") else "done"
+        self._look(asked.number, seen, asked.pieces, whole=ending == "done")
+        self.ended[f"{'dawdled, ' if asked.dawdles else ''}{asked.fault}: {ending}"] += 1
         if ending != expected:
-            self.wrong.append(f"{number} ({fault}) ended with {ending!r}, not {expected!r}")
+            self.wrong.append(f"{asked.number} ({asked.fault}) ended with {ending!r}, not {expected!r}")
+
+    def _time(self, content: str, asked: _Reading, *, is_first: bool) -> None:
+        now_s = time.monotonic()
+        if is_first:
+            self.first_s.append(now_s - asked.started_s)
+        if not asked.dawdles:
+            self.late_s.append(now_s - float(content.partition("@")[2]))
 
     def _look(self, number: int, seen: list[str], pieces: int, *, whole: bool) -> None:
         told = [word.partition("@")[0] for word in seen]

@@ -1,6 +1,6 @@
 """What the server adds to a request, beside the upstream alone and beside LiteLLM's proxy, all in one run.
 
-    python benchmarks/server.py [--requests 3000] [--growth 100000] [--litellm PATH]
+    python benchmarks/server_overhead.py [--requests 3000] [--growth 100000] [--litellm PATH]
 
 Upstream and clients are bare sockets in processes of their own (`server_peers.py`), everything on 127.0.0.1, without
 speculation. `--litellm` is the program of an environment in which `litellm[proxy]` is installed; without it that part
