@@ -22,13 +22,16 @@ ensure() {
   local venv=$root/$1 tests=tests/integrations/$1 no_deps=() wanted
   if [ -e "$tests/no_deps.txt" ]; then no_deps=(-r "$tests/no_deps.txt"); fi
   wanted=$(cat "$tests/requirements.txt" pyproject.toml "${no_deps[@]:1}" | sha256sum)
-  if [ "$(cat "$venv/.complete" 2>/dev/null)" != "$wanted$PWD" ]; then
+  if [ "$(cat "$venv/.complete" 2>/dev/null)" != "$wanted" ]; then
     rm -rf "$venv"
     python3 -m venv "$venv"
     "$venv/bin/pip" install -r "$tests/requirements.txt" pytest pytest-asyncio mypy
     if [ ${#no_deps[@]} -gt 0 ]; then "$venv/bin/pip" install --no-deps "${no_deps[@]}"; fi
-    echo "$wanted$PWD" >"$venv/.complete"
+    echo "$wanted" >"$venv/.complete"
+  elif [ "$(cat "$venv/.checkout" 2>/dev/null)" != "$PWD" ]; then
+    "$venv/bin/pip" install --no-deps -e . # of another checkout
   fi
+  echo "$PWD" >"$venv/.checkout"
 }
 
 for name in "${names[@]}"; do
