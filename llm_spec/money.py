@@ -187,12 +187,8 @@ class Spending:
         self._draft = draft
         self._budget = budget
         self._for_each = for_each
+        self.is_bounded = budget is not None or for_each().is_bounded  # whether there is any budget
         self.affordable(0)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether there is any budget."""
-        return self._budget is not None or self._for_each().is_bounded
 
     def affordable(self, num_input: int) -> int | None:
         """How many tokens an answer to so much input may have; None: as many as it likes."""

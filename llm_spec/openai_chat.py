@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any, Final, TypeAlias, cast
 
 from llm_spec.chat import FinishReason, ReasoningDelta, StoppedBy, StreamEvent, TextDelta, ToolCallDelta, Usage
@@ -32,7 +33,7 @@ def chunk_events(chunk: Mapping[str, Any], read_token_ids: ReadTokenIds | None =
     Of chat or of a plain completion. With `read_token_ids` text comes with its token ids, else empty text gives none.
     """
     choice = first_choice(chunk)
-    delta = cast("Mapping[str, Any]", choice.get("delta") or {})
+    delta: Mapping[str, Any] = choice.get("delta") or {}
     token_ids = None if read_token_ids is None else read_token_ids(choice)
     reasoning = delta.get("reasoning_content") or delta.get("reasoning")
     if isinstance(reasoning, str) and reasoning:
@@ -40,15 +41,20 @@ def chunk_events(chunk: Mapping[str, Any], read_token_ids: ReadTokenIds | None =
     content = choice.get("text") or delta.get("content") or ""
     if isinstance(content, str) and (content or token_ids):
         yield TextDelta(content, token_ids=token_ids)
-    for position, call in enumerate(cast("list[Mapping[str, Any]]", delta.get("tool_calls") or [])):
-        function = cast("Mapping[str, Any]", call.get("function") or {})
-        index = call.get("index")
-        yield ToolCallDelta(
-            position if index is None else int(index),
-            call.get("id") or None,
-            function.get("name") or None,
-            function.get("arguments") or "",
-        )
+    calls = delta.get("tool_calls")
+    if calls:
+        yield from map(_call_delta, calls, count())
+
+
+def _call_delta(call: Mapping[str, Any], position: int) -> ToolCallDelta:
+    function: Mapping[str, Any] = call.get("function") or {}
+    index = call.get("index")
+    return ToolCallDelta(
+        position if index is None else int(index),
+        call.get("id") or None,
+        function.get("name") or None,
+        function.get("arguments") or "",
+    )
 
 
 class CallNumbers:
@@ -80,7 +86,7 @@ def chunk_finish(chunk: Mapping[str, Any]) -> FinishReason | None:
 def read_usage(chunk: Mapping[str, Any]) -> Usage | None:
     """The token counts of a chunk that has them."""
     usage = chunk.get("usage")
-    if not isinstance(usage, Mapping):
+    if usage is None or not isinstance(usage, Mapping):
         return None
     counts = cast("Mapping[str, Any]", usage)
     prompt = cast("Mapping[str, Any]", counts.get("prompt_tokens_details") or {})
@@ -97,7 +103,8 @@ def read_usage(chunk: Mapping[str, Any]) -> Usage | None:
 
 def first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
     """The choice that this library reads; empty in a chunk without one."""
-    for choice in cast("list[Mapping[str, Any]]", chunk.get("choices") or []):
+    choices: list[Mapping[str, Any]] = chunk.get("choices") or []
+    for choice in choices:
         if not choice.get("index"):
             return choice
     return {}

@@ -83,6 +83,8 @@ class SpeculativeStats:
     @classmethod
     def of_rounds(cls, rounds: Sequence[Round], *, num_fallbacks: int = 0) -> SpeculativeStats:
         """The sums over some rounds."""
+        if not rounds:
+            return cls(num_fallbacks=num_fallbacks)
         drafted = [r for r in rounds if r.num_draft_tokens]
         plain = [r for r in rounds if not r.num_draft_tokens]
         accepted = Counter(r.num_accepted_tokens for r in drafted)

@@ -14,13 +14,15 @@ open) is dropped like one without data.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 __all__ = ["ServerEvent", "SseReader"]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerEvent:
+_DATA: Final = b"data: "
+
+
+class ServerEvent(NamedTuple):
     """One event: its name ("message" when it has none), its data, and the last id the stream gave so far."""
 
     event: str
@@ -80,7 +82,10 @@ class SseReader:
             lines[0] = lines[0].removeprefix(BOM_UTF8)
         events: list[ServerEvent] = []
         for line in lines:
-            if line:
+            if line.startswith(_DATA) and len(line) <= self._max_event_bytes > len(self._data) + len(line):
+                self._data += line[len(_DATA) :]  # nearly always this
+                self._data += b"\n"
+            elif line:
                 self._read_field(line)
             else:
                 if len(self._data) > 1:
