@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,13 +26,14 @@ from llm_spec.chat import (
     StreamEvent,
     Usage,
 )
+from llm_spec.chunks import CountedChunks
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.model import ProviderDraft
 from llm_spec.drafting.pieces import num_prompt_pieces
-from llm_spec.errors import DraftError, InvalidRequestError, LlmSpecError, TargetError
+from llm_spec.errors import DraftError, InvalidRequestError, LlmSpecError, TargetError, UnsupportedError
 from llm_spec.money import Budget, Spending, find_price
 from llm_spec.planner import Planner
-from llm_spec.provider import Capabilities, DraftProvider, LlmProvider, complete_from_stream
+from llm_spec.provider import Capabilities, ChunkStreaming, DraftProvider, LlmProvider, complete_from_stream
 from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
@@ -162,6 +163,28 @@ class SpeculativeDecoder:
         asked = request if isinstance(request, ChatRequest) else ChatRequest.create(request, **options)
         async with aclosing(self._answer(asked, rounds=rounds)) as events:
             yield events
+
+    @asynccontextmanager
+    async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
+        """The target's own chunks (`ChunkStreaming`): neither speculation nor retries, but the same caps and budgets.
+
+        Raises UnsupportedError for a target that has none to give.
+        """
+        target = self._target
+        if not isinstance(target, ChunkStreaming):
+            raise UnsupportedError(f"target {target.name} has no chunks to pass on")
+        affordable = self._affordable(request)
+        num_choices = max(1, int(request.extra.get("n") or 1))
+        if affordable is not None:
+            affordable //= num_choices
+        prepared = self._prepared(request, affordable)
+        counted = CountedChunks(target.name, target, prepared, self.config, self._breaker)
+        try:
+            async with aclosing(counted.chunks()) as chunks:
+                yield chunks
+        finally:
+            if self._spending.is_bounded:
+                self._spending.charge(counted.usage, None)
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         """The answer as any provider gives it; `decode` says more."""

@@ -67,11 +67,13 @@ class TargetError(LlmSpecError):
     """The target failed while answering.
 
     `partial_text` is the verified text up to the failure; it has been streamed already where the caller streams.
+    `status` is that of HTTP, None where there was none.
     """
 
-    def __init__(self, message: str, *, partial_text: str = "") -> None:
+    def __init__(self, message: str, *, partial_text: str = "", status: int | None = None) -> None:
         super().__init__(message)
         self.partial_text = partial_text
+        self.status = status
 
 
 class TransientError(TargetError):
@@ -84,9 +86,8 @@ class TransientError(TargetError):
     def __init__(
         self, message: str, *, partial_text: str = "", retry_after_s: float | None = None, status: int | None = None
     ) -> None:
-        super().__init__(message, partial_text=partial_text)
+        super().__init__(message, partial_text=partial_text, status=status)
         self.retry_after_s = retry_after_s
-        self.status = status
 
 
 class CircuitOpenError(TargetError):

@@ -32,7 +32,7 @@ def error_for_status(status: int, headers: Mapping[str, str], message: str) -> L
     if wish in ("true", "false"):
         is_transient = wish == "true"
     if not is_transient:
-        return TargetError(message)
+        return TargetError(message, status=status)
     return TransientError(message, retry_after_s=read_retry_after(headers), status=status)
 
 

@@ -9,7 +9,16 @@ from typing import Any, Final, TypeAlias, cast
 
 from llm_spec.chat import FinishReason, ReasoningDelta, StoppedBy, StreamEvent, TextDelta, ToolCallDelta, Usage
 
-__all__ = ["STOPPED_BY", "CallNumbers", "ReadTokenIds", "chunk_events", "chunk_finish", "first_choice", "read_usage"]
+__all__ = [
+    "STOPPED_BY",
+    "CallNumbers",
+    "ReadTokenIds",
+    "chunk_events",
+    "chunk_finish",
+    "ends_a_choice",
+    "first_choice",
+    "read_usage",
+]
 
 ReadTokenIds: TypeAlias = Callable[[Mapping[str, Any]], "tuple[int, ...] | None"]  # of a choice
 
@@ -81,6 +90,12 @@ def chunk_finish(chunk: Mapping[str, Any]) -> FinishReason | None:
     """Why the answer ended, in the chunk that says so."""
     reason = first_choice(chunk).get("finish_reason")
     return None if reason is None else _FINISH_REASONS.get(str(reason), "stop")
+
+
+def ends_a_choice(chunk: Mapping[str, Any]) -> bool:
+    """Whether it says why one of the choices ended."""
+    choices: list[Mapping[str, Any]] = chunk.get("choices") or []
+    return any(choice.get("finish_reason") for choice in choices)
 
 
 def read_usage(chunk: Mapping[str, Any]) -> Usage | None:

@@ -46,6 +46,7 @@ class Recording:
         self._fallbacks: list[str] = []
         self._retries: list[Retry] = []
         self._num_tokens = 0
+        self._num_others = 0  # pieces that are no text
 
     @property
     def content(self) -> str:
@@ -59,7 +60,7 @@ class Recording:
 
     def estimated_usage(self) -> Usage:
         """What the answer took so far, where nobody counts: text in pieces that stand for tokens."""
-        return Usage(input_tokens=num_prompt_pieces(self.request), output_tokens=self._num_tokens)
+        return Usage(input_tokens=num_prompt_pieces(self.request), output_tokens=self._num_tokens + self._num_others)
 
     @property
     def is_full(self) -> bool:
@@ -104,8 +105,10 @@ class Recording:
                 self._origins.append(event.origin)
                 self._num_tokens += _num_tokens(event)
             case ReasoningDelta():
+                self._num_others += 1
                 self._reasoning.append(event.text)
             case ToolCallDelta():
+                self._num_others += 1
                 self._calls[event.index] = add_call(self._calls.get(event.index), event)
             case Round():
                 self._rounds.append(event)

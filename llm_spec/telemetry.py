@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import random
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ def get_ready() -> None:
 
 
 class RequestContext:
-    """Binds a request's id to whatever is logged inside `with`, by this library or by a provider; not to be nested.
+    """Binds a request's id to whatever is logged inside `with`, by this library or by a provider.
 
     A class, because it is entered for every event of a stream and a generator-based one takes several times as long.
     """
@@ -38,14 +39,15 @@ class RequestContext:
         import structlog
 
         self._bind, self._reset = structlog.contextvars.bind_contextvars, structlog.contextvars.reset_contextvars
+        self._tokens: list[Mapping[str, Any]] = []
         self._request_id = new_request_id()
         self.for_others = self if structlog.is_configured() else nullcontext()  # who else would look for it?
 
     def __enter__(self) -> None:
-        self._tokens = self._bind(request_id=self._request_id)
+        self._tokens.append(self._bind(request_id=self._request_id))
 
     def __exit__(self, *_: object) -> None:
-        self._reset(**self._tokens)
+        self._reset(**self._tokens.pop())
 
 
 def is_logged(level: int = logging.INFO) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
@@ -46,6 +46,24 @@ _KINDS: Final = {
     list: "a list",
     str: "a text",
 }
+# What this library says to a target itself: set beside it, it would pass by limits, budgets and names of models
+_OURS: Final = frozenset(
+    {
+        "best_of",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "model",
+        "models",
+        "n",
+        "prefix",
+        "prompt",
+        "raw",
+        "stream",
+        "stream_options",
+    }
+)
+_HARMLESS: Final[Sequence[Any]] = (0, 1, "", [], {})
 # What would change the answer; a model in this process has none of it
 _NOT_LOCAL: Final = ("audio", "best_of", "function_call", "functions", "suffix", "web_search_options")
 
@@ -113,7 +131,7 @@ def chat_request(
     `known` fields are read by the caller, who gives them in `fields`. A model in this process takes no others: what
     would change its answer is refused, what would not is left out. `more` goes into `extra` all the same.
     """
-    extra = {name: value for name, value in body.items() if name not in known and value is not None}
+    extra = _others(body, known)
     sampling: Json = {name: extra.pop(name) for name in _SAMPLING if name in extra}
     seed: int | None = wanted(extra, "seed", None, int)
     if seed is not None and (is_local or seed >= 0):
@@ -136,6 +154,15 @@ def chat_request(
         extra = {}
     extra.update(more or {})
     return ChatRequest(sampling=Sampling(**sampling) if sampling else _DEFAULT_SAMPLING, extra=extra, **fields)
+
+
+def _others(body: Body, known: frozenset[str]) -> Json:
+    """The fields that this library knows nothing of; raises InvalidRequestError for one that is not the client's."""
+    others = {name: value for name, value in body.items() if name not in known and value is not None}
+    for name in _OURS & others.keys():
+        if others.pop(name) not in _HARMLESS:
+            raise InvalidRequestError(f"{name} is set, which is no field of this API, or not taken here")
+    return others
 
 
 def _token_biases(bias: Json) -> dict[int, float]:

@@ -31,6 +31,7 @@ from llm_spec.server.problems import Problem
 __all__ = ["CompletionEncoder", "completion_body", "read_completions"]
 
 _MAX_TOKENS: Final = 16  # OpenAI's default
+_MAX_PROMPTS: Final = 128
 _KNOWN: Final = frozenset(
     {"echo", "logprobs", "max_tokens", "model", "n", "prompt", "stop", "stream", "stream_options"},
 )
@@ -42,8 +43,8 @@ def read_completions(body: Body, *, is_local: bool) -> list[Asked]:
     stream, num_choices = wanted(body, "stream", default=False), read_num_choices(body)
     if stream and len(prompts) > 1:
         raise InvalidRequestError(f"prompt has {len(prompts)} texts; one at a time can be streamed")
-    logprobs = bool(wanted(body, "logprobs", 0))
-    relayed = {name: body[name] for name in ("n", "logprobs") if body.get(name)}
+    logprobs = wanted(body, "logprobs", None, int) is not None  # 0 asks for those of the text itself
+    relayed = {name: body[name] for name in ("n", "logprobs", "echo") if body.get(name) is not None}
     asked = Asked(
         model=read_model(body),
         request=chat_request(
@@ -77,6 +78,8 @@ def _prompts(body: Body) -> list[str]:
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]  # pyright: ignore[reportUnknownVariableType]
     if not prompts or not all(isinstance(text, str) for text in prompts):
         raise InvalidRequestError("prompt must be a text or a list of texts; token ids are not taken here")
+    if len(prompts) > _MAX_PROMPTS:
+        raise InvalidRequestError(f"prompt has {len(prompts)} texts; it may have {_MAX_PROMPTS}")
     return cast("list[str]", prompts)
 
 
@@ -95,7 +98,7 @@ def completion_body(
         "created": int(time.time()),
         "model": model,
         "choices": choices,
-        **_summed([usage for usage in usages if usage is not None]),
+        **_summed([usage for usage in usages if usage is not None] if None not in usages else []),
     }
 
 

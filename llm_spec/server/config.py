@@ -100,6 +100,8 @@ class ServerConfig:
         check_number(ConfigError, "shutdown_s", self.shutdown_s, 0.0)
         if self.default_model is not None and self.default_model not in self.models:
             raise ConfigError(f"default_model is {self.default_model!r}; it must be one of {', '.join(self.models)}")
+        if len({key.key for key in self.keys.values()}) < len(self.keys):
+            raise ConfigError("keys has the same key twice; each client needs one of its own")
         for name, key in self.keys.items():
             for model in key.models or ():
                 if model not in self.models:

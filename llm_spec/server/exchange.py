@@ -11,6 +11,7 @@ from aiohttp import web
 
 from llm_spec.chat import Progress, Started, StreamEvent
 from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.drafting.pieces import num_prompt_pieces
 from llm_spec.errors import InvalidRequestError
 from llm_spec.money import find_price
 from llm_spec.provider import ChunkStreaming
@@ -70,9 +71,9 @@ class Exchange:
         """The response, sent where it is a stream; raises what goes wrong before anything was sent."""
         self._check_budget()
         first = self._asked[0]
-        if first.num_choices > 1 or first.logprobs:
-            return await self._relay(first)
         decoder = self._model.decoder_for(self._client, self._request.headers.get(STRATEGY_HEADER))
+        if first.num_choices > 1 or first.logprobs:
+            return await self._relay(decoder, first)
         return await self._stream(decoder, first) if first.stream else await self._whole(decoder)
 
     def _check_budget(self) -> None:
@@ -80,8 +81,13 @@ class Exchange:
         if budget is None:
             return
         price = find_price(self._model.target.name, self._model.decoder.config.prices)
-        if budget.affordable(1, price) == 0:
-            raise Problem(429, "this key's budget is spent", code="insufficient_quota", is_final=True)
+        if budget.affordable(sum(num_prompt_pieces(asked.request) for asked in self._asked), price) == 0:
+            raise Problem(
+                429,
+                "this key's budget is spent, or too small for what is asked",
+                code="insufficient_quota",
+                is_final=True,
+            )
 
     # ------------------------------------------------------------------------------------------ whole answers
 
@@ -159,15 +165,15 @@ class Exchange:
 
     # ------------------------------------------------------------------------------------------ passed on
 
-    async def _relay(self, asked: Asked) -> web.StreamResponse:
+    async def _relay(self, decoder: SpeculativeDecoder, asked: Asked) -> web.StreamResponse:
         """Several choices, or log-probabilities: the target's own chunks, without speculation and retries."""
-        target = self._model.target
-        if not self._api.relays or not isinstance(target, ChunkStreaming) or len(self._asked) > 1:
+        has_chunks = isinstance(self._model.target, ChunkStreaming)
+        if not self._api.relays or not has_chunks or len(self._asked) > 1:
             name = "n" if asked.num_choices > 1 else "logprobs"
             raise InvalidRequestError(f"{name} is set, which {self._model.name} cannot serve here")
         merger = ChunkMerger()
         try:
-            async with target.stream_chunks(asked.request) as chunks:
+            async with decoder.stream_chunks(asked.request) as chunks:
                 first = await anext(chunks, None)
                 if first is None:
                     raise Problem(502, f"{self._model.name} ended its answer before it began", is_final=True)
@@ -177,7 +183,7 @@ class Exchange:
                 async for chunk in chunks:
                     merger.add(chunk)
         finally:
-            self._charge(merger)
+            self._metrics.count_relayed(self._model.name, merger.usage)
         kind = "text_completion" if asked.request.raw else "chat.completion"
         return self._json(merger.whole(answer_id=self._chunk_id(asked), model=self._naming.model, kind=kind), _RELAYED)
 
@@ -205,13 +211,6 @@ class Exchange:
 
     def _chunk_id(self, asked: Asked) -> str:
         return f"{'cmpl' if asked.request.raw else 'chatcmpl'}-{self._naming.answer_id}"
-
-    def _charge(self, merger: ChunkMerger) -> None:
-        budget, usage = self._client.budget, merger.usage
-        if budget is None or usage is None:
-            return
-        price = find_price(self._model.target.name, self._model.decoder.config.prices)
-        budget.spend(usage.input_tokens + usage.output_tokens, 0.0 if price is None else price.of(usage))
 
 
 async def _up_to_the_answer(events: AsyncIterator[StreamEvent]) -> list[StreamEvent]:

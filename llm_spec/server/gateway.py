@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from aiohttp import hdrs, web
 from llm_spec.errors import LlmSpecError
 from llm_spec.server.apis import APIS, Api, Naming
 from llm_spec.server.bodies import Json, read_model
-from llm_spec.server.clients import Clients
+from llm_spec.server.clients import Client, Clients
 from llm_spec.server.config import ServerConfig, is_loopback
 from llm_spec.server.encoding import dump
 from llm_spec.server.exchange import Exchange
@@ -167,7 +168,7 @@ class Gateway:
     async def _ready(self, request: web.Request) -> web.Response:
         if self.is_ending:
             return self._json(request, {"status": "ending"}, status=503)
-        return self._json(request, {"status": "ok", "models": [model.name for model in self._models.all]})
+        return self._json(request, {"status": "ok"})
 
     async def _tell_metrics(self, request: web.Request) -> web.Response:
         self._clients.find(request.headers)
@@ -181,6 +182,11 @@ class Gateway:
     async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
         started_s = asyncio.get_running_loop().time()
         client = self._clients.find(request.headers)
+        with client.request():
+            async with self._admitted():
+                return await self._exchange(api, request, client, started_s)
+
+    async def _exchange(self, api: Api, request: web.Request, client: Client, started_s: float) -> web.StreamResponse:
         body = await self._body(request)
         model = self._models.find(read_model(body), client)
         self._metrics.requests.labels(api.name, model.name).inc()
@@ -203,9 +209,7 @@ class Gateway:
             headers=self._cors(request),
             problem_of=self._problem,
         )
-        with client.request():
-            async with self._admitted():
-                return await exchange.respond()
+        return await exchange.respond()
 
     async def _body(self, request: web.Request) -> Json:
         try:
@@ -243,7 +247,7 @@ class Gateway:
 def _parsed(data: bytes) -> Any:
     """JSON by RFC 8259: UTF-8, without NaN and Infinity, and every text whole; raises ValueError for anything else."""
     text = data.decode()
-    value = json.loads(text, parse_constant=_refuse_constant)
+    value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     if "\\ud" in text or "\\uD" in text:  # half a character, unless its other half follows
         json.dumps(value, ensure_ascii=False).encode()
     return value
@@ -251,6 +255,13 @@ def _parsed(data: bytes) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number in JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits[:40]} is too large a number")
+    return value
 
 
 def _is_same(origin: str, host: str) -> bool:

@@ -122,7 +122,10 @@ def _user(blocks: Sequence[Json], role: Any) -> Iterator[ChatMessage]:
 def _result_text(block: Json) -> str:
     content = block.get("content")
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in listed(block, "content"))
+        parts = listed(block, "content")
+        if any(part.get("type") != "text" for part in parts):
+            raise InvalidRequestError("a tool_result has a part that is not text, which is not taken here")
+        return "".join(str(part.get("text", "")) for part in parts)
     return str(content or "")
 
 

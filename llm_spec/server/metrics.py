@@ -24,7 +24,7 @@ from llm_spec.chat import Usage
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.models import ServedModel
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "Metrics", "forget_worker"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -66,7 +66,7 @@ class Metrics:
             "llm_spec_breaker_open",
             "1 while a target or draft that kept failing is left alone",
             ("model", "role"),
-            multiprocess_mode="max",
+            multiprocess_mode="livemax",
             registry=r,
         )
 
@@ -76,6 +76,13 @@ class Metrics:
             self._models[model] = _OfModel(self, model)
         self._models[model].count(result)
         self._overhead.observe(overhead_s)
+
+    def count_relayed(self, model: str, usage: Usage | None) -> None:
+        """Count an answer that was the target's own chunks."""
+        if usage is not None:
+            self.tokens.labels(model, "input").inc(usage.input_tokens)
+            self.tokens.labels(model, "output").inc(usage.output_tokens)
+        self.strategies.labels(model, "plain").inc()
 
     def text(self, models: Iterable[ServedModel]) -> bytes:
         """All of it in Prometheus' text format."""
@@ -120,3 +127,8 @@ class _OfModel:
         if result.timings.first_text_s is not None:
             self._first.observe(result.timings.first_text_s)
         self._total.observe(result.timings.total_s)
+
+
+def forget_worker(pid: int) -> None:
+    """A worker has died: what it had open is open no more."""
+    multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call] # it has no types

@@ -39,7 +39,10 @@ _STATUSES: Final[Mapping[type[Exception], tuple[int, str]]] = {
     LlmSpecError: (500, "configuration"),
 }
 # Providers name the server as " at URL", and quote other libraries' errors, which name its socket, in brackets
-_PLACE: Final = re.compile(r" at https?://\S+| ?\(\w+Error: .*\)")
+_PLACE: Final = re.compile(
+    r" at https?://\S{1,500}| ?\(\w{1,60}Error: [^()]{0,500}(?:\([^()]{0,200}\)[^()]{0,200}){0,3}\)"
+)
+_MAX_TOLD: Final = 1000  # characters of an error: it may quote what was sent, which may be long
 _NO_RETRY: Final = {"x-should-retry": "false"}  # openai's and anthropic's SDKs obey it
 
 
@@ -96,6 +99,8 @@ def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:
     if isinstance(error, Problem):
         return error
     message = without_places(str(error), hidden)
+    if isinstance(error, TargetError) and error.status in (401, 403):  # its words may hold a part of the key
+        message = "the target refused this server's key"
     if isinstance(error, InvalidRequestError):
         found = _FIELD.match(message)
         return Problem(400, message, param=None if found is None else found[0])
@@ -110,7 +115,7 @@ def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:
 
 def without_places(message: str, hidden: tuple[str, ...] = ()) -> str:
     """A message without the addresses of servers behind, and without these texts."""
-    message = _PLACE.sub("", message)
+    message = _PLACE.sub("", message[: 4 * _MAX_TOLD])  # the search takes more than its share of time over a long one
     for text in hidden:
         message = message.replace(text, "***")
-    return message
+    return message if len(message) <= _MAX_TOLD else message[:_MAX_TOLD] + " …"

@@ -37,7 +37,7 @@ class ChunkMerger:
         self.usage = read_usage(chunk) or self.usage
         self._usage = chunk.get("usage") or self._usage
         for position, choice in enumerate(cast("list[Json]", chunk.get("choices") or [])):
-            index = int(choice.get("index") or position)
+            index = position if choice.get("index") is None else int(choice["index"])
             merged = self._choices.setdefault(index, {"index": index, "logprobs": None, "finish_reason": None})
             merged["finish_reason"] = choice.get("finish_reason") or merged["finish_reason"]
             merged["logprobs"] = _longer(merged["logprobs"], _with_both_lists(choice).get("logprobs"))
@@ -74,7 +74,9 @@ def _add_delta(message: Json, delta: Json) -> None:
             message[name] = (message.get(name) or "") + delta[name]
     for position, piece in enumerate(cast("list[Json]", delta.get("tool_calls") or [])):
         calls = cast("list[Json]", message.setdefault("tool_calls", []))
-        index = int(piece.get("index", position))
+        index = position if piece.get("index") is None else int(piece["index"])
+        if index > len(calls):
+            continue  # a call that was never begun
         while len(calls) <= index:
             calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
         function = cast("Json", piece.get("function") or {})

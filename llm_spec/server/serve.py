@@ -25,7 +25,7 @@ from llm_spec.errors import ConfigError
 from llm_spec.server.clients import Clients, Ledger
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.gateway import Gateway
-from llm_spec.server.metrics import Metrics
+from llm_spec.server.metrics import Metrics, forget_worker
 from llm_spec.server.models import ServedModels
 
 __all__ = ["Server", "check", "serve"]
@@ -230,7 +230,7 @@ class _Workers:
             self._begun_s.append(time.monotonic())
 
     def watch(self) -> None:
-        """Wait, and begin again what has died; raises ConfigError for one that cannot live."""
+        """Wait, and begin again what has died; raises ConfigError for one that ends as soon as it begins."""
         while True:
             multiprocessing.connection.wait([process.sentinel for process in self._processes])
             for worker, process in enumerate(self._processes):
@@ -238,6 +238,8 @@ class _Workers:
                     continue
                 if time.monotonic() - self._begun_s[worker] < _AT_ONCE_S:
                     raise ConfigError(f"worker {worker} ended as soon as it had begun, with code {process.exitcode}")
+                if process.pid is not None:
+                    forget_worker(process.pid)
                 self._begun_s[worker] = time.monotonic()
                 self._processes[worker] = self._begin(worker)
 

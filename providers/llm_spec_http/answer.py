@@ -11,7 +11,15 @@ import aiohttp
 
 from llm_spec import Finish, StreamEvent, TargetError, TextDelta, TransientError, Usage
 from llm_spec.chat import FinishReason
-from llm_spec.openai_chat import STOPPED_BY, CallNumbers, ReadTokenIds, chunk_events, chunk_finish, read_usage
+from llm_spec.openai_chat import (
+    STOPPED_BY,
+    CallNumbers,
+    ReadTokenIds,
+    chunk_events,
+    chunk_finish,
+    ends_a_choice,
+    read_usage,
+)
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import PrefixStripper
 from llm_spec_http.sse import ServerEvent, SseReader
@@ -62,13 +70,17 @@ async def read_answer(
 
 
 async def read_chunks(client: HttpClient, response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any]]:
-    """The JSON objects of a stream as they are; raises as `read_answer` for one that breaks or reports an error."""
+    """The JSON objects of a stream as they are; raises as `read_answer`."""
+    is_ended = False
     try:
         async with aclosing(_chunks(client, response)) as chunks:
             async for chunk in chunks:
+                is_ended = is_ended or ends_a_choice(chunk)
                 yield chunk
     except (aiohttp.ClientError, ValueError) as error:
         raise client.broken(error) from error
+    if not is_ended:
+        raise TransientError(client.told("ended its answer without a finish reason"))
 
 
 async def _chunks(client: HttpClient, response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any]]:

@@ -9,7 +9,15 @@ from openai import AsyncStream
 
 from llm_spec import Finish, StreamEvent, TargetError, TextDelta, TransientError, Usage
 from llm_spec.chat import FinishReason
-from llm_spec.openai_chat import STOPPED_BY, CallNumbers, chunk_events, chunk_finish, first_choice, read_usage
+from llm_spec.openai_chat import (
+    STOPPED_BY,
+    CallNumbers,
+    chunk_events,
+    chunk_finish,
+    ends_a_choice,
+    first_choice,
+    read_usage,
+)
 from llm_spec_openai.client import ChatClient
 from llm_spec_openai.failures import FAILURES
 
@@ -49,12 +57,17 @@ async def read_answer(client: ChatClient, stream: AsyncStream[object]) -> AsyncG
 
 
 async def read_chunks(client: ChatClient, stream: AsyncStream[object]) -> AsyncGenerator[Mapping[str, Any]]:
-    """The JSON objects of a stream as they are; raises as `read_answer` for one that breaks or reports an error."""
+    """The JSON objects of a stream as they are; raises as `read_answer`."""
+    is_ended = False
     try:
         async for value in stream:
-            yield _object(client, value, "")
+            chunk = _object(client, value, "")
+            is_ended = is_ended or ends_a_choice(chunk)
+            yield chunk
     except FAILURES as error:
         raise client.failure(error) from None
+    if not is_ended:
+        raise TransientError(client.told("ended its answer without a finish reason"))
 
 
 def _object(client: ChatClient, value: object, text: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from llm_spec import (
     TargetError,
     TextDelta,
     ToolCall,
+    TransientError,
     Usage,
     open_provider,
 )
@@ -334,13 +335,19 @@ async def test_a_raw_prompt_goes_to_completions() -> None:
 async def test_chunks_are_passed_on_as_they_are(wire: Wire) -> None:
     """What events cannot say (further choices, log-probabilities) is in the chunks; errors are raised as for events."""
     second = {"choices": [{"index": 1, "delta": {"content": "b"}, "logprobs": {"content": []}, "finish_reason": None}]}
-    wire.frames = [chunk({"content": "a"}), b"data: " + json.dumps(second).encode() + b"\n\n", b"data: [DONE]\n\n"]
+    last = [chunk(finish="stop"), b"data: [DONE]\n\n"]
+    wire.frames = [chunk({"content": "a"}), b"data: " + json.dumps(second).encode() + b"\n\n", *last]
     provider = provider_of(wire)
     assert isinstance(provider, ChunkStreaming)
     async with provider.stream_chunks(QUESTION) as chunks:
         read = [c async for c in chunks]
     assert read[1] == second
-    assert len(read) == 2
+    assert len(read) == 3
+    for frames in ([chunk({"content": "a"})], [chunk({"content": "a"}), b"data: [DONE]\n\n"]):
+        wire.frames = frames
+        with pytest.raises(TransientError, match="without a finish reason"):
+            async with provider.stream_chunks(QUESTION) as chunks:
+                [c async for c in chunks]
     wire.frames = [b'data: {"error": {"message": "broken"}}\n\n']
     with pytest.raises(TargetError, match="broken"):
         async with provider.stream_chunks(QUESTION) as chunks:
