@@ -238,10 +238,11 @@ class SpeculativeDecoder:
             async with self._verified(strategy, request, upstream) as events:
                 async for event in events:
                     recording.add(event)
-                    if isinstance(event, Round | Fallback | Retry):
-                        with upstream.log_context:
-                            self._log_progress(event)
-                    if not isinstance(event, Finish) and (rounds or not isinstance(event, Progress)):
+                    if isinstance(event, Progress):
+                        self._log_progress(event, upstream)
+                        if rounds:
+                            yield event
+                    elif not isinstance(event, Finish):
                         yield event
         except (GeneratorExit, asyncio.CancelledError):
             with upstream.log_context:
@@ -319,22 +320,24 @@ class SpeculativeDecoder:
                 **content,
             )
 
-    def _log_progress(self, event: Round | Fallback | Retry) -> None:
-        if not isinstance(event, Round):
+    def _log_progress(self, event: Progress, upstream: Upstream) -> None:
+        if isinstance(event, Fallback | Retry):
             kind = event.reason.partition(":")[0]  # other people's errors may quote the prompt; their type cannot
             whole = self.config.log_content or kind == DraftError.__name__
             what = "draft_failed" if isinstance(event, Fallback) else "target_asked_again"
-            log_event(what, level=logging.WARNING, reason=event.reason if whole else kind)
-            return
-        log_event(
-            "round",
-            level=logging.DEBUG,
-            index=event.index,
-            num_draft_tokens=event.num_draft_tokens,
-            num_accepted_tokens=event.num_accepted_tokens,
-            draft_ms=round(event.draft_s * 1e3, 3),
-            verify_ms=round(event.verify_s * 1e3, 3),
-        )
+            with upstream.log_context:
+                log_event(what, level=logging.WARNING, reason=event.reason if whole else kind)
+        elif isinstance(event, Round) and is_logged(logging.DEBUG):
+            with upstream.log_context:
+                log_event(
+                    "round",
+                    level=logging.DEBUG,
+                    index=event.index,
+                    num_draft_tokens=event.num_draft_tokens,
+                    num_accepted_tokens=event.num_accepted_tokens,
+                    draft_ms=round(event.draft_s * 1e3, 3),
+                    verify_ms=round(event.verify_s * 1e3, 3),
+                )
 
     def _log_end(self, result: SpeculativeResult, upstream: Upstream) -> None:
         if not is_logged():

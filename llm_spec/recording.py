@@ -97,13 +97,14 @@ class Recording:
 
     def add(self, event: StreamEvent) -> None:
         """Take in one event."""
+        if isinstance(event, TextDelta):  # nearly always
+            if self._first_text_s is None:
+                self._first_text_s = self._clock() - self._started
+            self._texts.append(event.text)
+            self._origins.append(event.origin)
+            self._num_tokens += _num_tokens(event)
+            return
         match event:
-            case TextDelta():
-                if self._first_text_s is None:
-                    self._first_text_s = self._clock() - self._started
-                self._texts.append(event.text)
-                self._origins.append(event.origin)
-                self._num_tokens += _num_tokens(event)
             case ReasoningDelta():
                 self._num_others += 1
                 self._reasoning.append(event.text)

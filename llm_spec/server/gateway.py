@@ -7,8 +7,8 @@ import json
 import logging
 import math
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib.resources import files
 from typing import Any, Final, TypeAlias, cast
@@ -182,14 +182,13 @@ class Gateway:
     async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
         started_s = asyncio.get_running_loop().time()
         client = self._clients.find(request.headers)
-        with client.request():
-            async with self._admitted():
-                return await self._exchange(api, request, client, started_s)
+        with client.request(), self._admitted():
+            return await self._exchange(api, request, client, started_s)
 
     async def _exchange(self, api: Api, request: web.Request, client: Client, started_s: float) -> web.StreamResponse:
         body = await self._body(request)
         model = self._models.find(read_model(body), client)
-        self._metrics.requests.labels(api.name, model.name).inc()
+        self._metrics.count_request(api.name, model.name)
         asked = api.read(body, model.is_local)
         naming = Naming(
             answer_id=new_request_id(),
@@ -231,8 +230,8 @@ class Gateway:
             raise Problem(400, f"the body is of type {type(body).__name__}; it must be a JSON object")
         return cast("Json", body)
 
-    @asynccontextmanager
-    async def _admitted(self) -> AsyncGenerator[None]:
+    @contextmanager
+    def _admitted(self) -> Generator[None]:
         if self._num_open >= self._config.max_requests:
             raise Problem(503, "the server answers as many requests as it may", code="overloaded", retry_after_s=1.0)
         self._num_open += 1

@@ -62,6 +62,7 @@ class Metrics:
             registry=r,
         )
         self._models: dict[str, _OfModel] = {}
+        self._requests: dict[tuple[str, str], Counter] = {}
         self._left_alone = Gauge(
             "llm_spec_breaker_open",
             "1 while a target or draft that kept failing is left alone",
@@ -69,6 +70,13 @@ class Metrics:
             multiprocess_mode="livemax",
             registry=r,
         )
+
+    def count_request(self, endpoint: str, model: str) -> None:
+        """Count a request."""
+        counter = self._requests.get((endpoint, model))
+        if counter is None:
+            counter = self._requests[endpoint, model] = self.requests.labels(endpoint, model)
+        counter.inc()
 
     def count(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
         """Count an answer."""

@@ -44,6 +44,9 @@ class PlainStrategy:
         return stream_token_model(model, request, limits=limits)
 
 
+_WRITTEN: Final = (TextDelta, ReasoningDelta)
+
+
 @asynccontextmanager
 async def _timed(
     target: LlmProvider, request: ChatRequest, figures: PairFigures
@@ -56,7 +59,7 @@ async def _timed(
 async def _measured(events: AsyncIterator[StreamEvent], figures: PairFigures) -> AsyncGenerator[StreamEvent]:
     stopwatch = figures.open_stream()
     async for event in events:
-        if isinstance(event, TextDelta | ReasoningDelta):
+        if isinstance(event, _WRITTEN):
             stopwatch.tick(1)
         yield event
 
