@@ -23,6 +23,7 @@ from pathlib import Path
 
 from server_peers import MODEL, Load, ask, body_of, upstream
 
+_WITHOUT_KEYS = {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}  # as ours, on a loopback address
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -53,7 +54,9 @@ class Program:
 def running(command: Sequence[str], url: str | None = None) -> Generator[Program]:
     """A program that serves; without a url it prints its own."""
     out = subprocess.PIPE if url is None else subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, text=True)  # noqa: S603 - our own
+    process = subprocess.Popen(  # noqa: S603 - our own
+        command, stdout=out, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **_WITHOUT_KEYS}
+    )
     try:
         if process.stdout is not None:
             at = process.stdout.readline().split()[-1] + "/v1"
