@@ -127,7 +127,7 @@ class Recording:
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
         stats = SpeculativeStats.of_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
-        usage, spans = finish.usage, self._approved_spans()
+        usage = finish.usage
         if promise.guarantee == "judged" and self._is_all_plain:
             promise = Promise("exact", same_text=False)  # the target was asked what the caller asked, and nothing else
         if any(retry.is_continued for retry in self._retries):
@@ -158,7 +158,7 @@ class Recording:
             retries=tuple(retry.reason for retry in self._retries),
             tool_calls=tuple(call for _, call in sorted(self._calls.items())),
             reasoning="".join(self._reasoning),
-            approved_spans=spans if promise.guarantee == "judged" else (),
+            approved_spans=self._approved_spans() if promise.guarantee == "judged" else (),
             cost=spending.cost(usage, finish.draft_usage, has_drafted=draft is not None),
         )
 

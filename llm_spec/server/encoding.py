@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from llm_spec.chat import FinishReason, StreamEvent
+from llm_spec.chat import FinishReason, StreamEvent, ToolCallDelta
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.bodies import Json
 from llm_spec.server.problems import Problem, without_places
 
-__all__ = ["Encoder", "dump", "figures", "finish_reason_of", "header_figures", "sse", "usage_counts"]
+__all__ = ["CallOrder", "Encoder", "dump", "figures", "finish_reason_of", "header_figures", "sse", "usage_counts"]
 
 
 class Encoder(Protocol):
@@ -64,6 +65,40 @@ def usage_counts(result: SpeculativeResult) -> Mapping[str, int]:
         "accepted": accepted,
         "rejected": rejected,
     }
+
+
+class CallOrder:
+    """Puts the pieces of calls that a target writes at the same time one call after another.
+
+    The first call's pieces pass; those of later ones are held back until `rest`, since nobody says when a call ends.
+    """
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._held: dict[int, ToolCallDelta] = {}
+
+    def push(self, delta: ToolCallDelta) -> list[ToolCallDelta]:
+        """The pieces that may be told now."""
+        if self._first is None:
+            self._first = delta.index
+        if delta.index == self._first:
+            return [delta]
+        held = self._held.get(delta.index)
+        if held is not None:
+            delta = replace(
+                held,
+                id=held.id or delta.id,
+                name=held.name or delta.name,
+                arguments=held.arguments + delta.arguments,
+            )
+        self._held[delta.index] = delta
+        return []
+
+    def rest(self) -> list[ToolCallDelta]:
+        """What is held back, each call whole."""
+        held = [delta for _, delta in sorted(self._held.items())]
+        self._held.clear()
+        return held
 
 
 def finish_reason_of(result: SpeculativeResult) -> FinishReason:

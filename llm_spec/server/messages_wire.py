@@ -13,7 +13,7 @@ from llm_spec.chat import ChatMessage, ReasoningDelta, StreamEvent, TextDelta, T
 from llm_spec.errors import InvalidRequestError
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.bodies import Asked, Body, Json, chat_request, listed, read_model, read_stop, table, wanted
-from llm_spec.server.encoding import finish_reason_of, sse, usage_counts
+from llm_spec.server.encoding import CallOrder, finish_reason_of, sse, usage_counts
 from llm_spec.server.problems import Problem
 
 __all__ = ["MessagesEncoder", "messages_body", "read_messages_api"]
@@ -223,6 +223,7 @@ class MessagesEncoder:
         self._asked = asked
         self._message = _message(answer_id, model)
         self._answer_id = answer_id
+        self._calls = CallOrder()
         self._index = -1
         self._open: str | int | None = None  # "text", "thinking", or the index of a call
 
@@ -244,21 +245,26 @@ class MessagesEncoder:
                 begun = self._in("thinking", {"type": "thinking", "thinking": "", "signature": ""})
                 return begun + self._delta(type="thinking_delta", thinking=event.text)
             case ToolCallDelta():
-                call_id = event.id or f"toolu_{self._answer_id}_{event.index}"
-                block: Json = {"type": "tool_use", "id": call_id, "name": event.name or "", "input": {}}
-                begun = self._in(event.index, block)
-                return begun + self._delta(type="input_json_delta", partial_json=event.arguments)
+                return b"".join(map(self._call, self._calls.push(event)))
             case _:
                 return b""
 
     def end(self, result: SpeculativeResult) -> bytes:
-        told = self._close() if self._index >= 0 else self._in("text", {"type": "text", "text": ""}) + self._close()
+        told = b"".join(map(self._call, self._calls.rest()))
+        if self._index < 0:
+            told += self._in("text", {"type": "text", "text": ""})
+        told += self._close()
         usage = _usage(result)
         told += sse({"type": "message_delta", "delta": _ending(result, self._asked), "usage": usage}, "message_delta")
         return told + sse({"type": "message_stop"}, "message_stop")
 
     def failure(self, problem: Problem) -> bytes:
         return sse(problem.to_anthropic(), "error")
+
+    def _call(self, piece: ToolCallDelta) -> bytes:
+        call_id = piece.id or f"toolu_{self._answer_id}_{piece.index}"
+        block: Json = {"type": "tool_use", "id": call_id, "name": piece.name or "", "input": {}}
+        return self._in(piece.index, block) + self._delta(type="input_json_delta", partial_json=piece.arguments)
 
     def _in(self, kind: str | int, block: Json) -> bytes:
         """Go on in a block of this kind, or begin one."""

@@ -14,7 +14,7 @@ from llm_spec.chat import ChatMessage, ReasoningDelta, Role, StreamEvent, TextDe
 from llm_spec.errors import InvalidRequestError
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.bodies import Asked, Body, Json, chat_request, listed, read_model, table, wanted
-from llm_spec.server.encoding import COMMENT, finish_reason_of, sse, usage_counts
+from llm_spec.server.encoding import COMMENT, CallOrder, finish_reason_of, sse, usage_counts
 from llm_spec.server.problems import Problem
 
 __all__ = ["ResponsesEncoder", "read_responses", "response_body"]
@@ -269,6 +269,7 @@ class ResponsesEncoder:
         self._number = 0
         self._output: list[Json] = []  # the items that are done
         self._open: _OpenItem | None = None
+        self._calls = CallOrder()
 
     def begin(self) -> bytes:
         return self._told("response.created", response=self._response) + self._told(
@@ -282,12 +283,14 @@ class ResponsesEncoder:
             case ReasoningDelta():
                 return self._add(_OpenReasoning, f"rs_{self._answer_id}_{len(self._output)}", event.text)
             case ToolCallDelta():
-                return self._call(event)
+                return b"".join(map(self._call, self._calls.push(event)))
             case _:
                 return b""
 
     def end(self, result: SpeculativeResult) -> bytes:
-        told = b"" if self._output or self._open is not None else self.event(TextDelta(""))
+        told = b"".join(map(self._call, self._calls.rest()))
+        if not self._output and self._open is None:
+            told += self.event(TextDelta(""))
         told += self._close()
         response = _ended(self._response, result, self._output)
         return told + self._told(f"response.{response['status']}", response=response)

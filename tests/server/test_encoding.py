@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from serving import frames_of
 
-from llm_spec import SpeculativeDecoder, SpeculativeResult
+from llm_spec import ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta
+from llm_spec.server.apis import APIS, Naming
+from llm_spec.server.bodies import Asked
 from llm_spec.server.encoding import dump, figures, finish_reason_of, header_figures
 from llm_spec.testing import RuleProvider
 
@@ -39,7 +42,29 @@ def test_figures_tell_no_text_and_no_address(result: SpeculativeResult) -> None:
 
 def test_a_call_that_ended_with_stop_is_still_a_call(result: SpeculativeResult) -> None:
     """Some servers say `stop` behind a call, at which clients would not look for it."""
-    from llm_spec import ToolCall
-
     assert finish_reason_of(result) == "stop"
     assert finish_reason_of(replace(result, tool_calls=(ToolCall("c", "f", "{}"),))) == "tool_calls"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_calls_that_are_written_at_the_same_time(path: str, result: SpeculativeResult) -> None:
+    """Pieces that alternate become one block or item for each call, with its name, and none is torn apart."""
+    asked = Asked(model="m", request=ChatRequest.create("q"))
+    encoder = APIS[path].encoder(asked, Naming(answer_id="a", model="m", trace=False, started_s=0.0))
+    pieces = [ToolCallDelta(n, f"call_{n}", f"tool_{n}") for n in (0, 1)]
+    pieces += [ToolCallDelta(n, arguments=text) for text in ('{"x": ', "1}") for n in (0, 1)]
+    calls = tuple(ToolCall(f"call_{n}", f"tool_{n}", '{"x": 1}') for n in (0, 1))
+    ended = replace(result, content="", tool_calls=calls, finish_reason="tool_calls")
+    sent = encoder.begin() + b"".join(map(encoder.event, pieces)) + encoder.end(ended)
+    frames = [frame.data for frame in frames_of(sent)]
+    if path == "/v1/messages":
+        begun = [frame["content_block"]["name"] for frame in frames if frame["type"] == "content_block_start"]
+        written = ["", ""]
+        for frame in frames:
+            if frame["type"] == "content_block_delta":
+                written[frame["index"]] += frame["delta"]["partial_json"]
+    else:
+        items = [frame["item"] for frame in frames if frame["type"] == "response.output_item.done"]
+        begun, written = [item["name"] for item in items], [item["arguments"] for item in items]
+    assert begun == ["tool_0", "tool_1"]
+    assert written == ['{"x": 1}'] * 2
