@@ -354,7 +354,7 @@ async def test_a_stream_that_is_not_closed_is_seen(monkeypatch: pytest.MonkeyPat
         leaky = Forgetting("any", base_url=server.url)
         stack.push_async_callback(leaky.aclose)
         for target in (provider, leaky):
-            await listen(SpeculativeDecoder(None, target), [], leave_after=1)
+            await listen(SpeculativeDecoder(None, target), [], leave_after=2)  # the first is that it has started
             if target is provider:
                 await require_no_streams([server])
         with pytest.raises(AssertionError, match="streams are open"):

@@ -13,7 +13,8 @@ from llm_spec.server.completions_wire import CompletionEncoder, completion_body,
 from llm_spec.server.encoding import Encoder
 from llm_spec.server.messages_wire import MessagesEncoder, messages_body, read_messages_api
 from llm_spec.server.problems import Problem
-from llm_spec.server.responses_wire import ResponsesEncoder, read_responses, response_body
+from llm_spec.server.responses_answer import ResponsesEncoder, response_body
+from llm_spec.server.responses_wire import read_responses
 
 __all__ = ["APIS", "Api", "Naming"]
 

@@ -11,7 +11,7 @@ from llm_spec import ChatRequest, InvalidRequestError, ToolCallDelta
 from llm_spec.server.bodies import Asked, Json
 from llm_spec.server.chat_wire import read_chat
 from llm_spec.server.relay import ChunkMerger, renamed
-from llm_spec.server.responses_wire import ResponsesEncoder
+from llm_spec.server.responses_answer import ResponsesEncoder
 from llm_spec.testing import RuleProvider
 
 
