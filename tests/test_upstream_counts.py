@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import httpx2
 import pytest
 from doubles import PIECES, PROVIDERS, TEXT, Double, Failure, by_every_provider, forget_environment, provider_at, serve
@@ -113,7 +114,7 @@ async def test_the_clients_own_timeout(stall_after: int, monkeypatch: pytest.Mon
     short = httpx2.Timeout(10.0, read=PATIENCE_S)
     monkeypatch.setattr(openai_client, "_TIMEOUT", short)
     monkeypatch.setattr(anthropic_client, "_IDLE_S", PATIENCE_S)
-    monkeypatch.setattr(http_client, "_IDLE_S", PATIENCE_S)
+    monkeypatch.setattr(http_client, "_TIMEOUT", aiohttp.ClientTimeout(total=None, sock_read=PATIENCE_S))
 
     async def check(double: Double, kind: str) -> None:
         async with provider_at(double.url, kind, timeout_s=PATIENCE_S) as target:

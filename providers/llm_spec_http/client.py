@@ -15,10 +15,8 @@ from llm_spec_http.dialects.base import Body
 
 __all__ = ["HttpClient", "MissingError"]
 
-_CONNECT_S: Final = 10.0
-_IDLE_S: Final = 120.0  # the longest silence between two pieces of an answer
-# no total: answers may take as long as they go on
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_IDLE_S)
+# seconds; the second is the longest silence between two pieces of an answer, which may take as long as it goes on
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=120.0)
 _QUOTED: Final = 300  # characters of a server's own words in an error
 
 
