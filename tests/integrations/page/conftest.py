@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,21 @@ async def scripted() -> AsyncIterator[ScriptedServer]:
 
 
 @pytest.fixture
+async def real() -> AsyncIterator[str]:
+    """The server itself, with the built-in pair."""
+    from llm_spec.server import Server, ServerConfig  # what collects all tests may not have what it needs
+
+    async with Server(ServerConfig.builtin(port=0)) as server:
+        yield f"{server.url}/"
+
+
+@pytest.fixture(params=["recorded", "real"])
 def page_server(request: pytest.FixtureRequest) -> str:
-    """The base URL of a server with one pair: LLM_SPEC_PAGE_URL (a running `llm-spec serve`), or recorded answers."""
-    return os.environ.get("LLM_SPEC_PAGE_URL") or request.getfixturevalue("scripted").url
+    """The base URL of a server with one pair: that plays recorded answers, and that of `llm-spec serve`."""
+    if request.param == "recorded":
+        return request.getfixturevalue("scripted").url
+    url: str = request.getfixturevalue("real")
+    return url
 
 
 @pytest.fixture

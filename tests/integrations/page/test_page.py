@@ -1,6 +1,6 @@
 """The page of `llm-spec serve`, in a real browser: what the user sees, and what the page must never do.
 
-LLM_SPEC_PAGE_URL=http://127.0.0.1:8000/ runs the first part against a real server.
+The first part is of the server itself, too; the others need answers that go wrong.
 """
 
 from __future__ import annotations
