@@ -304,7 +304,7 @@ async def test_rounds_behind_a_rejection_are_left_at_once() -> None:
 async def test_a_deadline_leaves_the_server() -> None:
     """The text so far, and nothing open behind it."""
     async with ModelServer(WORDS, latency=SLOW) as server:
-        result = await probed(server, agreeing(), lookahead=Fixed(2), deadline_s=0.3)
+        result = await probed(server, agreeing(), lookahead=Fixed(2), deadline_s=1.0)
         assert result.stopped_by == "deadline"
         assert WORDS.startswith(result.content)
         assert result.content
