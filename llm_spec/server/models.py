@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final, cast, get_args
@@ -44,7 +44,9 @@ class ServedModel:
         """The decoder of a client's request; raises InvalidRequestError for a strategy that there is not."""
         chosen = self._config.speculative.strategy if strategy is None else strategy
         if chosen not in get_args(StrategyName):
-            raise InvalidRequestError(f"x-llm-spec-strategy is {chosen!r}; it must be one of {self._strategies()}")
+            raise InvalidRequestError(
+                f"x-llm-spec-strategy is {chosen!r}; it must be one of {', '.join(self._usable())}"
+            )
         key = (client.name, cast("StrategyName", chosen))
         if key not in self._decoders:
             config: SpeculativeConfig = replace(self._config.speculative, strategy=key[1], budget=client.budget)
@@ -69,9 +71,6 @@ class ServedModel:
             return ("auto", "plain", "tokens", "judge", "regenerate")
         return tuple(name for name in get_args(StrategyName) if name != "tokens")
 
-    def _strategies(self) -> str:
-        return ", ".join(self._usable())
-
 
 class ServedModels:
     """All models of a config. Targets and drafts that are written alike are opened once."""
@@ -83,13 +82,14 @@ class ServedModels:
         self._drafts: dict[str, DraftProvider] = {}
         self._models: dict[str, ServedModel] = {}
 
-    def open(self, clients: Mapping[str, Client] | None = None) -> None:
-        """Open the providers; raises ConfigError, naming the model."""
+    def open(self, clients: Sequence[Client]) -> None:
+        """Open the providers, and check the budgets of all clients; raises ConfigError, naming the model."""
         for name, model in self._config.models.items():
             try:
+                target = self._target(model.target)
                 draft = None if model.draft is None else self._draft(model.draft)
-                self._models[name] = ServedModel(name, model, self._target(model.target), draft)
-                for client in (clients or {}).values():
+                self._models[name] = ServedModel(name, model, target, draft)
+                for client in clients:
                     if client.may_use(name):
                         self._models[name].decoder_for(client, None)
             except (ConfigError, ModelLoadError) as error:

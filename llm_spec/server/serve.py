@@ -70,7 +70,7 @@ class Server:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._models.aclose)
-            self._models.open({client.name: client for client in self._clients.all})
+            self._models.open(self._clients.all)
             self._gateway = Gateway(self._config, self._models, self._clients, Metrics())
             runner = web.AppRunner(
                 self._gateway.app(),
@@ -109,7 +109,7 @@ def check(config: ServerConfig) -> None:
         clients = Clients(config.keys, Ledger(1, len(config.keys)), 0)
         models = ServedModels(config)
         try:
-            models.open({client.name: client for client in clients.all})
+            models.open(clients.all)
         finally:
             await models.aclose()
 
