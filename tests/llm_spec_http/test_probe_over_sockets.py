@@ -303,9 +303,10 @@ async def test_rounds_behind_a_rejection_are_left_at_once() -> None:
 
 async def test_a_deadline_leaves_the_server() -> None:
     """The text so far, and nothing open behind it."""
-    async with ModelServer(WORDS, latency=SLOW) as server:
-        result = await probed(server, agreeing(), lookahead=Fixed(2), deadline_s=1.0)
+    answer = " ".join(f"word{i}" for i in range(1_000))  # many times what any machine answers within the deadline
+    async with ModelServer(answer, latency=SLOW) as server:
+        result = await probed(server, agreeing(answer), lookahead=Fixed(2), deadline_s=1.0)
         assert result.stopped_by == "deadline"
-        assert WORDS.startswith(result.content)
+        assert answer.startswith(result.content)
         assert result.content
         assert await none_open(server)
