@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack
@@ -24,6 +24,7 @@ from llm_spec.chat import (
     Started,
     StoppedBy,
     StreamEvent,
+    TextDelta,
     Usage,
 )
 from llm_spec.chunks import CountedChunks
@@ -143,7 +144,7 @@ class SpeculativeDecoder:
         are those of ChatRequest.create. Raises InvalidRequestError, UnsupportedError for a strategy that cannot serve
         this pair, and TargetError with the text so far; never for a draft. Cancelling it stops the work behind it.
         """
-        async with self.stream(request, **options) as events:
+        async with aclosing(self._answer(_asked(request, options), rounds=False)) as events:
             async for event in events:
                 if isinstance(event, SpeculativeFinish) and event.result is not None:
                     return event.result
@@ -158,10 +159,7 @@ class SpeculativeDecoder:
         `rounds=True` also gives the events of `Progress`: `Started`, `Round`, `TargetStream`, `Fallback`, `Retry`.
         Arguments and errors are those of `decode`.
         """
-        if isinstance(request, ChatRequest) and options:
-            raise InvalidRequestError(f"{min(options)} is given beside a whole ChatRequest; put it into the request")
-        asked = request if isinstance(request, ChatRequest) else ChatRequest.create(request, **options)
-        async with aclosing(self._answer(asked, rounds=rounds)) as events:
+        async with aclosing(self._answer(_asked(request, options), rounds=rounds)) as events:
             yield events
 
     @asynccontextmanager
@@ -235,22 +233,19 @@ class SpeculativeDecoder:
             promise = strategy.promise(self._target, self.config)
             yield Started(strategy.name, promise.guarantee, self._target.name, self._draft_of(strategy))
         try:
-            async with self._verified(strategy, request, upstream) as events:
+            async with aclosing(self._verified(strategy, request, upstream)) as events:
                 async for event in events:
                     recording.add(event)
-                    if isinstance(event, Progress):
+                    if type(event) is TextDelta:  # nearly always
+                        yield event
+                    elif isinstance(event, Progress):
                         self._log_progress(event, upstream)
                         if rounds:
                             yield event
                     elif not isinstance(event, Finish):
                         yield event
-        except (GeneratorExit, asyncio.CancelledError):
-            with upstream.log_context:
-                log_event("request_cancelled")
-            raise
-        except LlmSpecError as error:
-            with upstream.log_context:
-                log_event("request_failed", level=logging.ERROR, error=type(error).__name__)
+        except BaseException as error:
+            self._log_break(error, upstream)
             raise
         finally:
             if self._spending.is_bounded:
@@ -258,7 +253,7 @@ class SpeculativeDecoder:
                 self._spending.charge(taken.usage or recording.estimated_usage(), taken.draft_usage)
         finish = self._finish(recording, upstream, asked)
         result = self._result(finish, recording, strategy)
-        self._planner.learn(result)
+        self._learn(strategy, recording, result)
         self._log_end(result, upstream)
         yield SpeculativeFinish.of(finish, result)
 
@@ -272,12 +267,15 @@ class SpeculativeDecoder:
             spending=self._spending,
         )
 
+    def _learn(self, strategy: Strategy, recording: Recording, result: SpeculativeResult) -> None:
+        self._planner.learn(result)
+        if strategy is PLAIN:
+            recording.teach(self._planner.figures)
+
     def _draft_of(self, strategy: Strategy) -> str | None:
         return None if self._draft is None or strategy.name == "plain" else self._draft.name
 
-    def _verified(
-        self, strategy: Strategy, request: ChatRequest, upstream: Upstream
-    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+    def _verified(self, strategy: Strategy, request: ChatRequest, upstream: Upstream) -> AsyncGenerator[StreamEvent]:
         """The answer's events, up to its Finish or the deadline."""
         run = partial(strategy.run, self._draft, self._target, request, self.config, self._planner.figures)
         plain = partial(PLAIN.run, None, self._target, request, self.config, self._planner.figures)
@@ -339,6 +337,13 @@ class SpeculativeDecoder:
                     verify_ms=round(event.verify_s * 1e3, 3),
                 )
 
+    def _log_break(self, error: BaseException, upstream: Upstream) -> None:
+        with upstream.log_context:
+            if isinstance(error, GeneratorExit | asyncio.CancelledError):
+                log_event("request_cancelled")
+            elif isinstance(error, LlmSpecError):
+                log_event("request_failed", level=logging.ERROR, error=type(error).__name__)
+
     def _log_end(self, result: SpeculativeResult, upstream: Upstream) -> None:
         if not is_logged():
             return
@@ -353,3 +358,11 @@ class SpeculativeDecoder:
                 **result.stats.to_dict(),
                 **content,
             )
+
+
+def _asked(request: Messages | ChatRequest, options: RequestOptions) -> ChatRequest:
+    if not isinstance(request, ChatRequest):
+        return ChatRequest.create(request, **options)
+    if options:
+        raise InvalidRequestError(f"{min(options)} is given beside a whole ChatRequest; put it into the request")
+    return request

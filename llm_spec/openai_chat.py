@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import count
 from typing import Any, Final, TypeAlias, cast
 
-from llm_spec.chat import FinishReason, ReasoningDelta, StoppedBy, StreamEvent, TextDelta, ToolCallDelta, Usage
+from llm_spec.chat import Finish, FinishReason, ReasoningDelta, StoppedBy, StreamEvent, TextDelta, ToolCallDelta, Usage
 
-__all__ = [
-    "STOPPED_BY",
-    "CallNumbers",
-    "ReadTokenIds",
-    "chunk_events",
-    "chunk_finish",
-    "ends_a_choice",
-    "first_choice",
-    "read_usage",
-]
+__all__ = ["ChunkReader", "ReadTokenIds", "choice_finish", "ends_a_choice", "read_usage"]
 
 ReadTokenIds: TypeAlias = Callable[[Mapping[str, Any]], "tuple[int, ...] | None"]  # of a choice
 
@@ -29,30 +19,65 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "function_call": "tool_calls",
     "content_filter": "content_filter",
 }
-STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
+_NOTHING: Final[Mapping[str, Any]] = {}
+_STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
     "length": "max_tokens",
     "tool_calls": "tool_calls",
     "content_filter": "content_filter",
 }
 
 
-def chunk_events(chunk: Mapping[str, Any], read_token_ids: ReadTokenIds | None = None) -> Iterator[StreamEvent]:
-    """The events of one chunk, without its finish; choices but the first are passed over.
+class ChunkReader:
+    """Reads the chunks of one answer, of chat or of a plain completion; choices but the first are passed over.
 
-    Of chat or of a plain completion. With `read_token_ids` text comes with its token ids, else empty text gives none.
+    With `read_token_ids` text comes with its token ids, else empty text gives no event. What the model says to refuse
+    is text, and the answer ends with `content_filter`.
     """
-    choice = first_choice(chunk)
-    delta: Mapping[str, Any] = choice.get("delta") or {}
-    token_ids = None if read_token_ids is None else read_token_ids(choice)
-    reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-    if isinstance(reasoning, str) and reasoning:
-        yield ReasoningDelta(reasoning)
-    content = choice.get("text") or delta.get("content") or ""
-    if isinstance(content, str) and (content or token_ids):
-        yield TextDelta(content, token_ids=token_ids)
-    calls = delta.get("tool_calls")
-    if calls:
-        yield from map(_call_delta, calls, count())
+
+    def __init__(self, read_token_ids: ReadTokenIds | None = None) -> None:
+        self._read_token_ids = read_token_ids
+        self._numbers = _CallNumbers()
+        self._reason: FinishReason | None = None
+        self._usage: Usage | None = None
+        self._has_refused = False
+
+    def read(self, chunk: Mapping[str, Any]) -> list[StreamEvent]:
+        """The events of the next chunk, without its finish."""
+        if chunk.get("usage"):
+            self._usage = read_usage(chunk) or self._usage
+        choice = _first_choice(chunk)
+        self._reason = choice_finish(choice) or self._reason
+        delta: Mapping[str, Any] = choice.get("delta") or _NOTHING
+        token_ids = None if self._read_token_ids is None else self._read_token_ids(choice)
+        content = _text(choice.get("text") or delta.get("content"))
+        texts: list[StreamEvent] = [TextDelta(content, token_ids=token_ids)] if content or token_ids else []
+        if texts and len(delta) == 1:  # nearly always there is nothing else
+            return texts
+        return [*self._before(delta), *texts, *self._calls(delta)]
+
+    def finish(self) -> Finish | None:
+        """How the answer ended; None: the server has not told."""
+        reason = self._reason
+        if reason is None:
+            return None
+        if self._has_refused and reason == "stop":  # OpenAI's word for a refusal; for the caller it is no answer
+            reason = "content_filter"
+        return Finish(reason, self._usage, _STOPPED_BY.get(reason))
+
+    def _before(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        if reasoning := _text(delta.get("reasoning_content") or delta.get("reasoning")):
+            yield ReasoningDelta(reasoning)
+        if refusal := _text(delta.get("refusal")):
+            self._has_refused = True
+            yield TextDelta(refusal)
+
+    def _calls(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        for position, call in enumerate(delta.get("tool_calls") or ()):
+            yield self._numbers.numbered(_call_delta(call, position))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _call_delta(call: Mapping[str, Any], position: int) -> ToolCallDelta:
@@ -66,17 +91,15 @@ def _call_delta(call: Mapping[str, Any], position: int) -> ToolCallDelta:
     )
 
 
-class CallNumbers:
+class _CallNumbers:
     """Numbers a stream's tool calls, also where a server gives them no index, or all the same one: by their ids."""
 
     def __init__(self) -> None:
         self._ids: dict[int, str | None] = {}  # of the calls so far, by number
         self._numbers: dict[int, int] = {}  # by the server's index: of the latest call that it gave that index
 
-    def numbered(self, event: StreamEvent) -> StreamEvent:
-        """The event, a tool call's with its number among the stream's calls."""
-        if not isinstance(event, ToolCallDelta):
-            return event
+    def numbered(self, event: ToolCallDelta) -> ToolCallDelta:
+        """The piece of a call with its number among the stream's calls."""
         number = self._numbers.get(event.index, event.index)
         if event.id is not None and self._ids.get(number) not in (None, event.id):
             known = (n for n, call_id in self._ids.items() if call_id == event.id)
@@ -86,9 +109,9 @@ class CallNumbers:
         return replace(event, index=number)
 
 
-def chunk_finish(chunk: Mapping[str, Any]) -> FinishReason | None:
-    """Why the answer ended, in the chunk that says so."""
-    reason = first_choice(chunk).get("finish_reason")
+def choice_finish(choice: Mapping[str, Any]) -> FinishReason | None:
+    """Why a choice ended, where it says so."""
+    reason = choice.get("finish_reason")
     return None if reason is None else _FINISH_REASONS.get(str(reason), "stop")
 
 
@@ -101,11 +124,11 @@ def ends_a_choice(chunk: Mapping[str, Any]) -> bool:
 def read_usage(chunk: Mapping[str, Any]) -> Usage | None:
     """The token counts of a chunk that has them."""
     usage = chunk.get("usage")
-    if usage is None or not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return None
     counts = cast("Mapping[str, Any]", usage)
-    prompt = cast("Mapping[str, Any]", counts.get("prompt_tokens_details") or {})
-    answer = cast("Mapping[str, Any]", counts.get("completion_tokens_details") or {})
+    prompt: Mapping[str, Any] = counts.get("prompt_tokens_details") or _NOTHING
+    answer: Mapping[str, Any] = counts.get("completion_tokens_details") or _NOTHING
     return Usage(
         input_tokens=counts.get("prompt_tokens") or 0,
         output_tokens=counts.get("completion_tokens") or 0,
@@ -116,10 +139,10 @@ def read_usage(chunk: Mapping[str, Any]) -> Usage | None:
     )
 
 
-def first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+def _first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
     """The choice that this library reads; empty in a chunk without one."""
     choices: list[Mapping[str, Any]] = chunk.get("choices") or []
     for choice in choices:
         if not choice.get("index"):
             return choice
-    return {}
+    return _NOTHING

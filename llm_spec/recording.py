@@ -20,6 +20,7 @@ from llm_spec.chat import (
     Usage,
 )
 from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
+from llm_spec.figures import PairFigures
 from llm_spec.money import Spending
 from llm_spec.provider import add_call
 from llm_spec.result import SpeculativeResult, SpeculativeStats, Timings
@@ -38,6 +39,7 @@ class Recording:
         self._clock = asyncio.get_running_loop().time
         self._started = self._clock()
         self._first_text_s: float | None = None
+        self._first_s: float | None = None  # of text or reasoning
         self._texts: list[str] = []
         self._origins: list[Origin] = []
         self._reasoning: list[str] = []
@@ -100,6 +102,7 @@ class Recording:
         if isinstance(event, TextDelta):  # nearly always
             if self._first_text_s is None:
                 self._first_text_s = self._clock() - self._started
+                self._first_s = self._first_s or self._first_text_s
             self._texts.append(event.text)
             self._origins.append(event.origin)
             self._num_tokens += _num_tokens(event)
@@ -108,6 +111,7 @@ class Recording:
             case ReasoningDelta():
                 self._num_others += 1
                 self._reasoning.append(event.text)
+                self._first_s = self._first_s or self._clock() - self._started
             case ToolCallDelta():
                 self._num_others += 1
                 self._calls[event.index] = add_call(self._calls.get(event.index), event)
@@ -121,6 +125,15 @@ class Recording:
                 self.finish = event
             case _:
                 pass
+
+    def teach(self, figures: PairFigures) -> None:
+        """Tell how fast the target wrote this answer, which nobody drafted and nothing interrupted."""
+        if self._first_s is None or self._retries:
+            return
+        figures.first_token_s.update(self._first_s)
+        num_more = len(self._texts) + len(self._reasoning) - 1
+        if num_more:
+            figures.token_s.update(num_more, self._clock() - self._started - self._first_s)
 
     def result(
         self, finish: Finish, *, strategy: str, promise: Promise, target: str, draft: str | None, spending: Spending

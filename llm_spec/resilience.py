@@ -19,7 +19,7 @@ from llm_spec.config import RetryPolicy
 from llm_spec.errors import CircuitOpenError, ConfigError, DraftError, TransientError
 from llm_spec.provider import DraftPiece, DraftProvider
 
-__all__ = ["CircuitBreaker", "ConcurrencyLimit", "GuardedDraft", "asked_again", "patience"]
+__all__ = ["CircuitBreaker", "ConcurrencyLimit", "GuardedDraft", "asked_again", "within"]
 
 T = TypeVar("T")
 
@@ -83,13 +83,14 @@ async def asked_again(
     return await attempts(ask_again, [first])
 
 
-@asynccontextmanager
-async def patience(name: str, seconds: float | None) -> AsyncGenerator[None]:
-    """Raise TransientError, which names `name`, when what is inside takes longer; None: it may."""
+async def within(waiting: Awaitable[T], seconds: float | None, name: str) -> T:
+    """Await it; raises TransientError, which names `name`, when it takes longer. None: it may."""
+    if seconds is None:
+        return await waiting
     timeout = asyncio.timeout(seconds)
     try:
         async with timeout:
-            yield
+            return await waiting
     except TimeoutError as error:
         if not timeout.expired():
             raise

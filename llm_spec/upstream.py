@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -14,7 +14,7 @@ from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, one_line
 from llm_spec.provider import LlmProvider
 from llm_spec.recording import Recording
-from llm_spec.resilience import CircuitBreaker, asked_again, patience
+from llm_spec.resilience import CircuitBreaker, ConcurrencyLimit, asked_again, within
 from llm_spec.strategies.resume import continue_by_text
 from llm_spec.telemetry import RequestContext, log_event
 
@@ -39,23 +39,13 @@ class Upstream:
         self.log_context = RequestContext()
         self.deadline_reached = False
 
-    @asynccontextmanager
-    async def events(self, run: Run, plain: Run) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    def events(self, run: Run, plain: Run) -> AsyncGenerator[StreamEvent]:
         """The answer that `run` gives, up to its Finish or the deadline; all behind it is closed at the end.
 
         A target that fails for a while is asked again by `plain`; an answer that has begun goes on from where it is.
         Where there is a limit the whole answer has one place.
         """
-        limit = self.config.limit
-        if limit is not None:
-            await self.step(limit.acquire())
-        place = None if self.deadline_reached else limit
-        try:
-            async with aclosing(_Attempts(self, run, plain).events()) as events:
-                yield events
-        finally:
-            if place is not None:
-                place.release()
+        return _Attempts(self, run, plain).events()
 
     async def step(self, awaitable: Awaitable[T], silence_s: float | None = None) -> T | None:
         """Await one thing of the strategy, for `silence_s` at most; None when the deadline comes first.
@@ -88,10 +78,10 @@ class Upstream:
             self.deadline_reached = True
             return None
 
-    async def close(self, stack: AsyncExitStack) -> None:
+    async def close(self, opened: AbstractAsyncContextManager[object]) -> None:
         """Close what was opened; the answer does not depend on how that ends."""
         try:
-            await stack.aclose()
+            await opened.__aexit__(None, None, None)
         except Exception as error:  # noqa: BLE001 - whatever was verified stays verified
             with self.log_context:
                 log_event("closing_failed", level=logging.WARNING, error=type(error).__name__)
@@ -106,11 +96,13 @@ class _Attempts:
         self._plain = plain
         self._num_made = 0
         self._told: list[StreamEvent] = []  # what happened before anything was written
-        self._stack = AsyncExitStack()
+        self._opened: AbstractAsyncContextManager[object] | None = None  # the attempt that is being made
+        self._place: ConcurrencyLimit | None = None
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
         upstream, policy = self._upstream, self._upstream.config.retry
         silence_s = upstream.config.timeouts.between_chunks_s
+        await self._take_place()
         try:
             while not upstream.deadline_reached:
                 left = policy.max_attempts - self._num_made
@@ -138,21 +130,38 @@ class _Attempts:
                         return
                     self._go_on(error)
         finally:
-            await upstream.close(self._stack)
+            await self._close()
+            if self._place is not None:
+                self._place.release()
+
+    async def _take_place(self) -> None:
+        limit = self._upstream.config.limit
+        if limit is not None:
+            await self._upstream.step(limit.acquire())
+            self._place = None if self._upstream.deadline_reached else limit
 
     async def _begin(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         """One attempt, up to the first event that belongs to the answer."""
         upstream = self._upstream
         self._num_made += 1
-        await upstream.close(self._stack)  # of the attempt before
+        await self._close()  # the attempt before
         with upstream.breaker.attempt():
-            async with patience(upstream.target.name, upstream.config.timeouts.first_chunk_s):
-                events = await self._stack.enter_async_context(self._run())
-                event = await anext(events, None)
-                while isinstance(event, Progress):
-                    self._told.append(event)
-                    event = await anext(events, None)
-                return events, event
+            return await within(self._first_event(), upstream.config.timeouts.first_chunk_s, upstream.target.name)
+
+    async def _first_event(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+        run = self._run()
+        events = await run.__aenter__()
+        self._opened = run
+        event = await anext(events, None)
+        while isinstance(event, Progress):
+            self._told.append(event)
+            event = await anext(events, None)
+        return events, event
+
+    async def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await self._upstream.close(opened)
 
     def _anew(self, error: TransientError, wait_s: float) -> None:
         """An attempt has failed: the next one is made in the same place, without speculation."""

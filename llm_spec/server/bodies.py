@@ -97,7 +97,8 @@ def wanted(body: Body, name: str, default: T, kind: type | None = None) -> T:
 
 def listed(body: Body, name: str) -> list[Json]:
     """A list of objects."""
-    values = wanted(body, name, list[Any](), list)
+    nothing: list[Any] = []
+    values = wanted(body, name, nothing, list)
     for index, value in enumerate(values):
         if not isinstance(value, dict):
             raise InvalidRequestError(f"{name}[{index}] is of type {type(value).__name__}; it must be an object")
@@ -106,7 +107,8 @@ def listed(body: Body, name: str) -> list[Json]:
 
 def table(body: Body, name: str) -> Json:
     """An object; empty where there is none."""
-    return wanted(body, name, dict[str, Any](), dict)
+    nothing: Json = {}
+    return wanted(body, name, nothing, dict)
 
 
 def read_messages(body: Body) -> tuple[ChatMessage, ...]:

@@ -23,6 +23,7 @@ from llm_spec.chat import (
     ToolCallDelta,
 )
 from llm_spec.errors import InvalidRequestError
+from llm_spec.json_text import dumps_ascii
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.bodies import (
     Asked,
@@ -37,7 +38,7 @@ from llm_spec.server.bodies import (
     table,
     wanted,
 )
-from llm_spec.server.encoding import COMMENT, DONE, dump, figures, finish_reason_of, sse, usage_counts
+from llm_spec.server.encoding import COMMENT, DONE, figures, finish_reason_of, sse, usage_counts
 from llm_spec.server.problems import Problem, without_places
 
 __all__ = ["ChatEncoder", "chat_body", "chat_usage", "read_chat"]
@@ -173,7 +174,7 @@ class ChatEncoder:
         self._started_s = started_s
         self._calls: set[int] = set()  # those whose first piece has been sent
         # the most frequent chunk is put together from parts: that costs a tenth of encoding it whole
-        head, tail = dump(self._chunk({"content": ""})).split(b'"content":""')
+        head, tail = dumps_ascii(self._chunk({"content": ""})).split(b'"content":""')
         self._head, self._tail = b"data: " + head + b'"content":', tail + b"\n\n"
 
     def begin(self) -> bytes:

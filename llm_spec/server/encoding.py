@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from llm_spec.chat import FinishReason, StreamEvent, ToolCallDelta
+from llm_spec.json_text import dumps_ascii
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.bodies import Json
 from llm_spec.server.problems import Problem, without_places
 
-__all__ = ["CallOrder", "Encoder", "dump", "figures", "finish_reason_of", "header_figures", "sse", "usage_counts"]
+__all__ = ["CallOrder", "Encoder", "figures", "finish_reason_of", "header_figures", "sse", "usage_counts"]
 
 
 class Encoder(Protocol):
@@ -38,15 +38,10 @@ COMMENT: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 
 
-def dump(value: object) -> bytes:
-    """JSON without spaces, in ASCII."""
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
 def sse(value: object, event: str | None = None) -> bytes:
     """A server-sent event."""
     name = b"" if event is None else b"event: " + event.encode() + b"\n"
-    return name + b"data: " + dump(value) + b"\n\n"
+    return name + b"data: " + dumps_ascii(value) + b"\n\n"
 
 
 def usage_counts(result: SpeculativeResult) -> Mapping[str, int]:

@@ -13,6 +13,7 @@ from llm_spec.chat import Progress, Started, StreamEvent
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting.pieces import num_prompt_pieces
 from llm_spec.errors import InvalidRequestError
+from llm_spec.json_text import dumps
 from llm_spec.money import find_price
 from llm_spec.provider import ChunkStreaming
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
@@ -20,7 +21,7 @@ from llm_spec.server.apis import Api, Naming
 from llm_spec.server.bodies import Asked
 from llm_spec.server.clients import Client
 from llm_spec.server.config import ServerConfig
-from llm_spec.server.encoding import COMMENT, DONE, Encoder, dump, header_figures, sse
+from llm_spec.server.encoding import COMMENT, DONE, Encoder, header_figures, sse
 from llm_spec.server.metrics import Metrics
 from llm_spec.server.models import ServedModel
 from llm_spec.server.outbox import Outbox
@@ -103,7 +104,7 @@ class Exchange:
         return self._json(body, header_figures(results[-1], overhead_s))
 
     def _json(self, body: object, headers: Mapping[str, str]) -> web.Response:
-        return web.Response(body=dump(body), content_type="application/json", headers={**self._headers, **headers})
+        return web.Response(body=dumps(body), content_type="application/json", headers={**self._headers, **headers})
 
     # ------------------------------------------------------------------------------------------ streams
 
@@ -131,8 +132,8 @@ class Exchange:
 
     def _put(self, event: StreamEvent, encoder: Encoder, outbox: Outbox, overhead_s: float) -> None:
         if isinstance(event, SpeculativeFinish) and event.result is not None:
-            self._metrics.count(self._model.name, event.result, overhead_s)
             outbox.put(encoder.end(event.result))
+            self._metrics.count(self._model.name, event.result, overhead_s)
         else:
             outbox.put(encoder.event(event))
 

@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from llm_spec.errors import LlmSpecError
+from llm_spec.json_text import dumps
 from llm_spec.server.apis import APIS, Api, Naming
 from llm_spec.server.bodies import Json, read_model
 from llm_spec.server.clients import Client, Clients
 from llm_spec.server.config import ServerConfig, is_loopback
-from llm_spec.server.encoding import dump
 from llm_spec.server.exchange import Exchange
 from llm_spec.server.metrics import CONTENT_TYPE, Metrics
 from llm_spec.server.models import ServedModels
@@ -118,7 +118,7 @@ class Gateway:
         self, request: web.Request, body: object, *, status: int = 200, headers: dict[str, str] | None = None
     ) -> web.Response:
         return web.Response(
-            body=dump(body),
+            body=dumps(body),
             status=status,
             content_type="application/json",
             headers={**(headers or {}), **self._cors(request)},
@@ -235,12 +235,12 @@ class Gateway:
         if self._num_open >= self._config.max_requests:
             raise Problem(503, "the server answers as many requests as it may", code="overloaded", retry_after_s=1.0)
         self._num_open += 1
-        self._metrics.open.inc()
+        self._metrics.count_open(self._num_open)
         try:
             yield
         finally:
             self._num_open -= 1
-            self._metrics.open.dec()
+            self._metrics.count_open(self._num_open)
 
 
 def _parsed(data: bytes) -> Any:

@@ -5,6 +5,7 @@ Several workers write theirs into files of one folder (PROMETHEUS_MULTIPROC_DIR)
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable
 from functools import partial
@@ -35,9 +36,10 @@ _NO_USAGE: Final = Usage()
 
 
 class Metrics:
-    """What a worker counts."""
+    """What a worker counts: an event loop's turn later, so that no answer waits for it."""
 
     def __init__(self) -> None:
+        self._soon = asyncio.get_running_loop().call_soon
         self._is_shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         self._registry = CollectorRegistry()
         r = self._registry
@@ -45,7 +47,7 @@ class Metrics:
         self.requests = Counter("llm_spec_requests", "Requests", ("endpoint", "model"), registry=r)
         self.errors = Counter("llm_spec_errors", "Requests that ended in an error", ("status",), registry=r)
         self.left = Counter("llm_spec_cancelled", "Requests whose client left", registry=r)
-        self.open = Gauge("llm_spec_open_requests", "Requests being answered", multiprocess_mode="livesum", registry=r)
+        self._open = Gauge("llm_spec_open_requests", "Requests being answered", multiprocess_mode="livesum", registry=r)
         self.tokens = Counter("llm_spec_tokens", "Tokens by what became of them", ("model", "kind"), registry=r)
         self.rounds = Counter("llm_spec_rounds", "Rounds in which something was drafted", by_model, registry=r)
         self.fallbacks = Counter("llm_spec_fallbacks", "Drafts that were given up", by_model, registry=r)
@@ -71,15 +73,25 @@ class Metrics:
             registry=r,
         )
 
+    def count_open(self, number: int) -> None:
+        """So many requests are being answered now."""
+        self._soon(self._open.set, number)
+
     def count_request(self, endpoint: str, model: str) -> None:
         """Count a request."""
+        self._soon(self._count_request, endpoint, model)
+
+    def count(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
+        """Count an answer."""
+        self._soon(self._count, model, result, overhead_s)
+
+    def _count_request(self, endpoint: str, model: str) -> None:
         counter = self._requests.get((endpoint, model))
         if counter is None:
             counter = self._requests[endpoint, model] = self.requests.labels(endpoint, model)
         counter.inc()
 
-    def count(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
-        """Count an answer."""
+    def _count(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
         if model not in self._models:
             self._models[model] = _OfModel(self, model)
         self._models[model].count(result)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from llm_spec.chat import ChatRequest, ReasoningDelta, StreamEvent, TextDelta
+from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.figures import PairFigures
 from llm_spec.generation import GenerationLimits
@@ -35,33 +35,13 @@ class PlainStrategy:
         target: LlmProvider,
         request: ChatRequest,
         config: SpeculativeConfig,
-        figures: PairFigures,
+        figures: PairFigures,  # noqa: ARG002 - what is seen of a plain answer is learnt at its end
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         model = target.capabilities.token_model
         if model is None:
-            return _timed(target, request, figures)
+            return target.stream(request)
         limits = GenerationLimits(max_iterations=config.max_iterations)
         return stream_token_model(model, request, limits=limits)
-
-
-_WRITTEN: Final = (TextDelta, ReasoningDelta)
-
-
-@asynccontextmanager
-async def _timed(
-    target: LlmProvider, request: ChatRequest, figures: PairFigures
-) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-    """The target's own stream, measured."""
-    async with target.stream(request) as events, aclosing(_measured(events, figures)) as measured:
-        yield measured
-
-
-async def _measured(events: AsyncIterator[StreamEvent], figures: PairFigures) -> AsyncGenerator[StreamEvent]:
-    stopwatch = figures.open_stream()
-    async for event in events:
-        if isinstance(event, _WRITTEN):
-            stopwatch.tick(1)
-        yield event
 
 
 PLAIN: Final = PlainStrategy()

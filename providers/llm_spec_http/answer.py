@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from dataclasses import replace
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 import aiohttp
 
-from llm_spec import Finish, StreamEvent, TargetError, TextDelta, TransientError, Usage
-from llm_spec.chat import FinishReason
-from llm_spec.openai_chat import (
-    STOPPED_BY,
-    CallNumbers,
-    ReadTokenIds,
-    chunk_events,
-    chunk_finish,
-    ends_a_choice,
-    read_usage,
-)
+from llm_spec import StreamEvent, TargetError, TextDelta, TransientError
+from llm_spec.openai_chat import ChunkReader, ReadTokenIds, ends_a_choice
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import PrefixStripper
-from llm_spec_http.sse import ServerEvent, SseReader
+from llm_spec_http.sse import SseReader
 
 __all__ = ["read_answer", "read_chunks"]
+
+_DONE: Final = "[DONE]"
+_END_S: Final = 0.05  # how long the end of a body may take that has nothing more to say
 
 
 async def read_answer(
@@ -39,42 +33,36 @@ async def read_answer(
     With `read_token_ids` text comes with its token ids. Raises TransientError for a stream that breaks or ends without
     a finish reason, TargetError or InvalidRequestError for an error that the server reports in it.
     """
-    stripper, numbers = PrefixStripper(repeated), CallNumbers()
-    finish: FinishReason | None = None
-    usage: Usage | None = None
-    text = ""
+    body, reader, stripper = _Body(response), ChunkReader(read_token_ids), PrefixStripper(repeated)
+    shown: list[str] = []
     try:
-        async with aclosing(_chunks(client, response)) as chunks:
-            async for chunk in chunks:
-                for event in map(numbers.numbered, chunk_events(chunk, read_token_ids)):
-                    if isinstance(event, TextDelta):
-                        shown = stripper.push(event.text)
-                        text += shown
-                        if not shown and not event.token_ids:
-                            continue
-                        if shown != event.text:
-                            event = replace(event, text=shown)  # noqa: PLW2901
-                    yield event
-                finish = chunk_finish(chunk) or finish
-                usage = read_usage(chunk) or usage
+        while block := await body.next():
+            for data in block:
+                for event in map(stripper.strip, reader.read(client.chunk(data))):
+                    if event is not None:
+                        if type(event) is TextDelta:
+                            shown.append(event.text)
+                        yield event
     except (aiohttp.ClientError, ValueError) as error:
-        raise client.broken(error, text) from error
+        raise client.broken(error, "".join(shown)) from error
     except TargetError as error:
-        error.partial_text = text
+        error.partial_text = "".join(shown)
         raise
+    finish = reader.finish()
     if finish is None:
-        raise TransientError(client.told("ended its answer without a finish reason"), partial_text=text)
+        raise TransientError(client.told("ended its answer without a finish reason"), partial_text="".join(shown))
     if held := stripper.flush():
         yield TextDelta(held)
-    yield Finish(finish, usage, STOPPED_BY.get(finish))
+    yield finish
 
 
 async def read_chunks(client: HttpClient, response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any]]:
     """The JSON objects of a stream as they are; raises as `read_answer`."""
-    is_ended = False
+    body, is_ended = _Body(response), False
     try:
-        async with aclosing(_chunks(client, response)) as chunks:
-            async for chunk in chunks:
+        while block := await body.next():
+            for data in block:
+                chunk = client.chunk(data)
                 is_ended = is_ended or ends_a_choice(chunk)
                 yield chunk
     except (aiohttp.ClientError, ValueError) as error:
@@ -83,21 +71,32 @@ async def read_chunks(client: HttpClient, response: aiohttp.ClientResponse) -> A
         raise TransientError(client.told("ended its answer without a finish reason"))
 
 
-async def _chunks(client: HttpClient, response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any]]:
-    """The JSON objects of the stream, up to `[DONE]` or its end."""
-    reader = SseReader()
-    async for block in response.content.iter_any():
-        for event in reader.feed(block):
-            if event.data == "[DONE]":
-                return
-            yield _checked(client, event)
-    for event in reader.finish():
-        if event.data != "[DONE]":
-            yield _checked(client, event)
+class _Body:
+    """The data of a stream's events, up to `[DONE]` or its end."""
 
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._content = response.content
+        self._reader = SseReader()
+        self._is_done = False
 
-def _checked(client: HttpClient, event: ServerEvent) -> Mapping[str, Any]:
-    chunk = client.parsed(event.data)
-    if chunk.get("error"):
-        raise client.reported(chunk)
-    return chunk
+    async def next(self) -> list[str]:
+        """What came together; empty at the end."""
+        while not self._is_done:
+            block = await self._content.readany()
+            self._is_done = not block
+            data = [event.data for event in (self._reader.feed(block) if block else self._reader.finish())]
+            if _DONE in data:
+                self._is_done = True
+                del data[data.index(_DONE) :]
+            if data:
+                return data
+        await self._read_end()
+        return []
+
+    async def _read_end(self) -> None:
+        """Read the body's end, which servers send behind the last event: only then the connection is used again."""
+        if not self._content.at_eof():
+            with suppress(TimeoutError, aiohttp.ClientError):
+                async with asyncio.timeout(_END_S):
+                    while await self._content.readany():
+                        pass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import AsyncExitStack
 from typing import Any, Final, NoReturn, cast
 
 import aiohttp
@@ -11,6 +9,7 @@ from yarl import URL
 
 from llm_spec import LlmSpecError, TargetError, TransientError
 from llm_spec.failures import error_for_status
+from llm_spec.json_text import dumps, loads
 from llm_spec_http.dialects.base import Body
 
 __all__ = ["HttpClient", "MissingError"]
@@ -55,32 +54,31 @@ class HttpClient:
         self._given_session = session
         self._own_session: aiohttp.ClientSession | None = None
 
-    async def open(self, stack: AsyncExitStack, path: str, body: Body) -> aiohttp.ClientResponse:
-        """Send a request; the response, once its status is good. It is closed by the stack.
+    async def open(self, path: str, body: Body) -> aiohttp.ClientResponse:
+        """Send a request; the response, once its status is good. The caller closes it (`async with`).
 
         A path that begins with a slash counts from the server's root, any other from the address that ends in /v1.
         Raises InvalidRequestError for what the server calls invalid (400, 413, 422), MissingError for a call that it
         does not know, TargetError for everything else that goes wrong.
         """
-        sending = self._session().post(
-            self._url(path),
-            data=json.dumps(body).encode(),
-            headers=self._headers,
-            timeout=_TIMEOUT,
-            allow_redirects=False,  # a key goes where it was meant to go
-        )
         try:
-            response = await stack.enter_async_context(sending)
+            response = await self._session().post(
+                self._url(path),
+                data=dumps(body),
+                headers=self._headers,
+                timeout=_TIMEOUT,
+                allow_redirects=False,  # a key goes where it was meant to go
+            )
         except (aiohttp.ClientError, ValueError) as error:
             raise self.broken(error) from error
         if response.status != 200:
-            await self._refuse(response)
+            async with response:
+                await self._refuse(response)
         return response
 
     async def call(self, path: str, body: Body) -> dict[str, Any]:
         """Send a request and read the JSON object that answers it; raises as `open`."""
-        async with AsyncExitStack() as stack:
-            response = await self.open(stack, path, body)
+        async with await self.open(path, body) as response:
             try:
                 return self.parsed(await response.text())
             except (aiohttp.ClientError, ValueError) as error:
@@ -95,14 +93,21 @@ class HttpClient:
     def parsed(self, data: str) -> dict[str, Any]:
         """A JSON object; raises TargetError for anything else."""
         try:
-            answer = json.loads(data)
-        except json.JSONDecodeError as error:
+            answer = loads(data)
+        except ValueError as error:
             raise TargetError(self.told(f"sent what is no JSON: {data[:_QUOTED]!r}")) from error
         if not isinstance(answer, dict):
             raise TargetError(self.told(f"sent no JSON object: {data[:_QUOTED]!r}"))
         return cast("dict[str, Any]", answer)
 
-    def reported(self, answer: Any) -> LlmSpecError:
+    def chunk(self, data: str) -> dict[str, Any]:
+        """A JSON object of a stream; raises what the server reports in it, and as `parsed`."""
+        chunk = self.parsed(data)
+        if chunk.get("error"):
+            raise self._reported(chunk)
+        return chunk
+
+    def _reported(self, answer: Any) -> LlmSpecError:
         """What a server said went wrong in the middle of its answer, as an error."""
         line = self.told(f"reported an error: {_error_text(answer)}")
         code = _object(_object(answer).get("error")).get("code")
@@ -138,7 +143,7 @@ class HttpClient:
 
     async def _refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
         try:
-            words = _error_text(json.loads(await response.text()))
+            words = _error_text(loads(await response.text()))
         except (ValueError, aiohttp.ClientError):
             words = response.reason or ""
         advice = {

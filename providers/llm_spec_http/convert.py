@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from llm_spec import (
-    ChatRequest,
-    InvalidRequestError,
-    Sampling,
-)
+from dataclasses import replace
+
+from llm_spec import ChatRequest, InvalidRequestError, Sampling, StreamEvent, TextDelta
 from llm_spec_http.dialects.base import Body, Dialect
 
 __all__ = [
@@ -75,6 +73,13 @@ class PrefixStripper:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._held = ""
+
+    def strip(self, event: StreamEvent) -> StreamEvent | None:
+        """The event with what may be shown of its text; None: nothing of it."""
+        if not self._prefix or not isinstance(event, TextDelta):
+            return event
+        text = self.push(event.text)
+        return replace(event, text=text) if text or event.token_ids else None
 
     def push(self, text: str) -> str:
         """Add text; return what may be shown."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -82,15 +82,15 @@ class HttpProvider:
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         repeated = request.prefix if self._dialect.repeats_prefix and not request.raw else ""
-        async with AsyncExitStack() as stack:
-            response = await self._open(stack, request)
-            yield await stack.enter_async_context(aclosing(read_answer(self._client, response, repeated=repeated)))
+        async with await self._open(request) as response:
+            events = read_answer(self._client, response, repeated=repeated)
+            async with aclosing(events):
+                yield events
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
-        async with AsyncExitStack() as stack:
-            response = await self._open(stack, request)
-            yield await stack.enter_async_context(aclosing(read_chunks(self._client, response)))
+        async with await self._open(request) as response, aclosing(read_chunks(self._client, response)) as chunks:
+            yield chunks
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
@@ -113,9 +113,9 @@ class HttpProvider:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _open(self, stack: AsyncExitStack, request: ChatRequest) -> aiohttp.ClientResponse:
+    async def _open(self, request: ChatRequest) -> aiohttp.ClientResponse:
         path = "completions" if request.raw else "chat/completions"
-        return await self._client.open(stack, path, request_body(request, self._model, self._dialect))
+        return await self._client.open(path, request_body(request, self._model, self._dialect))
 
     async def _works(self, check: Awaitable[bool]) -> bool:
         try:

@@ -14,12 +14,9 @@ open) is dropped like one without data.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 __all__ = ["ServerEvent", "SseReader"]
-
-
-_DATA: Final = b"data: "
 
 
 class ServerEvent(NamedTuple):
@@ -44,7 +41,8 @@ class SseReader:
         self._at_start = True
         self._after_cr = False  # the line is ended already; an LF that comes first in the next block belongs to it
         self._partial = bytearray()  # a line without its end
-        self._data = bytearray()  # every data line of the event, each with an LF behind it
+        self._data: list[bytes] = []  # the event's lines of data …
+        self._size = 0  # … and how long they are, each with an LF behind it
         self._event = b""
         self._id: str | None = None
 
@@ -82,16 +80,12 @@ class SseReader:
             lines[0] = lines[0].removeprefix(BOM_UTF8)
         events: list[ServerEvent] = []
         for line in lines:
-            if line.startswith(_DATA) and len(line) <= self._max_event_bytes > len(self._data) + len(line):
-                self._data += line[len(_DATA) :]  # nearly always this
-                self._data += b"\n"
-            elif line:
+            if line:
                 self._read_field(line)
             else:
-                if len(self._data) > 1:
+                if self._size > 1:
                     events.append(self._make_event())
-                self._data.clear()
-                self._event = b""
+                self._data, self._size, self._event = [], 0, b""
         return events
 
     def _read_field(self, line: bytes) -> None:
@@ -100,18 +94,20 @@ class SseReader:
         name, _, value = line.partition(b":")  # a comment is a field without a name
         value = value.removeprefix(b" ")
         if name == b"data":
-            self._data += value
-            if len(self._data) > self._max_event_bytes:
+            self._size += len(value)
+            if self._size > self._max_event_bytes:
                 raise self._too_long("event")
-            self._data += b"\n"
+            self._data.append(value)
+            self._size += 1
         elif name == b"event":
             self._event = value
         elif name == b"id" and b"\0" not in value:
             self._id = value.decode(errors="replace")
 
     def _make_event(self) -> ServerEvent:
-        name = self._event.decode(errors="replace") or "message"
-        return ServerEvent(name, self._data[:-1].decode(errors="replace"), self._id)
+        name = self._event.decode(errors="replace") if self._event else "message"
+        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        return ServerEvent(name, data.decode(errors="replace"), self._id)
 
     def _too_long(self, what: str) -> ValueError:
         return ValueError(f"the event stream holds a longer {what} than max_event_bytes={self._max_event_bytes}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from llm_spec import ChatRequest, LlmSpecError, NextToken, Sampling, ScoredToken, StreamEvent, TargetError
-from llm_spec.openai_chat import chunk_finish
+from llm_spec.openai_chat import choice_finish
 from llm_spec.provider import Feature
 from llm_spec_http.answer import read_answer
 from llm_spec_http.client import HttpClient, MissingError
@@ -136,10 +136,10 @@ class HttpTokens:
 
     @asynccontextmanager
     async def _stream(self, path: str, body: Body, repeated: str) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with AsyncExitStack() as stack:
-            response = await self._told(lambda: self._client.open(stack, path, body))
+        async with await self._told(lambda: self._client.open(path, body)) as response:
             answer = read_answer(self._client, response, repeated=repeated, read_token_ids=self._api.token_ids)
-            yield await stack.enter_async_context(aclosing(answer))
+            async with aclosing(answer):
+                yield answer
 
     async def _choices(self, body: Body, number: int) -> list[Mapping[str, Any]]:
         """The choices of a completion, in the order of its prompts."""
@@ -151,7 +151,7 @@ class HttpTokens:
 
     def _next_token(self, choice: Mapping[str, Any]) -> NextToken:
         token_ids = self._api.token_ids(choice)
-        is_end = chunk_finish({"choices": [{**choice, "index": 0}]}) == "stop"
+        is_end = choice_finish(choice) == "stop"
         if not token_ids:
             raise ValueError("no id of the token that it sampled")
         return NextToken(token_ids[-1], "" if is_end else str(choice.get("text") or ""), is_end)

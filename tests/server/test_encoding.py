@@ -8,9 +8,10 @@ import pytest
 from serving import frames_of
 
 from llm_spec import ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta
+from llm_spec.json_text import dumps
 from llm_spec.server.apis import APIS, Naming
 from llm_spec.server.bodies import Asked
-from llm_spec.server.encoding import dump, figures, finish_reason_of, header_figures
+from llm_spec.server.encoding import figures, finish_reason_of, header_figures
 from llm_spec.testing import RuleProvider
 
 
@@ -37,7 +38,7 @@ def test_figures_tell_no_text_and_no_address(result: SpeculativeResult) -> None:
     told = figures(replace(result, fallbacks=(reason,), retries=(reason,)))
     assert told["fallbacks"] == told["retries"] == ["TransientError: vllm:tiny broke the connection"]
     assert "content" not in told
-    assert b"You said" not in dump(told)
+    assert b"You said" not in dumps(told)
 
 
 def test_a_call_that_ended_with_stop_is_still_a_call(result: SpeculativeResult) -> None:
