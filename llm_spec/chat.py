@@ -93,7 +93,7 @@ class ChatMessage:
         """Read an OpenAI chat message; raises InvalidRequestError naming the field that is wrong."""
         _check_type("message", message, Mapping, "a ChatMessage or an OpenAI chat dict")
         content = message.get("content")
-        if isinstance(content, Sequence) and not isinstance(content, str):
+        if not isinstance(content, str | None) and isinstance(content, Sequence):
             content = tuple(cast("Sequence[ContentPart]", content))
         try:
             calls = tuple(

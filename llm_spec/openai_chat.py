@@ -46,11 +46,14 @@ class ChunkReader:
         if chunk.get("usage"):
             self._usage = read_usage(chunk) or self._usage
         choice = _first_choice(chunk)
-        self._reason = choice_finish(choice) or self._reason
+        if choice.get("finish_reason") is not None:
+            self._reason = choice_finish(choice)
         delta: Mapping[str, Any] = choice.get("delta") or _NOTHING
         token_ids = None if self._read_token_ids is None else self._read_token_ids(choice)
-        content = _text(choice.get("text") or delta.get("content"))
-        texts: list[StreamEvent] = [TextDelta(content, token_ids=token_ids)] if content or token_ids else []
+        content = choice.get("text") or delta.get("content")
+        if not isinstance(content, str):
+            content = ""
+        texts: list[StreamEvent] = [TextDelta(content, "plain", token_ids)] if content or token_ids else []
         if texts and len(delta) == 1:  # nearly always there is nothing else
             return texts
         return [*self._before(delta), *texts, *self._calls(delta)]

@@ -11,7 +11,6 @@ import importlib
 import logging
 import random
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any, Final
 
 __all__ = ["RequestContext", "get_ready", "is_logged", "log_event", "new_request_id"]
@@ -41,7 +40,7 @@ class RequestContext:
         self._bind, self._reset = structlog.contextvars.bind_contextvars, structlog.contextvars.reset_contextvars
         self._tokens: list[Mapping[str, Any]] = []
         self._request_id = new_request_id()
-        self.for_others = self if structlog.is_configured() else nullcontext()  # who else would look for it?
+        self.is_wanted = structlog.is_configured()  # by others, in what a provider logs
 
     def __enter__(self) -> None:
         self._tokens.append(self._bind(request_id=self._request_id))

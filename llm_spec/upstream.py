@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -58,10 +58,10 @@ class Upstream:
             until = silent_until if until is None else min(until, silent_until)
         timeout = None if until is None else asyncio.timeout_at(until)
         try:
-            with self.log_context.for_others:
-                if timeout is None:
-                    return await awaitable
-                async with timeout:
+            if timeout is None and not self.log_context.is_wanted:
+                return await awaitable
+            with self.log_context if self.log_context.is_wanted else nullcontext():
+                async with timeout or nullcontext():
                     return await awaitable
         except LlmSpecError as error:
             if isinstance(error, TargetError):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llm_spec import (
+    ChatRequest,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
@@ -17,7 +18,10 @@ from llm_spec import (
     Timings,
     Usage,
 )
+from llm_spec.chat import Retry
+from llm_spec.figures import PairFigures
 from llm_spec.planner import Planner
+from llm_spec.recording import Recording
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
@@ -210,6 +214,26 @@ def test_a_strategy_that_always_meets_the_deadline_is_given_up() -> None:
 # ------------------------------------------------------------------------------------------ a whole decoder
 
 TEXT = " ".join(f"word{i}" for i in range(200))
+
+
+@pytest.mark.parametrize("is_retried", [False, True])
+def test_a_plain_answer_tells_the_targets_speed(is_retried: bool) -> None:
+    """To its first token, and between two; one that was asked for twice does not."""
+
+    async def run() -> PairFigures:
+        request, figures = ChatRequest.create("tell"), PairFigures()
+        recording = Recording(request)
+        if is_retried:
+            recording.add(Retry("it broke", 1.0, is_continued=False))
+        async with SimulatedTarget(TEXT, first_token_s=0.4, token_s=0.02).stream(request) as events:
+            async for event in events:
+                recording.add(event)
+        recording.teach(figures)
+        return figures
+
+    figures = run_virtual(run())
+    assert figures.first_token_s.value == (None if is_retried else pytest.approx(0.4, rel=0.01))
+    assert figures.token_s.value == (None if is_retried else pytest.approx(0.02, rel=0.01))
 
 
 @pytest.mark.parametrize(

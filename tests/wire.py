@@ -32,6 +32,8 @@ class Wire:
         self.headers: list[dict[str, str]] = []
         self.frames: list[bytes] = []
         self.pause_s = 0.0  # before each frame
+        self.end_s = 0.0  # before the body's end
+        self.connections: set[object] = set()
         self.status = 200
         self.error: Any = None
         self.drop = False  # the connection, behind the last frame
@@ -40,6 +42,8 @@ class Wire:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
+        if request.transport is not None:
+            self.connections.add(request.transport.get_extra_info("peername"))
         self.headers.append(dict(request.headers))
         if self.status != 200:
             elsewhere = {"Location": f"{self.url}/elsewhere"} if 300 <= self.status < 400 else {}
@@ -51,6 +55,7 @@ class Wire:
             for frame in self.frames:
                 await asyncio.sleep(self.pause_s)
                 await response.write(frame)
+            await asyncio.sleep(self.end_s)
             if self.drop and request.transport is not None:
                 request.transport.abort()
         finally:

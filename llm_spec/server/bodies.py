@@ -97,8 +97,7 @@ def wanted(body: Body, name: str, default: T, kind: type | None = None) -> T:
 
 def listed(body: Body, name: str) -> list[Json]:
     """A list of objects."""
-    nothing: list[Any] = []
-    values = wanted(body, name, nothing, list)
+    values: list[Any] = [] if body.get(name) is None else wanted(body, name, body[name], list)
     for index, value in enumerate(values):
         if not isinstance(value, dict):
             raise InvalidRequestError(f"{name}[{index}] is of type {type(value).__name__}; it must be an object")
@@ -107,8 +106,7 @@ def listed(body: Body, name: str) -> list[Json]:
 
 def table(body: Body, name: str) -> Json:
     """An object; empty where there is none."""
-    nothing: Json = {}
-    return wanted(body, name, nothing, dict)
+    return {} if body.get(name) is None else wanted(body, name, body[name], dict)
 
 
 def read_messages(body: Body) -> tuple[ChatMessage, ...]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from multiprocessing.sharedctypes import RawArray
 from typing import Final, Protocol
 
@@ -85,6 +84,7 @@ class Client:
         self._ledger = ledger
         self._worker = worker
         self._index = index
+        self._limit = None if config is None else config.max_concurrent
         budget = None if config is None else _SharedBudget(config, ledger, worker, index)
         self.budget = budget if budget is not None and budget.is_bounded else None
 
@@ -92,21 +92,20 @@ class Client:
         """Whether it may ask for this model."""
         return self._config is None or self._config.models is None or model in self._config.models
 
-    @contextmanager
-    def request(self) -> Generator[None]:
-        """One request of it; raises Problem where it has too many at once."""
-        limit = None if self._config is None else self._config.max_concurrent
+    def begin(self) -> None:
+        """One request more, up to `end`; raises Problem where it has too many at once."""
+        limit = self._limit
         if limit is None:
-            yield
             return
         if self._ledger.total(self._index, _OPEN) >= limit:
             raise Problem(
                 429, f"this key may have {limit} requests at once", code="too_many_requests", retry_after_s=1.0
             )
         self._ledger.add(self._worker, self._index, _OPEN, 1)
-        try:
-            yield
-        finally:
+
+    def end(self) -> None:
+        """A request that had begun is over."""
+        if self._limit is not None:
             self._ledger.add(self._worker, self._index, _OPEN, -1)
 
 

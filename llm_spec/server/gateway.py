@@ -7,8 +7,7 @@ import json
 import logging
 import math
 import traceback
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
 from importlib.resources import files
 from typing import Any, Final, TypeAlias, cast
@@ -33,7 +32,9 @@ __all__ = ["Gateway"]
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _OPENAI: Final = APIS["/v1/chat/completions"]
+_NAME: Final = {"Server": "llm-spec"}  # not which version of what
 _PAGE_HEADERS: Final = {
+    **_NAME,
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -81,7 +82,7 @@ class Gateway:
         try:
             self._check_origin(request)
             if request.method == hdrs.METH_OPTIONS:
-                return web.Response(status=204, headers=self._cors(request))
+                return web.Response(status=204, headers=self._headers(request))
             return await handler(request)
         except Problem as problem:
             return self._refuse(request, problem)
@@ -121,7 +122,7 @@ class Gateway:
             body=dumps(body),
             status=status,
             content_type="application/json",
-            headers={**(headers or {}), **self._cors(request)},
+            headers={**(headers or {}), **self._headers(request)},
         )
 
     def _check_origin(self, request: web.Request) -> None:
@@ -139,11 +140,13 @@ class Gateway:
             return "without keys this server answers to its loopback address alone", "host"
         return None
 
-    def _cors(self, request: web.Request) -> dict[str, str]:
+    def _headers(self, request: web.Request) -> dict[str, str]:
+        """What every answer has; its origin's page may read it where the config says so."""
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is None or origin not in self._config.cors_origins:
-            return {}
+            return _NAME
         return {
+            **_NAME,
             "Access-Control-Allow-Origin": origin,
             "Access-Control-Allow-Headers": "authorization, *",  # SDKs have many; the star is not for this one
             "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
@@ -172,7 +175,7 @@ class Gateway:
 
     async def _tell_metrics(self, request: web.Request) -> web.Response:
         self._clients.find(request.headers)
-        return web.Response(body=self._metrics.text(self._models.all), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self._metrics.text(self._models.all), headers={**_NAME, "Content-Type": CONTENT_TYPE})
 
     async def _show_page(self, _: web.Request) -> web.Response:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=_PAGE_HEADERS)
@@ -182,8 +185,11 @@ class Gateway:
     async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
         started_s = asyncio.get_running_loop().time()
         client = self._clients.find(request.headers)
-        with client.request(), self._admitted():
+        self._begin(client)
+        try:
             return await self._exchange(api, request, client, started_s)
+        finally:
+            self._end(client)
 
     async def _exchange(self, api: Api, request: web.Request, client: Client, started_s: float) -> web.StreamResponse:
         body = await self._body(request)
@@ -205,7 +211,7 @@ class Gateway:
             client=client,
             asked=asked,
             naming=naming,
-            headers=self._cors(request),
+            headers=self._headers(request),
             problem_of=self._problem,
         )
         return await exchange.respond()
@@ -230,17 +236,18 @@ class Gateway:
             raise Problem(400, f"the body is of type {type(body).__name__}; it must be a JSON object")
         return cast("Json", body)
 
-    @contextmanager
-    def _admitted(self) -> Generator[None]:
+    def _begin(self, client: Client) -> None:
+        """Let a request in; raises Problem where there are too many."""
         if self._num_open >= self._config.max_requests:
             raise Problem(503, "the server answers as many requests as it may", code="overloaded", retry_after_s=1.0)
+        client.begin()
         self._num_open += 1
         self._metrics.count_open(self._num_open)
-        try:
-            yield
-        finally:
-            self._num_open -= 1
-            self._metrics.count_open(self._num_open)
+
+    def _end(self, client: Client) -> None:
+        client.end()
+        self._num_open -= 1
+        self._metrics.count_open(self._num_open)
 
 
 def _parsed(data: bytes) -> Any:

@@ -38,11 +38,10 @@ async def read_answer(
     try:
         while block := await body.next():
             for data in block:
-                for event in map(stripper.strip, reader.read(client.chunk(data))):
-                    if event is not None:
-                        if type(event) is TextDelta:
-                            shown.append(event.text)
-                        yield event
+                for event in stripper.strip(reader.read(client.chunk(data))):
+                    if type(event) is TextDelta:
+                        shown.append(event.text)
+                    yield event
     except (aiohttp.ClientError, ValueError) as error:
         raise client.broken(error, "".join(shown)) from error
     except TargetError as error:

@@ -74,12 +74,12 @@ class PrefixStripper:
         self._prefix = prefix
         self._held = ""
 
-    def strip(self, event: StreamEvent) -> StreamEvent | None:
-        """The event with what may be shown of its text; None: nothing of it."""
-        if not self._prefix or not isinstance(event, TextDelta):
-            return event
-        text = self.push(event.text)
-        return replace(event, text=text) if text or event.token_ids else None
+    def strip(self, events: list[StreamEvent]) -> list[StreamEvent]:
+        """The next events, with what may be shown of their text."""
+        if not self._prefix:
+            return events
+        shown = [replace(e, text=self.push(e.text)) if isinstance(e, TextDelta) else e for e in events]
+        return [e for e in shown if not isinstance(e, TextDelta) or e.text or e.token_ids]
 
     def push(self, text: str) -> str:
         """Add text; return what may be shown."""

@@ -84,7 +84,9 @@ class SseReader:
                 self._read_field(line)
             else:
                 if self._size > 1:
-                    events.append(self._make_event())
+                    name = self._event.decode(errors="replace") if self._event else "message"
+                    data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+                    events.append(ServerEvent(name, data.decode(errors="replace"), self._id))
                 self._data, self._size, self._event = [], 0, b""
         return events
 
@@ -103,11 +105,6 @@ class SseReader:
             self._event = value
         elif name == b"id" and b"\0" not in value:
             self._id = value.decode(errors="replace")
-
-    def _make_event(self) -> ServerEvent:
-        name = self._event.decode(errors="replace") if self._event else "message"
-        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-        return ServerEvent(name, data.decode(errors="replace"), self._id)
 
     def _too_long(self, what: str) -> ValueError:
         return ValueError(f"the event stream holds a longer {what} than max_event_bytes={self._max_event_bytes}")

@@ -23,6 +23,7 @@ from llm_spec import (
     TargetError,
     TextDelta,
     ToolCall,
+    ToolCallDelta,
     TransientError,
     Usage,
     open_provider,
@@ -60,6 +61,44 @@ async def test_text_and_usage(wire: Wire) -> None:
         TextDelta(" world"),
         Finish("stop", Usage(input_tokens=7, output_tokens=2, cached_input_tokens=4)),
     ]
+
+
+@pytest.mark.parametrize("end_s", [0.0, 0.003])
+async def test_a_connection_is_used_again(wire: Wire, end_s: float) -> None:
+    """Also where the end of the body comes some time behind the end of the stream, as most servers send it."""
+    wire.frames, wire.end_s = text_chunks("x"), end_s
+    provider = provider_of(wire)
+    for _ in range(5):
+        assert (await provider.complete(QUESTION)).message.text == "x"
+        await asyncio.sleep(0.01)
+    await provider.aclose()
+    assert len(wire.connections) == 1
+
+
+async def test_a_body_without_an_end_holds_up_nobody(wire: Wire) -> None:
+    """The answer is whole with the stream's own end; the connection is given up."""
+    wire.frames, wire.end_s = text_chunks("x"), 60.0
+    provider = provider_of(wire)
+    async with asyncio.timeout(5):
+        for _ in range(2):
+            assert (await provider.complete(QUESTION)).message.text == "x"
+    await provider.aclose()
+    assert len(wire.connections) == 2
+
+
+async def test_all_of_one_chunk(wire: Wire) -> None:
+    """Thought, text and call of one delta come in this order; a refusal is text, and no good end."""
+    call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}
+    wire.frames = [
+        chunk({"tool_calls": [call], "content": "text", "reasoning_content": "thought", "refusal": None}),
+        *text_chunks("more"),
+    ]
+    thought, text, called, more, finish = await events_of(wire)
+    assert (thought, text, more) == (ReasoningDelta("thought"), TextDelta("text"), TextDelta("more"))
+    assert called == ToolCallDelta(0, "a", "f", "{}")
+    assert finish == Finish("stop")
+    wire.frames = [chunk({"refusal": "I will not."}), *text_chunks()]
+    assert await events_of(wire) == [TextDelta("I will not."), Finish("content_filter", None, "content_filter")]
 
 
 async def test_what_is_asked(wire: Wire) -> None:

@@ -151,10 +151,12 @@ def test_workers_count_together() -> None:
     assert second.budget.spent_tokens == 60
     second.budget.spend(50, 0.0)
     assert first.budget.affordable(1, None) == 0
-    with first.request(), second.request(), pytest.raises(Problem), first.request():
-        pass
-    with first.request(), second.request():
-        pass
+    first.begin()
+    second.begin()
+    with pytest.raises(Problem):
+        first.begin()
+    second.end()
+    first.begin()
 
 
 def test_a_worker_that_died_leaves_no_request_open() -> None:
@@ -164,8 +166,7 @@ def test_a_worker_that_died_leaves_no_request_open() -> None:
     client = Clients(keys, ledger, 0).find({"x-api-key": "secret-of-ann"})
     assert client.budget is not None
     client.budget.spend(60, 0.0)
-    client.request().__enter__()
+    client.begin()
     ledger.forget_open(0)
     assert client.budget.spent_tokens == 60
-    with client.request():
-        pass
+    client.begin()
