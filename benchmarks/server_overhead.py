@@ -18,13 +18,17 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
-from server_peers import MODEL, Load, ask, body_of, upstream
+from server_peers import MODEL, Load, ask, body_of, relay, upstream
 
+_NUM_SLICES = 10
 _WITHOUT_KEYS = {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}  # as ours, on a loopback address
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+Place = tuple[str, str]  # an address, and the name of a model there
 
 
 class Program:
@@ -111,17 +115,17 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def measured(name: str, url: str, model: str, number: int, *, headers: str = "") -> tuple[Load, Load, Load]:
-    """One client, one client that streams, 64 clients."""
-    plain, streamed = body_of(model), body_of(model, stream=True)
-    ask(url, plain, number=max(20, number // 20), clients=1, headers=headers)  # warm
-    one = ask(url, plain, number=number, clients=1, headers=headers)
-    told(f"{name}, one client", one)
-    stream = ask(url, streamed, number=number, clients=1, headers=headers)
-    told(f"{name}, one client, streamed", stream)
-    many = ask(url, plain, number=2 * number, clients=64, headers=headers)
-    told(f"{name}, 64 clients", many)
-    return one, stream, many
+def taken_in_turns(places: Mapping[str, Place], number: int, *, clients: int = 1, stream: bool = False) -> list[Load]:
+    """The same load on each place, in slices by turns: what the machine does meanwhile meets all of them alike."""
+    loads = [Load() for _ in places]
+    for _ in range(_NUM_SLICES):
+        for load, (url, model) in zip(loads, places.values(), strict=True):
+            body = body_of(model, **({"stream": True} if stream else {}))
+            ask(url, body, number=20 * clients, clients=clients)  # warm
+            load.add(ask(url, body, number=number // _NUM_SLICES, clients=clients))
+    for name, load in zip(places, loads, strict=True):
+        told(f"{name}, {'one client' if clients == 1 else f'{clients} clients'}{', streamed' if stream else ''}", load)
+    return loads
 
 
 def chunk_us(program: Program, num_chunks: int) -> float:
@@ -153,15 +157,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, upstream() as behind:
         folder = Path(name)
         print(f"  {'milliseconds a request':<34}{'median':>9}{'p90':>9}{'p99':>9}{'a second':>11}")
-        direct, direct_stream, _ = measured("upstream alone", behind, MODEL, arguments.requests)
-        with running(llm_spec_command(folder, behind)) as ours:
+        with relay(behind) as bare, running(llm_spec_command(folder, behind)) as ours:
             rest = ours.resident_mb
-            one, stream, many = measured("llm-spec serve", ours.url, "fast", arguments.requests)
-            added = one.quantile_ms(0.5) - direct.quantile_ms(0.5)
-            added_stream = stream.quantile_ms(0.5) - direct_stream.quantile_ms(0.5)
+            number = arguments.requests
+            places = {
+                "upstream alone": (behind, MODEL),
+                "bare relay": (bare, MODEL),
+                "llm-spec serve": (ours.url, "fast"),
+            }
+            direct, relayed, one = taken_in_turns(places, number)
+            del places["bare relay"]
+            direct_stream, stream = taken_in_turns(places, number, stream=True)
+            _, many = taken_in_turns(places, 2 * number, clients=64)
+            added, added_stream, added_relay = (
+                load.quantile_ms(0.5) - alone.quantile_ms(0.5)
+                for load, alone in ((one, direct), (stream, direct_stream), (relayed, direct))
+            )
             added_p99 = one.quantile_ms(0.99) - direct.quantile_ms(0.99)
             us = chunk_us(ours, 20_000)
-            print(f"\n  added, one client: median {added:.3f} ms (streamed {added_stream:.3f}), p99 {added_p99:.3f} ms")
+            print(
+                f"\n  added, one client: median {added:.3f} ms (streamed {added_stream:.3f}), p99 {added_p99:.3f} ms; ",
+                end="",
+            )
+            print(f"a relay that does nothing else: {added_relay:.3f} ms")
             print(f"  64 clients: {many.a_second:.0f} requests/s; CPU for a relayed chunk: {us:.1f} us; ", end="")
             print(f"at rest {rest:.0f} MB resident")
             limits += [
@@ -181,7 +199,9 @@ def main() -> None:
             command = litellm_command(arguments.litellm, folder, behind, port)
             with running(command, f"http://127.0.0.1:{port}/v1") as theirs:
                 number = max(100, arguments.requests // 10)
-                their_one, _, their_many = measured("LiteLLM's proxy", theirs.url, "fast", number)
+                place = {"LiteLLM's proxy": (theirs.url, "fast")}
+                (their_one,) = taken_in_turns(place, number)
+                (their_many,) = taken_in_turns(place, 2 * number, clients=64)
                 their_added = their_one.quantile_ms(0.5) - direct.quantile_ms(0.5)
                 ratio = many.a_second / their_many.a_second
                 print(

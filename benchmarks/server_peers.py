@@ -1,6 +1,7 @@
 """The two ends of a benchmark of servers, on bare sockets: an upstream that answers at once, and clients that only ask.
 
-Both are as small as they can be, so that what is measured is what stands between them.
+Both are as small as they can be, so that what is measured is what stands between them. And the least that can stand
+there: a relay that does nothing else, on the same HTTP library.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ import asyncio
 import json
 import multiprocessing
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from typing import cast
 
+import aiohttp
 import uvloop
+from aiohttp import web
 
-__all__ = ["Load", "ask", "body_of", "upstream"]
+__all__ = ["Load", "ask", "body_of", "relay", "upstream"]
 
 MODEL = "up"
 
@@ -95,11 +98,50 @@ def _serve(ports: Queue[int]) -> None:
     uvloop.run(run())
 
 
+def _relay(ports: Queue[int], behind: str) -> None:
+    async def run() -> None:
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+
+            async def answer(request: web.Request) -> web.Response:
+                body = json.loads(await request.read()) | {"stream": True}
+                sending = session.post(
+                    f"{behind}/chat/completions",
+                    data=json.dumps(body).encode(),
+                    headers={"Content-Type": "application/json"},
+                    allow_redirects=False,
+                )
+                async with sending as response:
+                    return web.Response(body=await response.read())
+
+            app = web.Application()
+            app.router.add_post("/v1/chat/completions", answer)
+            runner = web.AppRunner(app, access_log=None)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            ports.put(runner.addresses[0][1])
+            await asyncio.sleep(3600)
+
+    uvloop.run(run())
+
+
 @contextmanager
 def upstream() -> Generator[str]:
     """An upstream in a process of its own; its address, which ends in /v1."""
+    with _beside(_serve) as url:
+        yield url
+
+
+@contextmanager
+def relay(behind: str) -> Generator[str]:
+    """A relay on aiohttp that asks for a stream and answers with its bytes as they are, in a process of its own."""
+    with _beside(_relay, behind) as url:
+        yield url
+
+
+@contextmanager
+def _beside(serve: Callable[..., None], *arguments: str) -> Generator[str]:
     ports: Queue[int] = multiprocessing.get_context("spawn").Queue()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(ports,), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(ports, *arguments), daemon=True)
     process.start()
     try:
         yield f"http://127.0.0.1:{ports.get(timeout=30)}/v1"
@@ -163,11 +205,17 @@ class _Client(asyncio.Protocol):
 class Load:
     """What came of some requests: `seconds` of each, in the order in which they ended."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int = 0) -> None:
         self.left = number
         self.num_failed = 0
         self.seconds: list[float] = []
         self.total_s = 0.0
+
+    def add(self, other: Load) -> None:
+        """Take in what came of others, which were asked before or after."""
+        self.num_failed += other.num_failed
+        self.seconds += other.seconds
+        self.total_s += other.total_s
 
     @property
     def a_second(self) -> float:
