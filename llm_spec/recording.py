@@ -9,7 +9,6 @@ from llm_spec.chat import (
     ChatRequest,
     Fallback,
     Finish,
-    Origin,
     ReasoningDelta,
     Retry,
     Round,
@@ -40,20 +39,22 @@ class Recording:
         self._started = self._clock()
         self._first_text_s: float | None = None
         self._first_s: float | None = None  # of text or reasoning
-        self._texts: list[str] = []
-        self._origins: list[Origin] = []
+        self._texts: list[TextDelta] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, ToolCall] = {}
         self._rounds: list[Round] = []
         self._fallbacks: list[str] = []
         self._retries: list[Retry] = []
-        self._num_tokens = 0
         self._num_others = 0  # pieces that are no text
 
     @property
     def content(self) -> str:
         """The text so far."""
-        return "".join(self._texts)
+        return "".join([delta.text for delta in self._texts])
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(map(_num_tokens, self._texts))
 
     @property
     def has_begun(self) -> bool:
@@ -82,15 +83,15 @@ class Recording:
 
     @property
     def _is_all_plain(self) -> bool:
-        return all(origin == "plain" for origin in self._origins)
+        return all(delta.origin == "plain" for delta in self._texts)
 
     def _approved_spans(self) -> tuple[tuple[int, int], ...]:
         """Where text was accepted, neighbours joined."""
         spans: list[tuple[int, int]] = []
         end = 0
-        for text, origin in zip(self._texts, self._origins, strict=True):
-            start, end = end, end + len(text)
-            if origin != "accepted":
+        for delta in self._texts:
+            start, end = end, end + len(delta.text)
+            if delta.origin != "accepted":
                 continue
             if spans and spans[-1][1] == start:
                 start = spans.pop()[0]
@@ -103,9 +104,7 @@ class Recording:
             if self._first_text_s is None:
                 self._first_text_s = self._clock() - self._started
                 self._first_s = self._first_s or self._first_text_s
-            self._texts.append(event.text)
-            self._origins.append(event.origin)
-            self._num_tokens += _num_tokens(event)
+            self._texts.append(event)
             return
         match event:
             case ReasoningDelta():

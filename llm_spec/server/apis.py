@@ -19,7 +19,7 @@ from llm_spec.server.responses_wire import read_responses
 __all__ = ["APIS", "Api", "Naming"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Naming:
     """What an answer is called, and how its stream is wanted."""
 

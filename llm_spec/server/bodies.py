@@ -68,7 +68,7 @@ _HARMLESS: Final[Sequence[Any]] = (0, 1, "", [], {})
 _NOT_LOCAL: Final = ("audio", "best_of", "function_call", "functions", "suffix", "web_search_options")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Asked:
     """One request, read. `num_choices`, `logprobs`: what only the target's own chunks can answer."""
 

@@ -253,7 +253,7 @@ class Gateway:
 def _parsed(data: bytes) -> Any:
     """JSON by RFC 8259: UTF-8, without NaN and Infinity, and every text whole; raises ValueError for anything else."""
     text = data.decode()
-    value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    value = _DECODER.decode(text)
     if "\\ud" in text or "\\uD" in text:  # half a character, unless its other half follows
         json.dumps(value, ensure_ascii=False).encode()
     return value
@@ -268,6 +268,9 @@ def _finite(digits: str) -> float:
     if math.isinf(value):
         raise ValueError(f"{digits[:40]} is too large a number")
     return value
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _is_same(origin: str, host: str) -> bool:

@@ -21,6 +21,7 @@ from llm_spec.server.problems import Problem
 
 __all__ = ["ServedModel", "ServedModels"]
 
+_STRATEGIES: Final = get_args(StrategyName)
 _CREATED: Final = 0  # a time that the API wants, and nobody knows
 
 
@@ -43,7 +44,7 @@ class ServedModel:
     def decoder_for(self, client: Client, strategy: str | None) -> SpeculativeDecoder:
         """The decoder of a client's request; raises InvalidRequestError for a strategy that there is not."""
         chosen = self._config.speculative.strategy if strategy is None else strategy
-        if chosen not in get_args(StrategyName):
+        if chosen not in _STRATEGIES:
             raise InvalidRequestError(
                 f"x-llm-spec-strategy is {chosen!r}; it must be one of {', '.join(self._usable())}"
             )
@@ -69,7 +70,7 @@ class ServedModel:
             return ("auto", "plain")
         if self.is_local:
             return ("auto", "plain", "tokens", "judge", "regenerate")
-        return tuple(name for name in get_args(StrategyName) if name != "tokens")
+        return tuple(name for name in _STRATEGIES if name != "tokens")
 
 
 class ServedModels:
