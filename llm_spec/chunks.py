@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
+from llm_spec._clock import clock
 from llm_spec.chat import ChatRequest, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.pieces import num_prompt_pieces
@@ -36,7 +37,7 @@ class CountedChunks:
         self._request = request
         self._timeouts = config.timeouts
         self._breaker = breaker
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock()
         self._deadline = None if config.deadline_s is None else self._clock() + config.deadline_s
         self._told: Usage | None = None
         self._num_pieces = 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
+from llm_spec._clock import clock
 from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, CostLine, ExponentialMovingAverage
 
 __all__ = ["PairFigures", "StreamWatch"]
@@ -69,7 +69,7 @@ class StreamWatch:
 
     def __init__(self, figures: PairFigures) -> None:
         self._figures = figures
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock()
         self.opened_s = self._clock()
         self.first_s: float | None = None
         self._last_s = self.opened_s

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
+from llm_spec._clock import clock
 from llm_spec.chat import (
     ChatRequest,
     Fallback,
@@ -35,7 +35,7 @@ class Recording:
     def __init__(self, request: ChatRequest) -> None:
         self.request = request
         self.finish: Finish | None = None
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock()
         self._started = self._clock()
         self._first_text_s: float | None = None
         self._first_s: float | None = None  # of text or reasoning

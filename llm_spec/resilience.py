@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from typing import Final, TypeVar
 
 from llm_spec._checks import check_number
+from llm_spec._clock import clock, now
 from llm_spec.chat import ChatRequest
 from llm_spec.config import RetryPolicy
 from llm_spec.errors import CircuitOpenError, ConfigError, DraftError, TransientError
@@ -141,10 +142,10 @@ class CircuitBreaker:
             self._num_failures = 0
             return
         self._num_failures += 1
-        self._closed_until_s = asyncio.get_running_loop().time() + self._open_s
+        self._closed_until_s = now() + self._open_s
 
     def _refuse(self) -> None:
-        left_s = self._closed_until_s - asyncio.get_running_loop().time()
+        left_s = self._closed_until_s - now()
         if left_s > 0 or self._is_trying:
             raise CircuitOpenError(
                 f"{self._name} failed {self._num_failures} times in a row and is left alone"
@@ -195,7 +196,7 @@ class _Watch:
     def __init__(self, breaker: CircuitBreaker, patience_s: float) -> None:
         self._breaker = breaker
         self._patience_s = patience_s
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock()
         self._heard_s = self._clock()
         self._is_waiting = True
 

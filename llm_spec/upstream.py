@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from functools import partial
 from typing import TypeAlias, TypeVar
 
+from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Finish, Progress, Retry, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, one_line
@@ -35,7 +36,7 @@ class Upstream:
         self.recording = recording
         self.breaker = breaker
         deadline_s = config.deadline_s
-        self._deadline = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
+        self._deadline = None if deadline_s is None else now() + deadline_s
         self.log_context = RequestContext()
         self.deadline_reached = False
 
@@ -54,7 +55,7 @@ class Upstream:
         """
         until = self._deadline
         if silence_s is not None:
-            silent_until = asyncio.get_running_loop().time() + silence_s
+            silent_until = now() + silence_s
             until = silent_until if until is None else min(until, silent_until)
         timeout = None if until is None else asyncio.timeout_at(until)
         try:

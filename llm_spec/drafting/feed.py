@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from llm_spec._clock import clock
 from llm_spec.chat import ChatRequest, Usage
 from llm_spec.drafting.ngrams import Follower
 from llm_spec.drafting.pieces import split_pieces
@@ -106,16 +107,16 @@ class DraftFeed:
         return num_tokens if self._max_tokens is None else min(num_tokens, self._max_tokens - self.num_tokens)
 
     async def _collect(self, run: _Run, request: ChatRequest, num_tokens: int) -> None:
-        clock = asyncio.get_running_loop().time
+        seconds = clock()
         spent = self.num_tokens
         try:
             async with (
                 asyncio.timeout(self._timeout_s) as patience,
                 self._draft.draft(request, num_tokens) as pieces,
             ):
-                last_s, moved_s = None, clock()
+                last_s, moved_s = None, seconds()
                 async for piece in pieces:
-                    now = clock()
+                    now = seconds()
                     num_new = self._take(run, piece)
                     if last_s is not None and num_new:
                         self._writing_s += now - last_s

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from aiohttp import web
 
+from llm_spec._clock import clock
 from llm_spec.chat import Progress, Started, StreamEvent
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting.pieces import num_prompt_pieces
@@ -66,7 +66,7 @@ class Exchange:
         self._naming = naming
         self._headers = {"x-request-id": naming.answer_id, **headers}
         self._problem_of = problem_of
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock()
 
     async def respond(self) -> web.StreamResponse:
         """The response, sent where it is a stream; raises what goes wrong before anything was sent."""

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
+from llm_spec._clock import now
 from llm_spec.errors import LlmSpecError
 from llm_spec.json_text import dumps
 from llm_spec.server.apis import APIS, Api, Naming
@@ -183,7 +184,7 @@ class Gateway:
     # ------------------------------------------------------------------------------------------ answers
 
     async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
-        started_s = asyncio.get_running_loop().time()
+        started_s = now()
         client = self._clients.find(request.headers)
         self._begin(client)
         try:

@@ -157,13 +157,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
 
-    class PreciseLoop(uvloop.Loop):
-        """Its own clock stands still while a callback runs and counts in milliseconds: no clock to measure with."""
-
-        def time(self) -> float:
-            return time.monotonic()
-
-    return PreciseLoop
+    return uvloop.new_event_loop
 
 
 def _work(

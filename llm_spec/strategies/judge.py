@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
+from llm_spec._clock import clock
 from llm_spec.chat import ChatMessage, ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
@@ -91,7 +92,7 @@ class _Judging:
         self._request = request
         self._config = config
         self._figures = figures
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock()
         self._news = asyncio.Event()
         self._feed = DraftFeed(
             draft,

@@ -12,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
+from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.pieces import split_pieces
@@ -82,13 +83,13 @@ async def _answer(
     figures: PairFigures,
 ) -> AsyncGenerator[StreamEvent]:
     guess = WholeDraft(request.prediction or "")
-    started_s = asyncio.get_running_loop().time()
+    started_s = now()
     if not guess.text and draft is not None:
         guess = await _drafted(draft, request, config)
         if guess.failure is not None:
             yield Fallback(guess.failure)
     drafted = guess.usage or (Usage(output_tokens=len(split_pieces(guess.text))) if draft is not None else None)
-    draft_s = asyncio.get_running_loop().time() - started_s
+    draft_s = now() - started_s
     request = replace(request, prediction=guess.text or None)
     has_begun = False
     try:
@@ -96,7 +97,7 @@ async def _answer(
             async for event in events:
                 has_begun = True
                 if isinstance(event, Finish):
-                    report = _round(event, draft_s, asyncio.get_running_loop().time() - started_s - draft_s)
+                    report = _round(event, draft_s, now() - started_s - draft_s)
                     if report is not None:
                         yield report
                     event = replace(event, draft_usage=drafted)  # noqa: PLW2901

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import replace
 from typing import Final
 
+from llm_spec._clock import clock
 from llm_spec.chat import (
     ChatRequest,
     Fallback,
@@ -101,7 +102,7 @@ class _Race:
         self._request = request
         self._config = config
         self._figures = figures
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock()
         self._news: asyncio.Queue[tuple[Runner, StreamEvent | Exception] | None] = asyncio.Queue()
         self._feed = DraftFeed(
             draft,

@@ -12,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
+from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.ngrams import Follower
@@ -66,13 +67,12 @@ class RegenerateStrategy:
 
 def _patience(config: SpeculativeConfig) -> Callable[[], float]:
     """How long (s) a finished answer may still wait for its draft: never into the request's deadline."""
-    clock = asyncio.get_running_loop().time
-    started = clock()
+    started = now()
 
     def patience() -> float:
         if config.deadline_s is None:
             return config.draft_timeout_s
-        return min(config.draft_timeout_s, 0.9 * max(0.0, started + config.deadline_s - clock()))
+        return min(config.draft_timeout_s, 0.9 * max(0.0, started + config.deadline_s - now()))
 
     return patience
 

@@ -21,6 +21,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+from llm_spec._clock import clock
 from llm_spec.chat import ChatRequest, Fallback, Finish, Origin, Round, StreamEvent, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
@@ -123,7 +124,7 @@ class _Rounds:
         self._max_under_way = max_under_way
         self._max_rounds = config.max_iterations
         self._lookahead = config.lookahead.start()
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock()
         self._started_s = self._paced_s = self._clock()
         self._changed = asyncio.Event()
         self._feed = DraftFeed(
