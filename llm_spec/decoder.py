@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from llm_spec.chat import (
     ChatRequest,
@@ -28,7 +28,7 @@ from llm_spec.chat import (
     Usage,
 )
 from llm_spec.chunks import CountedChunks
-from llm_spec.config import SpeculativeConfig
+from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.drafting.model import ProviderDraft
 from llm_spec.drafting.pieces import num_prompt_pieces
 from llm_spec.errors import DraftError, InvalidRequestError, LlmSpecError, TargetError, UnsupportedError
@@ -40,12 +40,14 @@ from llm_spec.registry import open_draft, open_provider
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies import Strategy, choose_strategy
-from llm_spec.strategies.plain import PLAIN
+from llm_spec.strategies.plain import PLAIN, answer_at_once
 from llm_spec.telemetry import get_ready, is_logged, log_event
 from llm_spec.tokens.sampling import random_seed
 from llm_spec.upstream import Upstream
 
 __all__ = ["SpeculativeDecoder"]
+
+_NO_TIMEOUTS: Final = Timeouts()
 
 T = TypeVar("T")
 P = TypeVar("P", bound=DraftProvider | LlmProvider)
@@ -144,7 +146,7 @@ class SpeculativeDecoder:
         are those of ChatRequest.create. Raises InvalidRequestError, UnsupportedError for a strategy that cannot serve
         this pair, and TargetError with the text so far; never for a draft. Cancelling it stops the work behind it.
         """
-        async with aclosing(self._answer(_asked(request, options), rounds=False)) as events:
+        async with aclosing(self._answer(_asked(request, options), is_whole=True)) as events:
             async for event in events:
                 if isinstance(event, SpeculativeFinish) and event.result is not None:
                     return event.result
@@ -218,7 +220,9 @@ class SpeculativeDecoder:
             seed = random_seed()  # so that the result can tell it
         return request if seed == sampling.seed else replace(request, sampling=replace(sampling, seed=seed))
 
-    async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:
+    async def _answer(
+        self, asked: ChatRequest, *, rounds: bool = False, is_whole: bool = False
+    ) -> AsyncGenerator[StreamEvent]:
         affordable = self._affordable(asked)
         request = self._prepared(asked, affordable)
         recording = Recording(request)
@@ -233,7 +237,7 @@ class SpeculativeDecoder:
             promise = strategy.promise(self._target, self.config)
             yield Started(strategy.name, promise.guarantee, self._target.name, self._draft_of(strategy))
         try:
-            async with aclosing(self._verified(strategy, request, upstream)) as events:
+            async with aclosing(self._verified(strategy, request, upstream, is_whole=is_whole)) as events:
                 async for event in events:
                     recording.add(event)
                     if type(event) is TextDelta:  # nearly always
@@ -268,6 +272,8 @@ class SpeculativeDecoder:
         )
 
     def _learn(self, strategy: Strategy, recording: Recording, result: SpeculativeResult) -> None:
+        if self._draft is None:
+            return  # there is nothing to choose from
         self._planner.learn(result)
         if strategy is PLAIN:
             recording.teach(self._planner.figures)
@@ -275,11 +281,23 @@ class SpeculativeDecoder:
     def _draft_of(self, strategy: Strategy) -> str | None:
         return None if self._draft is None or strategy.name == "plain" else self._draft.name
 
-    def _verified(self, strategy: Strategy, request: ChatRequest, upstream: Upstream) -> AsyncGenerator[StreamEvent]:
-        """The answer's events, up to its Finish or the deadline."""
+    def _verified(
+        self, strategy: Strategy, request: ChatRequest, upstream: Upstream, *, is_whole: bool
+    ) -> AsyncGenerator[StreamEvent]:
+        """The answer's events, up to its Finish or the deadline. `is_whole`: the caller waits for the end."""
+        if is_whole and self._needs_no_pieces:
+            at_once = partial(answer_at_once, self._target, request)
+            return upstream.events(at_once, at_once)
         run = partial(strategy.run, self._draft, self._target, request, self.config, self._planner.figures)
         plain = partial(PLAIN.run, None, self._target, request, self.config, self._planner.figures)
         return upstream.events(run, plain)
+
+    @property
+    def _needs_no_pieces(self) -> bool:
+        """Whether the target may be asked for its whole answer: nobody verifies, times, counts or keeps its pieces."""
+        config = self.config
+        is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
+        return not (config.stream_always or is_timed or self._draft is not None or self._spending.is_bounded)
 
     def _finish(self, recording: Recording, upstream: Upstream, asked: ChatRequest) -> Finish:
         """How the answer ended, in this decoder's words."""

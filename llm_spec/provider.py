@@ -49,6 +49,7 @@ __all__ = [
     "LlmProvider",
     "NextToken",
     "ProviderEntry",
+    "ResponseBuilder",
     "ReusingSession",
     "RoundModel",
     "ScoredToken",
@@ -485,33 +486,51 @@ class TokenDrafter(Protocol):
 # ------------------------------------------------------------------------------------------- helpers
 
 
+class ResponseBuilder:
+    """Puts the events of one answer together."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, ToolCall] = {}
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._texts)
+
+    def add(self, event: StreamEvent) -> ChatResponse | None:
+        """Take the next event in; gives the response with the last."""
+        match event:
+            case TextDelta():
+                self._texts.append(event.text)
+            case ReasoningDelta():
+                self._reasoning.append(event.text)
+            case ToolCallDelta():
+                self._calls[event.index] = add_call(self._calls.get(event.index), event)
+            case Finish():
+                calls = tuple(call for _, call in sorted(self._calls.items()))
+                return ChatResponse(
+                    message=ChatMessage("assistant", self.text or None, tool_calls=calls),
+                    finish_reason=event.finish_reason,
+                    usage=event.usage,
+                    reasoning="".join(self._reasoning),
+                    stopped_by=event.stopped_by,
+                )
+            case _:
+                pass
+        return None
+
+
 async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> ChatResponse:
     """`complete` for a provider whose native form is `stream`."""
-    text, reasoning = "", ""
-    calls: dict[int, ToolCall] = {}
+    builder = ResponseBuilder()
     async with provider.stream(request) as events:
         async for event in events:
-            match event:
-                case TextDelta():
-                    text += event.text
-                case ReasoningDelta():
-                    reasoning += event.text
-                case ToolCallDelta():
-                    calls[event.index] = add_call(calls.get(event.index), event)
-                case Finish():
-                    message = ChatMessage(
-                        "assistant", text or None, tool_calls=tuple(call for _, call in sorted(calls.items()))
-                    )
-                    return ChatResponse(
-                        message=message,
-                        finish_reason=event.finish_reason,
-                        usage=event.usage,
-                        reasoning=reasoning,
-                        stopped_by=event.stopped_by,
-                    )
-                case _:
-                    pass
-    raise TargetError(f"{provider.name} ended its stream without a finish reason", partial_text=text)
+            response = builder.add(event)
+            if response is not None:
+                return response
+    raise TargetError(f"{provider.name} ended its stream without a finish reason", partial_text=builder.text)
 
 
 def add_call(call: ToolCall | None, delta: ToolCallDelta) -> ToolCall:

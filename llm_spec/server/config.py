@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -35,7 +36,7 @@ class ModelConfig:
 
     target: str
     draft: str | None = None
-    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    speculative: SpeculativeConfig = field(default_factory=partial(SpeculativeConfig, stream_always=False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +196,7 @@ class _Reader:
         for key, read in _READERS.items():
             if key in settings:
                 settings[key] = self._made((*at, key), read, settings[key])
+        settings.setdefault("stream_always", False)
         settings["retry"] = self._made(at, RetryPolicy, **retry)
         settings["timeouts"] = self._made(at, Timeouts, **timeouts)
         speculative = self._made(at, SpeculativeConfig, **settings)
@@ -288,6 +290,7 @@ _MODEL_SETTINGS: Final = (
     "prices",
     "max_request_tokens",
     "max_request_cost",
+    "stream_always",
 )
 
 

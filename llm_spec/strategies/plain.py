@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Final
 
-from llm_spec.chat import ChatRequest, StreamEvent
+from llm_spec.chat import ChatRequest, ChatResponse, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.config import SpeculativeConfig
 from llm_spec.figures import PairFigures
 from llm_spec.generation import GenerationLimits
@@ -14,7 +14,7 @@ from llm_spec.local import stream_token_model
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.strategies.base import Promise
 
-__all__ = ["PLAIN", "PlainStrategy"]
+__all__ = ["PLAIN", "PlainStrategy", "answer_at_once"]
 
 
 class PlainStrategy:
@@ -42,6 +42,23 @@ class PlainStrategy:
             return target.stream(request)
         limits = GenerationLimits(max_iterations=config.max_iterations)
         return stream_token_model(model, request, limits=limits)
+
+
+@asynccontextmanager
+async def answer_at_once(target: LlmProvider, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    """The target's whole answer, asked for as such."""
+    async with aclosing(_events_of(await target.complete(request))) as events:
+        yield events
+
+
+async def _events_of(response: ChatResponse) -> AsyncGenerator[StreamEvent]:
+    if response.reasoning:
+        yield ReasoningDelta(response.reasoning)
+    if response.content:
+        yield TextDelta(response.content)
+    for index, call in enumerate(response.message.tool_calls):
+        yield ToolCallDelta(index, call.id, call.name, call.arguments)
+    yield Finish(response.finish_reason, response.usage, response.stopped_by)
 
 
 PLAIN: Final = PlainStrategy()

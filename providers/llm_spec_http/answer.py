@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import aiohttp
 
-from llm_spec import StreamEvent, TargetError, TextDelta, TransientError
+from llm_spec import ChatResponse, StreamEvent, TargetError, TextDelta, TransientError
 from llm_spec.openai_chat import ChunkReader, ReadTokenIds, ends_a_choice
+from llm_spec.provider import ResponseBuilder
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import PrefixStripper
 from llm_spec_http.sse import SseReader
 
-__all__ = ["read_answer", "read_chunks"]
+__all__ = ["read_answer", "read_chunks", "read_whole"]
 
 _DONE: Final = "[DONE]"
 _END_S: Final = 0.05  # how long the end of a body may take that has nothing more to say
@@ -68,6 +69,20 @@ async def read_chunks(client: HttpClient, response: aiohttp.ClientResponse) -> A
         raise client.broken(error) from error
     if not is_ended:
         raise TransientError(client.told("ended its answer without a finish reason"))
+
+
+def read_whole(client: HttpClient, answer: Mapping[str, Any], *, repeated: str = "") -> ChatResponse:
+    """An answer that came at once; raises TransientError for one without a finish reason."""
+    choices: list[Mapping[str, Any]] = answer.get("choices") or []
+    reader, stripper = ChunkReader(), PrefixStripper(repeated)
+    events = reader.read({**answer, "choices": [{**choice, "delta": choice.get("message")} for choice in choices]})
+    builder, finish = ResponseBuilder(), reader.finish()
+    for event in (*stripper.strip(events), TextDelta(stripper.flush())):
+        builder.add(event)
+    response = None if finish is None else builder.add(finish)
+    if response is None:
+        raise TransientError(client.told("gave an answer without a finish reason"), partial_text=builder.text)
+    return response
 
 
 class _Body:

@@ -16,6 +16,7 @@ __all__ = ["HttpClient", "MissingError"]
 
 # seconds; the second is the longest silence between two pieces of an answer, which may take as long as it goes on
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=120.0)
+_WRITING_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
 _QUOTED: Final = 300  # characters of a server's own words in an error
 
 
@@ -54,7 +55,7 @@ class HttpClient:
         self._given_session = session
         self._own_session: aiohttp.ClientSession | None = None
 
-    async def open(self, path: str, body: Body) -> aiohttp.ClientResponse:
+    async def open(self, path: str, body: Body, limits: aiohttp.ClientTimeout = _TIMEOUT) -> aiohttp.ClientResponse:
         """Send a request; the response, once its status is good. The caller closes it (`async with`).
 
         A path that begins with a slash counts from the server's root, any other from the address that ends in /v1.
@@ -66,7 +67,7 @@ class HttpClient:
                 self._url(path),
                 data=dumps(body),
                 headers=self._headers,
-                timeout=_TIMEOUT,
+                timeout=limits,
                 allow_redirects=False,  # a key goes where it was meant to go
             )
         except (aiohttp.ClientError, ValueError) as error:
@@ -76,11 +77,11 @@ class HttpClient:
                 await self._refuse(response)
         return response
 
-    async def call(self, path: str, body: Body) -> dict[str, Any]:
+    async def call(self, path: str, body: Body, limits: aiohttp.ClientTimeout = _TIMEOUT) -> dict[str, Any]:
         """Send a request and read the JSON object that answers it; raises as `open`."""
-        async with await self.open(path, body) as response:
+        async with await self.open(path, body, limits) as response:
             try:
-                return self.parsed(await response.text())
+                return self.parsed((await response.read()).decode(errors="replace"))
             except (aiohttp.ClientError, ValueError) as error:
                 raise self.broken(error) from error
 
@@ -89,6 +90,10 @@ class HttpClient:
         session, self._own_session = self._own_session, None
         if session is not None:
             await session.close()
+
+    async def ask(self, path: str, body: Body) -> dict[str, Any]:
+        """As `call`, for an answer that is written meanwhile; raises also what the server reports in it."""
+        return self._checked(await self.call(path, body, _WRITING_TIMEOUT))
 
     def parsed(self, data: str) -> dict[str, Any]:
         """A JSON object; raises TargetError for anything else."""
@@ -102,10 +107,12 @@ class HttpClient:
 
     def chunk(self, data: str) -> dict[str, Any]:
         """A JSON object of a stream; raises what the server reports in it, and as `parsed`."""
-        chunk = self.parsed(data)
-        if chunk.get("error"):
-            raise self._reported(chunk)
-        return chunk
+        return self._checked(self.parsed(data))
+
+    def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
+        if answer.get("error"):
+            raise self._reported(answer)
+        return answer
 
     def _reported(self, answer: Any) -> LlmSpecError:
         """What a server said went wrong in the middle of its answer, as an error."""

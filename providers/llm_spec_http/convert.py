@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from llm_spec import ChatRequest, InvalidRequestError, Sampling, StreamEvent, TextDelta
 from llm_spec_http.dialects.base import Body, Dialect
@@ -14,8 +15,11 @@ __all__ = [
 ]
 
 
-def request_body(request: ChatRequest, model: str, dialect: Dialect) -> Body:
-    """The JSON of a streaming request; what the caller left open is left out, `extra` comes last and wins."""
+_STREAMED: Final = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def request_body(request: ChatRequest, model: str, dialect: Dialect, *, stream: bool = True) -> Body:
+    """The JSON of a request; what the caller left open is left out, `extra` comes last and wins."""
     optional: Body = {
         "max_tokens": request.max_tokens,
         "stop": list(request.stop),
@@ -26,8 +30,7 @@ def request_body(request: ChatRequest, model: str, dialect: Dialect) -> Body:
     body: Body = {
         "model": model,
         **_prompt(request),
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        **(_STREAMED if stream else {}),
         **sampling_fields(request.sampling, dialect),
         **{name: value for name, value in optional.items() if value},
     }

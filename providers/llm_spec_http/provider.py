@@ -1,6 +1,6 @@
 """HttpProvider: a chat model behind an OpenAI-compatible server, on aiohttp directly.
 
-Always streamed, so that a reader that goes away closes the connection, and with it the server's work.
+A reader that goes away closes the connection, and with it the server's work.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from llm_spec import (
     ChatResponse,
     ConfigError,
     StreamEvent,
-    complete_from_stream,
 )
 from llm_spec.provider import Feature
-from llm_spec_http.answer import read_answer, read_chunks
+from llm_spec_http.answer import read_answer, read_chunks, read_whole
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import request_body
 from llm_spec_http.dialects import DIALECTS, Dialect
@@ -81,9 +80,8 @@ class HttpProvider:
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        repeated = request.prefix if self._dialect.repeats_prefix and not request.raw else ""
         async with await self._open(request) as response:
-            events = read_answer(self._client, response, repeated=repeated)
+            events = read_answer(self._client, response, repeated=self._repeated(request))
             async with aclosing(events):
                 yield events
 
@@ -93,7 +91,8 @@ class HttpProvider:
             yield chunks
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
-        return await complete_from_stream(self, request)
+        answer = await self._client.ask(_path(request), request_body(request, self._model, self._dialect, stream=False))
+        return read_whole(self._client, answer, repeated=self._repeated(request))
 
     async def discover(self, feature: Feature) -> None:
         tokens = self._tokens
@@ -114,8 +113,11 @@ class HttpProvider:
     # ------------------------------------------------------------------------------------------ inside
 
     async def _open(self, request: ChatRequest) -> aiohttp.ClientResponse:
-        path = "completions" if request.raw else "chat/completions"
-        return await self._client.open(path, request_body(request, self._model, self._dialect))
+        return await self._client.open(_path(request), request_body(request, self._model, self._dialect))
+
+    def _repeated(self, request: ChatRequest) -> str:
+        """The text that the answer begins with although it is in the request."""
+        return request.prefix if self._dialect.repeats_prefix and not request.raw else ""
 
     async def _works(self, check: Awaitable[bool]) -> bool:
         try:
@@ -128,3 +130,7 @@ class HttpProvider:
         self.capabilities = replace(self.capabilities, token_scorer=None)
         if feature == "token_endpoint":
             self.capabilities = replace(self.capabilities, token_endpoint=None)
+
+
+def _path(request: ChatRequest) -> str:
+    return "completions" if request.raw else "chat/completions"
