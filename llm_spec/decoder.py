@@ -40,7 +40,7 @@ from llm_spec.registry import open_draft, open_provider
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies import Strategy, choose_strategy
-from llm_spec.strategies.plain import PLAIN, answer_at_once
+from llm_spec.strategies.plain import PLAIN, AnswerAtOnce
 from llm_spec.telemetry import get_ready, is_logged, log_event
 from llm_spec.tokens.sampling import random_seed
 from llm_spec.upstream import Upstream
@@ -286,7 +286,7 @@ class SpeculativeDecoder:
     ) -> AsyncGenerator[StreamEvent]:
         """The answer's events, up to its Finish or the deadline. `is_whole`: the caller waits for the end."""
         if is_whole and self._needs_no_pieces:
-            at_once = partial(answer_at_once, self._target, request)
+            at_once = partial(AnswerAtOnce, self._target, request)
             return upstream.events(at_once, at_once)
         run = partial(strategy.run, self._draft, self._target, request, self.config, self._planner.figures)
         plain = partial(PLAIN.run, None, self._target, request, self.config, self._planner.figures)

@@ -20,6 +20,7 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "content_filter": "content_filter",
 }
 _NOTHING: Final[Mapping[str, Any]] = {}
+_TEXT_ALONE: Final = frozenset({"content", "role"})
 _STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
     "length": "max_tokens",
     "tool_calls": "tool_calls",
@@ -54,7 +55,7 @@ class ChunkReader:
         if not isinstance(content, str):
             content = ""
         texts: list[StreamEvent] = [TextDelta(content, "plain", token_ids)] if content or token_ids else []
-        if texts and len(delta) == 1:  # nearly always there is nothing else
+        if texts and delta.keys() <= _TEXT_ALONE:  # nearly always
             return texts
         return [*self._before(delta), *texts, *self._calls(delta)]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Final, cast
 
@@ -66,9 +66,10 @@ _KNOWN: Final = frozenset(
 def read_chat(body: Body, *, is_local: bool) -> Asked:
     """A chat completion's body; raises InvalidRequestError naming the field that is wrong."""
     num_choices, logprobs = read_num_choices(body), wanted(body, "logprobs", default=False)
-    relayed = {name: body[name] for name in ("n", "logprobs", "top_logprobs") if body.get(name)}
-    if num_choices == 1 and not logprobs:
-        relayed = {}
+    tools = tuple(listed(body, "tools"))
+    relayed: Json = {}
+    if num_choices > 1 or logprobs:
+        relayed = {name: body[name] for name in ("n", "logprobs", "top_logprobs") if body.get(name)}
     request = chat_request(
         body,
         _KNOWN,
@@ -77,8 +78,8 @@ def read_chat(body: Body, *, is_local: bool) -> Asked:
         messages=read_messages(body),
         max_tokens=_max_tokens(body),
         stop=read_stop(body),
-        tools=tuple(listed(body, "tools")),
-        tool_choice=_tool_choice(body),
+        tools=tools,
+        tool_choice=_tool_choice(body, tools),
         response_format=_response_format(body),
         prediction=_prediction(body),
     )
@@ -97,15 +98,17 @@ def _max_tokens(body: Body) -> int | None:
     return wanted(body, "max_tokens", None, int) if newer is None else newer
 
 
-def _tool_choice(body: Body) -> str | Json | None:
+def _tool_choice(body: Body, tools: Sequence[Json]) -> str | Json | None:
     choice: Any = body.get("tool_choice")
     if choice is not None and not isinstance(choice, str | dict):
         raise InvalidRequestError(f"tool_choice is of type {type(choice).__name__}; it must be a text or an object")
-    return cast("str | Json | None", choice) if listed(body, "tools") else None
+    return cast("str | Json | None", choice) if tools else None
 
 
 def _response_format(body: Body) -> Json | None:
     wanted_format = table(body, "response_format")
+    if not wanted_format:
+        return None
     table(table(wanted_format, "json_schema"), "schema")
     return None if wanted_format.get("type", "text") == "text" else wanted_format
 

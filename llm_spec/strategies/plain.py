@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from typing import Final
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Self
 
 from llm_spec.chat import ChatRequest, ChatResponse, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.config import SpeculativeConfig
@@ -14,7 +14,7 @@ from llm_spec.local import stream_token_model
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.strategies.base import Promise
 
-__all__ = ["PLAIN", "PlainStrategy", "answer_at_once"]
+__all__ = ["PLAIN", "AnswerAtOnce", "PlainStrategy"]
 
 
 class PlainStrategy:
@@ -44,14 +44,31 @@ class PlainStrategy:
         return stream_token_model(model, request, limits=limits)
 
 
-@asynccontextmanager
-async def answer_at_once(target: LlmProvider, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-    """The target's whole answer, asked for as such."""
-    async with aclosing(_events_of(await target.complete(request))) as events:
-        yield events
+class AnswerAtOnce:
+    """A run of the target's whole answer, asked for as such: a context over its events."""
+
+    def __init__(self, target: LlmProvider, request: ChatRequest) -> None:
+        self._target = target
+        self._request = request
+        self._events: Iterator[StreamEvent] = iter(())
+
+    async def __aenter__(self) -> Self:
+        self._events = _events_of(await self._target.complete(self._request))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamEvent:
+        for event in self._events:
+            return event
+        raise StopAsyncIteration
 
 
-async def _events_of(response: ChatResponse) -> AsyncGenerator[StreamEvent]:
+def _events_of(response: ChatResponse) -> Iterator[StreamEvent]:
     if response.reasoning:
         yield ReasoningDelta(response.reasoning)
     if response.content:
