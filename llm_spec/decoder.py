@@ -31,7 +31,15 @@ from llm_spec.chunks import CountedChunks
 from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.drafting.model import ProviderDraft
 from llm_spec.drafting.pieces import num_prompt_pieces
-from llm_spec.errors import DraftError, InvalidRequestError, LlmSpecError, TargetError, UnsupportedError
+from llm_spec.errors import (
+    DraftError,
+    InvalidRequestError,
+    LlmSpecError,
+    TargetError,
+    TransientError,
+    UnsupportedError,
+    one_line,
+)
 from llm_spec.money import Budget, Spending, find_price
 from llm_spec.planner import Planner
 from llm_spec.provider import Capabilities, ChunkStreaming, DraftProvider, LlmProvider, complete_from_stream
@@ -40,7 +48,7 @@ from llm_spec.registry import open_draft, open_provider
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies import Strategy, choose_strategy
-from llm_spec.strategies.plain import PLAIN, AnswerAtOnce
+from llm_spec.strategies.plain import PLAIN
 from llm_spec.telemetry import get_ready, is_logged, log_event
 from llm_spec.tokens.sampling import random_seed
 from llm_spec.upstream import Upstream
@@ -146,7 +154,10 @@ class SpeculativeDecoder:
         are those of ChatRequest.create. Raises InvalidRequestError, UnsupportedError for a strategy that cannot serve
         this pair, and TargetError with the text so far; never for a draft. Cancelling it stops the work behind it.
         """
-        async with aclosing(self._answer(_asked(request, options), is_whole=True)) as events:
+        asked = _asked(request, options)
+        if self._needs_no_pieces:
+            return await self._answer_at_once(asked)
+        async with aclosing(self._answer(asked, rounds=False)) as events:
             async for event in events:
                 if isinstance(event, SpeculativeFinish) and event.result is not None:
                     return event.result
@@ -220,9 +231,7 @@ class SpeculativeDecoder:
             seed = random_seed()  # so that the result can tell it
         return request if seed == sampling.seed else replace(request, sampling=replace(sampling, seed=seed))
 
-    async def _answer(
-        self, asked: ChatRequest, *, rounds: bool = False, is_whole: bool = False
-    ) -> AsyncGenerator[StreamEvent]:
+    async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:
         affordable = self._affordable(asked)
         request = self._prepared(asked, affordable)
         recording = Recording(request)
@@ -237,7 +246,7 @@ class SpeculativeDecoder:
             promise = strategy.promise(self._target, self.config)
             yield Started(strategy.name, promise.guarantee, self._target.name, self._draft_of(strategy))
         try:
-            async with aclosing(self._verified(strategy, request, upstream, is_whole=is_whole)) as events:
+            async with aclosing(self._verified(strategy, request, upstream)) as events:
                 async for event in events:
                     recording.add(event)
                     if type(event) is TextDelta:  # nearly always
@@ -261,6 +270,35 @@ class SpeculativeDecoder:
         self._log_end(result, upstream)
         yield SpeculativeFinish.of(finish, result)
 
+    @property
+    def _needs_no_pieces(self) -> bool:
+        """Whether a target may be asked for a whole answer: nobody verifies, times, counts or keeps its pieces."""
+        config = self.config
+        if config.stream_always or self._draft is not None or config.strategy not in ("auto", "plain"):
+            return False
+        is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
+        return not (is_timed or self._spending.is_bounded or self._target.capabilities.token_model is not None)
+
+    async def _answer_at_once(self, asked: ChatRequest) -> SpeculativeResult:
+        """The target's own answer in one call, under the same rules."""
+        recording = Recording(self._prepared(asked, None))
+        upstream = Upstream(self._target, self.config, recording, self._breaker)
+        self._log_start(PLAIN, recording.request, upstream)
+
+        def told(error: TransientError, wait_s: float) -> None:
+            retry = Retry(one_line(error), wait_s, is_continued=False)
+            recording.add(retry)
+            self._log_progress(retry, upstream)
+
+        try:
+            recording.add_response(await upstream.response(told))
+        except BaseException as error:
+            self._log_break(error, upstream)
+            raise
+        result = self._result(self._finish(recording, upstream, asked), recording, PLAIN)
+        self._log_end(result, upstream)
+        return result
+
     def _result(self, finish: Finish, recording: Recording, strategy: Strategy) -> SpeculativeResult:
         return recording.result(
             finish,
@@ -281,23 +319,11 @@ class SpeculativeDecoder:
     def _draft_of(self, strategy: Strategy) -> str | None:
         return None if self._draft is None or strategy.name == "plain" else self._draft.name
 
-    def _verified(
-        self, strategy: Strategy, request: ChatRequest, upstream: Upstream, *, is_whole: bool
-    ) -> AsyncGenerator[StreamEvent]:
-        """The answer's events, up to its Finish or the deadline. `is_whole`: the caller waits for the end."""
-        if is_whole and self._needs_no_pieces:
-            at_once = partial(AnswerAtOnce, self._target, request)
-            return upstream.events(at_once, at_once)
+    def _verified(self, strategy: Strategy, request: ChatRequest, upstream: Upstream) -> AsyncGenerator[StreamEvent]:
+        """The answer's events, up to its Finish or the deadline."""
         run = partial(strategy.run, self._draft, self._target, request, self.config, self._planner.figures)
         plain = partial(PLAIN.run, None, self._target, request, self.config, self._planner.figures)
         return upstream.events(run, plain)
-
-    @property
-    def _needs_no_pieces(self) -> bool:
-        """Whether the target may be asked for its whole answer: nobody verifies, times, counts or keeps its pieces."""
-        config = self.config
-        is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
-        return not (config.stream_always or is_timed or self._draft is not None or self._spending.is_bounded)
 
     def _finish(self, recording: Recording, upstream: Upstream, asked: ChatRequest) -> Finish:
         """How the answer ended, in this decoder's words."""

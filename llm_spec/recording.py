@@ -7,6 +7,7 @@ from dataclasses import replace
 from llm_spec._clock import clock
 from llm_spec.chat import (
     ChatRequest,
+    ChatResponse,
     Fallback,
     Finish,
     ReasoningDelta,
@@ -124,6 +125,15 @@ class Recording:
                 self.finish = event
             case _:
                 pass
+
+    def add_response(self, response: ChatResponse) -> None:
+        """Take in an answer that came whole."""
+        if response.reasoning:
+            self.add(ReasoningDelta(response.reasoning))
+        if response.content:
+            self.add(TextDelta(response.content))
+        self._calls = dict(enumerate(response.message.tool_calls))
+        self.finish = Finish(response.finish_reason, response.usage, response.stopped_by)
 
     def teach(self, figures: PairFigures) -> None:
         """Tell how fast the target wrote this answer, which nobody drafted and nothing interrupted."""

@@ -7,10 +7,10 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 from llm_spec._clock import now
-from llm_spec.chat import ChatRequest, Finish, Progress, Retry, StreamEvent
+from llm_spec.chat import ChatRequest, ChatResponse, Finish, Progress, Retry, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, one_line
 from llm_spec.provider import LlmProvider
@@ -39,6 +39,7 @@ class Upstream:
         self._deadline = None if deadline_s is None else now() + deadline_s
         self.log_context = RequestContext()
         self.deadline_reached = False
+        self._place: ConcurrencyLimit | None = None
 
     def events(self, run: Run, plain: Run) -> AsyncGenerator[StreamEvent]:
         """The answer that `run` gives, up to its Finish or the deadline; all behind it is closed at the end.
@@ -47,6 +48,34 @@ class Upstream:
         Where there is a limit the whole answer has one place.
         """
         return _Attempts(self, run, plain).events()
+
+    async def response(self, told: Callable[[TransientError, float], None]) -> ChatResponse:
+        """The whole answer in one call, without a deadline; `told` hears of each attempt that is made again."""
+        policy, breaker = self.config.retry, self.breaker
+        await self.take_place()
+        try:
+            asking = asked_again(self._complete, policy, breaker, max_attempts=policy.max_attempts, told=told)
+            response = await self.step(asking)
+        finally:
+            self.give_place_back()
+        breaker.see(None)
+        return cast("ChatResponse", response)
+
+    async def _complete(self) -> ChatResponse:
+        with self.breaker.attempt():
+            return await self.target.complete(self.recording.request)
+
+    async def take_place(self) -> None:
+        """Wait for a place where there is a limit, up to the deadline."""
+        limit = self.config.limit
+        if limit is not None:
+            await self.step(limit.acquire())
+            self._place = None if self.deadline_reached else limit
+
+    def give_place_back(self) -> None:
+        """Leave the place, if there is one."""
+        if self._place is not None:
+            self._place.release()
 
     async def step(self, awaitable: Awaitable[T], silence_s: float | None = None) -> T | None:
         """Await one thing of the strategy, for `silence_s` at most; None when the deadline comes first.
@@ -98,12 +127,11 @@ class _Attempts:
         self._num_made = 0
         self._told: list[StreamEvent] = []  # what happened before anything was written
         self._opened: AbstractAsyncContextManager[object] | None = None  # the attempt that is being made
-        self._place: ConcurrencyLimit | None = None
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
         upstream, policy = self._upstream, self._upstream.config.retry
         silence_s = upstream.config.timeouts.between_chunks_s
-        await self._take_place()
+        await upstream.take_place()
         try:
             while not upstream.deadline_reached:
                 left = policy.max_attempts - self._num_made
@@ -132,14 +160,7 @@ class _Attempts:
                     self._go_on(error)
         finally:
             await self._close()
-            if self._place is not None:
-                self._place.release()
-
-    async def _take_place(self) -> None:
-        limit = self._upstream.config.limit
-        if limit is not None:
-            await self._upstream.step(limit.acquire())
-            self._place = None if self._upstream.deadline_reached else limit
+            upstream.give_place_back()
 
     async def _begin(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         """One attempt, up to the first event that belongs to the answer."""

@@ -31,6 +31,7 @@ class Wire:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.frames: list[bytes] = []
+        self.whole: Any = None  # for who asks for no stream
         self.pause_s = 0.0  # before each frame
         self.end_s = 0.0  # before the body's end
         self.connections: set[object] = set()
@@ -38,6 +39,7 @@ class Wire:
         self.error: Any = None
         self.drop = False  # the connection, behind the last frame
         self.num_open = 0
+        self.was_asked, self.was_left = asyncio.Event(), asyncio.Event()  # for a whole answer
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -48,6 +50,8 @@ class Wire:
         if self.status != 200:
             elsewhere = {"Location": f"{self.url}/elsewhere"} if 300 <= self.status < 400 else {}
             return web.json_response(self.error, status=self.status, headers=elsewhere)
+        if not self.bodies[-1].get("stream"):
+            return await self._answer_whole(request)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         self.num_open += 1
@@ -61,6 +65,25 @@ class Wire:
         finally:
             self.num_open -= 1
         return response
+
+    async def _answer_whole(self, request: web.Request) -> web.StreamResponse:
+        self.num_open += 1
+        self.was_asked.set()
+        try:
+            await asyncio.sleep(self.pause_s)
+            if not self.drop:
+                return web.json_response(self.whole)
+            response = web.StreamResponse(headers={"Content-Length": "1000"})
+            await response.prepare(request)
+            await response.write(json.dumps(self.whole).encode())
+            if request.transport is not None:
+                request.transport.abort()
+            return response
+        except asyncio.CancelledError:
+            self.was_left.set()
+            raise
+        finally:
+            self.num_open -= 1
 
 
 @asynccontextmanager

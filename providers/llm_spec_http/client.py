@@ -55,7 +55,7 @@ class HttpClient:
         self._given_session = session
         self._own_session: aiohttp.ClientSession | None = None
 
-    async def open(self, path: str, body: Body, limits: aiohttp.ClientTimeout = _TIMEOUT) -> aiohttp.ClientResponse:
+    async def open(self, path: str, body: Body, limits: aiohttp.ClientTimeout | None = None) -> aiohttp.ClientResponse:
         """Send a request; the response, once its status is good. The caller closes it (`async with`).
 
         A path that begins with a slash counts from the server's root, any other from the address that ends in /v1.
@@ -67,7 +67,7 @@ class HttpClient:
                 self._url(path),
                 data=dumps(body),
                 headers=self._headers,
-                timeout=limits,
+                timeout=limits or _TIMEOUT,
                 allow_redirects=False,  # a key goes where it was meant to go
             )
         except (aiohttp.ClientError, ValueError) as error:
@@ -77,7 +77,7 @@ class HttpClient:
                 await self._refuse(response)
         return response
 
-    async def call(self, path: str, body: Body, limits: aiohttp.ClientTimeout = _TIMEOUT) -> dict[str, Any]:
+    async def call(self, path: str, body: Body, limits: aiohttp.ClientTimeout | None = None) -> dict[str, Any]:
         """Send a request and read the JSON object that answers it; raises as `open`."""
         async with await self.open(path, body, limits) as response:
             try:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from typing import Any
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 from wire import Wire, chunk, served, text_chunks
 
 from llm_spec import (
+    ChatMessage,
     ChatRequest,
+    ChatResponse,
     ChunkStreaming,
     ConfigError,
     Finish,
@@ -26,15 +29,22 @@ from llm_spec import (
     ToolCallDelta,
     TransientError,
     Usage,
+    complete_from_stream,
     open_provider,
 )
 
 KEY = "sk-very-secret"
 QUESTION = ChatRequest.create("question")
+WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}]}
 
 
 def provider_of(wire: Wire, dialect: str = "generic") -> HttpProvider:
     return HttpProvider("tiny", base_url=wire.url, dialect=DIALECTS[dialect], api_key=KEY)
+
+
+async def answered(provider: HttpProvider, request: ChatRequest = QUESTION) -> ChatResponse:
+    """What its stream says."""
+    return await complete_from_stream(provider, request)
 
 
 async def events_of(wire: Wire, request: ChatRequest = QUESTION, dialect: str = "generic") -> list[StreamEvent]:
@@ -69,7 +79,7 @@ async def test_a_connection_is_used_again(wire: Wire, end_s: float) -> None:
     wire.frames, wire.end_s = text_chunks("x"), end_s
     provider = provider_of(wire)
     for _ in range(5):
-        assert (await provider.complete(QUESTION)).message.text == "x"
+        assert (await answered(provider)).content == "x"
         await asyncio.sleep(0.01)
     await provider.aclose()
     assert len(wire.connections) == 1
@@ -81,7 +91,7 @@ async def test_a_body_without_an_end_holds_up_nobody(wire: Wire) -> None:
     provider = provider_of(wire)
     async with asyncio.timeout(5):
         for _ in range(2):
-            assert (await provider.complete(QUESTION)).message.text == "x"
+            assert (await answered(provider)).content == "x"
     await provider.aclose()
     assert len(wire.connections) == 2
 
@@ -141,7 +151,7 @@ async def test_parallel_tool_calls(wire: Wire) -> None:
     rest = {"index": 0, "function": {"arguments": ": 1}"}}
     wire.frames = [chunk({"tool_calls": [call]}) for call in (first, second, rest)] + [chunk(finish="tool_calls")]
     provider = provider_of(wire)
-    answer = await provider.complete(QUESTION)
+    answer = await answered(provider)
     await provider.aclose()
     assert answer.message.tool_calls == (ToolCall("a", "f", '{"x": 1}'), ToolCall("b", "g", "{}"))
     assert (answer.finish_reason, answer.stopped_by) == ("tool_calls", "tool_calls")
@@ -325,7 +335,7 @@ async def test_the_key_is_the_vendors_variable(wire: Wire, monkeypatch: pytest.M
     """Strings open providers of every dialect, with the key from the environment and not in a repr."""
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     provider = open_provider(f"vllm:org/tiny:7b@{wire.url}")
-    wire.frames = text_chunks("x")
+    wire.whole = WHOLE
     assert (await provider.complete(QUESTION)).content == "x"
     await provider.aclose()
     assert provider.name == "vllm:org/tiny:7b"
@@ -365,10 +375,13 @@ async def test_a_raw_prompt_goes_to_completions() -> None:
     async with served("/v1/completions", wire.answer) as root:
         provider = HttpProvider("tiny", base_url=f"{root}/v1")
         request = ChatRequest.create("hello", raw=True, prefix=", big")
+        assert (await answered(provider, request)).content == " world"
+        wire.whole = {"choices": [{"index": 0, "text": " world", "finish_reason": "length"}]}
         assert (await provider.complete(request)).content == " world"
         await provider.aclose()
-    assert wire.bodies[0]["prompt"] == "hello, big"
-    assert "messages" not in wire.bodies[0]
+    for body in wire.bodies:
+        assert body["prompt"] == "hello, big"
+        assert "messages" not in body
 
 
 async def test_chunks_are_passed_on_as_they_are(wire: Wire) -> None:
@@ -391,4 +404,101 @@ async def test_chunks_are_passed_on_as_they_are(wire: Wire) -> None:
     with pytest.raises(TargetError, match="broken"):
         async with provider.stream_chunks(QUESTION) as chunks:
             [c async for c in chunks]
+    await provider.aclose()
+
+
+# ------------------------------------------------------------------------------------------ whole answers
+
+
+def whole_of(message: dict[str, Any], finish: str | None = "stop", **fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}], **fields}
+
+
+async def test_a_whole_answer_is_asked_for_without_a_stream(wire: Wire) -> None:
+    """Text, thought, calls (which have no index then), usage and how it ended are those of a stream."""
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in ("f", "g")]
+    message = {"content": "text", "reasoning_content": "thought", "tool_calls": calls, "refusal": None}
+    wire.whole = whole_of(message, "tool_calls", usage={"prompt_tokens": 7, "completion_tokens": 2})
+    provider = provider_of(wire)
+    answer = await provider.complete(QUESTION)
+    await provider.aclose()
+    assert answer == ChatResponse(
+        message=ChatMessage("assistant", "text", tool_calls=(ToolCall("f", "f", "{}"), ToolCall("g", "g", "{}"))),
+        finish_reason="tool_calls",
+        usage=Usage(input_tokens=7, output_tokens=2),
+        reasoning="thought",
+        stopped_by="tool_calls",
+    )
+    assert wire.bodies == [{"model": "tiny", "messages": [{"role": "user", "content": "question"}]}]
+
+
+@pytest.mark.parametrize(
+    ("message", "finish", "content", "finish_reason"),
+    [
+        ({"content": "x"}, "length", "x", "length"),
+        ({"content": None}, "stop", "", "stop"),
+        ({"content": "x", "refusal": ""}, "end_of_turn", "x", "stop"),
+        ({"content": None, "refusal": "I will not."}, "stop", "I will not.", "content_filter"),
+    ],
+)
+async def test_whole_answers_of_all_kinds(
+    wire: Wire, message: dict[str, Any], finish: str, content: str, finish_reason: str
+) -> None:
+    """As the same pieces of a stream would be read."""
+    wire.whole = whole_of(message, finish)
+    provider = provider_of(wire)
+    answer = await provider.complete(QUESTION)
+    await provider.aclose()
+    assert (answer.content, answer.finish_reason) == (content, finish_reason)
+
+
+async def test_a_whole_answer_that_repeats_the_prefix(wire: Wire) -> None:
+    """It is taken off, once; one that does not repeat it stays as it is."""
+    request = ChatRequest.create("q", prefix="The answer")
+    provider = provider_of(wire, "llamacpp")
+    for content, rest in (("The answer is 4", " is 4"), (" is The answer", " is The answer"), ("The ans", "The ans")):
+        wire.whole = whole_of({"content": content})
+        assert (await provider.complete(request)).content == rest
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    ("whole", "told"),
+    [
+        (whole_of({"content": "x"}, None), "without a finish reason"),
+        ({"choices": []}, "without a finish reason"),
+        ({"error": {"message": "out of memory", "code": 500}}, "out of memory"),
+        ([1, 2], "no JSON object"),
+    ],
+)
+async def test_a_whole_answer_that_is_none(wire: Wire, whole: Any, told: str) -> None:
+    """One error that says so, without the key."""
+    wire.whole = whole
+    provider = provider_of(wire)
+    with pytest.raises(TargetError, match=told) as caught:
+        await provider.complete(QUESTION)
+    await provider.aclose()
+    assert KEY not in str(caught.value)
+
+
+async def test_a_whole_answer_that_breaks_off(wire: Wire) -> None:
+    """A connection that is lost may be better the next time."""
+    wire.whole, wire.drop = WHOLE, True
+    provider = provider_of(wire)
+    with pytest.raises(TransientError, match="broke the connection"):
+        await provider.complete(QUESTION)
+    await provider.aclose()
+
+
+async def test_leaving_a_whole_answer_closes_its_connection(wire: Wire) -> None:
+    """Within 50 ms the server hears that nobody waits any more."""
+    wire.whole, wire.pause_s = WHOLE, 30.0
+    provider = provider_of(wire)
+    task = asyncio.create_task(provider.complete(QUESTION))
+    await wire.was_asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(0.05):
+        await wire.was_left.wait()
     await provider.aclose()

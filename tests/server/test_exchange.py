@@ -18,7 +18,7 @@ from llm_spec.server import ModelConfig
 from llm_spec.testing.server import Faults, Latency, ModelServer
 
 CHAT: Final = "/v1/chat/completions"
-ONCE: Final = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
+ONCE: Final = SpeculativeConfig(stream_always=False, retry=RetryPolicy(max_attempts=1))
 TEXT: Final = "one two three four five six"
 SLOW: Final = Latency(token_s=0.02)
 

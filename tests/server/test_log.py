@@ -17,7 +17,7 @@ PROMPT: Final = "zebra-prompt"
 ANSWER: Final = "quokka-answer one two three"
 KEY: Final = "secret-of-ann"
 UPSTREAM_KEY: Final = "sk-upstream-secret"
-ONCE: Final = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
+ONCE: Final = SpeculativeConfig(stream_always=False, retry=RetryPolicy(max_attempts=1))
 
 
 @pytest.fixture
