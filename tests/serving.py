@@ -190,6 +190,7 @@ def check_error(path: str, reply: Reply) -> None:
         assert set(reply.error) == {"message", "type", "param", "code"}
     assert reply.error["message"]
     assert reply.error["type"]
+    assert reply.headers["x-request-id"]
 
 
 async def until(condition: Callable[[], bool]) -> None:

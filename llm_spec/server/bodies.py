@@ -30,6 +30,7 @@ Body: TypeAlias = Mapping[str, Any]
 _DEFAULT_SAMPLING: Final = Sampling()
 _MASK: Final = (1 << 63) - 1
 _ONE_TOKEN: Final = 1e-6  # a `top_p` that leaves the most probable token alone: what OpenAI means by 0
+_NO_TOP_K: Final = (0, -1)  # words of llama.cpp and vLLM for: all tokens
 _SAMPLING: Final = (
     "temperature",
     "top_p",
@@ -139,6 +140,8 @@ def chat_request(
         sampling["seed"] = seed & _MASK  # a negative one goes to a server as it is
     if sampling.get("top_p") == 0:
         sampling["top_p"] = _ONE_TOKEN
+    if sampling.get("top_k") in _NO_TOP_K:  # a server may have a default that this switches off
+        extra["top_k"] = sampling.pop("top_k")
     bias = table(extra, "logit_bias")
     if is_local or all(name.isdecimal() for name in bias):  # other names go to a server, who may know them
         extra.pop("logit_bias", None)

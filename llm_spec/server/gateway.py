@@ -112,9 +112,18 @@ class Gateway:
 
     def _refuse(self, request: web.Request, problem: Problem) -> web.Response:
         self._metrics.errors.labels(str(problem.status)).inc()
-        log_event("refused", level=logging.WARNING, path=request.path, status=problem.status, code=problem.code)
+        request_id = new_request_id()
+        log_event(
+            "refused",
+            level=logging.WARNING,
+            request_id=request_id,
+            path=request.path,
+            status=problem.status,
+            code=problem.code,
+        )
         api = APIS.get(request.path) or APIS.get(f"/v1{request.path}") or _OPENAI
-        return self._json(request, api.problem(problem), status=problem.status, headers=problem.headers)
+        headers = {"x-request-id": request_id, **problem.headers}
+        return self._json(request, api.problem(problem), status=problem.status, headers=headers)
 
     def _json(
         self, request: web.Request, body: object, *, status: int = 200, headers: dict[str, str] | None = None

@@ -260,7 +260,7 @@ def test_what_is_no_number_in_json_is_refused(path: str, number: str, post: Post
         ("/v1/chat/completions", "max_tokens"),
         ("/v1/chat/completions", "max_completion_tokens"),
         ("/v1/chat/completions", "temperature"),
-        ("/v1/chat/completions", "top_k"),
+        ("/v1/chat/completions", "min_p"),
         ("/v1/completions", "max_tokens"),
         ("/v1/responses", "max_output_tokens"),
         ("/v1/messages", "max_tokens"),

@@ -28,6 +28,7 @@ api_key = "${KEY}"
 target = "near:tiny"
 draft = "lookup"
 strategy = "probe"
+stream_always = true
 lookahead = 4
 max_attempts = 2
 
@@ -65,6 +66,8 @@ def test_a_whole_config_is_read(written: Written) -> None:
     fast = config.models["fast"]
     assert (fast.target, fast.draft, fast.speculative.strategy) == ("near:tiny", "lookup", "probe")
     assert fast.speculative.lookahead == Fixed(4)
+    assert fast.speculative.stream_always
+    assert not config.models["a/b:c"].speculative.stream_always
     assert fast.speculative.retry.max_attempts == 2
     assert config.models["a/b:c"] == ModelConfig(target="rules:any")
     assert config.keys["ann"] == KeyConfig(key="secret-of-ann", max_concurrent=3, max_tokens=1000, models=("fast",))

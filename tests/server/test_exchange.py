@@ -253,6 +253,33 @@ async def test_characters_of_all_kinds_come_through() -> None:
     assert reply.text == f"You said: {text}"
 
 
+# ------------------------------------------------------------------------------------------ what the target is asked
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_target_is_asked_as_the_client_asks(path: str, stream: bool) -> None:
+    """Who waits for the whole answer has the target send it at once, which costs it less."""
+    async with ModelServer(TEXT) as upstream, serving(remote(upstream.url)) as server:
+        reply = await server.post(path, ask(path, stream=stream))
+    assert reply.status == 200
+    assert TEXT.split()[-1] in reply.data.decode()
+    assert bool(upstream.requests[0].get("stream")) is stream
+
+
+@pytest.mark.parametrize(
+    "settings", [{"stream_always": True}, {"stream_always": False, "deadline_s": 60.0}], ids=["always", "deadline"]
+)
+async def test_a_target_is_asked_for_a_stream_all_the_same(settings: dict[str, Any]) -> None:
+    """Where the config says so, or something of it needs the pieces."""
+    async with (
+        ModelServer(TEXT) as upstream,
+        serving(remote(upstream.url, speculative=SpeculativeConfig(**settings))) as server,
+    ):
+        assert TEXT in (await server.chat()).data.decode()
+    assert upstream.requests[0]["stream"] is True
+
+
 # ------------------------------------------------------------------------------------------ clients that leave
 
 

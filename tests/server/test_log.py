@@ -87,8 +87,9 @@ async def test_refusals_are_logged_without_secrets(path: str, logged: pytest.Log
         await server.post(path, ask(path, PROMPT, temperature=PROMPT), **given)
         await server.post(path, f'{{"{PROMPT}'.encode(), **given)
         await server.post(path, ask(path, PROMPT), **given, x_llm_spec_strategy=PROMPT)
-        await server.post(path, ask(path, PROMPT), Origin=f"http://{PROMPT}")
+        reply = await server.post(path, ask(path, PROMPT), Origin=f"http://{PROMPT}")
     assert "refused" in logged.text
+    assert reply.headers["x-request-id"] in logged.text
     assert secrets_in(logged) == []
 
 

@@ -48,6 +48,17 @@ def test_a_top_p_of_0_leaves_one_token() -> None:
     assert 0 < top_p < 1e-3
 
 
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_a_top_k_that_is_none(top_k: int) -> None:
+    """Servers that have a default know it as the word for no such bound; here there is none to begin with."""
+    asked = read(top_k=top_k)
+    assert (asked.sampling.top_k, asked.extra) == (None, {"top_k": top_k})
+    asked = read(top_k=top_k, is_local=True)
+    assert (asked.sampling.top_k, asked.extra) == (None, {})
+    with pytest.raises(InvalidRequestError, match="top_k is -2"):
+        read(top_k=-2)
+
+
 def test_an_empty_stop_string_is_none() -> None:
     assert read(stop="").stop == ()
 
