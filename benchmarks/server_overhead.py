@@ -85,7 +85,7 @@ def wait_for(url: str, process: subprocess.Popen[str]) -> None:
 
 def llm_spec_command(folder: Path, behind: str) -> list[str]:
     config = folder / "llm-spec.toml"
-    config.write_text(f'[models.fast]\ntarget = "generic:{MODEL}@{behind}"\n')
+    config.write_text(f'[models.fast]\ntarget = "vllm:{MODEL}@{behind}"\n')
     return [str(Path(sys.executable).with_name("llm-spec")), "serve", "--config", str(config), "--port", "0"]
 
 

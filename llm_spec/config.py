@@ -100,8 +100,8 @@ class SpeculativeConfig:
     budget: tokens and money shared by all decoders that are given the same one.
     max_request_tokens, max_request_cost: the same for each request alone; its input counts.
     stream_always: ask a target for a stream also where the caller waits for the whole answer (`decode`). False: not
-        where nothing needs its pieces, that is without a draft, a deadline, timeouts and budgets; this costs the server
-        less, but what breaks off begins anew, and the first text comes with the last.
+        where it can do otherwise (`Capabilities.whole_answers`) and nothing needs its pieces: without a draft, a
+        deadline, timeouts and budgets. What breaks off then begins anew, and the first text comes with the last.
     seed: for requests that sample and bring none; None draws a new one each time (the result tells it).
     log_content: put message text into log events (off: only counts and times).
     """

@@ -145,7 +145,9 @@ class SpeculativeDecoder:
     @property
     def capabilities(self) -> Capabilities:
         """The target's, without direct access to its tokens: that would leave the draft out."""
-        return replace(self._target.capabilities, token_model=None, token_endpoint=None, token_scorer=None)
+        return replace(
+            self._target.capabilities, token_model=None, token_endpoint=None, token_scorer=None, whole_answers=False
+        )
 
     async def decode(self, request: Messages | ChatRequest, **options: Unpack[RequestOptions]) -> SpeculativeResult:
         """Answer at once.
@@ -277,7 +279,7 @@ class SpeculativeDecoder:
         if config.stream_always or self._draft is not None or config.strategy not in ("auto", "plain"):
             return False
         is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
-        return not (is_timed or self._spending.is_bounded or self._target.capabilities.token_model is not None)
+        return self._target.capabilities.whole_answers and not (is_timed or self._spending.is_bounded)
 
     async def _answer_at_once(self, asked: ChatRequest) -> SpeculativeResult:
         """The target's own answer in one call, under the same rules."""

@@ -140,6 +140,7 @@ class Capabilities:
     """What a model can do beyond chat. None or False: it cannot, or it is not known yet.
 
     `prediction`: it takes predicted outputs (`ChatRequest.prediction`) and answers faster where they are right.
+    `whole_answers`: `complete` is one call of its own, which costs it less than a stream, and stops when it is left.
     """
 
     context_length: int | None = None
@@ -147,6 +148,7 @@ class Capabilities:
     response_format: bool = False
     continue_prefix: bool = False
     prediction: bool = False
+    whole_answers: bool = False
     token_model: TokenModel | None = None
     token_endpoint: TokenEndpoint | None = None
     token_scorer: TokenScorer | None = None

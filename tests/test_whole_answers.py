@@ -11,6 +11,7 @@ import pytest
 
 from llm_spec import (
     Budget,
+    Capabilities,
     ChatRequest,
     ChatResponse,
     CircuitOpenError,
@@ -45,7 +46,7 @@ class Target(ScriptedProvider):
     def __init__(
         self, script: str | Sequence[StreamEvent] = TEXT, errors: Sequence[Exception] = (), **options: Any
     ) -> None:
-        super().__init__(script, **options)
+        super().__init__(script, capabilities=Capabilities(whole_answers=True), **options)
         self.num_whole = self.num_streams = self.num_at_once = self.most_at_once = 0
         self._errors = list(errors)
 
@@ -111,6 +112,15 @@ async def test_a_stream_where_something_needs_its_pieces(options: dict[str, Any]
     target = Target()
     assert (await decoder_of(target, **options).decode("q")).content == TEXT
     assert (target.num_whole, target.num_streams) == (0, 1)
+
+
+async def test_a_stream_where_a_target_has_nothing_else() -> None:
+    """Its `complete` would be a stream without the times."""
+    target = Target()
+    target.capabilities = Capabilities()
+    assert (await decoder_of(target).decode("q")).content == TEXT
+    assert (target.num_whole, target.num_streams) == (0, 1)
+    assert not SpeculativeDecoder(None, Target()).capabilities.whole_answers
 
 
 async def test_who_wants_a_stream_gets_one() -> None:

@@ -20,6 +20,7 @@ from llm_spec import (
     ChatResponse,
     ConfigError,
     StreamEvent,
+    complete_from_stream,
 )
 from llm_spec.provider import Feature
 from llm_spec_http.answer import read_answer, read_chunks, read_whole
@@ -62,6 +63,7 @@ class HttpProvider:
             response_format=True,
             continue_prefix=dialect.continuation is not None,
             prediction=dialect.prediction,
+            whole_answers=dialect.stops_whole,
         )
         self._model = model
         self._dialect = dialect
@@ -91,6 +93,8 @@ class HttpProvider:
             yield chunks
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
+        if not self._dialect.stops_whole:
+            return await complete_from_stream(self, request)
         answer = await self._client.ask(_path(request), request_body(request, self._model, self._dialect, stream=False))
         return read_whole(self._client, answer, repeated=self._repeated(request))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -373,7 +374,7 @@ async def test_a_raw_prompt_goes_to_completions() -> None:
     frame = json.dumps({"choices": [{"index": 0, "text": " world", "finish_reason": "stop"}]})
     wire.frames = [f"data: {frame}\n\n".encode(), b"data: [DONE]\n\n"]
     async with served("/v1/completions", wire.answer) as root:
-        provider = HttpProvider("tiny", base_url=f"{root}/v1")
+        provider = HttpProvider("tiny", base_url=f"{root}/v1", dialect=DIALECTS["vllm"])
         request = ChatRequest.create("hello", raw=True, prefix=", big")
         assert (await answered(provider, request)).content == " world"
         wire.whole = {"choices": [{"index": 0, "text": " world", "finish_reason": "length"}]}
@@ -419,7 +420,7 @@ async def test_a_whole_answer_is_asked_for_without_a_stream(wire: Wire) -> None:
     calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in ("f", "g")]
     message = {"content": "text", "reasoning_content": "thought", "tool_calls": calls, "refusal": None}
     wire.whole = whole_of(message, "tool_calls", usage={"prompt_tokens": 7, "completion_tokens": 2})
-    provider = provider_of(wire)
+    provider = provider_of(wire, "vllm")
     answer = await provider.complete(QUESTION)
     await provider.aclose()
     assert answer == ChatResponse(
@@ -446,7 +447,7 @@ async def test_whole_answers_of_all_kinds(
 ) -> None:
     """As the same pieces of a stream would be read."""
     wire.whole = whole_of(message, finish)
-    provider = provider_of(wire)
+    provider = provider_of(wire, "vllm")
     answer = await provider.complete(QUESTION)
     await provider.aclose()
     assert (answer.content, answer.finish_reason) == (content, finish_reason)
@@ -455,7 +456,8 @@ async def test_whole_answers_of_all_kinds(
 async def test_a_whole_answer_that_repeats_the_prefix(wire: Wire) -> None:
     """It is taken off, once; one that does not repeat it stays as it is."""
     request = ChatRequest.create("q", prefix="The answer")
-    provider = provider_of(wire, "llamacpp")
+    dialect = replace(DIALECTS["llamacpp"], stops_whole=True)
+    provider = HttpProvider("tiny", base_url=wire.url, dialect=dialect)
     for content, rest in (("The answer is 4", " is 4"), (" is The answer", " is The answer"), ("The ans", "The ans")):
         wire.whole = whole_of({"content": content})
         assert (await provider.complete(request)).content == rest
@@ -474,7 +476,7 @@ async def test_a_whole_answer_that_repeats_the_prefix(wire: Wire) -> None:
 async def test_a_whole_answer_that_is_none(wire: Wire, whole: Any, told: str) -> None:
     """One error that says so, without the key."""
     wire.whole = whole
-    provider = provider_of(wire)
+    provider = provider_of(wire, "vllm")
     with pytest.raises(TargetError, match=told) as caught:
         await provider.complete(QUESTION)
     await provider.aclose()
@@ -484,7 +486,7 @@ async def test_a_whole_answer_that_is_none(wire: Wire, whole: Any, told: str) ->
 async def test_a_whole_answer_that_breaks_off(wire: Wire) -> None:
     """A connection that is lost may be better the next time."""
     wire.whole, wire.drop = WHOLE, True
-    provider = provider_of(wire)
+    provider = provider_of(wire, "vllm")
     with pytest.raises(TransientError, match="broke the connection"):
         await provider.complete(QUESTION)
     await provider.aclose()
@@ -493,7 +495,7 @@ async def test_a_whole_answer_that_breaks_off(wire: Wire) -> None:
 async def test_leaving_a_whole_answer_closes_its_connection(wire: Wire) -> None:
     """Within 50 ms the server hears that nobody waits any more."""
     wire.whole, wire.pause_s = WHOLE, 30.0
-    provider = provider_of(wire)
+    provider = provider_of(wire, "vllm")
     task = asyncio.create_task(provider.complete(QUESTION))
     await wire.was_asked.wait()
     task.cancel()
@@ -502,3 +504,13 @@ async def test_leaving_a_whole_answer_closes_its_connection(wire: Wire) -> None:
     async with asyncio.timeout(0.05):
         await wire.was_left.wait()
     await provider.aclose()
+
+
+async def test_a_server_that_would_write_on_is_asked_for_a_stream(wire: Wire) -> None:
+    """llama-server writes a whole answer to its end, whoever has gone."""
+    wire.frames = text_chunks("x")
+    provider = provider_of(wire, "llamacpp")
+    assert (await provider.complete(QUESTION)).content == "x"
+    await provider.aclose()
+    assert wire.bodies[0]["stream"] is True
+    assert not provider.capabilities.whole_answers

@@ -133,10 +133,29 @@ async def test_leaving_stops_the_server(target: Peer) -> None:
         async with provider.stream(request) as events:
             await anext(events)
             assert await target.num_running() == 1
-        left = time.monotonic()
-        while await target.num_running():  # the server is another party, it sets no event here
-            assert time.monotonic() - left < 2.5  # llama-server looks once a second
-            await asyncio.sleep(0.02)
+        await has_stopped(target)
+
+
+async def test_leaving_a_whole_answer_stops_the_server(target: Peer) -> None:
+    """A server that would write a whole answer to its end (llama-server) is asked for a stream."""
+    request = ChatRequest.create(PROMPTS[0], max_tokens=1900, temperature=0.0, extra={"ignore_eos": True})
+    async with aclosing(target.open()) as provider:
+        task = asyncio.create_task(provider.complete(request))
+        while not await target.num_running():
+            assert not task.done()
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await has_stopped(target)
+
+
+async def has_stopped(target: Peer) -> None:
+    """Wait until nothing is being written."""
+    left = time.monotonic()
+    while await target.num_running():  # the server is another party, it sets no event here
+        assert time.monotonic() - left < 2.5  # llama-server looks once a second
+        await asyncio.sleep(0.02)
 
 
 async def test_too_long_a_context(target: Peer) -> None:

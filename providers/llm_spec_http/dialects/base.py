@@ -49,7 +49,7 @@ class Dialect:
     assistant text; None: it cannot. repeats_prefix: whether such an answer may begin with that text again. prediction:
     whether it takes predicted outputs. token_api: how it is asked by token ids; None: it cannot. sampling_names: its
     own names for fields of `Sampling`, where they differ. keeps_alive: whether it keeps the connections that it says it
-    keeps.
+    keeps. stops_whole: whether it stops writing when the reader of a whole answer has gone, as all do with a stream.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Dialect:
     token_api: TokenApi | None = None
     sampling_names: Mapping[str, str] = field(default_factory=dict[str, str])
     keeps_alive: bool = True
+    stops_whole: bool = False
 
 
 def assistant_message(*, fields: Mapping[str, object] | None = None, **marks: object) -> Continuation:

@@ -46,4 +46,5 @@ VLLM: Final = Dialect(
     key_variable="VLLM_API_KEY",
     continuation=assistant_message(fields={"continue_final_message": True, "add_generation_prompt": False}),
     token_api=_VllmTokens(),
+    stops_whole=True,
 )
