@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from llm_spec._clock import clock
+from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.pieces import num_prompt_pieces
 from llm_spec.errors import TransientError
 from llm_spec.openai_chat import read_usage
 from llm_spec.provider import ChunkStreaming
-from llm_spec.resilience import CircuitBreaker
+from llm_spec.resilience import CircuitBreaker, within
 
 __all__ = ["CountedChunks"]
 
@@ -37,8 +36,7 @@ class CountedChunks:
         self._request = request
         self._timeouts = config.timeouts
         self._breaker = breaker
-        self._clock = clock()
-        self._deadline = None if config.deadline_s is None else self._clock() + config.deadline_s
+        self._deadline = None if config.deadline_s is None else now() + config.deadline_s
         self._told: Usage | None = None
         self._num_pieces = 0
 
@@ -70,12 +68,6 @@ class CountedChunks:
         self._num_pieces += sum(1 for choice in choices if choice.get("text") or choice.get("delta"))
 
     async def _within(self, awaitable: Awaitable[T], silence_s: float | None) -> T:
-        silent_until = None if silence_s is None else self._clock() + silence_s
-        timeout = asyncio.timeout_at(min((at for at in (self._deadline, silent_until) if at is not None), default=None))
-        try:
-            async with timeout:
-                return await awaitable
-        except TimeoutError as error:
-            if not timeout.expired():
-                raise
-            raise TransientError(f"{self._name} was silent for too long, or not done by the deadline") from error
+        left_s = None if self._deadline is None else self._deadline - now()
+        seconds = min((s for s in (left_s, silence_s) if s is not None), default=None)
+        return await within(awaitable, seconds, f"{self._name} was silent for too long, or not done by the deadline")

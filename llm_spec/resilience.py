@@ -84,8 +84,8 @@ async def asked_again(
     return await attempts(ask_again, [first])
 
 
-async def within(waiting: Awaitable[T], seconds: float | None, name: str) -> T:
-    """Await it; raises TransientError, which names `name`, when it takes longer. None: it may."""
+async def within(waiting: Awaitable[T], seconds: float | None, message: str) -> T:
+    """Await it; raises TransientError(message) when it takes longer. None: it may."""
     if seconds is None:
         return await waiting
     timeout = asyncio.timeout(seconds)
@@ -95,7 +95,7 @@ async def within(waiting: Awaitable[T], seconds: float | None, name: str) -> T:
     except TimeoutError as error:
         if not timeout.expired():
             raise
-        raise TransientError(f"{name} was silent for {seconds} s") from error
+        raise TransientError(message) from error
 
 
 class CircuitBreaker:

@@ -168,7 +168,8 @@ class _Attempts:
         self._num_made += 1
         await self._close()  # the attempt before
         with upstream.breaker.attempt():
-            return await within(self._first_event(), upstream.config.timeouts.first_chunk_s, upstream.target.name)
+            silence_s = upstream.config.timeouts.first_chunk_s
+            return await within(self._first_event(), silence_s, f"{upstream.target.name} was silent for {silence_s} s")
 
     async def _first_event(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         run = self._run()

@@ -98,7 +98,8 @@ def wanted(body: Body, name: str, default: T, kind: type | None = None) -> T:
 
 def listed(body: Body, name: str) -> list[Json]:
     """A list of objects."""
-    values: list[Any] = [] if body.get(name) is None else wanted(body, name, body[name], list)
+    found: list[Any] | None = wanted(body, name, None, list)
+    values = found or []
     for index, value in enumerate(values):
         if not isinstance(value, dict):
             raise InvalidRequestError(f"{name}[{index}] is of type {type(value).__name__}; it must be an object")
@@ -107,7 +108,8 @@ def listed(body: Body, name: str) -> list[Json]:
 
 def table(body: Body, name: str) -> Json:
     """An object; empty where there is none."""
-    return {} if body.get(name) is None else wanted(body, name, body[name], dict)
+    found: Json | None = wanted(body, name, None, dict)
+    return found or {}
 
 
 def read_messages(body: Body) -> tuple[ChatMessage, ...]:
