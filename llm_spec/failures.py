@@ -10,14 +10,33 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Final, cast
 
 from llm_spec.errors import InvalidRequestError, LlmSpecError, TargetError, TransientError
 
-__all__ = ["error_for_status", "read_retry_after"]
+__all__ = ["error_for_status", "read_retry_after", "status_in_stream"]
 
 _INVALID: Final = frozenset({400, 413, 422})
 _TRANSIENT: Final = frozenset({408, 409, 425, 429})
+_STATUSES: Final[Mapping[str, int]] = {  # of the codes and types of errors in a stream, whose own status was good
+    "authentication_error": 401,
+    "content_filter": 400,
+    "content_policy_violation": 400,
+    "context_length_exceeded": 400,
+    "exceed_context_size_error": 400,
+    "insufficient_quota": 429,
+    "invalid_api_key": 401,
+    "invalid_prompt": 400,
+    "invalid_request_error": 400,
+    "model_not_found": 404,
+    "not_found_error": 404,
+    "overloaded_error": 503,
+    "permission_error": 403,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "server_error": 500,
+}
+_UNKNOWN_STATUS: Final = 500
 
 
 def error_for_status(status: int, headers: Mapping[str, str], message: str) -> LlmSpecError:
@@ -34,6 +53,20 @@ def error_for_status(status: int, headers: Mapping[str, str], message: str) -> L
     if not is_transient:
         return TargetError(message, status=status)
     return TransientError(message, retry_after_s=read_retry_after(headers), status=status)
+
+
+def status_in_stream(error: object) -> int:
+    """The HTTP status that an error object inside a stream would have had; 500 where it does not say.
+
+    Gateways such as OpenRouter send the status itself as `code`, OpenAI sends words as `code` and `type`.
+    """
+    fields = cast("Mapping[str, object]", error) if isinstance(error, Mapping) else {}
+    for value in (fields.get("code"), fields.get("type")):
+        word = str(value)
+        status = int(word) if word.isdecimal() and word.isascii() else _STATUSES.get(word)
+        if status is not None and 400 <= status <= 599:
+            return status
+    return _UNKNOWN_STATUS
 
 
 def read_retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from llm_spec import ChatResponse, StreamEvent, TargetError, TextDelta, TransientError
+from llm_spec import ChatResponse, LlmSpecError, StreamEvent, TargetError, TextDelta, TransientError
 from llm_spec.openai_chat import ChunkReader, ReadTokenIds, ends_a_choice
 from llm_spec.provider import ResponseBuilder
 from llm_spec_http.client import HttpClient
@@ -43,11 +43,12 @@ async def read_answer(
                     if type(event) is TextDelta:
                         shown.append(event.text)
                     yield event
+    except LlmSpecError as error:  # first: an InvalidRequestError is a ValueError too, but no broken connection
+        if isinstance(error, TargetError):
+            error.partial_text = "".join(shown)
+        raise
     except (aiohttp.ClientError, ValueError) as error:
         raise client.broken(error, "".join(shown)) from error
-    except TargetError as error:
-        error.partial_text = "".join(shown)
-        raise
     finish = reader.finish()
     if finish is None:
         raise TransientError(client.told("ended its answer without a finish reason"), partial_text="".join(shown))
@@ -65,6 +66,8 @@ async def read_chunks(client: HttpClient, response: aiohttp.ClientResponse) -> A
                 chunk = client.chunk(data)
                 is_ended = is_ended or ends_a_choice(chunk)
                 yield chunk
+    except LlmSpecError:
+        raise
     except (aiohttp.ClientError, ValueError) as error:
         raise client.broken(error) from error
     if not is_ended:

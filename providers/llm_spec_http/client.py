@@ -8,7 +8,7 @@ import aiohttp
 from yarl import URL
 
 from llm_spec import LlmSpecError, TargetError, TransientError
-from llm_spec.failures import error_for_status
+from llm_spec.failures import error_for_status, status_in_stream
 from llm_spec.json_text import dumps, loads
 from llm_spec_http.dialects.base import Body
 
@@ -117,8 +117,7 @@ class HttpClient:
     def _reported(self, answer: Any) -> LlmSpecError:
         """What a server said went wrong in the middle of its answer, as an error."""
         line = self.told(f"reported an error: {_error_text(answer)}")
-        code = _object(_object(answer).get("error")).get("code")
-        return error_for_status(code if isinstance(code, int) else 500, {}, line)
+        return error_for_status(status_in_stream(_object(answer).get("error")), {}, line)
 
     def broken(self, error: Exception, text: str = "") -> TargetError:
         """A failed connection as an error; `text` is what had come before."""

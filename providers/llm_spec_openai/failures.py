@@ -12,7 +12,7 @@ import httpx2
 from openai import APIConnectionError, APIError, APIStatusError, OpenAIError
 
 from llm_spec import LlmSpecError, TargetError, TransientError
-from llm_spec.failures import error_for_status
+from llm_spec.failures import error_for_status, status_in_stream
 
 __all__ = ["FAILURES", "Address", "failure_of"]
 
@@ -20,20 +20,6 @@ __all__ = ["FAILURES", "Address", "failure_of"]
 FAILURES: Final = (OpenAIError, httpx2.HTTPError, aiohttp.ClientError, json.JSONDecodeError, UnicodeDecodeError)
 
 _QUOTED: Final = 300  # characters of a server's own words in an error
-_STATUSES: Final[Mapping[str, int]] = {  # of codes and types of errors that come in a stream, behind a good status
-    "authentication_error": 401,
-    "content_filter": 400,
-    "content_policy_violation": 400,
-    "context_length_exceeded": 400,
-    "insufficient_quota": 429,
-    "invalid_api_key": 401,
-    "invalid_prompt": 400,
-    "invalid_request_error": 400,
-    "model_not_found": 404,
-    "permission_error": 403,
-    "rate_limit_error": 429,
-    "rate_limit_exceeded": 429,
-}
 
 
 @dataclass(frozen=True)
@@ -78,7 +64,7 @@ def failure_of(error: Exception, address: Address, *, secret: str, text: str = "
         case APIConnectionError() | httpx2.HTTPError() | aiohttp.ClientError():
             failure = TransientError(line(_broken(error)))
         case APIError():  # an error object in a stream
-            status = _status_of(error)
+            status = status_in_stream(error.body)
             reported = f"reported an error: {quoted(_words(error.body) or error.message)}{address.advice(status)}"
             failure = error_for_status(status, {}, line(reported))
         case _:
@@ -110,14 +96,6 @@ def _broken(error: BaseException) -> str:
     inner = chain[1:] or chain
     cause = next((link for link in reversed(inner) if str(link)), inner[-1])
     return f"{what} ({type(cause).__name__}{f': {cause}' if str(cause) else ''})"
-
-
-def _status_of(error: APIError) -> int:
-    """The HTTP status that an error in a stream would have had."""
-    if error.code is not None and error.code.isdecimal():
-        return int(error.code)
-    known = (_STATUSES.get(word) for word in (error.code, error.type) if word is not None)
-    return next((status for status in known if status is not None), 500)
 
 
 def _words(body: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +56,21 @@ async def events_of(wire: Wire, request: ChatRequest = QUESTION, dialect: str = 
             return [event async for event in events]
     finally:
         await provider.aclose()
+
+
+async def chunks_of(wire: Wire) -> list[Mapping[str, Any]]:
+    """The server's own."""
+    provider = provider_of(wire)
+    try:
+        async with provider.stream_chunks(QUESTION) as chunks:
+            return [chunk async for chunk in chunks]
+    finally:
+        await provider.aclose()
+
+
+def in_band(error: object) -> bytes:
+    """An error object behind a good status."""
+    return b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
 
 
 async def test_text_and_usage(wire: Wire) -> None:
@@ -197,6 +213,39 @@ async def test_error_in_band(wire: Wire) -> None:
     with pytest.raises(TargetError, match="out of memory") as caught:
         await events_of(wire)
     assert caught.value.partial_text == "half"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "status"),
+    [
+        (429, TransientError, 429),
+        (503, TransientError, 503),
+        ("rate_limit_exceeded", TransientError, 429),
+        ("server_error", TransientError, 500),
+        ("invalid_api_key", TargetError, 401),
+        ("unheard of", TransientError, 500),
+    ],
+)
+async def test_codes_of_errors_in_band(wire: Wire, code: int | str, kind: type[TargetError], status: int) -> None:
+    """The error has the status that its code stands for, and is of the kind that this status would have been."""
+    wire.frames = [chunk({"content": "half"}), in_band({"message": "no", "code": code})]
+    with pytest.raises(TargetError, match="reported an error: no") as caught:
+        await events_of(wire)
+    assert (type(caught.value), caught.value.status, caught.value.partial_text) == (kind, status, "half")
+
+
+async def test_what_the_server_calls_invalid_in_band(wire: Wire) -> None:
+    """A 400 inside a stream is the request's fault: sent once, no broken connection, and the circuit stays closed."""
+    wire.frames = [chunk({"content": ""}), in_band({"message": "context is too long", "code": 400})]
+    provider = provider_of(wire)
+    decoder = SpeculativeDecoder(None, provider)
+    for _ in range(6):  # more often than a circuit bears
+        with pytest.raises(InvalidRequestError, match="reported an error: context is too long"):
+            await decoder.decode("q")
+    await provider.aclose()
+    with pytest.raises(InvalidRequestError, match="reported an error"):
+        await chunks_of(wire)
+    assert len(wire.bodies) == 7
 
 
 @pytest.mark.parametrize("frame", [b"data: {\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -24,6 +25,16 @@ from llm_spec.testing import check_provider
 from llm_spec.testing.server import ModelServer
 
 DONE = b"data: [DONE]\n\n"
+
+
+async def chunks_of(wire: OpenAIWire) -> list[Mapping[str, Any]]:
+    """The server's own."""
+    provider = provider_of(wire)
+    try:
+        async with provider.stream_chunks(QUESTION) as chunks:
+            return [chunk async for chunk in chunks]
+    finally:
+        await provider.aclose()
 
 
 def frame(value: Any) -> bytes:
@@ -180,9 +191,20 @@ async def test_error_in_band(wire: OpenAIWire, error: Any, kind: type[TargetErro
 async def test_invalid_in_band(wire: OpenAIWire) -> None:
     """What the server calls invalid is that, whenever it notices."""
     error = {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}
-    wire.frames = [frame({"error": error})]
+    await _refused(wire, error)
+
+
+async def test_a_status_in_band(wire: OpenAIWire) -> None:
+    """Gateways such as OpenRouter send a status as the code: a 400 is the request's fault."""
+    await _refused(wire, {"message": "too long", "code": 400})
+
+
+async def _refused(wire: OpenAIWire, error: Any) -> None:
+    wire.frames = [chunk({"content": "half"}), frame({"error": error})]
     with pytest.raises(InvalidRequestError, match="too long"):
         await events_of(wire)
+    with pytest.raises(InvalidRequestError, match="too long"):
+        await chunks_of(wire)
 
 
 @pytest.mark.parametrize("data", [b"data: {\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])
