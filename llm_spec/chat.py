@@ -21,6 +21,7 @@ __all__ = [
     "Fallback",
     "Finish",
     "FinishReason",
+    "LocalTimes",
     "Messages",
     "Origin",
     "Progress",
@@ -307,7 +308,8 @@ class Round:
 
     `num_accepted_tokens` leading drafted tokens were confirmed; `num_emitted_tokens` also counts the correction or
     bonus and is smaller where EOS, a stop string or a cap ended the answer. `next_token_id` is that correction or
-    bonus, None where tokens are unknown. Times are seconds of this process's clock.
+    bonus, None where tokens are unknown. Times are seconds of this process's clock;
+    where the target runs in this process they add up to the whole round.
     """
 
     index: int
@@ -351,6 +353,20 @@ class TargetStream:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalTimes:
+    """What an answer of a model in this process took besides its rounds; comes once, before the `Finish`.
+
+    `prompt_s`: opening the target's session and reading the prompt. `open_draft_s`: opening the draft, which may read
+    the prompt, too. Both are seconds of this process's clock. `lookahead` is what the lookahead controller had measured
+    by then (`LookaheadController.describe`), empty without a draft.
+    """
+
+    prompt_s: float
+    open_draft_s: float
+    lookahead: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
 class Fallback:
     """The draft failed or was given up: from here the target goes on alone. `reason` is for people and logs."""
 
@@ -383,7 +399,8 @@ class Finish:
     draft_usage: Usage | None = None
 
 
-Progress: TypeAlias = Started | Round | TargetStream | Fallback | Retry  # how an answer comes about, none of its text
+# How an answer comes about, none of its text.
+Progress: TypeAlias = Started | Round | TargetStream | LocalTimes | Fallback | Retry
 StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta | Progress | Finish
 
 

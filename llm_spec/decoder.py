@@ -171,7 +171,8 @@ class SpeculativeDecoder:
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         """Answer piece by piece, verified text alone; the last event is a `SpeculativeFinish` with the result.
 
-        `rounds=True` also gives the events of `Progress`: `Started`, `Round`, `TargetStream`, `Fallback`, `Retry`.
+        `rounds=True` also gives the events of `Progress`: `Started`, `Round`, `TargetStream`, `LocalTimes`, `Fallback`,
+        `Retry`.
         Arguments and errors are those of `decode`.
         """
         async with aclosing(self._answer(_asked(request, options), rounds=rounds)) as events:

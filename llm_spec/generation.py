@@ -56,6 +56,20 @@ class TokenRound(NamedTuple):
     stopped_by: StoppedBy | None
 
 
+@dataclass(slots=True)
+class _Seconds:
+    """What the round under way has taken so far.
+
+    `draft_s` and `verify_s` cover all of it, on this process's clock. `draft_cost_s` and `verify_cost_s` are what the
+    lookahead steers by: drafting and verifying alone, by the device's clock where it has one.
+    """
+
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    draft_cost_s: float = 0.0
+    verify_cost_s: float = 0.0
+
+
 class Generation:
     """Answer `prompt_ids` with `target`: iterate over rounds, or call `propose`, `verify` and `commit` yourself.
 
@@ -64,6 +78,7 @@ class Generation:
     Setting `cancelled` ends the iteration within one forward. `open_rounds` gives rounds on a device, or None; they
     sample and accept there, without `rule`. Where they draft as well, `open_beside` takes the place of `open_draft`:
     what it does not propose, they draft. Use as a context manager: it opens and closes the caches.
+    `prompt_s`: seconds for opening the target's session and reading the prompt; `open_draft_s`: for opening the draft.
     Raises InvalidRequestError for a prompt that does not fit, and what the target raises.
     """
 
@@ -99,14 +114,18 @@ class Generation:
         self._rounds: DeviceRounds | None = None
         self._session: TokenSession | None = None
         self._num_draft_tokens = 0
-        self._draft_s = self._verify_s = 0.0
+        self.prompt_s = self.open_draft_s = 0.0
+        self._seconds = _Seconds()
 
     def __enter__(self) -> Self:
+        started = time.perf_counter()
         try:
             self._rounds = None if self._open_rounds is None else self._open_rounds(self.cancelled.is_set)
             if self._rounds is None:
                 self._session = self.target.open()
                 read_prompt(self._session, self.context_ids[:-1], self.cancelled.is_set)  # a round reads the last token
+            self.open_draft_s = 0.0 if self._rounds is None else self._rounds.open_draft_s
+            self.prompt_s = time.perf_counter() - started - self.open_draft_s
             if self._rounds is not None and self._rounds.drafts:
                 self._open_draft = self._open_beside
             self._start_draft()
@@ -149,9 +168,10 @@ class Generation:
 
     def propose(self) -> list[DraftToken]:
         """Ask the draft for guesses at the next tokens; empty when there is no draft or speculation would not pay."""
+        started = time.perf_counter()
         if self._rounds is None:
             self.rule.prepare(len(self.context_ids))
-        started = time.perf_counter()
+        prepared = time.perf_counter()
         proposal: list[DraftToken] = []
         if self._draft is not None:
             try:
@@ -159,7 +179,9 @@ class Generation:
             except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
                 proposal.clear()
                 self._give_up(error)
-        self._draft_s = time.perf_counter() - started
+        drafted_s = time.perf_counter() - prepared
+        # what is prepared is needed with and without a draft, so it is the verification's, but not its cost
+        self._seconds = _Seconds(draft_s=drafted_s, verify_s=prepared - started, draft_cost_s=drafted_s)
         return proposal
 
     def verify(self, proposal: Sequence[DraftToken]) -> Verdict:
@@ -167,7 +189,7 @@ class Generation:
         started = time.perf_counter()
         drafted_ids = [token.token_id for token in proposal]
         if self._rounds is not None:
-            return self._seen(self._rounds.verify(drafted_ids), self._draft_s)
+            return self._observe(self._rounds.verify(drafted_ids), time.perf_counter() - started)
         if self._session is None:
             raise RuntimeError("a Generation is a context manager; enter it before asking for tokens")
         token_ids = [self.context_ids[-1], *drafted_ids]
@@ -177,11 +199,14 @@ class Generation:
         except ModelOutputError as error:
             raise ModelOutputError(f"{self.target.name}: {error}") from error
         self._session.truncate(len(self.context_ids) + verdict.num_accepted)
-        self._verify_s = time.perf_counter() - started
+        verified_s = time.perf_counter() - started
+        self._seconds.verify_s += verified_s
+        self._seconds.verify_cost_s = verified_s
         return verdict
 
     def commit(self, proposal: Sequence[DraftToken], verdict: Verdict) -> TokenRound:
         """Append what the target confirmed and its own next token, up to the end of the answer."""
+        started = time.perf_counter()
         num_accepted = verdict.num_accepted
         token_ids = [*(token.token_id for token in proposal[:num_accepted]), verdict.next_token_id]
         last: Origin = "plain" if not proposal else "bonus" if num_accepted == len(proposal) else "correction"
@@ -192,22 +217,27 @@ class Generation:
             del token_ids[end + 1 :], origins[end + 1 :]
             self.stopped_by = "eos"
         self.context_ids.extend(token_ids)
+        num_accepted = min(num_accepted, len(token_ids))  # those behind the end are wasted
+        seconds, self._seconds = self._seconds, _Seconds()
+        self._learn(proposal, num_accepted, seconds)
+        index = len(self.rounds)
+        self.stopped_by = self.stopped_by or self._cap_reached(num_rounds=index + 1)
         report = Round(
-            index=len(self.rounds),
+            index=index,
             num_draft_tokens=len(proposal),
-            num_accepted_tokens=min(num_accepted, len(token_ids)),  # those behind the end are wasted
+            num_accepted_tokens=num_accepted,
             num_emitted_tokens=len(token_ids),
             next_token_id=verdict.next_token_id,
-            draft_s=self._draft_s,
-            verify_s=self._verify_s,
+            draft_s=seconds.draft_s,
+            verify_s=seconds.verify_s + time.perf_counter() - started,
         )
-        self._learn(report, proposal)
-        self.stopped_by = self.stopped_by or self._cap_reached()
+        self.rounds.append(report)
         return TokenRound(report, tuple(token_ids), tuple(origins), self.stopped_by)
 
     # ------------------------------------------------------------------------------------------ inside
 
     def _step_on_device(self, rounds: DeviceRounds) -> TokenRound:
+        started = time.perf_counter()
         room = self._answer_room()
         most = min(self.lookahead.limit(), self._room())
         wanted = min(1, most)
@@ -215,20 +245,28 @@ class Generation:
             wanted += 1
         # with a draft on this side as well, the next round is not begun before it has been asked
         done = rounds.draft_and_verify(wanted, room if self._draft is None else 0)
-        draft_s = self._draft_s + done.draft_s
-        return self.commit([DraftToken(token_id) for token_id in done.drafted_ids], self._seen(done, draft_s))
+        verdict = self._observe(done, time.perf_counter() - started)
+        return self.commit([DraftToken(token_id) for token_id in done.drafted_ids], verdict)
 
-    def _seen(self, done: DeviceRound, draft_s: float) -> Verdict:
-        self._draft_s, self._verify_s = draft_s, done.verify_s
+    def _observe(self, done: DeviceRound, elapsed_s: float) -> Verdict:
+        """Share the time that this process waited for a round as the device's own clock says."""
+        worked_s = done.draft_s + done.verify_s
+        drafted_s = elapsed_s * done.draft_s / worked_s if worked_s else 0.0
+        self._seconds.draft_s += drafted_s
+        self._seconds.verify_s += elapsed_s - drafted_s
+        self._seconds.draft_cost_s += done.draft_s
+        self._seconds.verify_cost_s = done.verify_s
         return Verdict(done.num_accepted, done.next_token_id)
 
     def _start_draft(self) -> None:
         if self._open_draft is None or self.cancelled.is_set():
             return
+        started = time.perf_counter()
         try:
             self._draft = self._open_draft()
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
             self._give_up(error)
+        self.open_draft_s += time.perf_counter() - started
 
     def _pull(self, draft: TokenDraft, proposal: list[DraftToken], *, most: int) -> None:
         if most < 1:
@@ -272,27 +310,26 @@ class Generation:
             room.append(self.limits.max_draft_tokens - self._num_draft_tokens)
         return min(room)
 
-    def _learn(self, report: Round, proposal: Sequence[DraftToken]) -> None:
-        self.rounds.append(report)
-        self._num_draft_tokens += report.num_draft_tokens
-        if report.num_draft_tokens:
-            self.acceptance.update(report.num_accepted_tokens / report.num_draft_tokens)
+    def _learn(self, proposal: Sequence[DraftToken], num_accepted: int, seconds: _Seconds) -> None:
+        self._num_draft_tokens += len(proposal)
+        if proposal:
+            self.acceptance.update(num_accepted / len(proposal))
         if self._draft is not None or (self._rounds is not None and self._rounds.drafts):
             self.lookahead.update(
                 RoundReport(
-                    num_draft_tokens=report.num_draft_tokens,
-                    num_accepted_tokens=report.num_accepted_tokens,
-                    draft_s=report.draft_s,
-                    verify_s=report.verify_s,
+                    num_draft_tokens=len(proposal),
+                    num_accepted_tokens=num_accepted,
+                    draft_s=seconds.draft_cost_s,
+                    verify_s=seconds.verify_cost_s,
                     confidences=tuple(token.confidence for token in proposal),
                 )
             )
 
-    def _cap_reached(self) -> StoppedBy | None:
+    def _cap_reached(self, *, num_rounds: int) -> StoppedBy | None:
         limits = self.limits
         if limits.max_tokens is not None and self.num_output_tokens >= limits.max_tokens:
             return "max_tokens"
-        if limits.max_iterations is not None and len(self.rounds) >= limits.max_iterations:
+        if limits.max_iterations is not None and num_rounds >= limits.max_iterations:
             return "max_iterations"
         return "context_length" if len(self.context_ids) >= self.target.context_length else None
 

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StoppedBy, StreamEvent, TextDelta, Usage
+from llm_spec.chat import ChatRequest, Fallback, Finish, LocalTimes, Round, StoppedBy, StreamEvent, TextDelta, Usage
 from llm_spec.drafting.joined import JoinedDraft
 from llm_spec.drafting.model import ProviderDraft
 from llm_spec.errors import InvalidRequestError
@@ -39,10 +39,10 @@ def generate_events(
 ) -> Iterator[list[StreamEvent]]:
     """Answer a chat request with a local model: the events of one round at a time, text first, then its `Round`.
 
-    The last item holds a `Finish`. Stop strings and incomplete characters are held back. `request.max_tokens` takes the
-    place of that in `limits`; a request that samples without a seed gets a random one. Raises InvalidRequestError for
-    what a local model cannot serve, MissingExtraError for a `response_format` without the extra `grammar`, and what the
-    target raises.
+    The last item holds `LocalTimes` and a `Finish`. Stop strings and incomplete characters are held back.
+    `request.max_tokens` takes the place of that in `limits`; a request that samples without a seed gets a random one.
+    Raises InvalidRequestError for what a local model cannot serve, MissingExtraError for a `response_format` without
+    the extra `grammar`, and what the target raises.
     """
     _check_servable(target, request)
     prompt_ids = target.tokenizer.encode_chat(request)
@@ -85,7 +85,8 @@ def generate_events(
             stopped_by,
             None if drafter is None else Usage(output_tokens=generation.stats.num_draft_tokens),
         )
-        yield [*text.flush(), finish]
+        learned = {} if drafter is None else dict(generation.lookahead.describe())
+        yield [*text.flush(), LocalTimes(generation.prompt_s, generation.open_draft_s, learned), finish]
 
 
 @asynccontextmanager

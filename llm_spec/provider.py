@@ -400,6 +400,11 @@ class DeviceRounds(Protocol):
         """Whether a draft lives there, too."""
         ...
 
+    @property
+    def open_draft_s(self) -> float:
+        """Seconds of opening these rounds that the draft took, by this process's clock; 0 without one."""
+        ...
+
     def draft_and_verify(self, lookahead: int, room: int) -> DeviceRound:
         """Draft and verify `lookahead` tokens.
 

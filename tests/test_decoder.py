@@ -29,6 +29,7 @@ from llm_spec import (
     GivenText,
     InvalidRequestError,
     LlmProvider,
+    LocalTimes,
     ModelOutputError,
     PromptLookup,
     ProviderEntry,
@@ -628,6 +629,16 @@ async def test_the_result_adds_up() -> None:
     out = result.to_dict()
     assert out["draft_tokens"] == result.stats.num_draft_tokens
     assert out["usage"]["wasted"] == out["draft_tokens"] - out["accepted_tokens"]
+
+
+async def test_a_local_answers_times_are_progress() -> None:
+    """They come once, at the end, and only for those who want to hear of progress."""
+    decoder = SpeculativeDecoder(GivenText(STORY), LocalProvider(story_model()))
+    for rounds in (False, True):
+        async with decoder.stream(ASK, rounds=rounds) as stream:
+            events = [event async for event in stream]
+        assert [isinstance(event, LocalTimes) for event in events[-2:]] == [rounds, False]
+        assert sum(isinstance(event, LocalTimes) for event in events) == rounds
 
 
 # ------------------------------------------------------------------------------------------ variants and raw prompts

@@ -58,7 +58,7 @@ def test_the_public_names_are_these() -> None:
         ChunkStreaming CircuitOpenError
         ConcurrencyLimit ConfigError Cost CostAware DeviceRound DeviceRounds Discoverable DraftError DraftPiece
         DraftProvider DraftToken Ewma Fallback Finish Fixed Generation GenerationLimits GivenText
-        GrammarTokenizer InvalidRequestError JoinedDraft JudgeConfig LlmProvider LlmSpecError LookaheadPolicy
+        GrammarTokenizer InvalidRequestError JoinedDraft JudgeConfig LlmProvider LlmSpecError LocalTimes LookaheadPolicy
         MissingExtraError ModelLoadError ModelOutputError NextToken Price PromptLookup ProviderDraft
         ProviderEntry ReasoningDelta Retry RetryPolicy ReusingSession Round RoundModel Sampling ScoredToken
         SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats Started StopMatcher

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from llm_spec import (
     ChatRequest,
     ConfigError,
     CostAware,
+    DeviceRound,
     DraftToken,
     Ewma,
     Fallback,
@@ -27,6 +29,7 @@ from llm_spec import (
     GivenText,
     InvalidRequestError,
     JoinedDraft,
+    LocalTimes,
     LookaheadPolicy,
     PromptLookup,
     ProviderDraft,
@@ -43,6 +46,7 @@ from llm_spec import (
     generate_events,
 )
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
+from llm_spec.tokens.lookahead import LookaheadController, RoundReport
 from llm_spec.tokens.rules import AcceptanceName, FloatArray, Rejection, Verdict, make_rule
 from llm_spec.tokens.sampling import Sampler
 
@@ -427,6 +431,193 @@ def test_lookahead_outside_1_to_32_is_refused(lookahead: int) -> None:
     """The seed's limits, with an error that names field and value."""
     with pytest.raises(ConfigError, match=f"lookahead is {lookahead}"):
         Fixed(lookahead)
+
+
+# ---------------------------------------------------------------------------------------------- times
+
+# Seconds of a clock that stands still but for these; powers of two, so that sums are exact.
+OPEN_S, ROW_S, OPEN_DRAFT_S, DRAFT_TOKEN_S, PREPARE_S, EOS_S, LEARN_S = (2.0**n for n in (4, 1, 3, -1, -2, -5, -6))
+
+
+class Seconds:
+    """A clock for `time.perf_counter` that `spend` moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class SlowTable(TableModel):
+    """A table each of whose rows and whose list of ends take time."""
+
+    def __init__(self, seconds: Seconds, text: str, **options: Any) -> None:
+        super().__init__(text, **options)
+        self._seconds = seconds
+        tokenizer = self.tokenizer
+
+        class Slow(ByteTokenizer):
+            @property
+            def eos_token_ids(self) -> frozenset[int]:  # type: ignore[override] # a property that takes its time
+                seconds.spend(EOS_S)
+                return tokenizer.eos_token_ids
+
+        self.tokenizer = Slow()
+
+    def open(self, *, exact: bool = True) -> Any:
+        self._seconds.spend(OPEN_S)
+        return super().open(exact=exact)
+
+    def logits(self, context_ids: Sequence[int]) -> FloatArray:
+        self._seconds.spend(ROW_S)
+        return super().logits(context_ids)
+
+
+class SlowRule:
+    """A rule that takes its time to prepare."""
+
+    lossy = False
+
+    def __init__(self, seconds: Seconds, target: TableModel) -> None:
+        self._seconds = seconds
+        self._rule = make_rule(
+            "coupled", Sampler(Sampling(), vocab_size=target.vocab_size, num_prompt_tokens=5, seed=0)
+        )
+        self.choose, self.verify = self._rule.choose, self._rule.verify
+
+    def prepare(self, position: int) -> None:  # noqa: ARG002 - greedy
+        self._seconds.spend(PREPARE_S)
+
+
+class SlowLearner:
+    """A lookahead of 3 that takes its time to learn, and keeps what it was given."""
+
+    def __init__(self, seconds: Seconds) -> None:
+        self._seconds = seconds
+        self._fixed = Fixed(3).start()
+        self.limit, self.more, self.reset = self._fixed.limit, self._fixed.more, self._fixed.reset
+        self.reports: list[RoundReport] = []
+
+    def start(self) -> LookaheadController:
+        return self
+
+    def update(self, report: RoundReport) -> None:
+        self._seconds.spend(LEARN_S)
+        self.reports.append(report)
+
+    def describe(self) -> dict[str, float]:
+        return {"rounds": len(self.reports)}
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    """The clock that generations measure by."""
+    clock = Seconds()
+    monkeypatch.setattr("llm_spec.generation.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+def test_a_rounds_times_are_the_whole_of_it(seconds: Seconds) -> None:
+    """Preparing, drafting, verifying, committing and learning all count, so that rounds add up to the time they took.
+
+    The prompt and the opening of the draft are measured for themselves; the lookahead steers by what drafting and
+    verifying cost, without the rest.
+    """
+    target, learner = SlowTable(seconds, "abcdefghij", order=8), SlowLearner(seconds)
+
+    def propose(context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        for token_id in b"abcdefgh"[len(context_ids) - 5 :]:
+            seconds.spend(DRAFT_TOKEN_S)
+            yield DraftToken(token_id)
+
+    def open_draft() -> TokenDraft:
+        seconds.spend(OPEN_DRAFT_S)
+        return ScriptedDraft(propose)
+
+    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
+    with Generation(target, prompt_ids, SlowRule(seconds, target), learner, open_draft=open_draft) as generation:
+        assert (generation.prompt_s, generation.open_draft_s) == (OPEN_S + ROW_S, OPEN_DRAFT_S)
+        for _ in generation:
+            seconds.spend(128.0)  # what a consumer does between two rounds is no part of them
+        rounds = generation.rounds
+    # "abc" and d, "efg" and h, then i, j and the end by plain steps
+    assert [report.num_draft_tokens for report in rounds] == [3, 3, 0, 0, 0]
+    expected = [
+        (num * DRAFT_TOKEN_S + num * EOS_S, PREPARE_S + (num + 1) * ROW_S + (num + 1) * EOS_S + LEARN_S)
+        for num in (3, 3, 0, 0, 0)
+    ]
+    assert [(report.draft_s, report.verify_s) for report in rounds] == expected
+    assert [(cost.draft_s, cost.verify_s) for cost in learner.reports] == [
+        (num * DRAFT_TOKEN_S + num * EOS_S, (num + 1) * ROW_S) for num in (3, 3, 0, 0, 0)
+    ]
+
+
+def test_a_generation_without_a_draft_opens_none(seconds: Seconds) -> None:
+    """Its time for that is 0, and every round is the target's alone."""
+    target = SlowTable(seconds, "abc", order=8)
+    with generation_of(target) as generation:
+        list(generation)
+    assert (generation.prompt_s, generation.open_draft_s) == (OPEN_S + ROW_S, 0.0)
+    assert {report.draft_s for report in generation.rounds} == {0.0}
+
+
+def test_a_draft_that_cannot_be_opened_has_taken_its_time(seconds: Seconds) -> None:
+    """What was spent on it is its own, not the prompt's."""
+
+    class Broken(ScriptedDraft):
+        def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
+            seconds.spend(OPEN_DRAFT_S)
+            raise RuntimeError("broken")
+
+    with generation_of(SlowTable(seconds, "abc", order=8), Broken(lambda _: iter(()))) as generation:
+        assert (generation.prompt_s, generation.open_draft_s) == (OPEN_S + ROW_S, OPEN_DRAFT_S)
+
+
+class DevicePart:
+    """Rounds that take 2 s of this process's time, and other times by the clock of their device."""
+
+    drafts = True
+    open_draft_s = 6.0
+
+    def __init__(self, seconds: Seconds) -> None:
+        self._seconds = seconds
+
+    def draft_and_verify(self, lookahead: int, room: int) -> DeviceRound:  # noqa: ARG002 - always the same
+        self._seconds.spend(2.0)
+        return DeviceRound((*b"ab",), 2, ord("c"), 1.0, 3.0)
+
+    def verify(self, drafted_ids: Sequence[int]) -> DeviceRound:  # noqa: ARG002 - always the same
+        raise AssertionError("nothing was drafted here")
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def test_rounds_on_a_device_add_up_to_this_processs_time(seconds: Seconds) -> None:
+    """The device may work ahead; its own times say how to share what this process waited, and steer the lookahead."""
+    target, learner = TableModel("abc", order=8), SlowLearner(seconds)
+    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
+
+    def open_rounds(cancelled: Callable[[], bool]) -> DevicePart:  # noqa: ARG001 - at once
+        seconds.spend(10.0)
+        return DevicePart(seconds)
+
+    rule = SlowRule(seconds, target)
+    with Generation(target, prompt_ids, rule, learner, open_rounds=open_rounds) as generation:
+        assert (generation.prompt_s, generation.open_draft_s) == (4.0, 6.0)
+        report = generation.step().report
+    assert (report.draft_s, report.verify_s) == (0.5, 1.5 + LEARN_S)
+    assert (learner.reports[0].draft_s, learner.reports[0].verify_s) == (1.0, 3.0)
+
+
+def test_an_answer_tells_its_times_before_its_end(seconds: Seconds) -> None:
+    """Once, with what the lookahead had learned; without a draft there is nothing to say of that."""
+    target = SlowTable(seconds, "abcdefghij", order=8)
+    for draft, lookahead in ((GivenText("abcdefghij"), {"rounds": 3.0}), (None, {})):
+        events = events_of(target, ChatRequest.create("tell"), draft, lookahead=SlowLearner(seconds))
+        assert [event for event in events if isinstance(event, LocalTimes)] == [events[-2]]
+        assert events[-2] == LocalTimes(OPEN_S + ROW_S, 0.0, lookahead)
 
 
 # ----------------------------------------------------------------------------------------------- caps

@@ -70,7 +70,9 @@ def open_rounds(
     with ExitStack() as opened:
         own = opened.enter_context(closing(target.open()))
         read_prompt(own, prompt_ids[:-1], cancelled)
+        started = time.perf_counter()
         drafting = None if draft is None else _open_draft(draft, prompt_ids, cancelled)
+        open_draft_s = 0.0 if draft is None else time.perf_counter() - started
         if cancelled():
             if drafting is not None:
                 drafting.close()
@@ -93,6 +95,7 @@ def open_rounds(
             own.slot,
             None if drafting is None else drafting.slot,
             draft_context=target.context_length if draft is None or drafting is None else draft.context_length,
+            open_draft_s=open_draft_s,
             release=opened.pop_all().close,
         )
 
@@ -126,6 +129,7 @@ class TorchRounds:
         draft_slot: Slot | None,
         *,
         draft_context: int,
+        open_draft_s: float,
         release: Callable[[], None],
     ) -> None:
         self._lane = lane
@@ -134,6 +138,7 @@ class TorchRounds:
         self._slot = slot
         self._draft_context = draft_context
         self._draft_slot = draft_slot
+        self.open_draft_s = open_draft_s
         self._release = release
         lane.in_use = True
         self._num_missed = 0  # tokens of the context that the draft has not read, besides the last two

@@ -13,6 +13,7 @@ from llm_spec import (
     CostAware,
     Fixed,
     JoinedDraft,
+    LocalTimes,
     LookaheadPolicy,
     ModelOutputError,
     PromptLookup,
@@ -244,6 +245,17 @@ def test_other_rounds_leave_no_hole_in_the_drafts_cache(on_device: tuple[Any, An
         accepted.append(sum(rounds.draft_and_verify(4, 100).num_accepted for _ in range(10)))
         rounds.close()
     assert accepted[0] == accepted[1]
+
+
+async def test_the_drafts_opening_is_timed_apart_from_the_prompt(on_device: tuple[Any, Any]) -> None:
+    """Also where it is opened with the target, on the device; an answer without one opens none."""
+    decoder = SpeculativeDecoder(ProviderDraft(on_device[1]), on_device[0], SpeculativeConfig(strategy="tokens"))
+    for one, has_draft in ((decoder, True), (SpeculativeDecoder(None, on_device[0]), False)):
+        async with one.stream(PROMPT, max_tokens=4, rounds=True) as events:
+            times = [event async for event in events if isinstance(event, LocalTimes)]
+        assert len(times) == 1
+        assert times[0].prompt_s > 0
+        assert (times[0].open_draft_s > 0) is has_draft
 
 
 async def test_lookup_goes_before_a_model_on_the_device(
