@@ -60,7 +60,9 @@ def status_in_stream(error: object) -> int:
 
     Gateways such as OpenRouter send the status itself as `code`, OpenAI sends words as `code` and `type`.
     """
-    fields = cast("Mapping[str, object]", error) if isinstance(error, Mapping) else {}
+    if not isinstance(error, Mapping):
+        return _UNKNOWN_STATUS
+    fields = cast("Mapping[str, object]", error)
     for value in (fields.get("code"), fields.get("type")):
         word = str(value)
         status = int(word) if word.isdecimal() and word.isascii() else _STATUSES.get(word)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, cast
 
@@ -51,10 +51,13 @@ class ChunkReader:
             self._reason = choice_finish(choice)
         delta: Mapping[str, Any] = choice.get("delta") or _NOTHING
         token_ids = None if self._read_token_ids is None else self._read_token_ids(choice)
-        content = choice.get("text") or delta.get("content")
-        if not isinstance(content, str):
-            content = ""
-        texts: list[StreamEvent] = [TextDelta(content, "plain", token_ids)] if content or token_ids else []
+        content: object = choice.get("text") or delta.get("content")
+        texts: list[StreamEvent]
+        if isinstance(content, list):
+            texts = list(_parts(cast("list[object]", content)))
+        else:
+            text = _text(content)
+            texts = [TextDelta(text, "plain", token_ids)] if text or token_ids else []
         if texts and delta.keys() <= _TEXT_ALONE:  # nearly always
             return texts
         return [*self._before(delta), *texts, *self._calls(delta)]
@@ -82,6 +85,27 @@ class ChunkReader:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _parts(content: Iterable[object]) -> Iterator[StreamEvent]:
+    """The events of a content in parts, as Mistral's thinking models send it; other parts (references) say nothing.
+
+    `[{"type": "thinking", "thinking": [{"type": "text", "text": …}]}, {"type": "text", "text": …}]`, and text alone as
+    soon as the thinking is over.
+    """
+    for part in content:
+        fields = cast("Mapping[str, object]", part) if isinstance(part, dict) else _NOTHING
+        if fields.get("type") == "text" and (text := _text(fields.get("text"))):
+            yield TextDelta(text)
+        elif fields.get("type") == "thinking" and (thought := _thought(fields.get("thinking"))):
+            yield ReasoningDelta(thought)
+
+
+def _thought(thinking: object) -> str:
+    """The text of a thinking part, which is in parts itself."""
+    if not isinstance(thinking, list):
+        return _text(thinking)
+    return "".join(event.text for event in _parts(cast("list[object]", thinking)) if isinstance(event, TextDelta))
 
 
 def _call_delta(call: Mapping[str, Any], position: int) -> ToolCallDelta:

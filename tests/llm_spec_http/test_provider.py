@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
@@ -34,6 +34,8 @@ from llm_spec import (
     complete_from_stream,
     open_provider,
 )
+
+Json: TypeAlias = dict[str, Any]
 
 KEY = "sk-very-secret"
 QUESTION = ChatRequest.create("question")
@@ -179,6 +181,42 @@ async def test_reasoning(wire: Wire, field: str) -> None:
     """Both names that servers use for it."""
     wire.frames = [chunk({field: "hm"}), *text_chunks("x")]
     assert (await events_of(wire))[0] == ReasoningDelta("hm")
+
+
+def thinking(*texts: str) -> Json:
+    return {"type": "thinking", "thinking": [{"type": "text", "text": text} for text in texts], "closed": True}
+
+
+@pytest.mark.parametrize("dialect", ["mistral", "generic"])
+async def test_content_in_parts(wire: Wire, dialect: str) -> None:
+    """Mistral's thinking models: parts of thought, of both kinds at once, of text, and then text alone."""
+    text, reference = {"type": "text", "text": "An"}, {"type": "reference", "reference_ids": [1]}
+    wire.frames = [
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"content": [thinking("Let me ")]}),
+        chunk({"content": [thinking("see", "."), text]}),
+        chunk({"content": [{"type": "text", "text": " answer"}, reference]}),
+        *text_chunks("."),
+    ]
+    thoughts = [ReasoningDelta(thought) for thought in ("Let me ", "see.")]
+    texts = [TextDelta(text) for text in ("An", " answer", ".")]
+    assert await events_of(wire, dialect=dialect) == [*thoughts, *texts, Finish("stop")]
+
+
+async def test_a_whole_content_in_parts(wire: Wire) -> None:
+    """The same in an answer that comes at once."""
+    wire.whole = whole_of({"content": [thinking("Hm", "."), {"type": "text", "text": "The answer"}]})
+    provider = provider_of(wire, "vllm")
+    response = await provider.complete(QUESTION)
+    await provider.aclose()
+    assert (response.content, response.reasoning) == ("The answer", "Hm.")
+
+
+@pytest.mark.parametrize("content", [[], [None, 3, "x"], [{"type": "text"}], [{"type": "thinking", "thinking": [1]}]])
+async def test_parts_that_say_nothing(wire: Wire, content: list[Any]) -> None:
+    """They give no event and break nothing."""
+    wire.frames = [chunk({"content": content}), *text_chunks("x")]
+    assert await events_of(wire) == [TextDelta("x"), Finish("stop")]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,13 @@ async def test_reasoning(wire: OpenAIWire) -> None:
     assert await events_of(wire) == [ReasoningDelta("hm"), TextDelta("x"), Finish("stop")]
 
 
+async def test_content_in_parts(wire: OpenAIWire) -> None:
+    """As Mistral's thinking models send it: parts of thought are reasoning, parts of text are text."""
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    wire.frames = [chunk({"content": [thought, {"type": "text", "text": "An"}]}), *text_chunks(" answer")]
+    assert await events_of(wire) == [ReasoningDelta("hm"), TextDelta("An"), TextDelta(" answer"), Finish("stop")]
+
+
 async def test_parallel_tool_calls(wire: OpenAIWire) -> None:
     """Ids and names come with a call's first piece only, arguments cut anywhere; calls may take turns."""
     pieces = [
