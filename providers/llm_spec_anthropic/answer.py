@@ -103,13 +103,17 @@ class AnswerReader:
                 pass
 
     def _count(self, usage: Mapping[str, Any]) -> None:
-        """Counts are cumulative: the last one told stands."""
-        self._counts |= {name: usage[name] for name in _COUNTS if usage.get(name)}
-        details = _object(usage.get("output_tokens_details"))
-        self._num_reasoning_tokens = details.get("thinking_tokens") or self._num_reasoning_tokens
+        """Counts are totals: the last one given stands, 0 as well; one that is left out or null changes nothing.
+
+        As in the SDK's own accumulation. After the context was compacted `message_delta` lowers what `message_start`
+        said: the cached input to 0, the other to what was read in the end.
+        """
+        self._counts |= {name: usage[name] for name in _COUNTS if usage.get(name) is not None}
+        num_thinking = _object(usage.get("output_tokens_details")).get("thinking_tokens")
+        self._num_reasoning_tokens = self._num_reasoning_tokens if num_thinking is None else num_thinking
 
     def _usage(self) -> Usage | None:
-        if not self._counts:
+        if not any(self._counts.values()):  # a server that does not count
             return None
         *inputs, output = (self._counts.get(name, 0) for name in _COUNTS)
         return Usage(

@@ -98,6 +98,23 @@ async def test_text_and_usage(wire: MessagesWire, transport: str) -> None:
     assert any(KEY in value for value in wire.headers[0].values())
 
 
+async def test_counts_that_are_lowered(wire: MessagesWire) -> None:
+    """After the context was compacted the last counts are lower, down to 0; a count of null changes nothing."""
+    wire.frames = [
+        *begin(input_tokens=181, cache_read_input_tokens=55_000, cache_creation_input_tokens=96),
+        *text_frames("x"),
+        *end(input_tokens=181, cache_read_input_tokens=0, cache_creation_input_tokens=None, output_tokens=9),
+    ]
+    (*_, finish) = await events_of(wire)
+    assert finish == Finish("stop", Usage(input_tokens=181 + 96, output_tokens=9), "eos")
+
+
+async def test_a_server_that_does_not_count(wire: MessagesWire) -> None:
+    """Zeros alone are no usage."""
+    wire.frames = [*begin(input_tokens=0, output_tokens=0), *text_frames("x"), *end(output_tokens=0)]
+    assert (await events_of(wire))[-1] == Finish("stop", None, "eos")
+
+
 async def test_tool_calls(wire: MessagesWire) -> None:
     """Calls are counted among themselves, arguments add up, a call without input has an empty object."""
     calls = [
