@@ -19,6 +19,7 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "function_call": "tool_calls",
     "content_filter": "content_filter",
 }
+_FAILED: Final = frozenset({"error", "network_error"})  # OpenRouter, Mistral: the model's server broke off
 _NOTHING: Final[Mapping[str, Any]] = {}
 _TEXT_ALONE: Final = frozenset({"content", "role"})
 _STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
@@ -39,16 +40,16 @@ class ChunkReader:
         self._read_token_ids = read_token_ids
         self._numbers = _CallNumbers()
         self._reason: FinishReason | None = None
+        self._has_failed = self._has_text = self._has_calls = self._has_refused = False
         self._usage: Usage | None = None
-        self._has_refused = False
 
     def read(self, chunk: Mapping[str, Any]) -> list[StreamEvent]:
         """The events of the next chunk, without its finish."""
         if chunk.get("usage"):
             self._usage = read_usage(chunk) or self._usage
         choice = _first_choice(chunk)
-        if choice.get("finish_reason") is not None:
-            self._reason = choice_finish(choice)
+        if reason := choice.get("finish_reason"):
+            self._reason, self._has_failed = choice_finish(choice), str(reason) in _FAILED
         delta: Mapping[str, Any] = choice.get("delta") or _NOTHING
         token_ids = None if self._read_token_ids is None else self._read_token_ids(choice)
         content: object = choice.get("text") or delta.get("content")
@@ -58,28 +59,45 @@ class ChunkReader:
         else:
             text = _text(content)
             texts = [TextDelta(text, "plain", token_ids)] if text or token_ids else []
+        self._has_text = self._has_text or bool(texts)
         if texts and delta.keys() <= _TEXT_ALONE:  # nearly always
             return texts
         return [*self._before(delta), *texts, *self._calls(delta)]
 
-    def finish(self) -> Finish | None:
-        """How the answer ended; None: the server has not told."""
+    def finish(self, *, is_done: bool = False) -> Finish | None:
+        """How the answer ended; None: it did not end well, `failure` says how.
+
+        `is_done`: the stream ended with `[DONE]`. Servers that never name a finish reason (Snowflake, gateways to
+        Gemini), or now and then do not (vLLM), send it all the same, and only when they have finished: behind text or
+        tool calls it is a good end. The SDKs take the end of a connection for one, too, but so ends an answer whose
+        server or gateway died: without `[DONE]` it has broken off.
+        """
         reason = self._reason
+        if reason is None and is_done and not self._has_failed and (self._has_text or self._has_calls):
+            reason = "tool_calls" if self._has_calls else "stop"
         if reason is None:
             return None
         if self._has_refused and reason == "stop":  # OpenAI's word for a refusal; for the caller it is no answer
             reason = "content_filter"
         return Finish(reason, self._usage, _STOPPED_BY.get(reason))
 
+    @property
+    def failure(self) -> str:
+        """What the server did where `finish` gives nothing."""
+        if self._has_failed:
+            return "broke off its answer: the finish reason is an error"
+        return "ended its answer without a finish reason"
+
     def _before(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if reasoning := _text(delta.get("reasoning_content") or delta.get("reasoning")):
             yield ReasoningDelta(reasoning)
         if refusal := _text(delta.get("refusal")):
-            self._has_refused = True
+            self._has_refused = self._has_text = True
             yield TextDelta(refusal)
 
     def _calls(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         for position, call in enumerate(delta.get("tool_calls") or ()):
+            self._has_calls = True
             yield self._numbers.numbered(_call_delta(call, position))
 
 
@@ -138,9 +156,9 @@ class _CallNumbers:
 
 
 def choice_finish(choice: Mapping[str, Any]) -> FinishReason | None:
-    """Why a choice ended, where it says so."""
+    """Why a choice ended, where it says so; None also where it was broken off."""
     reason = choice.get("finish_reason")
-    return None if reason is None else _FINISH_REASONS.get(str(reason), "stop")
+    return None if not reason or str(reason) in _FAILED else _FINISH_REASONS.get(str(reason), "stop")
 
 
 def ends_a_choice(chunk: Mapping[str, Any]) -> bool:

@@ -31,8 +31,8 @@ async def read_answer(
 ) -> AsyncGenerator[StreamEvent]:
     """The events of a stream; `repeated` is text that the server may repeat at its beginning.
 
-    With `read_token_ids` text comes with its token ids. Raises TransientError for a stream that breaks or ends without
-    a finish reason, TargetError or InvalidRequestError for an error that the server reports in it.
+    With `read_token_ids` text comes with its token ids. Raises TransientError for a stream that breaks, or ends without
+    a finish reason and `[DONE]`, TargetError or InvalidRequestError for an error that the server reports in it.
     """
     body, reader, stripper = _Body(response), ChunkReader(read_token_ids), PrefixStripper(repeated)
     shown: list[str] = []
@@ -49,9 +49,9 @@ async def read_answer(
         raise
     except (aiohttp.ClientError, ValueError) as error:
         raise client.broken(error, "".join(shown)) from error
-    finish = reader.finish()
+    finish = reader.finish(is_done=body.is_done)
     if finish is None:
-        raise TransientError(client.told("ended its answer without a finish reason"), partial_text="".join(shown))
+        raise TransientError(client.told(reader.failure), partial_text="".join(shown))
     if held := stripper.flush():
         yield TextDelta(held)
     yield finish
@@ -59,18 +59,18 @@ async def read_answer(
 
 async def read_chunks(client: HttpClient, response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any]]:
     """The JSON objects of a stream as they are; raises as `read_answer`."""
-    body, is_ended = _Body(response), False
+    body, has_begun, is_ended = _Body(response), False, False
     try:
         while block := await body.next():
             for data in block:
                 chunk = client.chunk(data)
-                is_ended = is_ended or ends_a_choice(chunk)
+                has_begun, is_ended = True, is_ended or ends_a_choice(chunk)
                 yield chunk
     except LlmSpecError:
         raise
     except (aiohttp.ClientError, ValueError) as error:
         raise client.broken(error) from error
-    if not is_ended:
+    if not (is_ended or (has_begun and body.is_done)):
         raise TransientError(client.told("ended its answer without a finish reason"))
 
 
@@ -84,26 +84,27 @@ def read_whole(client: HttpClient, answer: Mapping[str, Any], *, repeated: str =
         builder.add(event)
     response = None if finish is None else builder.add(finish)
     if response is None:
-        raise TransientError(client.told("gave an answer without a finish reason"), partial_text=builder.text)
+        raise TransientError(client.told(reader.failure), partial_text=builder.text)
     return response
 
 
 class _Body:
-    """The data of a stream's events, up to `[DONE]` or its end."""
+    """The data of a stream's events, up to `[DONE]` (then `is_done`) or its end."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._content = response.content
         self._reader = SseReader()
-        self._is_done = False
+        self._is_ended = False
+        self.is_done = False
 
     async def next(self) -> list[str]:
         """What came together; empty at the end."""
-        while not self._is_done:
+        while not self._is_ended:
             block = await self._content.readany()
-            self._is_done = not block
+            self._is_ended = not block
             data = [event.data for event in (self._reader.feed(block) if block else self._reader.finish())]
             if _DONE in data:
-                self._is_done = True
+                self._is_ended = self.is_done = True
                 del data[data.index(_DONE) :]
             if data:
                 return data

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
-from openai import AsyncStream
-
 from llm_spec import StreamEvent, TargetError, TextDelta, TransientError
 from llm_spec.openai_chat import ChunkReader, ends_a_choice
-from llm_spec_openai.client import ChatClient
+from llm_spec_openai.client import ChatClient, ChatStream
 from llm_spec_openai.failures import FAILURES
 
 __all__ = ["read_answer", "read_chunks"]
 
 
-async def read_answer(client: ChatClient, stream: AsyncStream[object]) -> AsyncGenerator[StreamEvent]:
+async def read_answer(client: ChatClient, stream: ChatStream) -> AsyncGenerator[StreamEvent]:
     """The events of a stream.
 
-    Raises TransientError for a stream that breaks or ends without a finish reason, TargetError or InvalidRequestError
-    for an error that the server reports in it.
+    Raises TransientError for a stream that breaks, or ends without a finish reason and `[DONE]`, TargetError or
+    InvalidRequestError for an error that the server reports in it.
     """
     reader = ChunkReader()
     text: list[str] = []
@@ -31,23 +29,23 @@ async def read_answer(client: ChatClient, stream: AsyncStream[object]) -> AsyncG
                 yield event
     except FAILURES as error:
         raise client.failure(error, "".join(text)) from None  # an SDK's error holds the request, and with it the key
-    finish = reader.finish()
+    finish = reader.finish(is_done=stream.is_done)
     if finish is None:
-        raise TransientError(client.told("ended its answer without a finish reason"), partial_text="".join(text))
+        raise TransientError(client.told(reader.failure), partial_text="".join(text))
     yield finish
 
 
-async def read_chunks(client: ChatClient, stream: AsyncStream[object]) -> AsyncGenerator[Mapping[str, Any]]:
+async def read_chunks(client: ChatClient, stream: ChatStream) -> AsyncGenerator[Mapping[str, Any]]:
     """The JSON objects of a stream as they are; raises as `read_answer`."""
-    is_ended = False
+    has_begun = is_ended = False
     try:
         async for value in stream:
             chunk = _object(client, value, ())
-            is_ended = is_ended or ends_a_choice(chunk)
+            has_begun, is_ended = True, is_ended or ends_a_choice(chunk)
             yield chunk
     except FAILURES as error:
         raise client.failure(error) from None
-    if not is_ended:
+    if not (is_ended or (has_begun and stream.is_done)):
         raise TransientError(client.told("ended its answer without a finish reason"))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import httpx2
 from openai import (
@@ -20,7 +21,10 @@ from llm_spec import ConfigError, LlmSpecError
 from llm_spec_openai.convert import Body
 from llm_spec_openai.failures import FAILURES, Address, failure_of
 
-__all__ = ["ChatClient", "azure_client", "openai_client"]
+if TYPE_CHECKING:
+    from openai._streaming import ServerSentEvent  # it has no public name
+
+__all__ = ["ChatClient", "ChatStream", "azure_client", "openai_client"]
 
 _TIMEOUT: Final = httpx2.Timeout(
     connect=10.0,
@@ -29,6 +33,17 @@ _TIMEOUT: Final = httpx2.Timeout(
     pool=None,
 )
 _OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com")
+
+
+class ChatStream(AsyncStream[object]):
+    """The SDK's stream, which stops at `[DONE]` without a word: `is_done` says whether that came."""
+
+    is_done = False
+
+    async def _iter_events(self) -> AsyncIterator[ServerSentEvent]:
+        async for event in super()._iter_events():
+            self.is_done = self.is_done or event.data.startswith("[DONE]")
+            yield event
 
 
 class ChatClient:
@@ -47,12 +62,12 @@ class ChatClient:
         )
         self.is_openai = is_azure or f".{client.base_url.host}".endswith(_OPENAI_HOSTS)
 
-    async def open(self, stack: AsyncExitStack, body: Body) -> AsyncStream[object]:
+    async def open(self, stack: AsyncExitStack, body: Body) -> ChatStream:
         """Send a request; the JSON values of its answer's stream, once its status is good. The stack closes it."""
         try:
             # not `chat.completions.create`: that makes a pydantic model of every piece, which costs more than the rest
             stream = await self._client.post(
-                "/chat/completions", body=body, cast_to=object, stream=True, stream_cls=AsyncStream[object]
+                "/chat/completions", body=body, cast_to=object, stream=True, stream_cls=ChatStream
             )
         except FAILURES as error:
             raise self.failure(error) from None  # an SDK's error holds the request, and with it the key

@@ -38,6 +38,7 @@ from llm_spec import (
 Json: TypeAlias = dict[str, Any]
 
 KEY = "sk-very-secret"
+DONE = b"data: [DONE]\n\n"
 QUESTION = ChatRequest.create("question")
 WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}]}
 
@@ -236,13 +237,60 @@ async def test_missing_done(wire: Wire) -> None:
     assert await events_of(wire) == [TextDelta("x"), Finish("stop")]
 
 
-@pytest.mark.parametrize("done", [b"", b"data: [DONE]\n\n"])
-async def test_no_finish_reason(wire: Wire, done: bytes) -> None:
-    """An answer that just ends is an error that carries the text so far."""
-    wire.frames = [chunk({"content": "half"}), done]
-    with pytest.raises(TargetError, match="without a finish reason") as caught:
+async def test_no_finish_reason(wire: Wire) -> None:
+    """An answer that just ends has broken off: an error that may pass and carries the text so far."""
+    wire.frames = [chunk({"content": "half"})]
+    with pytest.raises(TransientError, match="without a finish reason") as caught:
         await events_of(wire)
     assert caught.value.partial_text == "half"
+    with pytest.raises(TransientError, match="without a finish reason"):
+        await chunks_of(wire)
+
+
+CALL = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("deltas", "finish"),
+    [
+        ([{"content": "whole"}], "stop"),
+        ([{"content": "whole"}, {"tool_calls": [CALL]}], "tool_calls"),
+        ([{"refusal": "no"}], "content_filter"),
+    ],
+)
+async def test_done_without_a_finish_reason(wire: Wire, deltas: list[Json], finish: str) -> None:
+    """`[DONE]` behind an answer ends it well, also where the server (Snowflake's) never says why it ended."""
+    wire.frames = [*(chunk(delta) for delta in deltas), DONE]
+    last = (await events_of(wire))[-1]
+    assert isinstance(last, Finish)
+    assert last.finish_reason == finish
+    assert len(await chunks_of(wire)) == len(deltas)
+
+
+async def test_done_alone(wire: Wire) -> None:
+    """`[DONE]` behind nothing is no answer."""
+    wire.frames = [chunk({"role": "assistant", "content": ""}), DONE]
+    with pytest.raises(TransientError, match="without a finish reason"):
+        await events_of(wire)
+    wire.frames = [DONE]
+    with pytest.raises(TransientError, match="without a finish reason"):
+        await chunks_of(wire)
+
+
+@pytest.mark.parametrize("reason", ["error", "network_error"])
+async def test_a_finish_reason_that_is_an_error(wire: Wire, reason: str) -> None:
+    """OpenRouter and Mistral end like this what their model's server broke off."""
+    wire.frames = text_chunks("half", finish=reason)
+    with pytest.raises(TransientError, match="broke off its answer") as caught:
+        await events_of(wire)
+    assert caught.value.partial_text == "half"
+
+
+async def test_an_empty_finish_reason_is_none(wire: Wire) -> None:
+    """Some servers send it with every piece; the answer is not over with it."""
+    wire.frames = [chunk({"content": "half"}, finish="")]
+    with pytest.raises(TransientError, match="without a finish reason"):
+        await events_of(wire)
 
 
 async def test_error_in_band(wire: Wire) -> None:
@@ -483,11 +531,6 @@ async def test_chunks_are_passed_on_as_they_are(wire: Wire) -> None:
         read = [c async for c in chunks]
     assert read[1] == second
     assert len(read) == 3
-    for frames in ([chunk({"content": "a"})], [chunk({"content": "a"}), b"data: [DONE]\n\n"]):
-        wire.frames = frames
-        with pytest.raises(TransientError, match="without a finish reason"):
-            async with provider.stream_chunks(QUESTION) as chunks:
-                [c async for c in chunks]
     wire.frames = [b'data: {"error": {"message": "broken"}}\n\n']
     with pytest.raises(TargetError, match="broken"):
         async with provider.stream_chunks(QUESTION) as chunks:

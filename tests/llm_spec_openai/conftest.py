@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 
+import httpx2
 import pytest
+from llm_spec_openai import client
 from openai_wire import OpenAIWire
 from wire import served
 
@@ -25,3 +27,15 @@ async def wire() -> AsyncIterator[OpenAIWire]:
     async with served("/{path:.*}", wire.answer) as root:
         wire.url = f"{root}/v1"
         yield wire
+
+
+@pytest.fixture(params=["aiohttp", "httpx2"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The SDK's two transports, the second as where aiohttp is not fit for it."""
+    if request.param == "httpx2":
+        monkeypatch.setattr(client, "DefaultAioHttpClient", _unfit)
+    return request.param
+
+
+def _unfit(**_: object) -> httpx2.AsyncClient:
+    raise RuntimeError("To use the aiohttp client you must have installed the package with the `aiohttp` extra")

@@ -167,13 +167,26 @@ async def test_missing_done(wire: OpenAIWire) -> None:
     assert await events_of(wire) == [TextDelta("x"), Finish("stop")]
 
 
-@pytest.mark.parametrize("done", [b"", DONE])
-async def test_no_finish_reason(wire: OpenAIWire, done: bytes) -> None:
+async def test_no_finish_reason(wire: OpenAIWire) -> None:
     """The SDK takes any end for a good one; without a finish reason it is a failure, with the text so far."""
-    wire.frames = [chunk({"content": "half"}), done]
+    wire.frames = [chunk({"content": "half"})]
     with pytest.raises(TransientError, match="without a finish reason") as caught:
         await events_of(wire)
     assert caught.value.partial_text == "half"
+    with pytest.raises(TransientError, match="without a finish reason"):
+        await chunks_of(wire)
+
+
+async def test_done_without_a_finish_reason(wire: OpenAIWire, transport: str) -> None:
+    """`[DONE]` behind an answer ends it well, also where the server never says why it ended; behind nothing not."""
+    wire.frames = [chunk({"content": "whole"}), DONE]
+    assert await events_of(wire) == [TextDelta("whole"), Finish("stop")], transport
+    assert len(await chunks_of(wire)) == 1
+    wire.frames = [DONE]
+    with pytest.raises(TransientError, match="without a finish reason"):
+        await events_of(wire)
+    with pytest.raises(TransientError, match="without a finish reason"):
+        await chunks_of(wire)
 
 
 @pytest.mark.parametrize(

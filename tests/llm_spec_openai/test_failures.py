@@ -29,18 +29,6 @@ async def failure_from(provider: OpenAIProvider) -> LlmSpecError:
     return caught.value
 
 
-@pytest.fixture(params=["aiohttp", "httpx2"])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The SDK's two transports, the second as where aiohttp is not fit for it."""
-    if request.param == "httpx2":
-        monkeypatch.setattr(client, "DefaultAioHttpClient", _unfit)
-    return request.param
-
-
-def _unfit(**_: object) -> httpx2.AsyncClient:
-    raise RuntimeError("To use the aiohttp client you must have installed the package with the `aiohttp` extra")
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "words"),
     [
