@@ -21,6 +21,7 @@ from llm_spec.chat import (
     ToolCall,
     ToolCallDelta,
     Usage,
+    Weakened,
 )
 from llm_spec.config import JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
 from llm_spec.decoder import SpeculativeDecoder
@@ -158,6 +159,7 @@ __all__ = [
     "UnknownProviderError",
     "UnsupportedError",
     "Usage",
+    "Weakened",
     "__version__",
     "complete_from_stream",
     "generate_events",

@@ -21,6 +21,7 @@ __all__ = [
     "Fallback",
     "Finish",
     "FinishReason",
+    "Guarantee",
     "LocalTimes",
     "Messages",
     "Origin",
@@ -39,6 +40,7 @@ __all__ = [
     "ToolCall",
     "ToolCallDelta",
     "Usage",
+    "Weakened",
 ]
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -57,6 +59,10 @@ StoppedBy = Literal[
     "context_length",  # the model's window is full
 ]
 Origin = Literal["plain", "accepted", "correction", "bonus"]
+# What holds for a text, strongest first. exact: the target's own output, the same greedy text and the same distribution
+# when sampling. exact-text: the same, where the target tokenizes its own earlier text again. judged: the target has
+# approved what it did not write. lossy: the rule, or what was lost on the way, may have changed it.
+Guarantee: TypeAlias = Literal["exact", "exact-text", "judged", "lossy"]
 ContentPart: TypeAlias = Mapping[str, Any]
 
 
@@ -331,7 +337,7 @@ class Started:
     """How an answer is going to be given: comes before all of it, once for each decoder."""
 
     strategy: str
-    guarantee: str
+    guarantee: Guarantee
     target: str
     draft: str | None
 
@@ -377,12 +383,23 @@ class Fallback:
 class Retry:
     """The target failed for a while: it is asked again after `wait_s` seconds, or goes on from what it had written.
 
-    `reason` is for people and logs. What follows a continued answer's break is `exact-text` at best.
+    `reason` is for people and logs. What a continued answer is worth is said by `Weakened`.
     """
 
     reason: str
     wait_s: float
     is_continued: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Weakened:
+    """From here on the answer has this guarantee at best, and is not promised to be the target's text byte for byte.
+
+    `reason` is for people and logs. A result has the weakest guarantee of all.
+    """
+
+    guarantee: Guarantee
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +417,7 @@ class Finish:
 
 
 # How an answer comes about, none of its text.
-Progress: TypeAlias = Started | Round | TargetStream | LocalTimes | Fallback | Retry
+Progress: TypeAlias = Started | Round | TargetStream | LocalTimes | Fallback | Retry | Weakened
 StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta | Progress | Finish
 
 

@@ -26,6 +26,7 @@ from llm_spec.chat import (
     StreamEvent,
     TextDelta,
     Usage,
+    Weakened,
 )
 from llm_spec.chunks import CountedChunks
 from llm_spec.config import SpeculativeConfig, Timeouts
@@ -244,10 +245,11 @@ class SpeculativeDecoder:
             return
         upstream = Upstream(self._target, self.config, recording, self._breaker)
         strategy = await choose_strategy(self._draft, self._target, request, self.config, self._planner)
+        recording.promise = strategy.promise(self._target, self.config)  # what the target can do may change meanwhile
         self._log_start(strategy, request, upstream)
         if rounds:
-            promise = strategy.promise(self._target, self.config)
-            yield Started(strategy.name, promise.guarantee, self._target.name, self._draft_of(strategy))
+            guarantee = recording.promise.guarantee
+            yield Started(strategy.name, guarantee, self._target.name, self._draft_of(strategy))
         try:
             async with aclosing(self._verified(strategy, request, upstream)) as events:
                 async for event in events:
@@ -306,7 +308,6 @@ class SpeculativeDecoder:
         return recording.result(
             finish,
             strategy=strategy.name,
-            promise=strategy.promise(self._target, self.config),
             target=self._target.name,
             draft=self._draft_of(strategy),
             spending=self._spending,
@@ -372,6 +373,9 @@ class SpeculativeDecoder:
             what = "draft_failed" if isinstance(event, Fallback) else "target_asked_again"
             with upstream.log_context:
                 log_event(what, level=logging.WARNING, reason=event.reason if whole else kind)
+        elif isinstance(event, Weakened):
+            with upstream.log_context:
+                log_event("guarantee_weakened", guarantee=event.guarantee, reason=event.reason)
         elif isinstance(event, Round) and is_logged(logging.DEBUG):
             with upstream.log_context:
                 log_event(

@@ -18,6 +18,7 @@ from llm_spec.chat import (
     ToolCall,
     ToolCallDelta,
     Usage,
+    Weakened,
 )
 from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
 from llm_spec.figures import PairFigures
@@ -35,6 +36,7 @@ class Recording:
 
     def __init__(self, request: ChatRequest) -> None:
         self.request = request
+        self.promise = Promise("exact", same_text=True)  # of the strategy, as it was chosen
         self.finish: Finish | None = None
         self._clock = clock()
         self._started = self._clock()
@@ -46,6 +48,7 @@ class Recording:
         self._rounds: list[Round] = []
         self._fallbacks: list[str] = []
         self._retries: list[Retry] = []
+        self._weakened: list[Weakened] = []
         self._num_others = 0  # pieces that are no text
 
     @property
@@ -121,6 +124,8 @@ class Recording:
                 self._fallbacks.append(event.reason)
             case Retry():
                 self._retries.append(event)
+            case Weakened():
+                self._weakened.append(event)
             case Finish():
                 self.finish = event
             case _:
@@ -144,17 +149,23 @@ class Recording:
         if num_more:
             figures.token_s.update(num_more, self._clock() - self._started - self._first_s)
 
+    def _kept_promise(self) -> Promise:
+        """What holds for the text as it has come about."""
+        promise = self.promise
+        if promise.guarantee == "judged" and self._is_all_plain:
+            promise = Promise("exact", same_text=False)  # the target was asked what the caller asked, and nothing else
+        for event in self._weakened:
+            promise = promise.weaken(event.guarantee)
+        return promise
+
     def result(
-        self, finish: Finish, *, strategy: str, promise: Promise, target: str, draft: str | None, spending: Spending
+        self, finish: Finish, *, strategy: str, target: str, draft: str | None, spending: Spending
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
         stats = SpeculativeStats.of_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
+        promise = self._kept_promise()
         usage = finish.usage
-        if promise.guarantee == "judged" and self._is_all_plain:
-            promise = Promise("exact", same_text=False)  # the target was asked what the caller asked, and nothing else
         if any(retry.is_continued for retry in self._retries):
-            is_exact = promise.guarantee in {"exact", "exact-text"}
-            promise = Promise("exact-text" if is_exact else promise.guarantee, same_text=False)
             usage = None  # what was counted is the last part alone
         return SpeculativeResult(
             content=self.content,

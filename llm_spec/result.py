@@ -6,22 +6,17 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
-from llm_spec.chat import ChatMessage, Finish, FinishReason, Round, StoppedBy, ToolCall, Usage
+from llm_spec.chat import ChatMessage, Finish, FinishReason, Guarantee, Round, StoppedBy, ToolCall, Usage
 from llm_spec.money import Cost
 
 __all__ = [
-    "Guarantee",
     "SpeculativeFinish",
     "SpeculativeResult",
     "SpeculativeStats",
     "Timings",
 ]
-
-# exact: the target's own output, the same greedy text and the same law when sampling. judged: the target has approved
-# what it did not write. lossy: the rule may change it.
-Guarantee: TypeAlias = Literal["exact", "exact-text", "judged", "lossy"]
 
 _ENOUGH_PLAIN_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold
 
@@ -141,8 +136,9 @@ class Timings:
 class SpeculativeResult:
     """A whole answer, how it came about, and what it took.
 
-    `guarantee` is the strategy's promise. `same_text`: with this seed (or greedily) the target alone would have given
-    this very text, on this machine. `usage` is the target's, `draft_usage` the draft's, None where not counted.
+    `guarantee` is the strategy's promise, or what was left of it (`Weakened`). `same_text`: with this seed (or
+    greedily) the target alone would have given this very text, on this machine. `usage` is the target's, `draft_usage`
+    the draft's, None where not counted.
     `approved_spans`: from and to which character of `content` the target approved what it did not write (`judge`).
     `fallbacks` say why drafts were given up, `retries` why the target was asked again.
     `plain_s` is the time of a plain run measured beside this one, where the caller made one.

@@ -35,6 +35,7 @@ from llm_spec import (
     TargetError,
     TextDelta,
     TransientError,
+    Weakened,
 )
 from llm_spec.config import StrategyName
 from llm_spec.drafting.pieces import split_pieces
@@ -274,13 +275,16 @@ def decoder_of(way: Way, draft: Draft | None, target: LlmProvider, **config: Any
 
 
 def promised(way: Way, shown: Shown) -> None:
-    """The label is the strategy's own, or that of a continued answer."""
+    """The label is the strategy's own, or that of an answer which went on by text."""
     result = shown.result
     assert result is not None
-    is_continued = any(retry.is_continued for retry in shown.of(Retry))
-    assert result.guarantee == ("exact-text" if is_continued else way.guarantee)
-    if is_continued:
-        assert (result.same_text, result.usage) == (False, None)
+    weakened = {event.guarantee for event in shown.of(Weakened)}
+    assert weakened <= {"exact-text"}
+    assert result.guarantee == ("exact-text" if weakened else way.guarantee)
+    assert not (weakened and result.same_text)
+    if any(retry.is_continued for retry in shown.of(Retry)):
+        assert weakened
+        assert result.usage is None
 
 
 # ------------------------------------------------------------------------------------------ the draft

@@ -31,6 +31,7 @@ from llm_spec import (
     TextDelta,
     Timeouts,
     TransientError,
+    Weakened,
 )
 from llm_spec.testing import ScriptedProvider
 
@@ -301,7 +302,7 @@ async def test_a_server_that_begins_anew_gives_nothing_twice(double: Double) -> 
 
 
 async def test_what_is_streamed_is_labelled(double: Double) -> None:
-    """The events: text, one `Retry` where it broke, the rest of the text; never the same piece again."""
+    """The events: text, one `Retry` where it broke, what holds then, the rest; never the same piece again."""
     double.reset(Failure(drop_after=5))
     async with (
         provider_at(double.url, "aiohttp", dialect="vllm") as target,
@@ -309,5 +310,5 @@ async def test_what_is_streamed_is_labelled(double: Double) -> None:
     ):
         events = [event async for event in stream]
     kinds = [kind for kind, _ in itertools.groupby(type(event) for event in events)]
-    assert kinds == [Started, TextDelta, Retry, TextDelta, SpeculativeFinish]
+    assert kinds == [Started, TextDelta, Retry, Weakened, TextDelta, SpeculativeFinish]
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == TEXT

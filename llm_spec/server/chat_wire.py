@@ -21,6 +21,7 @@ from llm_spec.chat import (
     TargetStream,
     TextDelta,
     ToolCallDelta,
+    Weakened,
 )
 from llm_spec.errors import InvalidRequestError
 from llm_spec.json_text import dumps_ascii
@@ -248,7 +249,13 @@ class ChatEncoder:
         return sse({**self._envelope, "choices": [], "llm_spec": {name: {**fields, "t": round(now_s, 6)}}})
 
 
-_PROGRESS: Final[Mapping[type, str]] = {Round: "round", Fallback: "fallback", Retry: "retry", TargetStream: "upstream"}
+_PROGRESS: Final[Mapping[type, str]] = {
+    Round: "round",
+    Fallback: "fallback",
+    Retry: "retry",
+    TargetStream: "upstream",
+    Weakened: "weakened",
+}
 
 
 def _progress(event: StreamEvent) -> tuple[str, Json] | None:

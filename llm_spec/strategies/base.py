@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, get_args
 
-from llm_spec.chat import ChatRequest, StreamEvent
+from llm_spec.chat import ChatRequest, Guarantee, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
-from llm_spec.result import Guarantee
 
 __all__ = ["Promise", "Strategy", "refuse_request"]
+
+_STRONGEST_FIRST: Final[tuple[Guarantee, ...]] = get_args(Guarantee)
 
 
 class Promise(NamedTuple):
@@ -20,6 +21,10 @@ class Promise(NamedTuple):
 
     guarantee: Guarantee
     same_text: bool
+
+    def weaken(self, guarantee: Guarantee) -> Promise:
+        """What is left of it where a part of the text has this guarantee only."""
+        return Promise(max(self.guarantee, guarantee, key=_STRONGEST_FIRST.index), same_text=False)
 
 
 class Strategy(Protocol):
@@ -51,8 +56,9 @@ class Strategy(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """Answer: verified text alone, a `Round` after each round, at most one `Fallback`, a `Finish` at the end.
 
-        It decides by `figures`, and adds what it measures to them. A failing draft never raises out of it; a failing
-        target does. Leaving the context ends all work behind it.
+        `Weakened` comes before text of which less than `promise` holds. It decides by `figures`, and adds what it
+        measures to them. A failing draft never raises out of it; a failing target does. Leaving the context ends all
+        work behind it.
         """
         ...
 

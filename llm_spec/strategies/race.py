@@ -21,6 +21,7 @@ from llm_spec.chat import (
     TextDelta,
     ToolCallDelta,
     Usage,
+    Weakened,
 )
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
@@ -139,6 +140,8 @@ class _Race:
     async def events(self) -> AsyncGenerator[StreamEvent]:
         """The answer."""
         chain, matcher = self._chain, StopMatcher(self._request.stop)
+        if self._endpoint is None:
+            yield Weakened("exact-text", "the target goes on from text, which it tokenizes again")
         self._open(self._root, None)
         self._feed.restart("", self._reach())
         finish: Finish | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from llm_spec.chat import ChatRequest, StreamEvent, TextDelta
+from llm_spec.chat import ChatRequest, Guarantee, StreamEvent, TextDelta, Weakened
 from llm_spec.errors import LlmSpecError, TargetError
 from llm_spec.provider import LlmProvider, TokenEndpoint
 
@@ -50,15 +51,19 @@ async def resume_plain(
             yield event
 
 
-async def continue_by_text(target: LlmProvider, request: ChatRequest, text: str) -> AsyncGenerator[StreamEvent]:
-    """What follows `text`, the beginning of the request's answer; whitespace at its end is not sent, nor shown twice.
+async def continue_by_text(
+    target: LlmProvider, request: ChatRequest, text: str, *, guarantee: Guarantee = "exact-text"
+) -> AsyncGenerator[StreamEvent]:
+    """What follows `text`, the beginning of the request's answer, begun by a `Weakened` with the `guarantee` of it.
 
-    Raises TargetError when the target does not repeat that whitespace.
+    Whitespace at the end of the text is not sent, nor shown twice. Raises TargetError when the target does not repeat
+    that whitespace.
     """
     sent = text.rstrip()
     seam = text[len(sent) :]
-    request = replace(request, prefix=request.prefix + sent)
+    request = replace(_reseed(request, len(text)), prefix=request.prefix + sent)
     async with target.stream(request) as events:
+        yield Weakened(guarantee, "the answer goes on from its text, which the target tokenizes again")
         async for event in events:
             if not isinstance(event, TextDelta) or not seam:
                 yield event
@@ -69,3 +74,15 @@ async def continue_by_text(target: LlmProvider, request: ChatRequest, text: str)
             seam = seam[shared:]
             if event.text[shared:]:
                 yield replace(event, text=event.text[shared:])
+
+
+def _reseed(request: ChatRequest, num_characters: int) -> ChatRequest:
+    """With another seed for each place.
+
+    Servers begin their noise anew with every request, and the noise that drew the text so far is not independent of it.
+    """
+    sampling = request.sampling
+    if sampling.seed is None or sampling.temperature == 0:
+        return request
+    seed = random.Random(f"{sampling.seed} {num_characters}").getrandbits(31)  # noqa: S311 - a seed, no secret
+    return replace(request, sampling=replace(sampling, seed=seed))

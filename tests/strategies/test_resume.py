@@ -23,7 +23,7 @@ from llm_spec import (
     TextDelta,
 )
 from llm_spec.provider import NextToken
-from llm_spec.strategies.resume import resume_plain
+from llm_spec.strategies.resume import continue_by_text, resume_plain
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedTarget
@@ -201,3 +201,84 @@ def test_the_partial_text_is_all_that_was_shown_when_text_breaks(fail_at: int) -
     shown, error = run_virtual(shown_before_error(target))
     assert shown
     assert error.partial_text == shown
+
+
+# ------------------------------------------------------------------------------------------ what holds of the text
+
+
+def probing(target: SimulatedTarget, **options: Any) -> SpeculativeDecoder:
+    config = {"strategy": "probe", "lookahead": Fixed(2), "max_concurrent_streams": 1, **options}
+    return SpeculativeDecoder(GivenText(ANSWER), target, SpeculativeConfig(**config))
+
+
+class DeafById(Deaf):
+    """Goes on by ids."""
+
+    stream_after = SimulatedTarget.stream_after
+
+
+def deaf(target: Deaf) -> Deaf:
+    target.capabilities = Capabilities(token_endpoint=target, continue_prefix=True)
+    return target
+
+
+@pytest.mark.parametrize("by_ids", [True, False])
+def test_an_answer_that_went_on_by_text_says_so(*, by_ids: bool) -> None:
+    """By token ids it is as exact as it was."""
+    target = deaf(DeafById(ANSWER, ANSWER) if by_ids else Deaf(ANSWER, ANSWER))
+    result = run_virtual(probing(target).decode("tell", temperature=0.0))
+    assert result.content == ANSWER
+    assert len(target.scripted.requests) == (0 if by_ids else 1)
+    assert (result.guarantee, result.same_text) == ("exact" if by_ids else "exact-text", False)
+
+
+def test_a_deadline_does_not_strengthen_what_went_on_by_text() -> None:
+    """Also where the end is not the target's."""
+    target = deaf(Deaf(ANSWER, ANSWER))
+    target.scripted = ScriptedProvider(
+        ANSWER, capabilities=Capabilities(continue_prefix=True), piece_size=1, delay_piece_s=1.0
+    )
+    result = run_virtual(probing(target, deadline_s=5.0).decode("tell", temperature=0.0))
+    assert ANSWER.startswith(result.content)
+    assert (result.stopped_by, result.guarantee) == ("deadline", "exact-text")
+
+
+def test_what_is_promised_is_what_the_target_could_do_at_the_beginning() -> None:
+    """A race by text stays one, even if the target takes token ids before it has ended, and the other way round."""
+
+    class Changing(SimulatedTarget):
+        @asynccontextmanager
+        async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+            self.capabilities = Capabilities(continue_prefix=True, token_endpoint=self)
+            async with super().stream(request) as events:
+                yield events
+
+        @asynccontextmanager
+        async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+            self.capabilities = Capabilities(continue_prefix=True)
+            async with super().stream_chat(request) as events:
+                yield events
+
+    for by_ids in (False, True):
+        target = Changing(ANSWER, by_ids=by_ids)
+        config = SpeculativeConfig(strategy="race")
+        result = run_virtual(SpeculativeDecoder(GivenText(ANSWER), target, config).decode("tell", temperature=0.0))
+        assert (target.capabilities.token_endpoint is None) == by_ids
+        assert (result.content, result.guarantee) == (ANSWER, "exact" if by_ids else "exact-text")
+
+
+@pytest.mark.parametrize(("temperature", "is_reseeded"), [(0.8, True), (None, True), (0.0, False)])
+def test_what_goes_on_by_text_is_drawn_from_other_noise(temperature: float | None, *, is_reseeded: bool) -> None:
+    """A server draws the first token of any request with one seed from the same noise; greedily nothing is drawn."""
+    target = ScriptedProvider(ANSWER, capabilities=Capabilities(continue_prefix=True))
+    request = ChatRequest.create("tell", temperature=temperature, seed=7)
+
+    async def run(text: str) -> None:
+        async with aclosing(continue_by_text(target, request, text)) as events:
+            assert [event async for event in events]
+
+    for text in ("one", "one two", "one"):
+        run_virtual(run(text))
+    seeds = [request.sampling.seed for request in target.requests]
+    assert seeds[0] == seeds[2]
+    assert len({7, *seeds}) == (3 if is_reseeded else 1)
