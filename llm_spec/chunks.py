@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Mapping
-from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
 
-from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Usage
 from llm_spec.config import SpeculativeConfig
+from llm_spec.deadline import Deadline
 from llm_spec.drafting.pieces import num_prompt_pieces
 from llm_spec.errors import TransientError
 from llm_spec.openai_chat import read_usage
@@ -16,8 +16,6 @@ from llm_spec.provider import ChunkStreaming
 from llm_spec.resilience import CircuitBreaker, within
 
 __all__ = ["CountedChunks"]
-
-T = TypeVar("T")
 
 
 class CountedChunks:
@@ -35,10 +33,12 @@ class CountedChunks:
         self._target = target
         self._request = request
         self._timeouts = config.timeouts
+        self._limit = config.limit
         self._breaker = breaker
-        self._deadline = None if config.deadline_s is None else now() + config.deadline_s
+        self._deadline = Deadline(config.deadline_s)
         self._told: Usage | None = None
         self._num_pieces = 0
+        self._is_complete = False
 
     @property
     def usage(self) -> Usage:
@@ -47,27 +47,28 @@ class CountedChunks:
 
     async def chunks(self) -> AsyncGenerator[Mapping[str, Any]]:
         """The chunks; raises TransientError at the deadline, and what the target raises. Nothing is asked again."""
+        async with aclosing(self._deadline.bound(self._chunks())) as chunks:
+            async for chunk in chunks:
+                self._count(chunk)
+                yield chunk
+        if self._deadline.is_reached and not self._is_complete:
+            raise TransientError(f"{self._name} was not done by the deadline")
+
+    async def _chunks(self) -> AsyncGenerator[Mapping[str, Any]]:
+        silence_s, message = self._timeouts.first_chunk_s, f"{self._name} was silent for too long"
         async with AsyncExitStack() as stack:
-            with self._breaker.attempt():
-                opening = stack.enter_async_context(self._target.stream_chunks(self._request))
-                opened = await self._within(opening, self._timeouts.first_chunk_s)
-                chunk = await self._within(anext(opened, None), self._timeouts.first_chunk_s)
-            try:
-                while chunk is not None:
-                    self._count(chunk)
-                    yield chunk
-                    chunk = await self._within(anext(opened, None), self._timeouts.between_chunks_s)
-            except TransientError as error:
-                self._breaker.see(error)
-                raise
+            if self._limit is not None:
+                await stack.enter_async_context(self._limit.place())
+            stack.enter_context(self._breaker.attempt())
+            opening = stack.enter_async_context(self._target.stream_chunks(self._request))
+            opened = await within(opening, silence_s, message)
+            while (chunk := await within(anext(opened, None), silence_s, message)) is not None:
+                yield chunk
+                silence_s = self._timeouts.between_chunks_s
+            self._is_complete = True
             self._breaker.see(None)
 
     def _count(self, chunk: Mapping[str, Any]) -> None:
         self._told = read_usage(chunk) or self._told
         choices: list[Mapping[str, Any]] = chunk.get("choices") or []
         self._num_pieces += sum(1 for choice in choices if choice.get("text") or choice.get("delta"))
-
-    async def _within(self, awaitable: Awaitable[T], silence_s: float | None) -> T:
-        left_s = None if self._deadline is None else self._deadline - now()
-        seconds = min((s for s in (left_s, silence_s) if s is not None), default=None)
-        return await within(awaitable, seconds, f"{self._name} was silent for too long, or not done by the deadline")

@@ -244,7 +244,8 @@ class SpeculativeDecoder:
             yield SpeculativeFinish.of(nothing, self._result(nothing, recording, PLAIN))
             return
         upstream = Upstream(self._target, self.config, recording, self._breaker)
-        strategy = await choose_strategy(self._draft, self._target, request, self.config, self._planner)
+        choosing = choose_strategy(self._draft, self._target, request, self.config, self._planner)
+        strategy = await upstream.deadline.wait_for(choosing) or PLAIN  # of an answer that ends before it begins
         recording.promise = strategy.promise(self._target, self.config)  # what the target can do may change meanwhile
         self._log_start(strategy, request, upstream)
         if rounds:

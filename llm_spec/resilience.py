@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Final, TypeVar
@@ -101,10 +102,10 @@ async def within(waiting: Awaitable[T], seconds: float | None, message: str) -> 
 class CircuitBreaker:
     """Leaves something alone that keeps failing: after `max_failures` in a row for `open_s` seconds, then one trial.
 
-    An attempt that begins well is judged by how it ends (`see`).
+    The next trial waits until that one has ended; one that is left before its end decides nothing.
 
     What counts is what a server cannot help: a connection that breaks, silence, a status of 500 or more. A refusal
-    (4xx) shows that it is alive; a cancelled attempt shows nothing. For one event loop.
+    (4xx) shows that it is alive; a cancelled attempt shows nothing. For one event loop at a time.
     """
 
     def __init__(self, name: str, *, max_failures: int = _MAX_FAILURES, open_s: float = _OPEN_S) -> None:
@@ -124,17 +125,31 @@ class CircuitBreaker:
 
     @contextmanager
     def attempt(self) -> Generator[None]:
-        """One attempt; raises CircuitOpenError, without making it, while the circuit is open."""
-        if self.is_open:
-            self._refuse()
-        self._is_trying = self.is_open
+        """One attempt, to its end; raises CircuitOpenError, without making it, while the circuit is open.
+
+        What is raised inside is its outcome; any other is given to `see` before it is left.
+        """
+        is_trial = self.begin()
         try:
             yield
         except Exception as error:
             self.see(error)
             raise
         finally:
-            self._is_trying = False
+            if is_trial:
+                self.end_trial()
+
+    def begin(self) -> bool:
+        """Let an attempt through, or raise CircuitOpenError; True: it is the trial, and the next waits for its end."""
+        if not self.is_open:
+            return False
+        self._refuse()
+        self._is_trying = True
+        return True
+
+    def end_trial(self) -> None:
+        """The trial has ended; if nothing was seen of it, the next one may be made."""
+        self._is_trying = False
 
     def see(self, error: Exception | None) -> None:
         """How an attempt ended; None: well."""
@@ -162,36 +177,118 @@ def _is_breakdown(error: Exception) -> bool:
 class ConcurrencyLimit:
     """At most `max_requests` answers at once, of all decoders that are given the same limit.
 
-    A target waits for its turn. A draft does not: it is left out when no place is free, so that a pair that shares one
-    limit never waits for itself. One event loop.
+    A target waits for its turn, behind other targets alone. A draft never waits: it takes a place that is free, or is
+    left out, and it loses its place to a target that finds none free. So speculation delays nobody's target, and a pair
+    that shares one limit never waits for itself.
+
+    One event loop at a time: raises ConfigError where it is in use on another one that still runs.
     """
 
     def __init__(self, max_requests: int) -> None:
         check_number(ConfigError, "max_requests", max_requests, 1, integer=True)
-        self._places = asyncio.Semaphore(max_requests)
-
-    async def acquire(self) -> None:
-        """Wait for a place; whoever got one gives it back by `release`."""
-        await self._places.acquire()
-
-    def release(self) -> None:
-        """Give a place back."""
-        self._places.release()
+        self._max_requests = max_requests
+        self._places: _Places | None = None
 
     @asynccontextmanager
-    async def place_at_once(self) -> AsyncGenerator[None]:
-        """A place that is free now; raises DraftError when none is."""
-        if self._places.locked():
-            raise DraftError("no place is free for a draft; raise max_requests")
-        await self._places.acquire()
+    async def place(self) -> AsyncGenerator[None]:
+        """A target's place; waits until there is one."""
+        places = self._places_here()
+        await places.take()
         try:
             yield
         finally:
-            self._places.release()
+            places.give_back()
+
+    @asynccontextmanager
+    async def spare_place(self) -> AsyncGenerator[SparePlace]:
+        """A draft's place, in the task that drafts.
+
+        Raises DraftError where none is free, and when a target needs it: then what runs inside is cancelled first.
+        """
+        places = self._places_here()
+        if not places.num_free:
+            raise DraftError("no place is free for a draft; raise max_requests")
+        place = SparePlace(places)
+        try:
+            async with place.stay:
+                yield place
+        except TimeoutError as error:
+            if not place.stay.expired():
+                raise
+            raise DraftError("a target needed the draft's place; raise max_requests") from error
+        finally:
+            place.leave()
+
+    def _places_here(self) -> _Places:
+        """Those of the running event loop; what a loop that was closed has left in use is not counted."""
+        loop, places = asyncio.get_running_loop(), self._places
+        if places is None or places.loop is not loop:
+            if places is not None and places.is_used and not places.loop.is_closed():
+                raise ConfigError("this ConcurrencyLimit is in use on another event loop; make one for each loop")
+            places = self._places = _Places(self._max_requests, loop)
+        return places
+
+
+class SparePlace:
+    """A draft's place in a limit, until it leaves it or a target takes it."""
+
+    def __init__(self, places: _Places) -> None:
+        self.stay = asyncio.timeout(None)
+        self._places = places
+        places.num_free -= 1
+        places.spare.append(self)
+
+    def leave(self) -> None:
+        """Give the place back, unless a target has taken it: what follows is not interrupted by one any more."""
+        if self in self._places.spare:
+            self._places.spare.remove(self)
+            self._places.give_back()
+
+
+class _Places:
+    """The places of one event loop. While anybody waits, none is free and none is spare."""
+
+    def __init__(self, num_free: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.num_free = num_free
+        self.spare: list[SparePlace] = []  # the newest last
+        self._num_all = num_free
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_used(self) -> bool:
+        return self.num_free < self._num_all
+
+    async def take(self) -> None:
+        """Wait for a place; whoever got one gives it back, once."""
+        if self.num_free:
+            self.num_free -= 1
+            return
+        if self.spare:
+            self.spare.pop().stay.reschedule(self.loop.time())  # what the newest draft has written is the least
+            return
+        turn: asyncio.Future[None] = self.loop.create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.give_back()  # its turn came at the same moment
+            raise
+        finally:
+            self._waiting.remove(turn)
+
+    def give_back(self) -> None:
+        """Pass a place on to whoever has waited longest."""
+        turn = next((turn for turn in self._waiting if not turn.done()), None)
+        if turn is None:
+            self.num_free += 1
+        else:
+            turn.set_result(None)
 
 
 class _Watch:
-    """When a draft last said something."""
+    """What a draft shows of itself: when it last wrote something, and whether it failed by the time it was left."""
 
     def __init__(self, breaker: CircuitBreaker, patience_s: float) -> None:
         self._breaker = breaker
@@ -199,24 +296,30 @@ class _Watch:
         self._clock = clock()
         self._heard_s = self._clock()
         self._is_waiting = True
+        self._has_answered = False
 
     async def passed(self, pieces: AsyncIterator[DraftPiece]) -> AsyncGenerator[DraftPiece]:
         async for piece in pieces:
-            self._breaker.see(None)
-            self._is_waiting = False
+            self._is_waiting, self._has_answered = False, True
             yield piece
             self._heard_s, self._is_waiting = self._clock(), True
-        self._is_waiting = False
+        self._is_waiting, self._has_answered = False, True
 
-    def end(self) -> None:
+    def judge(self, _: object, error: BaseException | None, __: object) -> None:
+        """The draft is left; an error of its own is judged by whoever sees that."""
+        if isinstance(error, Exception):
+            return
         if self._is_waiting and self._clock() - self._heard_s >= 0.98 * self._patience_s:
             self._breaker.see(TimeoutError())
+        elif self._has_answered:
+            self._breaker.see(None)
 
 
 class GuardedDraft:
     """A draft behind a circuit breaker and a limit: when it may not be asked it fails, and the target goes on alone.
 
-    One that was left after a silence of `patience_s` seconds has failed, too.
+    One that was left after a silence of `patience_s` seconds has failed, too. One whose place a target takes fails
+    without being blamed for it.
     """
 
     def __init__(
@@ -239,13 +342,17 @@ class GuardedDraft:
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         async with AsyncExitStack() as stack:
+            place = None
             if self._limit is not None:
-                await stack.enter_async_context(self._limit.place_at_once())
+                place = await stack.enter_async_context(self._limit.spare_place())
             stack.enter_context(self._breaker.attempt())
             watch = _Watch(self._breaker, self._patience_s)
-            stack.callback(watch.end)
+            stack.push(watch.judge)
             pieces = await stack.enter_async_context(self._draft.draft(request, max_tokens))
-            yield await stack.enter_async_context(aclosing(watch.passed(pieces)))
+            passed = await stack.enter_async_context(aclosing(watch.passed(pieces)))
+            if place is not None:
+                stack.callback(place.leave)
+            yield passed
 
     async def aclose(self) -> None:
         await self._draft.aclose()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from functools import partial
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 
-from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, ChatResponse, Finish, Progress, Retry, StreamEvent
 from llm_spec.config import SpeculativeConfig
+from llm_spec.deadline import Deadline
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, one_line
 from llm_spec.provider import LlmProvider
 from llm_spec.recording import Recording
-from llm_spec.resilience import CircuitBreaker, ConcurrencyLimit, asked_again, within
+from llm_spec.resilience import CircuitBreaker, asked_again, within
 from llm_spec.strategies.resume import continue_by_text
 from llm_spec.telemetry import RequestContext, log_event
 
@@ -26,7 +25,7 @@ Run: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[StreamEv
 
 
 class Upstream:
-    """Waiting for one request's answer. `deadline_reached` is set where the deadline ended it."""
+    """Waiting for one request's answer. Its deadline begins when this is made."""
 
     def __init__(
         self, target: LlmProvider, config: SpeculativeConfig, recording: Recording, breaker: CircuitBreaker
@@ -35,11 +34,13 @@ class Upstream:
         self.config = config
         self.recording = recording
         self.breaker = breaker
-        deadline_s = config.deadline_s
-        self._deadline = None if deadline_s is None else now() + deadline_s
+        self.deadline = Deadline(config.deadline_s)
         self.log_context = RequestContext()
-        self.deadline_reached = False
-        self._place: ConcurrencyLimit | None = None
+
+    @property
+    def deadline_reached(self) -> bool:
+        """Whether the deadline ended the answer."""
+        return self.deadline.is_reached and self.recording.finish is None
 
     def events(self, run: Run, plain: Run) -> AsyncGenerator[StreamEvent]:
         """The answer that `run` gives, up to its Finish or the deadline; all behind it is closed at the end.
@@ -47,66 +48,51 @@ class Upstream:
         A target that fails for a while is asked again by `plain`; an answer that has begun goes on from where it is.
         Where there is a limit the whole answer has one place.
         """
-        return _Attempts(self, run, plain).events()
+        attempts = _Attempts(self, run, plain)
+        return attempts.events() if self.config.deadline_s is None else self._events_in_time(attempts)
+
+    async def _events_in_time(self, attempts: _Attempts) -> AsyncGenerator[StreamEvent]:
+        async with aclosing(self.deadline.bound(attempts.events())) as events:
+            async for event in events:
+                yield event
+        for happened in attempts.take_progress():
+            yield happened
 
     async def response(self, told: Callable[[TransientError, float], None]) -> ChatResponse:
         """The whole answer in one call, without a deadline; `told` hears of each attempt that is made again."""
         policy, breaker = self.config.retry, self.breaker
-        await self.take_place()
-        try:
+        async with self.place():
             asking = asked_again(self._complete, policy, breaker, max_attempts=policy.max_attempts, told=told)
             response = await self.step(asking)
-        finally:
-            self.give_place_back()
         breaker.see(None)
-        return cast("ChatResponse", response)
+        return response
 
     async def _complete(self) -> ChatResponse:
         with self.breaker.attempt():
             return await self.target.complete(self.recording.request)
 
-    async def take_place(self) -> None:
-        """Wait for a place where there is a limit, up to the deadline."""
+    def place(self) -> AbstractAsyncContextManager[None]:
+        """The answer's place, where there is a limit; waits for it."""
         limit = self.config.limit
-        if limit is not None:
-            await self.step(limit.acquire())
-            self._place = None if self.deadline_reached else limit
+        return nullcontext() if limit is None else limit.place()
 
-    def give_place_back(self) -> None:
-        """Leave the place, if there is one."""
-        if self._place is not None:
-            self._place.release()
-
-    async def step(self, awaitable: Awaitable[T], silence_s: float | None = None) -> T | None:
-        """Await one thing of the strategy, for `silence_s` at most; None when the deadline comes first.
+    async def step(self, awaitable: Awaitable[T], silence_s: float | None = None) -> T:
+        """Await one thing of the strategy, for `silence_s` at most.
 
         What is not ours becomes TargetError, silence TransientError.
         """
-        until = self._deadline
-        if silence_s is not None:
-            silent_until = now() + silence_s
-            until = silent_until if until is None else min(until, silent_until)
-        timeout = None if until is None else asyncio.timeout_at(until)
         try:
-            if timeout is None and not self.log_context.is_wanted:
+            if silence_s is None and not self.log_context.is_wanted:
                 return await awaitable
             with self.log_context if self.log_context.is_wanted else nullcontext():
-                async with timeout or nullcontext():
-                    return await awaitable
+                return await within(awaitable, silence_s, f"{self.target.name} was silent for {silence_s} s")
         except LlmSpecError as error:
             if isinstance(error, TargetError):
                 error.partial_text = self.recording.content or error.partial_text
             raise
         except Exception as error:
-            content = self.recording.content
-            if timeout is None or not (isinstance(error, TimeoutError) and timeout.expired()):
-                told = f"target {self.target.name} failed: {type(error).__name__}: {error}"
-                raise TargetError(told, partial_text=content) from error
-            if until != self._deadline:
-                told = f"{self.target.name} was silent for {silence_s} s"
-                raise TransientError(told, partial_text=content) from error
-            self.deadline_reached = True
-            return None
+            message = f"target {self.target.name} failed: {type(error).__name__}: {error}"
+            raise TargetError(message, partial_text=self.recording.content) from error
 
     async def close(self, opened: AbstractAsyncContextManager[object]) -> None:
         """Close what was opened; the answer does not depend on how that ends."""
@@ -125,51 +111,55 @@ class _Attempts:
         self._run = run
         self._plain = plain
         self._num_made = 0
-        self._told: list[StreamEvent] = []  # what happened before anything was written
-        self._opened: AbstractAsyncContextManager[object] | None = None  # the attempt that is being made
+        self._progress: list[StreamEvent] = []  # what happened before anything was written
+        self._opened: AbstractAsyncContextManager[object] | None = None  # the attempt that is being made …
+        self._is_trial = False  # … and whether it is the circuit's trial
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
         upstream, policy = self._upstream, self._upstream.config.retry
         silence_s = upstream.config.timeouts.between_chunks_s
-        await upstream.take_place()
-        try:
-            while not upstream.deadline_reached:
-                left = policy.max_attempts - self._num_made
-                asking = asked_again(self._begin, policy, upstream.breaker, max_attempts=left, told=self._anew)
-                try:
-                    begun = await upstream.step(asking)
-                finally:
-                    told, self._told = self._told, []
-                for happened in told:
-                    yield happened
-                if begun is None:
-                    return
-                events, event = begun
-                try:
-                    while event is not None:
-                        yield event
-                        if isinstance(event, Finish):
-                            upstream.breaker.see(None)
-                            return
-                        event = await upstream.step(anext(events, None), silence_s)
-                    return
-                except TransientError as error:
-                    if upstream.recording.is_full:  # only its end was missing
-                        yield Finish("length", None, "max_tokens")
+        async with upstream.place():
+            try:
+                while True:
+                    left = policy.max_attempts - self._num_made
+                    asking = asked_again(self._begin, policy, upstream.breaker, max_attempts=left, told=self._anew)
+                    events, event = await upstream.step(asking)
+                    for happened in self.take_progress():
+                        yield happened
+                    try:
+                        while event is not None:
+                            if isinstance(event, Finish):
+                                upstream.breaker.see(None)
+                            yield event
+                            if isinstance(event, Finish):
+                                return
+                            event = await upstream.step(anext(events, None), silence_s)
                         return
-                    self._go_on(error)
-        finally:
-            await self._close()
-            upstream.give_place_back()
+                    except TransientError as error:
+                        if upstream.recording.is_full:  # only its end was missing
+                            yield Finish("length", None, "max_tokens")
+                            return
+                        self._go_on(error)
+            finally:
+                await self._close()
+
+    def take_progress(self) -> list[StreamEvent]:
+        """What happened since this was last called."""
+        progress, self._progress = self._progress, []
+        return progress
 
     async def _begin(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         """One attempt, up to the first event that belongs to the answer."""
         upstream = self._upstream
         self._num_made += 1
         await self._close()  # the attempt before
-        with upstream.breaker.attempt():
-            silence_s = upstream.config.timeouts.first_chunk_s
+        self._is_trial = upstream.breaker.begin()
+        silence_s = upstream.config.timeouts.first_chunk_s
+        try:
             return await within(self._first_event(), silence_s, f"{upstream.target.name} was silent for {silence_s} s")
+        except Exception as error:
+            upstream.breaker.see(error)
+            raise
 
     async def _first_event(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         run = self._run()
@@ -177,19 +167,24 @@ class _Attempts:
         self._opened = run
         event = await anext(events, None)
         while isinstance(event, Progress):
-            self._told.append(event)
+            self._progress.append(event)
             event = await anext(events, None)
         return events, event
 
     async def _close(self) -> None:
         opened, self._opened = self._opened, None
-        if opened is not None:
-            await self._upstream.close(opened)
+        try:
+            if opened is not None:
+                await self._upstream.close(opened)
+        finally:
+            if self._is_trial:
+                self._is_trial = False
+                self._upstream.breaker.end_trial()
 
     def _anew(self, error: TransientError, wait_s: float) -> None:
         """An attempt has failed: the next one is made in the same place, without speculation."""
         has_begun = self._upstream.recording.has_begun
-        self._told.append(Retry(one_line(error), wait_s, is_continued=has_begun))
+        self._progress.append(Retry(one_line(error), wait_s, is_continued=has_begun))
         if not has_begun:
             self._run = self._plain
 
