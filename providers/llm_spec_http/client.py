@@ -77,8 +77,8 @@ class HttpClient:
                 await self._refuse(response)
         return response
 
-    async def call(self, path: str, body: Body, limits: aiohttp.ClientTimeout | None = None) -> dict[str, Any]:
-        """Send a request and read the JSON object that answers it; raises as `open`."""
+    async def call(self, path: str, body: Body, limits: aiohttp.ClientTimeout | None = None) -> Any:
+        """Send a request and read the JSON that answers it; raises as `open`."""
         async with await self.open(path, body, limits) as response:
             try:
                 return self.parsed((await response.read()).decode(errors="replace"))
@@ -95,21 +95,21 @@ class HttpClient:
         """As `call`, for an answer that is written meanwhile; raises also what the server reports in it."""
         return self._checked(await self.call(path, body, _WRITING_TIMEOUT))
 
-    def parsed(self, data: str) -> dict[str, Any]:
-        """A JSON object; raises TargetError for anything else."""
+    def parsed(self, data: str) -> Any:
+        """JSON; raises TargetError for anything else."""
         try:
-            answer = loads(data)
+            return loads(data)
         except ValueError as error:
             raise TargetError(self.told(f"sent what is no JSON: {data[:_QUOTED]!r}")) from error
-        if not isinstance(answer, dict):
-            raise TargetError(self.told(f"sent no JSON object: {data[:_QUOTED]!r}"))
-        return cast("dict[str, Any]", answer)
 
     def chunk(self, data: str) -> dict[str, Any]:
         """A JSON object of a stream; raises what the server reports in it, and as `parsed`."""
         return self._checked(self.parsed(data))
 
-    def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def _checked(self, answer: Any) -> dict[str, Any]:
+        if not isinstance(answer, dict):
+            raise TargetError(self.told(f"sent no JSON object: {str(answer)[:_QUOTED]}"))
+        answer = cast("dict[str, Any]", answer)
         if answer.get("error"):
             raise self._reported(answer)
         return answer

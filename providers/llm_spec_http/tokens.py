@@ -11,12 +11,11 @@ from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from llm_spec import ChatRequest, LlmSpecError, NextToken, Sampling, ScoredToken, StreamEvent, TargetError
-from llm_spec.openai_chat import choice_finish
 from llm_spec.provider import Feature
 from llm_spec_http.answer import read_answer
 from llm_spec_http.client import HttpClient, MissingError
 from llm_spec_http.convert import request_body, sampling_fields
-from llm_spec_http.dialects.base import Body, Dialect, TokenApi
+from llm_spec_http.dialects.base import Body, Dialect, TokenApi, read_choices
 
 __all__ = ["HttpTokens"]
 
@@ -72,13 +71,7 @@ class HttpTokens:
         return token_ids
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
-        body: Body = {
-            "prompt": [list(prefix) for prefix in prefixes],
-            "max_tokens": 1,
-            **sampling_fields(sampling, self._dialect),
-            **self._api.id_fields(chat=False),
-        }
-        return await self._told(lambda: self._sampled(body, len(prefixes)))
+        return await self._told(lambda: self._sampled(prefixes, sampling_fields(sampling, self._dialect)))
 
     @asynccontextmanager
     async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -122,13 +115,17 @@ class HttpTokens:
                 self._client.told(f"answered in another form ({type(error).__name__}: {error})")
             ) from error
 
-    async def _sampled(self, body: Body, number: int) -> list[NextToken]:
-        return [self._next_token(choice) for choice in await self._choices(body, number)]
+    async def _sampled(self, prefixes: Sequence[Sequence[int]], fields: Body) -> list[NextToken]:
+        tokens = await self._api.sample_next(self._call, prefixes, fields)
+        if len(tokens) != len(prefixes):
+            raise ValueError(f"{len(tokens)} tokens for {len(prefixes)} prompts")
+        return tokens
 
     async def _scored(self, body: Body, num_rows: int, top: int) -> list[ScoredToken]:
-        return _scored_rows((await self._choices(body, 1))[0], num_rows, top)
+        (choice,) = read_choices(await self._call("completions", body))
+        return _scored_rows(choice, num_rows, top)
 
-    async def _call(self, path: str, body: Body) -> Mapping[str, Any]:
+    async def _call(self, path: str, body: Body) -> Any:
         return await self._client.call(path, {"model": self._model, **body})
 
     def _chat_body(self, request: ChatRequest) -> Body:
@@ -140,21 +137,6 @@ class HttpTokens:
             answer = read_answer(self._client, response, repeated=repeated, read_token_ids=self._api.token_ids)
             async with aclosing(answer):
                 yield answer
-
-    async def _choices(self, body: Body, number: int) -> list[Mapping[str, Any]]:
-        """The choices of a completion, in the order of its prompts."""
-        answer = await self._call("completions", body)
-        choices = cast("list[Mapping[str, Any]]", answer.get("choices") or [])
-        if len(choices) != number:
-            raise ValueError(f"{len(choices)} choices for {number} prompts")
-        return sorted(choices, key=lambda choice: int(choice.get("index") or 0))
-
-    def _next_token(self, choice: Mapping[str, Any]) -> NextToken:
-        token_ids = self._api.token_ids(choice)
-        is_end = choice_finish(choice) == "stop"
-        if not token_ids:
-            raise ValueError("no id of the token that it sampled")
-        return NextToken(token_ids[-1], "" if is_end else str(choice.get("text") or ""), is_end)
 
 
 def _scored_rows(choice: Mapping[str, Any], num_rows: int, top: int) -> list[ScoredToken]:

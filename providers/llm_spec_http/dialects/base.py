@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
-__all__ = ["Body", "Call", "Continuation", "Dialect", "TokenApi", "assistant_message"]
+from llm_spec import NextToken
+
+__all__ = ["Body", "Call", "Continuation", "Dialect", "TokenApi", "assistant_message", "read_choices"]
 
 Body: TypeAlias = dict[str, Any]
 Continuation: TypeAlias = Callable[[Body, str], None]
-Call: TypeAlias = Callable[[str, Body], Awaitable[Mapping[str, Any]]]
+Call: TypeAlias = Callable[[str, Body], Awaitable[Any]]
 
 
 class TokenApi(Protocol):
-    """How a kind of server is asked by token ids. `call` posts a body to a path and gives the answer's JSON object.
+    """How a kind of server is asked by token ids. `call` posts a body to a path and gives the answer's JSON.
+
+    An answer in another form raises AttributeError, LookupError, TypeError or ValueError.
 
     `id_fields` make a completion, plain or chat, tell its token ids; `score_fields(top)` make one tell the likeliest
     tokens at every position of its prompt, at most `max_top` (0: it cannot).
@@ -35,8 +39,12 @@ class TokenApi(Protocol):
         """The ids of a chat request's prompt, and the context length where the server tells it."""
         ...
 
+    async def sample_next(self, call: Call, prefixes: Sequence[Sequence[int]], sampling: Body) -> list[NextToken]:
+        """One token after each of several prefixes, in one call; `sampling` is in the dialect's fields."""
+        ...
+
     def token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """The ids of a choice or of a streamed piece of one; None: the server does not tell them all."""
+        """The ids of a streamed piece of a choice; None: the server does not tell them all."""
         ...
 
 
@@ -73,3 +81,9 @@ def assistant_message(*, fields: Mapping[str, object] | None = None, **marks: ob
         body.update(fields or {})
 
     return continue_from
+
+
+def read_choices(answer: Any) -> list[Mapping[str, Any]]:
+    """The choices of a completion, in the order of its prompts."""
+    choices = cast("list[Mapping[str, Any]]", answer.get("choices") or [])
+    return sorted(choices, key=lambda choice: int(choice.get("index") or 0))

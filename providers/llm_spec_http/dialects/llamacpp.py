@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
+from llm_spec import NextToken
 from llm_spec_http.dialects.base import Body, Call, Dialect, assistant_message
 
 __all__ = ["LLAMACPP"]
 
 
 class _LlamaTokens:
-    """`/apply-template`, `/tokenize`, `/detokenize`; ids are in the entries of logprobs."""
+    """`/apply-template`, `/tokenize`, `/detokenize`, `/completion`; a stream's ids are in the entries of logprobs."""
 
     @property
     def max_top(self) -> int:
@@ -34,12 +35,38 @@ class _LlamaTokens:
         answer = await call("/tokenize", {"content": prompt, "add_special": True, "parse_special": True})
         return list(answer["tokens"]), None
 
+    async def sample_next(self, call: Call, prefixes: Sequence[Sequence[int]], sampling: Body) -> list[NextToken]:
+        # Not OpenAI's call: there a token that ends inside a character is in no logprobs, and has no id.
+        body: Body = {"prompt": [list(prefix) for prefix in prefixes], "n_predict": 1, **sampling}
+        body |= {"return_tokens": True, "response_fields": ["index", "content", "tokens", "stop_type"]}
+        answer = await call("/completion", body)
+        answers = cast("list[Mapping[str, Any]]", answer if isinstance(answer, list) else [answer])
+        return [_next_token(entry) for entry in sorted(answers, key=lambda entry: int(entry["index"]))]
+
     def token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
         delta = cast("Mapping[str, Any]", choice.get("delta") or {})
-        if not str(choice.get("text") or delta.get("content") or "").isascii():
-            return None  # it waits for whole characters, and then tells the last token alone
         logprobs = cast("Mapping[str, Any]", choice.get("logprobs") or {})
-        return tuple(int(entry["id"]) for entry in logprobs.get("content") or ())
+        entries: list[Mapping[str, Any]] = logprobs.get("content") or []
+        is_ascii = str(choice.get("text") or delta.get("content") or "").isascii()
+        is_whole = is_ascii or (entries and all(map(_is_whole, entries)))
+        return tuple(int(entry["id"]) for entry in entries) if is_whole else None
+
+
+def _is_whole(entry: Mapping[str, Any]) -> bool:
+    """Whether the text that is sent with a token's id is the text of this token alone.
+
+    The server waits for whole characters, and then tells the last token alone, with the bytes of them all. The token's
+    own bytes it only tells among the likeliest ones.
+    """
+    own = (likely["bytes"] for likely in entry.get("top_logprobs") or () if likely["id"] == entry["id"])
+    return next(own, None) == entry["bytes"]
+
+
+def _next_token(answer: Mapping[str, Any]) -> NextToken:
+    if not answer["tokens"]:
+        raise ValueError("no id of the token that it sampled")
+    is_end = answer["stop_type"] == "eos"
+    return NextToken(int(answer["tokens"][-1]), "" if is_end else str(answer["content"]), is_end)
 
 
 LLAMACPP: Final = Dialect(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from llm_spec_http.dialects.base import Body, Call, Dialect, assistant_message
+from llm_spec import NextToken
+from llm_spec.openai_chat import choice_finish
+from llm_spec_http.dialects.base import Body, Call, Dialect, assistant_message, read_choices
 
 __all__ = ["VLLM"]
 
@@ -34,9 +36,21 @@ class _VllmTokens:
         answer = await call("/tokenize", {name: body[name] for name in fields if name in body})
         return list(answer["tokens"]), answer.get("max_model_len")
 
+    async def sample_next(self, call: Call, prefixes: Sequence[Sequence[int]], sampling: Body) -> list[NextToken]:
+        body: Body = {"prompt": [list(prefix) for prefix in prefixes], "max_tokens": 1, **sampling}
+        choices = read_choices(await call("completions", {**body, **self.id_fields(chat=False)}))
+        return [_next_token(choice) for choice in choices]
+
     def token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
         ids = choice.get("token_ids")
         return None if ids is None else tuple(ids)
+
+
+def _next_token(choice: Mapping[str, Any]) -> NextToken:
+    if not choice.get("token_ids"):
+        raise ValueError("no id of the token that it sampled")
+    is_end = choice_finish(choice) == "stop"
+    return NextToken(int(choice["token_ids"][-1]), "" if is_end else str(choice.get("text") or ""), is_end)
 
 
 VLLM: Final = Dialect(
