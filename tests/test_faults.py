@@ -116,7 +116,8 @@ class Target(SimulatedTarget):
         if any(self._drop(number, index) for index in range(num_rows)):
             raise TransientError(BROKEN)
         ends = range(len(token_ids) - num_rows + 1, len(token_ids) + 1)
-        return [ScoredToken(((self._after(token_ids[:end]).token_id, 0.0),)[:top]) for end in ends]
+        best = [self._after(token_ids[:end]).token_id for end in ends]
+        return [ScoredToken(tuple((token_id + n, -9.0 * n) for n in range(top))) for token_id in best]
 
     def _begin(self, request: ChatRequest | None) -> int:
         self.requests.append(request)

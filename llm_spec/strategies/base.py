@@ -24,7 +24,8 @@ class Promise(NamedTuple):
 
     def weaken(self, guarantee: Guarantee) -> Promise:
         """What is left of it where a part of the text has this guarantee only."""
-        return Promise(max(self.guarantee, guarantee, key=_STRONGEST_FIRST.index), same_text=False)
+        weakest = max(_STRONGEST_FIRST.index(self.guarantee), _STRONGEST_FIRST.index(guarantee))
+        return Promise(_STRONGEST_FIRST[weakest], same_text=False)
 
 
 class Strategy(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import accumulate
 from typing import Final
@@ -21,6 +21,7 @@ from llm_spec.tokens.sampling import random_seed
 __all__ = ["SCORE", "ScoreStrategy"]
 
 _FORCED: Final = 100.0  # a bias that no other token outweighs
+_MIN_TOP: Final = 2  # so that a server which reports nothing but the given tokens is found out
 
 
 class ScoreStrategy:
@@ -85,7 +86,7 @@ def _refuse_sampling(sampling: Sampling, max_top: int) -> str | None:
 
 
 def _verifier(endpoint: TokenEndpoint, scorer: TokenScorer, sampling: Sampling) -> Verify:
-    top = sampling.top_k if sampling.temperature and sampling.top_k is not None else 1
+    top = min(max(_MIN_TOP, _num_candidates(sampling)), scorer.max_top)
     seed = random_seed() if sampling.seed is None else sampling.seed
     ends: dict[int, bool] = {}
 
@@ -100,7 +101,9 @@ def _verifier(endpoint: TokenEndpoint, scorer: TokenScorer, sampling: Sampling) 
         return ends[token_id]
 
     async def verify(context_ids: list[int], drafted_ids: list[int]) -> list[NextToken]:
-        rows = await scorer.score(context_ids + drafted_ids, num_rows=len(drafted_ids) + 1, top=top)
+        num_rows = len(drafted_ids) + 1
+        rows = await scorer.score(context_ids + drafted_ids, num_rows=num_rows, top=top)
+        _check_rows(rows, num_rows, top)
         picked = [_pick(row, sampling, seed, len(context_ids) + n) for n, row in enumerate(rows)]
         differs = (n for n, drafted_id in enumerate(drafted_ids) if picked[n] != drafted_id)
         last = next(differs, len(drafted_ids))  # what was drafted is text, and no end
@@ -112,14 +115,31 @@ def _verifier(endpoint: TokenEndpoint, scorer: TokenScorer, sampling: Sampling) 
     return verify
 
 
+def _num_candidates(sampling: Sampling) -> int:
+    """How many of the likeliest tokens a token is drawn from."""
+    return sampling.top_k if sampling.temperature and sampling.top_k is not None else 1
+
+
+def _check_rows(rows: Sequence[ScoredToken], num_rows: int, top: int) -> None:
+    """Raise TargetError unless there are so many rows, each of at least `top` different tokens, best first."""
+    if len(rows) != num_rows:
+        raise TargetError(f"the target scored {len(rows)} positions where {num_rows} were asked for")
+    for row in rows:
+        ids, logprobs = [token_id for token_id, _ in row.top], [logprob for _, logprob in row.top]
+        is_whole = len(ids) >= top and len(set(ids)) == len(ids) and all(type(i) is int and i >= 0 for i in ids)
+        if not (is_whole and all(map(math.isfinite, logprobs)) and logprobs == sorted(logprobs, reverse=True)):
+            raise TargetError(f"the target scored {row.top} where the likeliest {top} tokens were asked for")
+
+
 def _pick(row: ScoredToken, sampling: Sampling, seed: int, position: int) -> int:
     """The target's own token: the likeliest, or a draw from the likeliest `top_k` by noise of (seed, position)."""
+    top = row.top[: _num_candidates(sampling)]
     if not sampling.temperature:
-        return row.top[0][0]
-    best = row.top[0][1]
-    weights = list(accumulate(math.exp((logprob - best) / sampling.temperature) for _, logprob in row.top))
+        return top[0][0]
+    best = top[0][1]
+    weights = list(accumulate(math.exp((logprob - best) / sampling.temperature) for _, logprob in top))
     point = uniform_number(seed, position, Purpose.TOKEN) * weights[-1]
-    return next(token_id for (token_id, _), weight in zip(row.top, weights, strict=True) if point <= weight)
+    return next(token_id for (token_id, _), weight in zip(top, weights, strict=True) if point <= weight)
 
 
 SCORE: Final = ScoreStrategy()

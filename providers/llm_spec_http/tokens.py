@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -123,6 +124,9 @@ class HttpTokens:
 
     async def _scored(self, body: Body, num_rows: int, top: int) -> list[ScoredToken]:
         (choice,) = read_choices(await self._call("completions", body))
+        num_given, num_scored = len(body["prompt"]), len(choice["prompt_logprobs"])
+        if num_scored != num_given:  # then nobody knows of which positions they are
+            raise ValueError(f"{num_scored} prompt logprobs for {num_given} tokens")
         return _scored_rows(choice, num_rows, top)
 
     async def _call(self, path: str, body: Body) -> Any:
@@ -145,6 +149,14 @@ def _scored_rows(choice: Mapping[str, Any], num_rows: int, top: int) -> list[Sco
     given = [[(int(token_id), float(entry["logprob"])) for token_id, entry in row.items()] for row in rows]
     generated = cast("Mapping[str, float]", choice["logprobs"]["top_logprobs"][0])
     given.append([(int(name.removeprefix("token_id:")), float(logprob)) for name, logprob in generated.items()])
-    # the token that was given is told besides the likeliest ones
-    ranked = [sorted(row, key=lambda entry: -entry[1])[:top] for row in given[len(given) - num_rows :]]
-    return [ScoredToken(tuple(row)) for row in ranked]
+    return [_ranked(row, top) for row in given[len(given) - num_rows :]]
+
+
+def _ranked(row: list[tuple[int, float]], top: int) -> ScoredToken:
+    """The likeliest `top` of a row; the token that was given is told besides them.
+
+    Of equal ones the lowest id comes first, as where the server takes the likeliest: the given one is not preferred.
+    """
+    if len(row) < top or any(math.isnan(logprob) for _, logprob in row):
+        raise ValueError(f"{row} for the likeliest {top} tokens")
+    return ScoredToken(tuple(sorted(row, key=lambda entry: (-entry[1], entry[0]))[:top]))

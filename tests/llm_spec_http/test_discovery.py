@@ -22,18 +22,7 @@ Json: TypeAlias = dict[str, Any]
 Change: TypeAlias = Callable[[str, Json, Any], Any]
 
 
-class Scoring(ModelServer):
-    """Completions tell the likeliest tokens beside those that were generated, as vLLM's do."""
-
-    def _choice(self, body: Json, kind: Any, index: int, answer: Any) -> Json:
-        choice = super()._choice(body, kind, index, answer)
-        if body.get("logprobs"):
-            ids = [*answer.token_ids, *answer.ending]
-            choice["logprobs"] = {"top_logprobs": [{f"token_id:{token_id}": 0.0} for token_id in ids]}
-        return choice
-
-
-class Odd(Scoring):
+class Odd(ModelServer):
     """A server whose requests and answers go through `on_request(path, body)` and `on_reply(path, body, reply)`."""
 
     def __init__(self, *, on_request: Change | None = None, on_reply: Change | None = None) -> None:
@@ -77,9 +66,9 @@ async def found(server: ModelServer) -> tuple[bool, bool]:
 
 async def test_a_server_that_works_is_found_to() -> None:
     """By ids and with scores, also where its frames hold several tokens or an answer is one token long."""
-    assert await found(Scoring(ANSWER)) == (True, True)
-    assert await found(Scoring(ANSWER, tokens_per_frame=3)) == (True, True)
-    assert await found(Scoring("Yes")) == (True, True)
+    assert await found(ModelServer(ANSWER)) == (True, True)
+    assert await found(ModelServer(ANSWER, tokens_per_frame=3)) == (True, True)
+    assert await found(ModelServer("Yes")) == (True, True)
 
 
 async def test_the_test_server_scores() -> None:
@@ -91,7 +80,7 @@ async def test_the_test_server_scores() -> None:
 async def test_discovery_happens_once(feature: Feature) -> None:
     """Concurrent first requests share it, later ones know, and it takes a handful of calls."""
     num_calls: list[int] = []
-    async with Scoring(ANSWER, latency=Latency(round_trip_s=0.002)) as server:
+    async with ModelServer(ANSWER, latency=Latency(round_trip_s=0.002)) as server:
         for num_callers in (1, 8):
             async with opened(server) as provider:
                 before = len(server.paths)
@@ -115,7 +104,7 @@ async def test_concurrent_first_requests_share_it() -> None:
 
 async def test_scores_can_be_discovered_alone() -> None:
     """Whoever needs a scorer asks for that."""
-    async with Scoring(ANSWER) as server, opened(server) as provider:
+    async with ModelServer(ANSWER) as server, opened(server) as provider:
         await provider.discover("token_scorer")
         assert provider.capabilities.token_scorer is not None
 
@@ -251,8 +240,8 @@ def off_by_one(_: str, body: Json, reply: Any) -> Any:
     """Token i scored with row i instead of i - 1, as by llama-cpp-python."""
     if body.get("prompt_logprobs") is not None:
         for choice in reply["choices"]:
-            (generated,) = choice["logprobs"]["top_logprobs"][0]
-            behind = {generated.removeprefix("token_id:"): {"logprob": 0.0, "rank": 1}}
+            generated = str(next(iter(choice["logprobs"]["top_logprobs"][0])))
+            behind = {generated.removeprefix("token_id:"): {"logprob": 0.0}, "1": {"logprob": -9.0}}
             choice["prompt_logprobs"] = [None, *choice["prompt_logprobs"][2:], behind]
     return reply
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_spec_http import DIALECTS, HttpProvider
-from llm_spec_http.tokens import HttpTokens
+from llm_spec_http.tokens import HttpTokens, _scored_rows
 
 from llm_spec import ChatRequest, Finish, InvalidRequestError, NextToken, Sampling, StreamEvent, TargetError, TextDelta
 from llm_spec.provider import TokenEndpoint
@@ -35,20 +36,9 @@ class Setup:
         return self.server.paths.count(path)
 
 
-class Scoring(ModelServer):
-    """Completions tell the likeliest tokens beside those that were generated, as vLLM's do."""
-
-    def _choice(self, body: dict[str, Any], kind: Any, index: int, answer: Any) -> dict[str, Any]:
-        choice = super()._choice(body, kind, index, answer)
-        if body.get("logprobs"):
-            ids = [*answer.token_ids, *answer.ending]
-            choice["logprobs"] = {"top_logprobs": [{f"token_id:{token_id}": 0.0} for token_id in ids]}
-        return choice
-
-
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
-    async with Scoring(ANSWER, continues_prefix="fields", context_length=500) as server:
+    async with ModelServer(ANSWER, continues_prefix="fields", context_length=500) as server:
         provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
         await provider.discover("token_endpoint")
         await provider.discover("token_scorer")
@@ -213,6 +203,39 @@ async def test_scores_are_of_the_positions_asked_for(setup: Setup, num_rows: int
     assert [row.top[0][0] for row in rows] == ids[6 - num_rows : 6]
     assert all(len(row.top) <= top for row in rows)
     assert all(row.top == tuple(sorted(row.top, key=lambda entry: -entry[1])) for row in rows)
+
+
+def scored_choice(rows: list[dict[str, float]], last: dict[str, float]) -> dict[str, Any]:
+    prompt = [None, *({name: {"logprob": logprob} for name, logprob in row.items()} for row in rows)]
+    top = {f"token_id:{name}": logprob for name, logprob in last.items()}
+    return {"prompt_logprobs": prompt, "logprobs": {"top_logprobs": [top]}}
+
+
+def test_of_equally_likely_tokens_the_given_one_is_not_preferred() -> None:
+    """It comes first in the answer, but a server takes the lowest id."""
+    row = {"7": -1.0, "5": -1.0, "6": -2.0}
+    rows = _scored_rows(scored_choice([row], row), 2, 2)
+    assert [scored.top for scored in rows] == [((5, -1.0), (7, -1.0))] * 2
+
+
+@pytest.mark.parametrize("row", [{}, {"5": -1.0}, {"5": math.nan, "6": -1.0}, {"5": -1.0, "6": -2.0, "7": math.nan}])
+def test_a_row_that_cannot_be_ranked_is_an_error(row: dict[str, float]) -> None:
+    """Too short, or with what is not a number; of a given position as of the last one."""
+    good = {"5": -1.0, "6": -2.0}
+    with pytest.raises(ValueError, match="for the likeliest 2 tokens"):
+        _scored_rows(scored_choice([row], good), 2, 2)
+    with pytest.raises(ValueError, match="for the likeliest 2 tokens"):
+        _scored_rows(scored_choice([good], row), 2, 2)
+
+
+async def test_scores_of_fewer_positions_than_given_are_not_taken_for_others(setup: Setup) -> None:
+    """The last rows would be those of earlier tokens: nobody knows which are missing."""
+    cut = setup.server._model.prompt_logprobs
+    setup.server._model.prompt_logprobs = lambda ids, top: cut(ids, top)[:3]  # type: ignore[method-assign]
+    prompt = await setup.tokens.encode_chat(QUESTION)
+    with pytest.raises(TargetError, match="3 prompt logprobs for"):
+        await setup.tokens.score([*prompt, *await setup.tokens.encode(ANSWER)], num_rows=2, top=2)
+    assert setup.provider.capabilities.token_scorer is None
 
 
 # ------------------------------------------------------------------------------------------ a call that is lost

@@ -214,7 +214,7 @@ class ModelServer:
     def _choice(self, body: Json, kind: Kind, index: int, answer: Answer) -> Json:
         choice = choice_of(body, kind, index, answer)
         if kind == "text" and body.get("prompt_logprobs") is not None:
-            choice["prompt_logprobs"] = self._model.prompt_logprobs(answer.prompt_ids)
+            choice["prompt_logprobs"] = self._model.prompt_logprobs(answer.prompt_ids, int(body["prompt_logprobs"]))
         return choice
 
     # ------------------------------------------------------------------------------------------ time

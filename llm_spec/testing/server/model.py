@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any, Final, Literal
 
 from llm_spec.drafting.pieces import split_pieces
 from llm_spec.testing.server.script import Script
 from llm_spec.testing.server.vocabulary import ASSISTANT, EOS_ID, Vocabulary
 
-__all__ = ["Answer", "ScriptedModel"]
+__all__ = ["Answer", "ScriptedModel", "rivals"]
 
 _UNLIKELY: Final = -10.0  # the logprob of a token that is not the script's
 
@@ -65,21 +66,32 @@ class ScriptedModel:
             repeated=prefix if is_repeating else "",
         )
 
-    def prompt_logprobs(self, prompt_ids: Sequence[int]) -> list[dict[str, Any] | None]:
-        """As vLLM has them: by position the token itself and the likeliest; the first token has none."""
+    def prompt_logprobs(self, prompt_ids: Sequence[int], top: int) -> list[dict[str, Any] | None]:
+        """As vLLM has them: by position the token itself and the likeliest `top`; the first token has none."""
         pieces = self.vocabulary.pieces(prompt_ids)
         first = len(pieces) - pieces[::-1].index(ASSISTANT) if ASSISTANT in pieces else 0
         entries: list[dict[str, Any] | None] = []
         for at, token_id in enumerate(prompt_ids):
             likeliest = token_id if at < first else self._next_id("".join(pieces[first:at]))
-            entries.append(self._ranked(likeliest, token_id) if at else None)
+            entries.append(self._ranked(likeliest, token_id, top) if at else None)
         return entries
 
     def _next_id(self, prefix: str) -> int:
         return next(iter(self.vocabulary.ids(self.script.behind(prefix)[:1])), EOS_ID)
 
-    def _ranked(self, likeliest: int, token_id: int) -> dict[str, Any]:
-        return {
+    def _ranked(self, likeliest: int, token_id: int, top: int) -> dict[str, Any]:
+        known = {
             str(each): {"logprob": logprob, "rank": rank, "decoded_token": self.vocabulary.decode([each])}
             for each, logprob, rank in ((token_id, _UNLIKELY, 2), (likeliest, 0.0, 1))  # if they are one, the last wins
         }
+        others = rivals(top - len(known), token_id, likeliest)
+        ranks = range(len(known) + 1, top + 1)
+        return known | {
+            str(other): {"logprob": _UNLIKELY - rank, "rank": rank, "decoded_token": ""}
+            for other, rank in zip(others, ranks, strict=True)
+        }
+
+
+def rivals(number: int, *token_ids: int) -> list[int]:
+    """So many ids of other tokens, all of them unlikely."""
+    return list(islice((token_id for token_id in count(1) if token_id not in token_ids), max(0, number)))

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from aiohttp import web
 
 from llm_spec.testing.server.bodies import Json, wants_ids, wants_usage
-from llm_spec.testing.server.model import Answer
+from llm_spec.testing.server.model import Answer, rivals
 
 __all__ = ["MODEL", "Failure", "Frame", "Kind", "choice_of", "error_reply", "frames_of", "reply", "usage_of"]
 
@@ -79,11 +79,17 @@ def choice_of(body: Json, kind: Kind, index: int, answer: Answer) -> Json:
 
 
 def _logprobs(body: Json, answer: Answer) -> Json:
-    """Of each token that was written: it was certain."""
+    """Of each token that was written, and of its rivals: it was certain."""
+    ids = [*answer.token_ids, *answer.ending]
     names = [*answer.pieces, *("" for _ in answer.ending)]
     if body.get("return_tokens_as_token_ids"):
-        names = [f"token_id:{token_id}" for token_id in (*answer.token_ids, *answer.ending)]
-    return {"tokens": names, "token_logprobs": [0.0] * len(names), "top_logprobs": [{name: 0.0} for name in names]}
+        names = [f"token_id:{token_id}" for token_id in ids]
+    others = [rivals(int(body["logprobs"]) - 1, token_id) for token_id in ids]
+    tops = [
+        {name: 0.0} | {f"token_id:{other}": -10.0 - rank for rank, other in enumerate(row)}
+        for name, row in zip(names, others, strict=True)
+    ]
+    return {"tokens": names, "token_logprobs": [0.0] * len(names), "top_logprobs": tops}
 
 
 # ---------------------------------------------------------------------------------------------- streams

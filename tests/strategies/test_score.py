@@ -1,0 +1,101 @@
+"""Scoring: what a target reports is checked before it is believed, whatever scores it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import pytest
+
+from llm_spec import (
+    NextToken,
+    Sampling,
+    ScoredToken,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SpeculativeResult,
+)
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+
+TEXT = " ".join(f"word{i}" for i in range(40))
+Rows: TypeAlias = list[Any]
+
+
+class Scorer(SimulatedTarget):
+    """Reports the token that it would write and unlikely ones; from its `num_good`th report on, as `spoil` says."""
+
+    max_top = 8
+
+    def __init__(self, spoil: Callable[[Rows], Rows], *, num_good: int = 2) -> None:
+        super().__init__(TEXT, token_s=0.01, by_ids=True)
+        self.capabilities = replace(self.capabilities, token_scorer=self)
+        self.num_scored = 0
+        self._spoil = spoil
+        self._num_good = num_good
+
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
+        self.num_scored += 1
+        ends = range(len(token_ids) - num_rows + 1, len(token_ids) + 1)
+        best = [self._next(token_ids[:end]).token_id for end in ends]
+        rows = [ScoredToken(tuple((token_id + n, -50.0 * n) for n in range(top))) for token_id in best]
+        return rows if self.num_scored <= self._num_good else self._spoil(rows)
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+        for forced_id in sampling.logit_bias:
+            return [NextToken(forced_id, "", is_end=forced_id == 0)]
+        return await super().sample_next(prefixes, sampling)
+
+
+def each(change: Callable[[tuple[tuple[int, float], ...]], Any]) -> Callable[[Rows], Rows]:
+    return lambda rows: [ScoredToken(change(row.top)) for row in rows]
+
+
+SPOILT: dict[str, Callable[[Rows], Rows]] = {
+    "no rows": lambda _: [],
+    "a row too few": lambda rows: rows[1:],
+    "a row too many": lambda rows: [rows[0], *rows],
+    "empty rows": each(lambda _: ()),
+    "fewer tokens than asked for": each(lambda top: top[:-1]),
+    "not a number": each(lambda top: ((top[0][0], math.nan), *top[1:])),
+    "infinite": each(lambda top: (*top[:-1], (top[-1][0], -math.inf))),
+    "worst first": each(lambda top: top[::-1]),
+    "one token twice": each(lambda top: (*top[:-1], top[0])),
+    "ids as text": each(lambda top: tuple((str(token_id), logprob) for token_id, logprob in top)),
+    "negative ids": each(lambda top: tuple((-1 - token_id, logprob) for token_id, logprob in top)),
+}
+
+
+def scored(target: Scorer, **options: Any) -> SpeculativeResult:
+    decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.8, 3), target, SpeculativeConfig(strategy="score"))
+    return run_virtual(decoder.decode("tell", **options))
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 4}], ids=str)
+def test_good_reports_give_the_targets_text(options: dict[str, Any]) -> None:
+    """Greedily, and drawn from the likeliest where only one of them is likely."""
+    target = Scorer(lambda rows: rows)
+    result = scored(target, **options)
+    assert (result.content, result.fallbacks, result.guarantee) == (TEXT, (), "exact")
+    assert target.num_scored > 3
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 4}], ids=str)
+@pytest.mark.parametrize("fault", SPOILT)
+@pytest.mark.parametrize("num_good", [0, 2])
+def test_a_bad_report_is_not_believed(num_good: int, fault: str, options: dict[str, Any]) -> None:
+    """The target goes on alone from what was confirmed before."""
+    target = Scorer(SPOILT[fault], num_good=num_good)
+    result = scored(target, **options)
+    assert (result.content, result.guarantee) == (TEXT, "exact")
+    assert target.num_scored == num_good + 1
+    assert len(result.fallbacks) == 1
+    assert "the target scored" in result.fallbacks[0]
+
+
+def test_a_top_k_of_one_draws_the_likeliest() -> None:
+    """More than one is asked for, and only one is drawn from."""
+    target = Scorer(each(lambda top: tuple((token_id, -0.01 * n) for n, (token_id, _) in enumerate(top))), num_good=0)
+    assert scored(target, temperature=1.0, top_k=1).content == TEXT
