@@ -102,6 +102,7 @@ class DraftError(LlmSpecError):
     """A draft failed; only ever logged and counted, never raised out of a decoder."""
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """An error for people and logs: its type, which can quote nobody's prompt, before what it says."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -10,15 +10,15 @@ Everything here is synchronous and belongs to one request and one thread; `worke
 from __future__ import annotations
 
 import contextlib
-import operator
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from llm_spec._iterators import closable
 from llm_spec.chat import Origin, Round, StoppedBy
+from llm_spec.drafting.token_checks import ReadOnlyTokenIds, check_confidence, check_draft_token
 from llm_spec.errors import DraftError, InvalidRequestError, ModelOutputError, one_line
 from llm_spec.provider import (
     DeviceRound,
@@ -74,7 +74,8 @@ class Generation:
     """Answer `prompt_ids` with `target`: iterate over rounds, or call `propose`, `verify` and `commit` yourself.
 
     `open_draft` is called once the target has read the prompt; None means plain decoding. Any failure of the draft
-    (an exception, an id outside the vocabulary, too much time) turns the rest into plain decoding, told by `fallback`.
+    (an exception, an id outside the vocabulary, too much time) ends its drafting: what it had proposed until then is
+    verified, the rest is plain decoding, and `fallback` says why. KeyboardInterrupt and SystemExit pass through.
     Setting `cancelled` ends the iteration within one forward. `open_rounds` gives rounds on a device, or None; they
     sample and accept there, without `rule`. Where they draft as well, `open_beside` takes the place of `open_draft`:
     what it does not propose, they draft. Use as a context manager: it opens and closes the caches.
@@ -98,6 +99,7 @@ class Generation:
         _check_prompt(target, prompt_ids)
         self.target = target
         self.context_ids = list(prompt_ids)  # prompt and confirmed answer
+        self._read_only_ids = ReadOnlyTokenIds(self.context_ids)
         self.num_prompt_tokens = len(prompt_ids)
         self.rule = rule
         self.lookahead = lookahead
@@ -153,11 +155,18 @@ class Generation:
 
     def close(self) -> None:
         """Release both caches; calling it twice is harmless."""
-        self._drop_draft()
+        self.close_draft()
         for held in (self._session, self._rounds):
             if held is not None:
                 held.close()
         self._session = self._rounds = None
+
+    def close_draft(self) -> None:
+        """Close the draft, after which the target goes on alone; calling it twice is harmless."""
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            with self._fall_back(" (raised by the draft's close)"):
+                draft.close()
 
     def step(self) -> TokenRound:
         """One whole round; at least one token, or `stopped_by` is set."""
@@ -167,18 +176,18 @@ class Generation:
         return self.commit(proposal, self.verify(proposal))
 
     def propose(self) -> list[DraftToken]:
-        """Ask the draft for guesses at the next tokens; empty when there is no draft or speculation would not pay."""
+        """Ask the draft for guesses at the next tokens; empty when there is no draft or speculation would not pay.
+
+        Where it fails on the way, the tokens that it gave before.
+        """
         started = time.perf_counter()
         if self._rounds is None:
             self.rule.prepare(len(self.context_ids))
         prepared = time.perf_counter()
         proposal: list[DraftToken] = []
         if self._draft is not None:
-            try:
+            with self._fall_back():
                 self._pull(self._draft, proposal, most=min(self.lookahead.limit(), self._room()))
-            except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
-                proposal.clear()
-                self._give_up(error)
         drafted_s = time.perf_counter() - prepared
         # what is prepared is needed with and without a draft, so it is the verification's, but not its cost
         self._seconds = _Seconds(draft_s=drafted_s, verify_s=prepared - started, draft_cost_s=drafted_s)
@@ -262,10 +271,8 @@ class Generation:
         if self._open_draft is None or self.cancelled.is_set():
             return
         started = time.perf_counter()
-        try:
+        with self._fall_back():
             self._draft = self._open_draft()
-        except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
-            self._give_up(error)
         self.open_draft_s += time.perf_counter() - started
 
     def _pull(self, draft: TokenDraft, proposal: list[DraftToken], *, most: int) -> None:
@@ -273,10 +280,15 @@ class Generation:
             return
         give_up_at = time.perf_counter() + self.limits.draft_timeout_s
         confidences: list[float | None] = []
-        with contextlib.closing(closable(draft.propose(self.context_ids))) as guesses:
-            for token in guesses:
-                self._check(token)
-                proposal.append(token)
+        with contextlib.closing(closable(draft.propose(self._read_only_ids))) as guesses:
+            for guess in guesses:
+                token = check_draft_token(guess, self.target.vocab_size)
+                proposal.append(token)  # from here on it is verified, whatever becomes of its draft
+                try:
+                    check_confidence(token.confidence)
+                except DraftError:
+                    proposal[-1] = token._replace(confidence=None)
+                    raise
                 confidences.append(token.confidence)
                 is_end = token.token_id in self.target.tokenizer.eos_token_ids
                 if is_end or len(proposal) == most or self.cancelled.is_set() or time.perf_counter() > give_up_at:
@@ -285,17 +297,6 @@ class Generation:
                     break
         if time.perf_counter() > give_up_at:
             raise DraftError(f"a proposal took longer than {self.limits.draft_timeout_s} s")
-
-    def _check(self, token: DraftToken) -> None:
-        """Raise for what no target could verify: an id outside the vocabulary, a law that is none."""
-        vocab_size = self.target.vocab_size
-        if not 0 <= operator.index(token.token_id) < vocab_size:
-            raise DraftError(f"token id {token.token_id} is outside the vocabulary of {vocab_size}")
-        law = token.law
-        if law is None:
-            return
-        if law.shape != (vocab_size,) or not (abs(law.sum() - 1) < 1e-3 and law.min() >= 0 < law[token.token_id]):
-            raise DraftError(f"the law of token id {token.token_id} is not one of {vocab_size} probabilities")
 
     def _room(self) -> int:
         """Most tokens that may be drafted now: a round emits one more than it drafts, and all must fit."""
@@ -333,16 +334,22 @@ class Generation:
             return "max_iterations"
         return "context_length" if len(self.context_ids) >= self.target.context_length else None
 
-    def _give_up(self, error: Exception) -> None:
-        self.fallback = one_line(error)
-        self._open_draft = None
-        self._drop_draft()
+    @contextlib.contextmanager
+    def _fall_back(self, where: str = "") -> Generator[None]:
+        """Whatever the draft raises ends the draft, not the answer; the first reason is kept.
 
-    def _drop_draft(self) -> None:
-        draft, self._draft = self._draft, None
-        if draft is not None:
-            with contextlib.suppress(Exception):  # the answer does not depend on how a draft ends
-                draft.close()
+        Also CancelledError: no task of the caller's is cancelled in here.
+        """
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - as above
+            if self.fallback is None:
+                cause = "" if isinstance(error, Exception) else " (raised by the draft; nobody cancelled it)"
+                self.fallback = one_line(error) + (where or cause)
+            self._open_draft = None
+            self.close_draft()
 
 
 def _check_prompt(target: TokenModel, prompt_ids: Sequence[int]) -> None:

@@ -57,27 +57,35 @@ def generate_events(
     rule = make_rule(acceptance, sampler)
     limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)
     beside, model = _model_apart(target, drafter)
+    read_only_ids = tuple(prompt_ids)
     generation = Generation(
         target,
         prompt_ids,
         rule,
         (lookahead or CostAware()).start(),
         limits=limits,
-        open_draft=None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, prompt_ids),
+        open_draft=None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, read_only_ids),
         open_rounds=partial(_open_rounds, target, prompt_ids, sampler, model) if acceptance == "coupled" else None,
-        open_beside=None if beside is None else partial(beside.open_token_draft, target, rule.choose, prompt_ids),
+        open_beside=None if beside is None else partial(beside.open_token_draft, target, rule.choose, read_only_ids),
         cancelled=cancelled,
     )
     text = _TextEmitter(target.tokenizer, request.stop)
-    told: str | None = None
+    reason: str | None = None
+
+    def fallbacks() -> list[Fallback]:
+        """The draft's failure, once."""
+        nonlocal reason
+        is_new, reason = generation.fallback != reason, generation.fallback
+        return [Fallback(reason)] if is_new and reason is not None else []
+
     with generation:
         for tokens in generation:
             report, deltas = text.show(tokens)
-            fallbacks = [Fallback(generation.fallback)] if generation.fallback != told and generation.fallback else []
-            told = generation.fallback
-            yield [*deltas, report, *fallbacks]
+            yield [*deltas, report, *fallbacks()]
             if text.stopped:
                 break
+        learned = {} if drafter is None else dict(generation.lookahead.describe())
+        generation.close_draft()  # here, so that a failure can still be reported
         stopped_by: StoppedBy = "stop_string" if text.stopped else generation.stopped_by or "max_tokens"
         finish = Finish(
             "stop" if stopped_by in ("eos", "stop_string") else "length",
@@ -85,8 +93,8 @@ def generate_events(
             stopped_by,
             None if drafter is None else Usage(output_tokens=generation.stats.num_draft_tokens),
         )
-        learned = {} if drafter is None else dict(generation.lookahead.describe())
-        yield [*text.flush(), LocalTimes(generation.prompt_s, generation.open_draft_s, learned), finish]
+        times = LocalTimes(generation.prompt_s, generation.open_draft_s, learned)
+        yield [*text.flush(), *fallbacks(), times, finish]
 
 
 @asynccontextmanager
@@ -135,7 +143,10 @@ def _open_rounds(
 
 def _model_apart(target: TokenModel, drafter: TokenDrafter | None) -> tuple[TokenDrafter | None, TokenModel | None]:
     """A drafter's model, which may draft where the target lives, and what drafts before it is asked."""
-    if drafter is None or drafter.token_draft_refusal(target) is not None:
+    try:
+        if drafter is None or drafter.token_draft_refusal(target) is not None:
+            return None, None
+    except Exception:  # noqa: BLE001 - whatever a draft does, the target answers; to open it says what is wrong
         return None, None
     if isinstance(drafter, JoinedDraft):
         return drafter.before_model() or (None, None)

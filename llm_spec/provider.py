@@ -447,7 +447,7 @@ class DraftToken(NamedTuple):
 
     `confidence` in 0..1 is how sure the draft is of it (None: it cannot say); it only steers the lookahead. `law` is
     the distribution that the token was drawn from ([vocab_size], sums to 1), None where it was not drawn but given:
-    all mass on the token.
+    all mass on the token. Rejection sampling keeps the target's distribution as far as that is true.
     """
 
     token_id: int
@@ -469,8 +469,9 @@ class TokenDraft(Protocol):
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
         """Yield guesses for the tokens that follow prompt and confirmed answer, one by one, for as long as asked.
 
-        The caller's list grows with the answer: until `close` a draft may read there what became of its guesses, and in
-        `close` what the answer was. It must not change it.
+        `context_ids` is read-only and grows with the answer: until `close` a draft may read there what became of its
+        guesses, and in `close` what the answer was. A token that was drawn must be yielded, whatever was drawn: to keep
+        it back because it is unlikely changes the distribution of the answer.
         """
         ...
 

@@ -55,6 +55,10 @@ async def iterate_in_thread(
                     loop.call_soon_threadsafe(batches.put_nowait, batch)
                     if cancelled.is_set():
                         return
+        except asyncio.CancelledError as error:  # no task runs here, so it is an error like any other
+            raise RuntimeError(
+                "CancelledError was raised in a worker thread, where nobody cancelled anything"
+            ) from error
         finally:
             loop.call_soon_threadsafe(batches.put_nowait, None)
 

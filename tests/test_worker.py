@@ -71,6 +71,19 @@ async def test_what_the_iterator_raises_the_consumer_gets(num_before: int) -> No
     assert seen == list(range(num_before))
 
 
+async def test_a_cancelled_error_out_of_the_thread_cancels_nobody() -> None:
+    """It is an error of the iterator's; the consumer's task was not cancelled and must not look as if it were."""
+
+    def make(_: threading.Event) -> Iterator[list[int]]:
+        yield [1]
+        raise asyncio.CancelledError
+
+    async with iterate_in_thread(make) as items:
+        assert await anext(items) == 1
+        with pytest.raises(RuntimeError, match="CancelledError was raised in a worker thread"):
+            await anext(items)
+
+
 async def test_what_making_the_iterator_raises_the_consumer_gets() -> None:
     """An error before the first item is told like any other."""
 

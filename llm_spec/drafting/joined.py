@@ -13,8 +13,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from llm_spec._checks import check_number
+from llm_spec._iterators import closable
 from llm_spec.chat import ChatRequest
 from llm_spec.drafting.model import ProviderDraft
+from llm_spec.drafting.token_checks import check_draft_token, predraw_confidence
 from llm_spec.errors import ConfigError, DraftError
 from llm_spec.provider import (
     DraftPiece,
@@ -33,7 +35,8 @@ class JoinedDraft:
     """Cheap drafts first: `JoinedDraft(PromptLookup(), ProviderDraft(model))` asks the model where lookup is unsure.
 
     A round is drafted by the first of `drafts` whose confidence in its first token is at least `min_confidence`
-    (one that cannot say counts as sure), else by the last. Text drafts: the first that writes anything.
+    (one that cannot say counts as sure), else by the last. Where that token was drawn from a distribution, the
+    confidence is that in the likeliest token, whichever was drawn. Text drafts: the first that writes anything.
     """
 
     def __init__(self, *drafts: DraftProvider, min_confidence: float = 0.65) -> None:
@@ -91,9 +94,11 @@ class JoinedDraft:
                     raise DraftError(f"draft {draft.name} gives text, not token ids")
                 opened.append(draft.open_token_draft(target, choose, prompt_ids))
         except BaseException:
-            _JoinedTokens(opened, self._min_confidence).close()
+            _close_all(opened)
             raise
-        return _JoinedTokens(opened, self._min_confidence, has_last_resort=self._has_last_resort)
+        return _JoinedTokens(
+            opened, self._min_confidence, vocab_size=target.vocab_size, has_last_resort=self._has_last_resort
+        )
 
     async def _pieces(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
         for draft in self._drafts:
@@ -108,26 +113,39 @@ class JoinedDraft:
 
 
 class _JoinedTokens:
-    def __init__(self, drafts: Sequence[TokenDraft], min_confidence: float, *, has_last_resort: bool = True) -> None:
+    def __init__(
+        self, drafts: Sequence[TokenDraft], min_confidence: float, *, vocab_size: int, has_last_resort: bool
+    ) -> None:
         self._drafts = drafts
+        self._vocab_size = vocab_size
         self._min_confidence = min_confidence
         self._has_last_resort = has_last_resort
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
-        # all of them, since a draft learns of answers that it had no part in
-        proposals = [draft.propose(context_ids) for draft in self._drafts]
-        last_resort = proposals[-1] if self._has_last_resort else None
-        for guesses in proposals:
-            first = next(guesses, None)
-            if first is not None and (guesses is last_resort or self._is_sure(first)):
-                yield first
-                yield from guesses
-                return
+        with contextlib.ExitStack() as stack:
+            # all of them, since a draft learns of answers that it had no part in
+            proposals = [
+                stack.enter_context(contextlib.closing(closable(draft.propose(context_ids)))) for draft in self._drafts
+            ]
+            last_resort = proposals[-1] if self._has_last_resort else None
+            for guesses in proposals:
+                first = next(guesses, None)
+                if first is not None and (guesses is last_resort or self._is_sure(first)):
+                    yield first
+                    yield from guesses
+                    return
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:
-            for draft in self._drafts:
-                stack.callback(draft.close)
+        _close_all(self._drafts)
 
     def _is_sure(self, token: DraftToken) -> bool:
-        return token.confidence is None or token.confidence >= self._min_confidence
+        # a token must not be dropped for what was drawn: that would favour the likely ones (see `token_checks`)
+        confidence = predraw_confidence(check_draft_token(token, self._vocab_size))
+        return confidence is None or confidence >= self._min_confidence
+
+
+def _close_all(drafts: Sequence[TokenDraft]) -> None:
+    """Close each of them, whatever the others raise."""
+    with contextlib.ExitStack() as stack:
+        for draft in drafts:
+            stack.callback(draft.close)

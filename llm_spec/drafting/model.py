@@ -79,6 +79,7 @@ class _ModelDraft:
         self._vocab_size = model.vocab_size
         self._choose = choose
         self._cached_ids = list(prompt_ids[:-1])
+        self._num_confirmed = len(self._cached_ids)  # of them, by the context as it was read last
         self._session = model.open(exact=False)
         try:
             read_prompt(self._session, self._cached_ids)
@@ -106,7 +107,9 @@ class _ModelDraft:
     def _keep_agreeing(self, context_ids: Sequence[int]) -> None:
         """Cut the cache back to what it shares with the context, at least one token of which must be left to read."""
         limit = min(len(self._cached_ids), len(context_ids) - 1)
-        agree = next((i for i in range(limit) if self._cached_ids[i] != context_ids[i]), limit)
+        start = min(self._num_confirmed, limit)
+        agree = next((i for i in range(start, limit) if self._cached_ids[i] != context_ids[i]), limit)
+        self._num_confirmed = agree
         del self._cached_ids[agree:]
         self._session.truncate(agree)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.config import SpeculativeConfig
-from llm_spec.errors import UnsupportedError
+from llm_spec.errors import UnsupportedError, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
@@ -33,7 +33,10 @@ class TokensStrategy:
         drafter = _token_drafter(draft)
         if drafter is None:
             return f"draft {draft.name} gives text, not token ids"
-        return drafter.token_draft_refusal(model)
+        try:
+            return drafter.token_draft_refusal(model)
+        except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
+            return f"draft {draft.name} failed: {one_line(error)}"
 
     def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:
         model = target.capabilities.token_model

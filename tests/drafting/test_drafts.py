@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,10 @@ from llm_spec import (
     JoinedDraft,
     PromptLookup,
     ProviderDraft,
+    TokenChooser,
+    TokenDraft,
     TokenDrafter,
+    TokenModel,
     Usage,
 )
 from llm_spec.drafting.pieces import split_pieces
@@ -223,6 +227,63 @@ def test_joined_drafts_ask_the_first_that_is_sure() -> None:
     joined = JoinedDraft(PromptLookup(), GivenText("given"))
     assert proposed(joined, "two th", 4, prompt) in {"ree ", ""}
     assert proposed(joined, "", 5, prompt) == "given"
+
+
+class Tokens:
+    """Drafts the same tokens every time; counts generators that were begun and those that have ended."""
+
+    name = "tokens"
+
+    def __init__(self, *tokens: DraftToken) -> None:
+        self._tokens = tokens
+        self.num_begun = self.num_ended = 0
+
+    def token_draft_refusal(self, target: TokenModel) -> str | None:  # noqa: ARG002 - any target
+        return None
+
+    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
+        return self
+
+    def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:  # noqa: ARG002 - always the same
+        self.num_begun += 1
+        try:
+            yield from self._tokens
+        finally:
+            self.num_ended += 1
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def drawn(token_id: int, probabilities: dict[int, float]) -> DraftToken:
+    law = np.zeros(TARGET.vocab_size)
+    law[[*probabilities]] = [*probabilities.values()]
+    return DraftToken(token_id, probabilities[token_id], law)
+
+
+@pytest.mark.parametrize("best", [0.7, 0.6])
+def test_joined_drafts_choose_before_they_draw(best: float) -> None:
+    """By the likeliest token of the law that the first one was drawn from, whichever was drawn."""
+    for text in "ab":
+        first = Tokens(drawn(ord(text), {ord("a"): best, ord("b"): 1 - best}))
+        joined = JoinedDraft(cast("Any", first), cast("Any", Tokens(DraftToken(ord("z")))), min_confidence=0.65)
+        assert proposed(joined, "") == (text if best == 0.7 else "z")
+
+
+def test_joined_drafts_close_every_proposal() -> None:
+    """Those that were looked at and those that were used, when the round has ended."""
+    drafts = [Tokens(DraftToken(1, 0.1)), Tokens(DraftToken(2, 0.9), DraftToken(3)), Tokens(DraftToken(4))]
+    tokens = JoinedDraft(*cast("Any", drafts)).open_token_draft(TARGET, choose, PROMPT).propose(PROMPT)
+    assert next(tokens).token_id == 2
+    tokens.close()  # type: ignore[attr-defined]
+    assert [(draft.num_begun, draft.num_ended) for draft in drafts] == [(1, 1), (1, 1), (0, 0)]
+
+
+def test_joined_drafts_refuse_what_they_cannot_judge() -> None:
+    """With the reason that a draft alone would have."""
+    for token, reason in ((DraftToken(1, cast("Any", "sure")), "of type str"), (cast("Any", 5), "of type int")):
+        with pytest.raises(DraftError, match=reason):
+            proposed(JoinedDraft(cast("Any", Tokens(token)), RandomDraft()), "")
 
 
 def test_joined_drafts_need_the_same_vocabulary_all() -> None:

@@ -1,0 +1,160 @@
+"""Whatever becomes of a draft, rejection sampling emits the target's own law: what was drawn is verified.
+
+Whole generations, pairs of tokens and the chi-square test of `test_rules`, with drafts that end in every way that may
+depend on what they drew. The planted faults are those rules that shipped here once: a first token dropped for its own
+probability, and a proposal dropped because the draft failed behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llm_spec import Fixed, Generation, GenerationLimits, JoinedDraft, ProviderDraft
+from llm_spec.drafting import joined
+from llm_spec.provider import DraftToken, TokenChooser, TokenDraft, TokenDrafter, TokenModel
+from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
+from llm_spec.tokens.sampling import Sampler
+
+from .pairs import DRAFT, PROMPT_ID, SAMPLING, TARGET, VOCAB_SIZE, Floats, TokenCore, is_target_law
+from .test_rules import MAKE_CORE
+
+TIMEOUT_S = 1.0
+
+
+class Table(TableModel):
+    """A model whose logits depend on the last token alone, and which never ends."""
+
+    def __init__(self, rows: Floats) -> None:
+        tokenizer = CharTokenizer("abcdef")
+        tokenizer.eos_token_ids = frozenset()
+        super().__init__(tokenizer=tokenizer, vocab_size=VOCAB_SIZE)
+        self._table = rows
+
+    def logits(self, context_ids: Sequence[int]) -> NDArray[np.float64]:
+        return self._table[context_ids[-1]]
+
+
+class Clock:
+    """For `time.perf_counter`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+
+class EndingDraft:
+    """Drafts with a model, and ends in some way right after it has drawn an odd token."""
+
+    def __init__(self, ending: str, clock: Clock) -> None:
+        self.name = ending
+        self._clock = clock
+        self._inner = ProviderDraft(LocalProvider(Table(DRAFT)))
+
+    def token_draft_refusal(self, target: TokenModel) -> str | None:
+        return self._inner.token_draft_refusal(target)
+
+    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:
+        return _EndingTokens(self.name, self._clock, self._inner.open_token_draft(target, choose, prompt_ids))
+
+
+class _EndingTokens:
+    def __init__(self, ending: str, clock: Clock, inner: TokenDraft) -> None:
+        self._ending = ending
+        self._clock = clock
+        self._inner = inner
+        self.close = inner.close
+
+    def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        ending = self._ending
+        is_odd = False
+        try:
+            for token in self._inner.propose(context_ids):
+                is_odd = token.token_id % 2 == 1
+                yield token._replace(confidence=math.nan) if is_odd and ending == "gives no number" else token
+                if is_odd and ending == "fails":
+                    raise RuntimeError("broken")
+                if is_odd and ending == "is late":
+                    self._clock.now += 2 * TIMEOUT_S
+                if is_odd and ending == "stops":
+                    return
+        finally:
+            if is_odd and ending == "fails to stop":
+                raise RuntimeError("broken")
+
+
+ENDINGS = ["is unsure", "fails", "fails to stop", "is late", "gives no number", "stops"]
+# Of torch's rules one case is enough: which tokens are verified is decided before, by code that they share.
+CASES = [*(("numpy", ending, 2_000) for ending in ENDINGS), ("torch", "is unsure", 600)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock that generations measure by."""
+    clock = Clock()
+    monkeypatch.setattr("llm_spec.generation.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+def count_pairs(core: TokenCore, clock: Clock, ending: str, num_samples: int) -> NDArray[np.int64]:
+    """How often each pair of first tokens came out of generations at lookahead 1 to 3: [vocab_size, vocab_size]."""
+    target = Table(TARGET)
+    drafter: TokenDrafter = EndingDraft(ending, clock)
+    if ending == "is unsure":
+        drafter = JoinedDraft(ProviderDraft(LocalProvider(Table(DRAFT))), RandomDraft(), min_confidence=0.3)
+    counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE), dtype=np.int64)
+    for seed in range(num_samples):
+        rule = core.make("rejection", Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=seed))
+        generation = Generation(
+            target,
+            [PROMPT_ID],
+            rule,
+            Fixed(1 + seed % 3).start(),
+            limits=GenerationLimits(draft_timeout_s=TIMEOUT_S),
+            open_draft=partial(drafter.open_token_draft, target, rule.choose, [PROMPT_ID]),
+        )
+        with generation:
+            while generation.num_output_tokens < 2:
+                generation.step()
+        counts[generation.context_ids[1], generation.context_ids[2]] += 1
+    return counts
+
+
+@pytest.mark.parametrize(("array", "ending", "num_samples"), CASES)
+def test_joint_law_is_the_targets_however_drafts_end(clock: Clock, array: str, ending: str, num_samples: int) -> None:
+    """Also where it depends on the drawn tokens whether more are drafted, and whether the draft goes on at all."""
+    assert is_target_law(count_pairs(MAKE_CORE[array](), clock, ending, num_samples))
+
+
+def drop_for_own_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joined drafts judge a first token by how likely it was itself."""
+    monkeypatch.setattr(joined, "predraw_confidence", lambda token: token.confidence)
+
+
+def drop_with_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft's failure takes along what it had proposed."""
+    pull = Generation._pull
+
+    def pull_all_or_nothing(self: Generation, draft: TokenDraft, proposal: list[DraftToken], *, most: int) -> None:
+        try:
+            pull(self, draft, proposal, most=most)
+        except BaseException:
+            proposal.clear()
+            raise
+
+    monkeypatch.setattr(Generation, "_pull", pull_all_or_nothing)
+
+
+@pytest.mark.parametrize(("array", "ending", "num_samples"), [case for case in CASES if case[1] != "stops"])
+def test_planted_fault_dropped_tokens_are_caught(
+    clock: Clock, array: str, ending: str, num_samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chi-square test fails where drawn tokens are dropped for what was drawn, or for what came of it."""
+    plant = drop_for_own_probability if ending == "is unsure" else drop_with_the_draft
+    plant(monkeypatch)
+    assert not is_target_law(count_pairs(MAKE_CORE[array](), clock, ending, num_samples))
