@@ -122,7 +122,11 @@ async def answered(job: Job) -> Outcome:
         first_token_s=scene.first_token_s / scene.draft_speed,
         token_s=scene.token_s / scene.draft_speed,
     )
-    config = SpeculativeConfig(strategy=job.strategy, max_concurrent_streams=scene.streams)
+    config = SpeculativeConfig(
+        strategy=job.strategy,
+        max_concurrent_streams=scene.streams,
+        baseline_every=64 if job.strategy == "auto" else 0,  # the strategies themselves are timed
+    )
     decoder = SpeculativeDecoder(draft, target, config)
     outcome = Outcome(seconds=[], drafts=[], strategies=[])
     for _ in range(job.num_requests):
@@ -452,7 +456,7 @@ async def by_turns(cell: Cell, seed: int, urls: tuple[str, str], num_turns: int)
     target = HttpProvider(MODEL, base_url=urls[0], dialect=DIALECTS["vllm"])
     remote = HttpProvider(MODEL, base_url=urls[1], dialect=DIALECTS["vllm"])
     draft: DraftProvider = ProviderDraft(remote) if cell.over_http else SimulatedDraft(answer, scene.agreement, seed)
-    config = SpeculativeConfig(strategy=cell.strategy, max_concurrent_streams=scene.streams)
+    config = SpeculativeConfig(strategy=cell.strategy, max_concurrent_streams=scene.streams, baseline_every=0)
     try:
         plain, speculative = decoder_of(target), SpeculativeDecoder(draft, target, config)
         alone: list[float] = []

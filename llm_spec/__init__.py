@@ -25,6 +25,7 @@ from llm_spec.chat import (
 )
 from llm_spec.config import JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
 from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.decoder_stats import DecoderStats
 from llm_spec.drafting import GivenText, JoinedDraft, PromptLookup, ProviderDraft, SuffixDraft
 from llm_spec.errors import (
     CircuitOpenError,
@@ -72,13 +73,14 @@ from llm_spec.provider import (
 )
 from llm_spec.registry import open_draft, open_provider, registered_providers
 from llm_spec.resilience import ConcurrencyLimit
-from llm_spec.result import SpeculativeFinish, SpeculativeResult, SpeculativeStats, Timings
+from llm_spec.result import PLAIN_REASONS, PlainReason, SpeculativeFinish, SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.text import StopMatcher
 from llm_spec.tokens.lookahead import CostAware, Ewma, Fixed, LookaheadPolicy, Threshold
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "PLAIN_REASONS",
     "AdmittingModel",
     "Budget",
     "Capabilities",
@@ -91,6 +93,7 @@ __all__ = [
     "ConfigError",
     "Cost",
     "CostAware",
+    "DecoderStats",
     "DeviceRound",
     "DeviceRounds",
     "Discoverable",
@@ -117,6 +120,7 @@ __all__ = [
     "ModelLoadError",
     "ModelOutputError",
     "NextToken",
+    "PlainReason",
     "Price",
     "PromptLookup",
     "ProviderDraft",

@@ -275,6 +275,12 @@ class Usage:
     cancelled_output_tokens: int = 0
     approved_output_tokens: int = 0
 
+    @property
+    def answer_tokens(self) -> int:
+        """Output tokens of the answer itself: as many as the target alone would have written for it."""
+        wasted = self.cancelled_output_tokens + self.rejected_prediction_tokens
+        return self.output_tokens - wasted + self.approved_output_tokens
+
     def __add__(self, other: Usage) -> Usage:
         return Usage(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(Usage)})
 

@@ -85,6 +85,10 @@ class SpeculativeConfig:
     lookahead: how many tokens a draft proposes a round (`CostAware`, `Threshold`, `Ewma`, `Fixed`).
     acceptance: `coupled` (one seed, one text), `rejection` (the same law, no such text), or `lossy_typical`, which
         may change the answer and says so in the result.
+    baseline_every: requests after which one is answered without speculation, so that the target's own speed is known:
+        `speedup` and `auto` compare with it. It is more where speculation gains much, so that this costs little; a
+        first one comes early. Of a model in this process, rounds after which one is a plain step. 0: never, and with a
+        strategy chosen by name `speedup` stays None.
     max_draft_tokens: tokens that may be drafted for one request; when they are spent the target goes on alone.
     max_total_tokens: tokens of one answer, over and above the request's own `max_tokens`.
     max_iterations: rounds of one answer, plain steps counted.
@@ -109,6 +113,7 @@ class SpeculativeConfig:
     strategy: StrategyName = "auto"
     lookahead: LookaheadPolicy = field(default_factory=CostAware)
     acceptance: AcceptanceName = "coupled"
+    baseline_every: int = 64
     max_draft_tokens: int | None = None
     max_total_tokens: int | None = None
     max_iterations: int | None = None
@@ -133,6 +138,7 @@ class SpeculativeConfig:
         _check_choice("acceptance", self.acceptance, get_args(AcceptanceName))
         if not callable(getattr(self.lookahead, "start", None)):
             raise ConfigError(f"lookahead is {self.lookahead!r}; it must be a policy such as CostAware() or Fixed(4)")
+        check_number(ConfigError, "baseline_every", self.baseline_every, 0, integer=True)
         check_number(ConfigError, "max_draft_tokens", self.max_draft_tokens, 0, integer=True)
         check_number(ConfigError, "max_total_tokens", self.max_total_tokens, 1, integer=True)
         check_number(ConfigError, "max_iterations", self.max_iterations, 1, integer=True)

@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self, TypeVar, Unpack
 
+from llm_spec._clock import clock
+from llm_spec.arrivals import time_arrivals
 from llm_spec.chat import (
     ChatRequest,
     ChatResponse,
@@ -30,6 +32,7 @@ from llm_spec.chat import (
 )
 from llm_spec.chunks import CountedChunks
 from llm_spec.config import SpeculativeConfig, Timeouts
+from llm_spec.decoder_stats import DecoderStats
 from llm_spec.drafting.model import ProviderDraft
 from llm_spec.drafting.pieces import num_prompt_pieces
 from llm_spec.errors import (
@@ -48,11 +51,11 @@ from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
-from llm_spec.strategies import Strategy, choose_strategy
+from llm_spec.strategies import Choice, Strategy, choose_strategy
 from llm_spec.strategies.plain import PLAIN
 from llm_spec.telemetry import get_ready, is_logged, log_event
 from llm_spec.tokens.sampling import random_seed
-from llm_spec.upstream import Upstream
+from llm_spec.upstream import Run, Upstream
 
 __all__ = ["SpeculativeDecoder"]
 
@@ -81,6 +84,7 @@ class SpeculativeDecoder:
         get_ready()
         self.config = config or SpeculativeConfig()
         self._planner = Planner()
+        self.stats = DecoderStats()
         self._owned: list[DraftProvider | LlmProvider] = []
         self._target = self._own(open_provider(target)) if isinstance(target, str) else target
         self._breaker = CircuitBreaker(self._target.name)
@@ -238,14 +242,15 @@ class SpeculativeDecoder:
     async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:
         affordable = self._affordable(asked)
         request = self._prepared(asked, affordable)
-        recording = Recording(request)
+        recording, seconds = Recording(request), clock()
         if affordable == 0:
             nothing = Finish("length", Usage(), "budget")
-            yield SpeculativeFinish.of(nothing, self._result(nothing, recording, PLAIN))
+            yield SpeculativeFinish.of(nothing, self._result(nothing, recording, Choice(PLAIN, "budget")))
             return
         upstream = Upstream(self._target, self.config, recording, self._breaker)
         choosing = choose_strategy(self._draft, self._target, request, self.config, self._planner)
-        strategy = await upstream.deadline.wait_for(choosing) or PLAIN  # of an answer that ends before it begins
+        choice = await upstream.deadline.wait_for(choosing) or Choice(PLAIN, "discovery")  # it ends before it begins
+        strategy = choice.strategy
         recording.promise = strategy.promise(self._target, self.config)  # what the target can do may change meanwhile
         self._log_start(strategy, request, upstream)
         if rounds:
@@ -255,14 +260,12 @@ class SpeculativeDecoder:
             async with aclosing(self._verified(strategy, request, upstream)) as events:
                 async for event in events:
                     recording.add(event)
-                    if type(event) is TextDelta:  # nearly always
-                        yield event
-                    elif isinstance(event, Progress):
+                    if isinstance(event, Progress):
                         self._log_progress(event, upstream)
-                        if rounds:
-                            yield event
-                    elif not isinstance(event, Finish):
+                    if type(event) is TextDelta or self._is_shown(event, rounds=rounds):  # nearly always the first
+                        given_s = seconds()
                         yield event
+                        recording.consumer_s += seconds() - given_s
         except BaseException as error:
             self._log_break(error, upstream)
             raise
@@ -271,16 +274,31 @@ class SpeculativeDecoder:
                 taken = recording.finish or Finish("stop")
                 self._spending.charge(taken.usage or recording.estimated_usage(), taken.draft_usage)
         finish = self._finish(recording, upstream, asked)
-        result = self._result(finish, recording, strategy)
-        self._learn(strategy, recording, result)
+        yield SpeculativeFinish.of(finish, self._conclude(choice, recording, upstream, finish))
+
+    @staticmethod
+    def _is_shown(event: StreamEvent, *, rounds: bool) -> bool:
+        return rounds if isinstance(event, Progress) else not isinstance(event, Finish)
+
+    def _conclude(self, choice: Choice, recording: Recording, upstream: Upstream, finish: Finish) -> SpeculativeResult:
+        """The result of an answer that has come to its end, for the caller, the planner and the statistics."""
+        if self._target.capabilities.token_model is not None and choice.strategy.name in ("plain", "tokens"):
+            recording.teach(self._planner.baseline)
+        result = self._result(finish, recording, choice)
+        self._planner.learn(result)
+        self.stats.add(result)
         self._log_end(result, upstream)
-        yield SpeculativeFinish.of(finish, result)
+        return result
+
+    @property
+    def _can_speculate(self) -> bool:
+        return self._draft is not None or self.config.strategy not in ("auto", "plain")
 
     @property
     def _needs_no_pieces(self) -> bool:
         """Whether a target may be asked for a whole answer: nobody verifies, times, counts or keeps its pieces."""
         config = self.config
-        if config.stream_always or self._draft is not None or config.strategy not in ("auto", "plain"):
+        if config.stream_always or self._can_speculate:
             return False
         is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
         return self._target.capabilities.whole_answers and not (is_timed or self._spending.is_bounded)
@@ -301,33 +319,28 @@ class SpeculativeDecoder:
         except BaseException as error:
             self._log_break(error, upstream)
             raise
-        result = self._result(self._finish(recording, upstream, asked), recording, PLAIN)
-        self._log_end(result, upstream)
-        return result
+        choice = Choice(PLAIN, "configured" if self.config.strategy == "plain" else "no_draft")
+        return self._conclude(choice, recording, upstream, self._finish(recording, upstream, asked))
 
-    def _result(self, finish: Finish, recording: Recording, strategy: Strategy) -> SpeculativeResult:
+    def _result(self, finish: Finish, recording: Recording, choice: Choice) -> SpeculativeResult:
         return recording.result(
             finish,
-            strategy=strategy.name,
+            choice=choice,
             target=self._target.name,
-            draft=self._draft_of(strategy),
+            draft=self._draft_of(choice.strategy),
             spending=self._spending,
+            baseline=self._planner.baseline,
         )
-
-    def _learn(self, strategy: Strategy, recording: Recording, result: SpeculativeResult) -> None:
-        if self._draft is None:
-            return  # there is nothing to choose from
-        self._planner.learn(result)
-        if strategy is PLAIN:
-            recording.teach(self._planner.figures)
 
     def _draft_of(self, strategy: Strategy) -> str | None:
         return None if self._draft is None or strategy.name == "plain" else self._draft.name
 
     def _verified(self, strategy: Strategy, request: ChatRequest, upstream: Upstream) -> AsyncGenerator[StreamEvent]:
         """The answer's events, up to its Finish or the deadline."""
-        run = partial(strategy.run, self._draft, self._target, request, self.config, self._planner.figures)
+        run: Run = partial(strategy.run, self._draft, self._target, request, self.config, self._planner.figures)
         plain = partial(PLAIN.run, None, self._target, request, self.config, self._planner.figures)
+        if strategy is PLAIN and self._can_speculate:  # what speculation gives will be compared with this
+            run = partial(time_arrivals, run, self._planner.figures, request)
         return upstream.events(run, plain)
 
     def _finish(self, recording: Recording, upstream: Upstream, asked: ChatRequest) -> Finish:
@@ -404,6 +417,8 @@ class SpeculativeDecoder:
             log_event(
                 "request_finished",
                 strategy=result.strategy,
+                plain_reason=result.plain_reason,
+                speedup=result.speedup,
                 finish_reason=result.finish_reason,
                 stopped_by=result.stopped_by,
                 total_s=round(result.timings.total_s, 6),

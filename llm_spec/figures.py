@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from llm_spec._clock import clock
+from llm_spec.baseline import Baseline
 from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, CostLine, ExponentialMovingAverage
 
 __all__ = ["PairFigures", "StreamWatch"]
@@ -21,17 +22,25 @@ _PRIOR_TOKEN_S: Final = 0.02
 class PairFigures:
     """Running figures, in seconds and tokens; each strategy adds what it sees and decides by what all have seen.
 
-    first_token_s, token_s: of one of the target's streams. verify: a probe round by its number of prefixes.
-    draft_token_s: of the draft. acceptance: of a drafted token.
+    baseline: the target alone. first_token_s, token_s: of one of the target's streams, be there others beside it.
+    verify: a probe round by its number of prefixes. draft_token_s: of the draft. acceptance: of a drafted token.
     """
 
     def __init__(self) -> None:
+        self.baseline = Baseline()
         self.first_token_s = ExponentialMovingAverage(half_life=_STREAMS)
         self.token_s = CostAverage(half_life=_TOKENS)
         self.verify = CostLine(half_life=_ROUNDS)
         self._num_rounds = 0
         self.draft_token_s = CostAverage(half_life=_TOKENS)
         self.acceptance = AcceptanceEstimate(half_life=_TOKENS, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_TOKENS)
+
+    def add_answer(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:
+        """The target alone answered; the arguments are those of `Baseline.add_answer`."""
+        self.baseline.add_answer(num_characters, num_tokens, first_s, rest_s)
+        self.first_token_s.update(first_s)
+        if num_tokens > 1:
+            self.token_s.update(num_tokens - 1, rest_s)
 
     def open_stream(self) -> StreamWatch:
         """A stream of the target was opened now."""

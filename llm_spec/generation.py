@@ -39,12 +39,18 @@ __all__ = ["Generation", "GenerationLimits", "TokenRound"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationLimits:
-    """Caps of one answer; None: no cap. `draft_timeout_s` is for one proposal."""
+    """Caps of one answer; None: no cap. `draft_timeout_s` is for one proposal.
+
+    `plain_every`: after so many rounds with a draft one is a plain step, so that the target's own speed is known; every
+    second round until there were `min_plain_steps`. 0: none but those that the lookahead policy takes.
+    """
 
     max_tokens: int | None = None
     max_iterations: int | None = None
     max_draft_tokens: int | None = None
     draft_timeout_s: float = 30.0
+    plain_every: int = 0
+    min_plain_steps: int = 0
 
 
 class TokenRound(NamedTuple):
@@ -115,7 +121,7 @@ class Generation:
         self._open_beside = open_beside
         self._rounds: DeviceRounds | None = None
         self._session: TokenSession | None = None
-        self._num_draft_tokens = 0
+        self._num_draft_tokens = self._num_plain_steps = self._since_plain = 0
         self.prompt_s = self.open_draft_s = 0.0
         self._seconds = _Seconds()
 
@@ -300,7 +306,12 @@ class Generation:
 
     def _room(self) -> int:
         """Most tokens that may be drafted now: a round emits one more than it drafts, and all must fit."""
-        return min(self.target.max_width - 1, self._answer_room())
+        return 0 if self._is_plain_due() else min(self.target.max_width - 1, self._answer_room())
+
+    def _is_plain_due(self) -> bool:
+        """Whether this round is a plain step, so that the target's own speed is known."""
+        is_known = self._num_plain_steps >= self.limits.min_plain_steps
+        return self._since_plain >= (self.limits.plain_every if is_known else 1) > 0
 
     def _answer_room(self) -> int:
         """The same without the bound on one pass."""
@@ -313,6 +324,8 @@ class Generation:
 
     def _learn(self, proposal: Sequence[DraftToken], num_accepted: int, seconds: _Seconds) -> None:
         self._num_draft_tokens += len(proposal)
+        self._num_plain_steps += not proposal
+        self._since_plain = self._since_plain + 1 if proposal else 0
         if proposal:
             self.acceptance.update(num_accepted / len(proposal))
         if self._draft is not None or (self._rounds is not None and self._rounds.drafts):

@@ -112,10 +112,9 @@ class Cost:
 
 def _plain_usage(usage: Usage) -> Usage:
     """The tokens that a target would have read and written alone."""
-    wasted = usage.cancelled_output_tokens + usage.rejected_prediction_tokens
     return Usage(
         input_tokens=usage.input_tokens - usage.extra_input_tokens,
-        output_tokens=usage.output_tokens - wasted + usage.approved_output_tokens,
+        output_tokens=usage.answer_tokens,
         cached_input_tokens=max(0, usage.cached_input_tokens - usage.extra_input_tokens),  # it reads the prompt once
     )
 

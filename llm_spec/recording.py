@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeAlias
 
 from llm_spec._clock import clock
+from llm_spec.baseline import Baseline, count_characters
 from llm_spec.chat import (
     ChatRequest,
     ChatResponse,
     Fallback,
     Finish,
+    LocalTimes,
+    Progress,
     ReasoningDelta,
     Retry,
     Round,
@@ -21,14 +25,15 @@ from llm_spec.chat import (
     Weakened,
 )
 from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
-from llm_spec.figures import PairFigures
 from llm_spec.money import Spending
 from llm_spec.provider import add_call
-from llm_spec.result import SpeculativeResult, SpeculativeStats, Timings
-from llm_spec.strategies import Promise
+from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
+from llm_spec.strategies import Choice, Promise
 from llm_spec.strategies.base import refuse_request
 
 __all__ = ["Recording"]
+
+_Comparison: TypeAlias = tuple[float, str] | tuple[None, None]
 
 
 class Recording:
@@ -40,8 +45,8 @@ class Recording:
         self.finish: Finish | None = None
         self._clock = clock()
         self._started = self._clock()
+        self.consumer_s = 0.0  # that the consumer of the events took
         self._first_text_s: float | None = None
-        self._first_s: float | None = None  # of text or reasoning
         self._texts: list[TextDelta] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, ToolCall] = {}
@@ -50,6 +55,7 @@ class Recording:
         self._retries: list[Retry] = []
         self._weakened: list[Weakened] = []
         self._num_others = 0  # pieces that are no text
+        self._local = LocalTimes(0.0, 0.0)
 
     @property
     def content(self) -> str:
@@ -107,17 +113,22 @@ class Recording:
         if isinstance(event, TextDelta):  # nearly always
             if self._first_text_s is None:
                 self._first_text_s = self._clock() - self._started
-                self._first_s = self._first_s or self._first_text_s
             self._texts.append(event)
             return
         match event:
             case ReasoningDelta():
                 self._num_others += 1
                 self._reasoning.append(event.text)
-                self._first_s = self._first_s or self._clock() - self._started
             case ToolCallDelta():
                 self._num_others += 1
                 self._calls[event.index] = add_call(self._calls.get(event.index), event)
+            case Finish():
+                self.finish = event
+            case _:
+                self._add_progress(event)
+
+    def _add_progress(self, event: Progress) -> None:
+        match event:
             case Round():
                 self._rounds.append(event)
             case Fallback():
@@ -126,8 +137,8 @@ class Recording:
                 self._retries.append(event)
             case Weakened():
                 self._weakened.append(event)
-            case Finish():
-                self.finish = event
+            case LocalTimes():
+                self._local = event
             case _:
                 pass
 
@@ -140,14 +151,10 @@ class Recording:
         self._calls = dict(enumerate(response.message.tool_calls))
         self.finish = Finish(response.finish_reason, response.usage, response.stopped_by)
 
-    def teach(self, figures: PairFigures) -> None:
-        """Tell how fast the target wrote this answer, which nobody drafted and nothing interrupted."""
-        if self._first_s is None or self._retries:
-            return
-        figures.first_token_s.update(self._first_s)
-        num_more = len(self._texts) + len(self._reasoning) - 1
-        if num_more:
-            figures.token_s.update(num_more, self._clock() - self._started - self._first_s)
+    def teach(self, baseline: Baseline) -> None:
+        """Add the plain steps of this answer, by a model in this process."""
+        if self.finish is not None and self.finish.usage is not None:
+            baseline.add_steps(self.finish.usage.input_tokens, self._rounds)
 
     def _kept_promise(self) -> Promise:
         """What holds for the text as it has come about."""
@@ -159,19 +166,29 @@ class Recording:
         return promise
 
     def result(
-        self, finish: Finish, *, strategy: str, target: str, draft: str | None, spending: Spending
+        self,
+        finish: Finish,
+        *,
+        choice: Choice,
+        target: str,
+        draft: str | None,
+        spending: Spending,
+        baseline: Baseline,
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
+        total_s = self._clock() - self._started
         stats = SpeculativeStats.of_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
         promise = self._kept_promise()
         usage = finish.usage
         if any(retry.is_continued for retry in self._retries):
             usage = None  # what was counted is the last part alone
+        reason, detail = self._plain_reason(choice)
+        plain_s, basis = self._compare(choice, usage, total_s, baseline)
         return SpeculativeResult(
             content=self.content,
             finish_reason=finish.finish_reason,
             stopped_by=finish.stopped_by,
-            strategy=strategy,
+            strategy=choice.strategy.name,
             guarantee=promise.guarantee,
             same_text=promise.same_text,
             target=target,
@@ -180,7 +197,7 @@ class Recording:
             stats=stats,
             rounds=tuple(self._rounds),
             timings=Timings(
-                total_s=self._clock() - self._started,
+                total_s=total_s,
                 first_text_s=self._first_text_s,
                 draft_s=stats.draft_s,
                 verify_s=stats.verify_s,
@@ -193,7 +210,52 @@ class Recording:
             reasoning="".join(self._reasoning),
             approved_spans=self._approved_spans() if promise.guarantee == "judged" else (),
             cost=spending.cost(usage, finish.draft_usage, has_drafted=draft is not None),
+            plain_s=plain_s,
+            speedup_basis=basis,
+            plain_reason=reason,
+            plain_detail=detail,
+            lookahead=self._local.lookahead,
         )
+
+    def _plain_reason(self, choice: Choice) -> tuple[PlainReason | None, str | None]:
+        """Why nothing was speculated, and more of it; two Nones where something was."""
+        if choice.plain_reason is not None or choice.strategy.name == "regenerate":
+            return choice.plain_reason, choice.plain_detail
+        if any(report.num_draft_tokens for report in self._rounds):
+            return None, None
+        if any(not retry.is_continued for retry in self._retries):
+            return "retried", self._retries[0].reason
+        if self._fallbacks:
+            return "draft_failed", self._fallbacks[0]
+        return ("nothing_drafted", None) if choice.strategy.name != "predict" else (None, None)
+
+    def _compare(self, choice: Choice, usage: Usage | None, total_s: float, baseline: Baseline) -> _Comparison:
+        """What the target alone takes for this answer, and by which measurement."""
+        if choice.plain_reason in ("configured", "no_draft"):
+            return None, None  # there was nothing to gain
+        if choice.strategy.name == "plain":
+            return total_s, "itself: it is the target's own answer"
+        num_tokens = self._num_tokens + self._num_others
+        if usage is not None:
+            num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)
+        if choice.strategy.name == "tokens":
+            alone_s, basis = self._steps_s(num_tokens, total_s, baseline), f"{baseline.num_steps} plain steps"
+        else:
+            alone_s = baseline.answer_s(count_characters(self.request), num_tokens)
+            basis = f"the target's own stream, measured {baseline.num_answers} times"
+        if alone_s is None:
+            return None, None
+        # with a slow consumer the target alone has to wait for it, too
+        return max(alone_s, (baseline.answer_s(count_characters(self.request), 1) or 0.0) + self.consumer_s), basis
+
+    def _steps_s(self, num_tokens: int, total_s: float, baseline: Baseline) -> float | None:
+        """The same answer in plain steps: what is part of neither a round nor the draft takes as long with them."""
+        num_prompt = 0 if self.finish is None or self.finish.usage is None else self.finish.usage.input_tokens
+        steps_s = baseline.steps_s(num_prompt, num_tokens)
+        if steps_s is None:
+            return None
+        rounds_s = sum(report.draft_s + report.verify_s for report in self._rounds)
+        return max(0.0, total_s - self.consumer_s - self._local.open_draft_s - rounds_s) + steps_s
 
 
 def _num_tokens(delta: TextDelta) -> int:

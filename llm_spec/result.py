@@ -4,21 +4,56 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias
 
 from llm_spec.chat import ChatMessage, Finish, FinishReason, Guarantee, Round, StoppedBy, ToolCall, Usage
 from llm_spec.money import Cost
 
 __all__ = [
+    "PLAIN_REASONS",
+    "PlainReason",
     "SpeculativeFinish",
     "SpeculativeResult",
     "SpeculativeStats",
     "Timings",
 ]
 
-_ENOUGH_PLAIN_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold
+PlainReason: TypeAlias = Literal[
+    "configured",
+    "no_draft",
+    "request",
+    "seed",
+    "target",
+    "discovery",
+    "baseline",
+    "not_worthwhile",
+    "budget",
+    "refused",
+    "retried",
+    "draft_failed",
+    "nothing_drafted",
+]
+
+PLAIN_REASONS: Final[Mapping[PlainReason, str]] = MappingProxyType(
+    {
+        "configured": "the decoder is configured so",
+        "no_draft": "there is no draft",
+        "request": "the request asks for what no strategy keeps at this target",
+        "seed": "the request samples with a seed, and a server cannot give its streams and batches seeds of their own",
+        "target": "the target cannot verify such a draft",
+        "discovery": "what the target can do is being found out",
+        "baseline": "the target alone is being measured, to compare with",
+        "not_worthwhile": "the target alone is faster with this draft, as measured",
+        "budget": "no budget is left: nothing was asked",
+        "refused": "the target refused the speculative attempt and was asked plainly",
+        "retried": "the target failed, and the next attempt was plain",
+        "draft_failed": "the draft failed, was late or was not available",
+        "nothing_drafted": "nothing was drafted that could be verified",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +97,6 @@ class SpeculativeStats:
         """1 + accepted / speculative rounds (the correction or bonus counts); None when there were none."""
         return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else None
 
-    @property
-    def speedup(self) -> float | None:
-        """Plain steps' time for the same tokens / time taken; None when this run has too few plain steps to tell."""
-        spent = self.draft_s + self.verify_s
-        if self.num_plain_steps < _ENOUGH_PLAIN_STEPS or not self.num_spec_steps or not spent:
-            return None
-        return self.num_emitted_tokens * self.plain_s / self.num_plain_steps / spent
-
-    @property
-    def time_saved_s(self) -> float | None:
-        """Seconds saved against plain steps, negative when speculation lost time; None as for `speedup`."""
-        return None if self.speedup is None else (self.speedup - 1) * (self.draft_s + self.verify_s)
-
     @classmethod
     def of_rounds(cls, rounds: Sequence[Round], *, num_fallbacks: int = 0) -> SpeculativeStats:
         """The sums over some rounds."""
@@ -99,7 +121,7 @@ class SpeculativeStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, derived figures too, as JSON values."""
-        derived = ("num_wasted_draft_tokens", "draft_acceptance_rate", "mean_acceptance_length", "time_saved_s")
+        derived = ("num_wasted_draft_tokens", "draft_acceptance_rate", "mean_acceptance_length")
         told = dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
         return told | {"acceptance_histogram": list(self.acceptance_histogram)}
 
@@ -141,7 +163,10 @@ class SpeculativeResult:
     the draft's, None where not counted.
     `approved_spans`: from and to which character of `content` the target approved what it did not write (`judge`).
     `fallbacks` say why drafts were given up, `retries` why the target was asked again.
-    `plain_s` is the time of a plain run measured beside this one, where the caller made one.
+    `plain_s` is what the target alone takes for this answer, by the measurement that `speedup_basis` names; None: not
+    measured yet. `plain_reason` says why nothing was speculated (`PLAIN_REASONS`), `plain_detail` more of it; None:
+    something was.
+    `lookahead` is the state of the lookahead policy at the end (`LookaheadController.describe`), of local models.
     """
 
     content: str
@@ -165,6 +190,10 @@ class SpeculativeResult:
     approved_spans: tuple[tuple[int, int], ...] = ()
     cost: Cost = field(default_factory=Cost)
     plain_s: float | None = None
+    speedup_basis: str | None = None
+    plain_reason: PlainReason | None = None
+    plain_detail: str | None = None
+    lookahead: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def message(self) -> ChatMessage:
@@ -173,15 +202,28 @@ class SpeculativeResult:
 
     @property
     def speedup(self) -> float | None:
-        """Plain time / time taken, from measured times alone; None where this run has no plain figure."""
-        return self.plain_s / self.timings.total_s if self.plain_s is not None else self.stats.speedup
+        """The target's time alone / the whole time taken, both measured; 1 for the target's own answer.
+
+        None where the former was not measured yet, and where nothing could be speculated (`configured`, `no_draft`).
+        """
+        return None if self.plain_s is None or not self.timings.total_s else self.plain_s / self.timings.total_s
 
     @property
-    def speedup_basis(self) -> str | None:
-        """Which measurement `speedup` rests on."""
-        if self.plain_s is not None:
-            return "a plain run beside this one, whole time"
-        return None if self.speedup is None else f"{self.stats.num_plain_steps} plain steps of this run"
+    def time_saved_s(self) -> float | None:
+        """Seconds saved against the target alone, negative when speculation lost time; None as for `speedup`."""
+        return None if self.plain_s is None else self.plain_s - self.timings.total_s
+
+    @property
+    def plain_text(self) -> str | None:
+        """`plain_reason` and its detail, for people."""
+        if self.plain_reason is None:
+            return None
+        return PLAIN_REASONS[self.plain_reason] + ("" if self.plain_detail is None else f" ({self.plain_detail})")
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens of the answer; None: nobody counted."""
+        return None if self.usage is None else self.usage.answer_tokens
 
     def figures(self) -> dict[str, Any]:
         """How the answer came about, as JSON values: what servers and adapters tell beside an answer and its usage."""
@@ -198,6 +240,11 @@ class SpeculativeResult:
             "acceptance_rate": stats.draft_acceptance_rate,
             "speedup": self.speedup,
             "speedup_basis": self.speedup_basis,
+            "time_saved_s": self.time_saved_s,
+            "plain_reason": self.plain_reason,
+            "plain_detail": self.plain_detail,
+            "plain_text": self.plain_text,
+            "lookahead": dict(self.lookahead),
             "metrics": stats.to_dict(),
             "timings": dataclasses.asdict(self.timings) | {"other_s": self.timings.other_s, "plain_s": self.plain_s},
             "approved_spans": [list(span) for span in self.approved_spans],
@@ -226,6 +273,8 @@ class SpeculativeResult:
     def summary(self) -> str:
         """A line or two for people."""
         speedup = "" if self.speedup is None else f"\n{self.speedup:.2f}x against {self.speedup_basis}"
+        if self.plain_text is not None:
+            speedup = f"\nno speculation: {self.plain_text}"
         counts = self.stats.summary()
         if not self.rounds:  # a remote target alone: only it knows
             counts = "tokens not counted" if self.usage is None else f"{self.usage.output_tokens} tokens"

@@ -56,11 +56,12 @@ def test_the_public_names_are_these() -> None:
     expected = """
         AdmittingModel Budget Capabilities ChatMessage ChatRequest ChatResponse
         ChunkStreaming CircuitOpenError
-        ConcurrencyLimit ConfigError Cost CostAware DeviceRound DeviceRounds Discoverable DraftError DraftPiece
-        DraftProvider DraftToken Ewma Fallback Finish Fixed Generation GenerationLimits GivenText
+        ConcurrencyLimit ConfigError Cost CostAware DecoderStats DeviceRound DeviceRounds Discoverable DraftError
+        DraftPiece DraftProvider DraftToken Ewma Fallback Finish Fixed Generation GenerationLimits GivenText
         GrammarTokenizer InvalidRequestError JoinedDraft JudgeConfig LlmProvider LlmSpecError LocalTimes LookaheadPolicy
-        MissingExtraError ModelLoadError ModelOutputError NextToken Price PromptLookup ProviderDraft
-        ProviderEntry ReasoningDelta Retry RetryPolicy ReusingSession Round RoundModel Sampling ScoredToken
+        MissingExtraError ModelLoadError ModelOutputError NextToken PLAIN_REASONS PlainReason Price PromptLookup
+        ProviderDraft ProviderEntry ReasoningDelta Retry RetryPolicy ReusingSession Round RoundModel Sampling
+        ScoredToken
         SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats Started StopMatcher
         SuffixDraft StreamEvent TargetError TargetStream TextDelta Threshold Timeouts Timings TokenChooser TokenDraft
         TokenDrafter TokenEndpoint TokenModel TokenRound TokenScorer TokenSession Tokenizer ToolCall

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from llm_spec import (
-    ChatRequest,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
@@ -18,21 +19,18 @@ from llm_spec import (
     Timings,
     Usage,
 )
-from llm_spec.chat import Retry
-from llm_spec.figures import PairFigures
+from llm_spec.chat import ChatRequest, StreamEvent
+from llm_spec.errors import TransientError
 from llm_spec.planner import Planner
-from llm_spec.recording import Recording
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 NAMES = ("race", "probe")
+EVERY = 64
 
 
-def answered(
-    strategy: str, total_s: float, *, num_tokens: int = 100, first_s: float | None = None, **fields: Any
-) -> SpeculativeResult:
-    """An answer that took so long; half of its output was thrown away if it was speculated."""
-    wasted = 0 if strategy == "plain" else num_tokens
+def answered(strategy: str, total_s: float, *, num_tokens: int = 100, **fields: Any) -> SpeculativeResult:
+    """A speculated answer that took so long; half of its output was thrown away."""
     values: dict[str, Any] = {
         "content": "text",
         "finish_reason": "stop",
@@ -45,12 +43,22 @@ def answered(
         "seed": None,
         "stats": SpeculativeStats(),
         "rounds": (),
-        "timings": Timings(
-            total_s=total_s, first_text_s=total_s / num_tokens if first_s is None else first_s, draft_s=0, verify_s=0
-        ),
-        "usage": Usage(output_tokens=num_tokens + wasted, cancelled_output_tokens=wasted),
+        "timings": Timings(total_s=total_s, first_text_s=total_s / num_tokens, draft_s=0, verify_s=0),
+        "usage": Usage(output_tokens=2 * num_tokens, cancelled_output_tokens=num_tokens),
     }
     return SpeculativeResult(**(values | fields))
+
+
+def learn(
+    planner: Planner, name: str, total_s: float, *, num_tokens: int = 100, first_s: float | None = None, **fields: Any
+) -> None:
+    """Let the planner learn of an answer that took so long."""
+    if name == "plain":
+        first_s = total_s / num_tokens if first_s is None else first_s
+        planner.figures.add_answer(10, num_tokens, first_s, total_s - first_s)
+    else:
+        plain_s = planner.baseline.answer_s(10, num_tokens)
+        planner.learn(answered(name, total_s, num_tokens=num_tokens, **({"plain_s": plain_s} | fields)))
 
 
 def chosen(
@@ -59,9 +67,8 @@ def chosen(
     """What is chosen when a strategy's answers always take so many seconds."""
     choices: list[str] = []
     for _ in range(num_requests):
-        name = planner.choose(names)
-        choices.append(name)
-        planner.learn(answered(name, seconds[name]))
+        choices.append(planner.choose(names, EVERY).name)
+        learn(planner, choices[-1], seconds[choices[-1]])
     return choices
 
 
@@ -138,8 +145,9 @@ def test_plain_is_measured_again_now_and_then() -> None:
     choices = chosen(planner, 300, {"plain": 1.0, "race": 0.5}, ["race"])
     plain = [index for index, name in enumerate(choices) if name == "plain"]
     assert len(plain) > 2
-    assert all(b - a >= 64 for a, b in pairwise(plain))
-    assert (len(plain) - 1) * 0.5 <= 0.0101 * sum(1.0 if name == "plain" else 0.5 for name in choices)  # what it costs
+    assert plain[:2] == [0, 9]  # the first may have met a cold server
+    assert all(b - a >= EVERY for a, b in pairwise(plain[1:]))
+    assert (len(plain) - 2) * 0.5 <= 0.0101 * sum(1.0 if name == "plain" else 0.5 for name in choices)  # what it costs
     later = chosen(planner, 1000, {"plain": 0.2, "race": 0.5}, ["race"])
     assert Counter(later[800:])["plain"] > 150
 
@@ -150,32 +158,30 @@ def test_plain_is_measured_again_now_and_then() -> None:
         {"num_tokens": 7},
         {"stopped_by": "deadline", "finish_reason": "length"},
         {"usage": None},
-        {"timings": Timings(total_s=1.0, first_text_s=None, draft_s=0, verify_s=0)},
+        {"plain_s": None},
+        {"retries": ("it broke",)},
     ],
 )
 def test_answers_that_say_nothing_teach_nothing(fields: dict[str, Any]) -> None:
-    """Short ones, those that a deadline cut, those that nobody counted: neither of plain nor of a strategy."""
+    """Short ones, those that a deadline cut or a failure held up, those that nobody counted."""
     planner = Planner()
-    planner.learn(answered("plain", 1.0, **fields))
-    assert planner.choose(NAMES) == "plain"  # still nothing to compare with
     chosen(planner, 40, {"plain": 2.0, "race": 1.0, "probe": 3.0})
     for _ in range(20):
-        planner.learn(answered("race", 1000.0, **fields))
-        planner.learn(answered("plain", 0.001, **fields))
+        learn(planner, "race", 1000.0, **fields)
     assert Counter(chosen(planner, 20, {"plain": 2.0, "race": 1.0, "probe": 3.0}))["race"] >= 18
 
 
 def test_thrown_away_tokens_are_no_answer() -> None:
     """Seven tokens of an answer stay seven, however many were generated beside them."""
     planner = Planner()
-    planner.learn(answered("plain", 1.0))
+    learn(planner, "plain", 1.0)
     usage = Usage(output_tokens=500, cancelled_output_tokens=493)
     for _ in range(10):
-        planner.learn(answered("race", 0.01, usage=usage))
-        planner.learn(answered("probe", 2.0))
-    assert planner.choose(["race"]) == "race"  # not tried yet
-    planner.learn(answered("race", 2.0))
-    planner.learn(answered("race", 2.0))
+        learn(planner, "race", 0.01, usage=usage)
+        learn(planner, "probe", 2.0)
+    assert planner.choose(["race"], EVERY).name == "race"  # not tried yet
+    learn(planner, "race", 2.0)
+    learn(planner, "race", 2.0)
     assert Counter(chosen(planner, 20, {"plain": 1.0, "race": 2.0}, ["race"]))["plain"] >= 17
 
 
@@ -183,11 +189,10 @@ def test_what_a_request_does_not_allow_is_never_chosen() -> None:
     """The names differ from request to request."""
     planner, seconds = Planner(), {"plain": 2.0, "race": 1.0, "probe": 0.5}
     for index in range(400):
-        names = [(), ("race",), ("probe",), NAMES][index * 7 % 4]
-        name = planner.choose(names)
+        names = [("race",), ("probe",), NAMES][index * 7 % 3]
+        name = planner.choose(names, EVERY).name
         assert name == "plain" or name in names
-        planner.learn(answered(name, seconds[name]))
-    assert planner.choose([]) == "plain"
+        learn(planner, name, seconds[name])
     assert Counter(chosen(planner, 20, seconds, ["race"]))["race"] >= 18  # probe, which is better, is not allowed
 
 
@@ -195,9 +200,9 @@ def test_the_first_token_weighs_as_it_does_in_a_short_answer() -> None:
     """Worth compares like with like: plain is expected to take its first token and then so much for each other."""
     planner = Planner()
     for _ in range(3):
-        planner.learn(answered("plain", 2.0, first_s=1.01, num_tokens=100))  # 10 ms a token
+        learn(planner, "plain", 2.0, first_s=1.01, num_tokens=100)  # 10 ms a token
     for _ in range(3):
-        planner.learn(answered("race", 1.05, num_tokens=10))  # plain: 1.10
+        learn(planner, "race", 1.05, num_tokens=10)  # plain: 1.10
     assert Counter(chosen(planner, 10, {"plain": 2.0, "race": 1.05}, ["race"]))["race"] > 8
 
 
@@ -206,8 +211,8 @@ def test_a_strategy_that_always_meets_the_deadline_is_given_up() -> None:
     planner = Planner()
     choices: list[str] = []
     for _ in range(40):
-        choices.append(planner.choose(["race"]))
-        planner.learn(answered(choices[-1], 1.0, stopped_by="deadline" if choices[-1] == "race" else "eos"))
+        choices.append(planner.choose(["race"], EVERY).name)
+        learn(planner, choices[-1], 1.0, stopped_by="deadline")
     assert Counter(choices)["plain"] > 20
 
 
@@ -216,24 +221,62 @@ def test_a_strategy_that_always_meets_the_deadline_is_given_up() -> None:
 TEXT = " ".join(f"word{i}" for i in range(200))
 
 
-@pytest.mark.parametrize("is_retried", [False, True])
-def test_a_plain_answer_tells_the_targets_speed(is_retried: bool) -> None:
-    """To its first token, and between two; one that was asked for twice does not."""
+class Failing(SimulatedTarget):
+    """Raises `failures`, one a request, before it answers."""
 
-    async def run() -> PairFigures:
-        request, figures = ChatRequest.create("tell"), PairFigures()
-        recording = Recording(request)
-        if is_retried:
-            recording.add(Retry("it broke", 1.0, is_continued=False))
-        async with SimulatedTarget(TEXT, first_token_s=0.4, token_s=0.02).stream(request) as events:
-            async for event in events:
-                recording.add(event)
-        recording.teach(figures)
-        return figures
+    def __init__(self, answer: str, failures: list[TransientError], **latency: Any) -> None:
+        super().__init__(answer, **latency)
+        self._failures = failures
 
-    figures = run_virtual(run())
-    assert figures.first_token_s.value == (None if is_retried else pytest.approx(0.4, rel=0.01))
-    assert figures.token_s.value == (None if is_retried else pytest.approx(0.02, rel=0.01))
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        if self._failures:
+            raise self._failures.pop()
+        async with super().stream(request) as events:
+            yield events
+
+
+@pytest.mark.parametrize("consumer_s", [0.0, 0.003, 1.0])
+@pytest.mark.parametrize("wait_s", [None, 50.0])
+def test_the_baseline_is_the_targets_own_time(consumer_s: float, wait_s: float | None) -> None:
+    """Neither what a consumer takes for each event nor the wait before another attempt counts as the target's time."""
+
+    async def run() -> SpeculativeDecoder:
+        failures = [] if wait_s is None else [TransientError("busy", retry_after_s=wait_s)]
+        target = Failing(TEXT, failures, first_token_s=0.4, token_s=0.02)
+        decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.9, 1), target)
+        for _ in range(2):
+            async with decoder.stream("tell") as events:
+                async for _ in events:
+                    await asyncio.sleep(consumer_s)
+        return decoder
+
+    figures = run_virtual(run())._planner.figures
+    assert figures.baseline.answer_s(4, 1) == pytest.approx(0.4, rel=0.01)
+    assert figures.baseline.answer_s(4, 101) == pytest.approx(0.4 + 100 * 0.02, rel=0.01)
+    assert figures.first_token_s.value == pytest.approx(0.4, rel=0.01)
+    assert figures.token_s.value == pytest.approx(0.02, rel=0.01)
+
+
+def test_a_named_strategy_is_compared_from_its_second_request_on() -> None:
+    """The second answer is plain, to measure the target, then one in so many; with `baseline_every=0` none."""
+
+    async def run(every: int) -> list[tuple[str, str | None, bool]]:
+        decoder = SpeculativeDecoder(
+            SimulatedDraft(TEXT, 0.9, 1),
+            SimulatedTarget(TEXT, by_ids=True, first_token_s=0.4, token_s=0.02),
+            SpeculativeConfig(strategy="race", baseline_every=every),
+        )
+        results = [await decoder.decode("tell") for _ in range(90)]
+        return [(result.strategy, result.plain_reason, result.speedup is None) for result in results]
+
+    measured = run_virtual(run(20))
+    assert measured[:3] == [("race", None, True), ("plain", "baseline", False), ("race", None, False)]
+    plain = [index for index, (name, *_) in enumerate(measured) if name == "plain"]
+    assert plain[:2] == [1, 10]
+    assert all(later - earlier >= 20 for earlier, later in pairwise(plain[1:]))
+    assert len(plain) >= 3
+    assert run_virtual(run(0)) == [("race", None, True)] * 90
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,7 @@ def wanted(body: Body, name: str, default: T, kind: type | None = None) -> T:
 
 def listed(body: Body, name: str) -> list[Json]:
     """A list of objects."""
-    found: list[Any] | None = wanted(body, name, None, list)
-    values = found or []
+    values = cast("list[Any]", wanted(body, name, None, list)) or []
     for index, value in enumerate(values):
         if not isinstance(value, dict):
             raise InvalidRequestError(f"{name}[{index}] is of type {type(value).__name__}; it must be an object")
@@ -108,8 +107,7 @@ def listed(body: Body, name: str) -> list[Json]:
 
 def table(body: Body, name: str) -> Json:
     """An object; empty where there is none."""
-    found: Json | None = wanted(body, name, None, dict)
-    return found or {}
+    return cast("Json", wanted(body, name, None, dict)) or {}
 
 
 def read_messages(body: Body) -> tuple[ChatMessage, ...]:

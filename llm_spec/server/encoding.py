@@ -106,6 +106,8 @@ def figures(result: SpeculativeResult) -> Json:
     told = result.figures()
     for name in ("fallbacks", "retries"):
         told[name] = [without_places(reason) for reason in told[name]]
+    for name in ("plain_detail", "plain_text"):
+        told[name] = told[name] and without_places(told[name])
     return told
 
 
@@ -117,6 +119,7 @@ def header_figures(result: SpeculativeResult, overhead_s: float) -> dict[str, st
         "guarantee": result.guarantee,
         "acceptance-rate": None if rate is None else f"{rate:.4f}",
         "speedup": None if speedup is None else f"{speedup:.3f}",
+        "plain-reason": result.plain_reason,
         "overhead-ms": f"{overhead_s * 1e3:.3f}",
     }
     return {f"x-llm-spec-{name}": value for name, value in told.items() if value is not None}

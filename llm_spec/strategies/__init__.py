@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from typing import Final
+from typing import Final, NamedTuple
 
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import UnsupportedError
 from llm_spec.planner import Planner
 from llm_spec.provider import Discoverable, DraftProvider, LlmProvider
-from llm_spec.strategies.base import Promise, Strategy
+from llm_spec.result import PlainReason
+from llm_spec.strategies.base import Promise, Strategy, refuse_request
 from llm_spec.strategies.plain import PLAIN
 from llm_spec.strategies.tokens import TOKENS
 
-__all__ = ["Promise", "Strategy", "choose_strategy"]
+__all__ = ["Choice", "Promise", "Strategy", "choose_strategy"]
 
 # What `auto` may use: exact. `tokens` weighs its costs within a request, the planner those of the others.
 _AUTO: Final = ("race", "probe", "predict")
+
+
+class Choice(NamedTuple):
+    """The strategy for a request; where that is plain, why, and more of it for people."""
+
+    strategy: Strategy
+    plain_reason: PlainReason | None = None
+    plain_detail: str | None = None
 
 
 async def choose_strategy(
@@ -26,31 +35,79 @@ async def choose_strategy(
     request: ChatRequest,
     config: SpeculativeConfig,
     planner: Planner,
-) -> Strategy:
+) -> Choice:
     """The strategy asked for, or for `auto` the exact one that pair and request support and that pays, else plain.
 
     A request that samples with a seed is answered plain where batches or several streams would need more than one.
     Raises UnsupportedError when the one asked for by name cannot serve them.
     """
-    is_seeded = request.sampling.seed is not None and request.sampling.temperature != 0
     if config.strategy == "auto":
-        if draft is not None and TOKENS.supports(draft, target, request) is None:
-            return TOKENS
-        if draft is None or is_seeded or not planner.has_plain_figures:
-            return PLAIN  # there is nothing to compare with yet, and no need to ask what the server can do
-        usable = [s for s in map(_named, _AUTO) if await _refusal(s, draft, target, request) is None]
-        return _named(planner.choose([s.name for s in usable if s.promise(target, config).guarantee == "exact"]))
+        return await _choose(draft, target, request, config, planner)
     strategy = _named(config.strategy)
+    if strategy is PLAIN:
+        return Choice(PLAIN, "configured")
     refusal = await _refusal(strategy, draft, target, request)
     if refusal is not None:
         raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {refusal}")
-    return PLAIN if strategy.name == "probe" and is_seeded else strategy
+    if strategy.name == "probe" and _is_seeded(request):
+        return Choice(PLAIN, "seed")
+    if strategy is TOKENS:
+        return Choice(TOKENS)  # it measures plain steps on its way
+    plan = planner.choose_named(strategy.name, config.baseline_every)
+    return Choice(_named(plan.name), plan.plain_reason)
+
+
+async def _choose(
+    draft: DraftProvider | None,
+    target: LlmProvider,
+    request: ChatRequest,
+    config: SpeculativeConfig,
+    planner: Planner,
+) -> Choice:
+    if draft is None:
+        return Choice(PLAIN, "no_draft")
+    if target.capabilities.token_model is not None:
+        refusal = TOKENS.supports(draft, target, request)
+        return Choice(TOKENS) if refusal is None else Choice(PLAIN, "target", refusal)
+    if _is_seeded(request):
+        return Choice(PLAIN, "seed")
+    if not planner.baseline.can_tell:
+        return Choice(PLAIN, "baseline")  # there is nothing to compare with yet, and no need to ask what it can do
+    return await _choose_remote(draft, target, request, config, planner)
+
+
+async def _choose_remote(
+    draft: DraftProvider, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig, planner: Planner
+) -> Choice:
+    refusals = {s.name: await _refusal_by_auto(s, draft, target, request, config) for s in map(_named, _AUTO)}
+    usable = [name for name, refusal in refusals.items() if refusal is None]
+    if usable:
+        plan = planner.choose(usable, config.baseline_every)
+        return Choice(_named(plan.name), plan.plain_reason)
+    in_request = refuse_request(request)
+    if in_request is not None:
+        return Choice(PLAIN, "request", in_request)
+    return Choice(PLAIN, "target", "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items()))
+
+
+def _is_seeded(request: ChatRequest) -> bool:
+    return request.sampling.seed is not None and request.sampling.temperature != 0
 
 
 def _named(name: str) -> Strategy:
     """A strategy, whose module is loaded with the first request that wants it."""
     strategy: Strategy = getattr(importlib.import_module(f"llm_spec.strategies.{name}"), name.upper())
     return strategy
+
+
+async def _refusal_by_auto(
+    strategy: Strategy, draft: DraftProvider, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig
+) -> str | None:
+    """As `_refusal`; `auto` wants the target's own tokens besides."""
+    refusal = await _refusal(strategy, draft, target, request)
+    if refusal is None and strategy.promise(target, config).guarantee != "exact":
+        return f"target {target.name} gives no token ids, so that the text would be exact-text; choose it by name"
+    return refusal
 
 
 async def _refusal(

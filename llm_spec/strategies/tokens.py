@@ -49,7 +49,7 @@ class TokensStrategy:
         target: LlmProvider,
         request: ChatRequest,
         config: SpeculativeConfig,
-        figures: PairFigures,  # noqa: ARG002 - the lookahead policy learns within a request
+        figures: PairFigures,
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         model = target.capabilities.token_model
         drafter = _token_drafter(draft)
@@ -65,6 +65,8 @@ class TokensStrategy:
                 max_iterations=config.max_iterations,
                 max_draft_tokens=config.max_draft_tokens,
                 draft_timeout_s=config.draft_timeout_s,
+                plain_every=config.baseline_every,
+                min_plain_steps=figures.baseline.num_missing_steps if config.baseline_every else 0,
             ),
         )
 

@@ -24,7 +24,8 @@ REMOTE = ScriptedProvider("story", name="scripted:target")
 
 
 async def name_of(strategy: StrategyName, draft: DraftProvider | None, target: LlmProvider) -> str:
-    return (await choose_strategy(draft, target, REQUEST, SpeculativeConfig(strategy=strategy), Planner())).name
+    choice = await choose_strategy(draft, target, REQUEST, SpeculativeConfig(strategy=strategy), Planner())
+    return choice.strategy.name
 
 
 @pytest.mark.parametrize(

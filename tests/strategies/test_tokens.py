@@ -429,7 +429,8 @@ async def test_mismatched_vocabularies_are_refused_with_the_reason(same: str) ->
     config = SpeculativeConfig(strategy="auto")
     request = ChatRequest.create("abc")
     if same == "size":
-        assert (await choose_strategy(draft, target, request, config, Planner())).name == "plain"
+        choice = await choose_strategy(draft, target, request, config, Planner())
+        assert (choice.strategy.name, choice.plain_reason) == ("plain", "target")
         reason = draft.token_draft_refusal(target.model)
         assert reason is not None
         assert "table:draft" in reason

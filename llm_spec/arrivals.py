@@ -1,0 +1,91 @@
+"""When the pieces of the target's own answer arrive, whatever their consumer does meanwhile.
+
+They are read in a task of its own, so neither a slow consumer nor the wait between two attempts counts as the server's
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+
+from llm_spec._clock import clock
+from llm_spec.baseline import count_characters
+from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.figures import PairFigures
+
+__all__ = ["time_arrivals"]
+
+
+class _Arrivals:
+    """When the pieces of one answer came."""
+
+    def __init__(self) -> None:
+        self._clock = clock()
+        self._opened_s = self._clock()
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._num_pieces = 0
+        self._has_reasoning = False
+
+    def add(self, event: StreamEvent) -> None:
+        if not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
+            return
+        self._last_s = self._clock()
+        self._num_pieces += 1
+        self._has_reasoning |= isinstance(event, ReasoningDelta)
+        if self._first_s is None:
+            self._first_s = self._last_s
+
+    def teach(self, figures: PairFigures, request: ChatRequest, finish: Finish) -> None:
+        """The answer is whole; its tokens are those that the server counted, else its pieces."""
+        if self._first_s is None:
+            return
+        num_tokens, usage = self._num_pieces, finish.usage
+        if usage is not None:
+            is_hidden = usage.reasoning_tokens and not self._has_reasoning  # written before the first piece
+            num_tokens = usage.output_tokens - (usage.reasoning_tokens if is_hidden else 0)
+        num_characters = count_characters(request)
+        figures.add_answer(num_characters, num_tokens, self._first_s - self._opened_s, self._last_s - self._first_s)
+
+
+@asynccontextmanager
+async def time_arrivals(
+    run: Callable[[], AbstractAsyncContextManager[AsyncIterator[StreamEvent]]],
+    figures: PairFigures,
+    request: ChatRequest,
+) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    """The events of `run`, an answer of the target alone, read as they come; a whole answer is added to `figures`."""
+    arrived: asyncio.Queue[StreamEvent | BaseException | None] = asyncio.Queue()
+
+    async def read() -> None:
+        arrivals = _Arrivals()
+        try:
+            async with run() as events:
+                async for event in events:
+                    arrivals.add(event)
+                    if isinstance(event, Finish):
+                        arrivals.teach(figures, request, event)
+                    arrived.put_nowait(event)
+            arrived.put_nowait(None)
+        except asyncio.CancelledError as error:
+            arrived.put_nowait(error)  # the reader ends with it, should nobody have cancelled this task
+            raise
+        except Exception as error:  # noqa: BLE001 - raised again where the answer is read
+            arrived.put_nowait(error)
+
+    reading = asyncio.create_task(read())
+    try:
+        async with aclosing(_take(arrived)) as events:
+            yield events
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _take(arrived: asyncio.Queue[StreamEvent | BaseException | None]) -> AsyncGenerator[StreamEvent]:
+    while (event := await arrived.get()) is not None:
+        if isinstance(event, BaseException):
+            raise event
+        yield event

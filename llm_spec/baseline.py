@@ -1,0 +1,82 @@
+"""Baseline: how long the target takes alone, measured. `SpeculativeResult.speedup` and the planner compare with it.
+
+A server is timed by answers of its own (`arrivals.py`), a model in this process by its plain steps: rounds without a
+draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from llm_spec.chat import ChatRequest, Round
+from llm_spec.tokens.statistics import CostAverage, CostLine
+
+__all__ = ["Baseline", "count_characters"]
+
+_ANSWERS: Final = 4.0  # half-lives: of answers …
+_STEPS: Final = 512.0  # … and of plain steps
+_ENOUGH_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold
+_CHARACTERS: Final = 100  # of a prompt; the first token's time is a line over its length …
+_POSITIONS: Final = 100  # … and a plain step's over the tokens before it
+
+
+class Baseline:
+    """The target's own speed, in seconds. One per decoder, on one event loop."""
+
+    def __init__(self) -> None:
+        self.num_answers = 0
+        self.num_steps = 0
+        # without evidence for a slope there is none
+        self._first_s = CostLine(half_life=_ANSWERS, prior_ratio=1.0)
+        self._token_s = CostAverage(half_life=_ANSWERS)
+        self._step_s = CostLine(half_life=_STEPS, prior_ratio=1.0)
+
+    @property
+    def num_missing_steps(self) -> int:
+        """Plain steps that have to be measured before they tell something."""
+        return max(0, _ENOUGH_STEPS - self.num_steps)
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether a whole answer of the target's own was measured, first token and others."""
+        return self._token_s.value is not None
+
+    def add_answer(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:
+        """Add an answer of the target alone.
+
+        first_s: from the request, of `num_characters`, to the first piece. rest_s: from there to the last piece.
+        """
+        self.num_answers += 1
+        self._first_s.update(1 + num_characters // _CHARACTERS, first_s)
+        if num_tokens > 1:
+            self._token_s.update(num_tokens - 1, rest_s)
+
+    def add_steps(self, num_prompt_tokens: int, rounds: Sequence[Round]) -> None:
+        """Add the plain steps among an answer's rounds."""
+        position = num_prompt_tokens
+        for report in rounds:
+            if not report.num_draft_tokens:
+                self.num_steps += 1
+                self._step_s.update(1 + position // _POSITIONS, report.verify_s)
+            position += report.num_emitted_tokens
+
+    def answer_s(self, num_characters: int, num_tokens: int) -> float | None:
+        """How long the target's own stream takes for so many tokens; None: not measured yet."""
+        token_s = self._token_s.value or 0.0
+        if not self.num_answers or (num_tokens > 1 and self._token_s.value is None):
+            return None
+        first_s = self._first_s.base + self._first_s.slope * (num_characters // _CHARACTERS)
+        return first_s + max(0, num_tokens - 1) * token_s
+
+    def steps_s(self, num_prompt_tokens: int, num_tokens: int) -> float | None:
+        """How long so many plain steps take after a prompt; None: not measured yet."""
+        if self.num_missing_steps:
+            return None
+        middle = (num_prompt_tokens + num_tokens / 2.0) / _POSITIONS
+        return num_tokens * (self._step_s.base + self._step_s.slope * middle)
+
+
+def count_characters(request: ChatRequest) -> int:
+    """Characters of a request's text: how long its prompt is, roughly, at no cost."""
+    return sum(len(message.text) for message in request.messages) + len(request.prefix)

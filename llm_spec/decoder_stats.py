@@ -1,0 +1,97 @@
+"""DecoderStats: what a decoder's requests have given and taken so far."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+from llm_spec.chat import Usage
+from llm_spec.result import SpeculativeResult, SpeculativeStats
+
+__all__ = ["DecoderStats"]
+
+
+class DecoderStats:
+    """Sums over the requests that a decoder has answered; one that failed or was left early is not among them.
+
+    `strategies` and `plain_reasons` count requests. `rounds` adds up the rounds, `usage` and `draft_usage` the tokens
+    of target and draft. `compared_s` is the time of the requests whose target's time alone (`plain_s`) is known. Costs
+    are None once one of them is not known. For one event loop; `decoder.using` shares it.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.num_requests = 0
+        self.strategies = Counter[str]()
+        self.plain_reasons = Counter[str]()
+        self.rounds = SpeculativeStats()
+        self.usage = Usage()
+        self.draft_usage = Usage()
+        self.total_s = 0.0
+        self.compared_s = 0.0
+        self.plain_s = 0.0
+        self.num_retries = 0
+        self.cost: float | None = 0.0
+        self.cost_saving: float | None = 0.0
+
+    def add(self, result: SpeculativeResult) -> None:
+        """Add an answer that came to its end."""
+        self.num_requests += 1
+        self.strategies[result.strategy] += 1
+        if result.plain_reason is not None:
+            self.plain_reasons[result.plain_reason] += 1
+        self.rounds += result.stats
+        self.usage += result.usage or Usage()
+        self.draft_usage += result.draft_usage or Usage()
+        self.total_s += result.timings.total_s
+        if result.plain_s is not None:
+            self.compared_s += result.timings.total_s
+            self.plain_s += result.plain_s
+        self.num_retries += len(result.retries)
+        self.cost = _add(self.cost, result.cost.total)
+        self.cost_saving = _add(self.cost_saving, result.cost.saving)
+
+    @property
+    def speedup(self) -> float | None:
+        """The target's time alone / the time taken, over all requests where both are known; None: there are none."""
+        return self.plain_s / self.compared_s if self.compared_s else None
+
+    @property
+    def time_saved_s(self) -> float:
+        """Seconds saved against the target alone, negative when speculation lost time, over the same requests."""
+        return self.plain_s - self.compared_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, derived figures too, as JSON values."""
+        sums = {
+            "num_requests": self.num_requests,
+            "num_retries": self.num_retries,
+            "strategies": dict(self.strategies),
+            "plain_reasons": dict(self.plain_reasons),
+            "usage": dataclasses.asdict(self.usage),
+            "draft_usage": dataclasses.asdict(self.draft_usage),
+            "total_s": self.total_s,
+            "plain_s": self.plain_s,
+            "compared_s": self.compared_s,
+            "speedup": self.speedup,
+            "time_saved_s": self.time_saved_s,
+            "cost": self.cost,
+            "cost_saving": self.cost_saving,
+        }
+        return sums | self.rounds.to_dict()
+
+    def summary(self) -> str:
+        """A line for people."""
+        speedup = "speedup not measured yet" if self.speedup is None else f"{self.speedup:.2f}x"
+        return f"{self.num_requests} requests in {self.total_s:.3f} s ({speedup}): {self.rounds.summary()}"
+
+    def __repr__(self) -> str:
+        return f"<DecoderStats: {self.summary()}>"
+
+
+def _add(total: float | None, value: float | None) -> float | None:
+    return None if total is None or value is None else total + value

@@ -1,0 +1,186 @@
+"""The baseline: what the target takes alone, and the speedup that a result tells against it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from llm_spec import (
+    ChatRequest,
+    DecoderStats,
+    Finish,
+    Fixed,
+    GivenText,
+    LocalTimes,
+    Round,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SpeculativeResult,
+    TextDelta,
+    Usage,
+)
+from llm_spec.baseline import Baseline
+from llm_spec.config import StrategyName
+from llm_spec.money import Budget, Spending
+from llm_spec.recording import Recording
+from llm_spec.strategies import Choice
+from llm_spec.strategies.tokens import TOKENS
+from llm_spec.testing import LocalProvider, TableModel
+from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+
+TEXT = " ".join(f"word{i}" for i in range(120))
+
+
+def test_an_answers_time_is_its_first_token_and_so_much_for_each_other() -> None:
+    """By the prompts that were measured: the first token of a longer one takes longer, once that was seen."""
+    baseline = Baseline()
+    assert baseline.answer_s(100, 1) is None
+    baseline.add_answer(1000, 1, 0.5, 0.0)
+    assert baseline.answer_s(4000, 1) == pytest.approx(0.5)
+    assert baseline.answer_s(1000, 2) is None
+    baseline.add_answer(1000, 51, 0.5, 1.0)
+    assert baseline.answer_s(1000, 101) == pytest.approx(0.5 + 2.0)
+    for _ in range(20):
+        for num_characters in (1000, 3000, 5000, 9000):
+            baseline.add_answer(num_characters, 51, 0.4 + num_characters / 10_000, 1.0)
+    assert baseline.answer_s(7000, 1) == pytest.approx(0.4 + 0.7, rel=0.02)
+
+
+def test_a_few_plain_steps_tell_nothing_yet() -> None:
+    """The first ones are slow; eight are enough. A round with a draft is not a plain step."""
+    baseline = Baseline()
+    plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
+    drafted = Round(index=0, num_draft_tokens=4, num_accepted_tokens=4, num_emitted_tokens=5, verify_s=0.5)
+    baseline.add_steps(10, [plain, drafted] * 7)
+    assert baseline.steps_s(10, 100) is None
+    baseline.add_steps(10, [drafted, plain])
+    assert baseline.steps_s(10, 100) == pytest.approx(1.0)
+
+
+def test_plain_steps_take_longer_behind_a_long_context() -> None:
+    """The time of a step is a line over the tokens before it."""
+    baseline = Baseline()
+    for start in (0, 1000, 3000, 6000) * 20:
+        seconds = 0.01 + start * 1e-6
+        baseline.add_steps(
+            start, [Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=seconds)]
+        )
+    assert baseline.steps_s(3950, 100) == pytest.approx(100 * 0.014, rel=0.02)
+
+
+def recorded(open_draft_s: float, round_s: float, consumer_s: float = 0.0) -> SpeculativeResult:
+    """An answer of 100 tokens in 10 rounds by a model of 10 ms a plain step, its prompt read in 2 s."""
+
+    async def run() -> SpeculativeResult:
+        baseline = Baseline()
+        plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
+        baseline.add_steps(50, [plain] * 20)
+        recording = Recording(ChatRequest.create("tell"))
+        await asyncio.sleep(2.0 + open_draft_s + 10 * round_s)
+        for index in range(10):
+            recording.add(TextDelta("word " * 10, token_ids=tuple(range(10))))
+            recording.add(
+                Round(index=index, num_draft_tokens=9, num_accepted_tokens=9, num_emitted_tokens=10, verify_s=round_s)
+            )
+        await asyncio.sleep(consumer_s)
+        recording.consumer_s = consumer_s
+        finish = Finish("stop", Usage(input_tokens=50, output_tokens=100), "eos")
+        for event in (LocalTimes(2.0, open_draft_s, {"lookahead": 9}), finish):
+            recording.add(event)
+        return recording.result(
+            finish,
+            choice=Choice(TOKENS),
+            target="t",
+            draft="d",
+            spending=Spending(target=None, draft=None, budget=None, for_each=Budget),
+            baseline=baseline,
+        )
+
+    return run_virtual(run())
+
+
+def test_opening_a_draft_is_part_of_the_time_taken() -> None:
+    """Plain: 2 s of prompt and 1 s of steps. A draft that takes 1.5 s to open loses time, and the result says so."""
+    quick, slow = recorded(0.0, 0.02), recorded(1.5, 0.02)
+    assert quick.speedup == pytest.approx(3.0 / 2.2)
+    assert slow.speedup == pytest.approx(3.0 / 3.7)
+    assert slow.time_saved_s == pytest.approx(-0.7)
+    assert slow.lookahead == {"lookahead": 9}
+
+
+def test_a_slow_consumer_is_waited_for_with_and_without_speculation() -> None:
+    """What is bound by its consumer is not made faster, and is not reported to be."""
+    assert recorded(0.0, 0.02, consumer_s=1000.0).speedup == pytest.approx(1.0, abs=0.01)
+
+
+def test_an_answer_in_this_process_has_plain_steps_to_compare_with() -> None:
+    """The first request takes eight, every other round; later ones one in `baseline_every` rounds."""
+    text = "".join(random.Random(1).choices("abcdefgh", k=300))  # noqa: S311 - a text, no secret
+    target = LocalProvider(TableModel(text, order=12))
+
+    async def run(every: int) -> list[SpeculativeResult]:
+        decoder = SpeculativeDecoder(
+            GivenText(text), target, SpeculativeConfig(lookahead=Fixed(3), baseline_every=every)
+        )
+        return [await decoder.decode("x", max_tokens=200) for _ in range(2)]
+
+    first, second = asyncio.run(run(20))
+    assert [bool(r.num_draft_tokens) for r in first.rounds[:16]] == [True, False] * 8
+    assert first.speedup is not None
+    assert 2 <= second.stats.num_plain_steps <= 4
+    assert second.content == first.content
+    for result in asyncio.run(run(0)):
+        assert result.speedup is None
+        assert result.stats.num_plain_steps <= 1  # the last token may have no room for a draft
+
+
+@pytest.mark.parametrize("strategy", ["race", "probe", "predict", "judge", "regenerate", "auto"])
+def test_the_speedup_is_that_of_an_outside_clock(strategy: str) -> None:
+    """Within 5 % of the target's time alone over the time taken, both measured from outside."""
+
+    async def run() -> None:
+        latency: dict[str, Any] = {"first_token_s": 0.3, "token_s": 0.02, "round_trip_s": 0.01}
+        target = SimulatedTarget(TEXT, by_ids=True, **latency)
+        target.capabilities = replace(target.capabilities, prediction=True)
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        await SpeculativeDecoder(None, target).decode("tell")
+        plain_s = clock() - started
+        draft = SimulatedDraft(TEXT, 0.97, 1, first_token_s=0.2, token_s=0.001)
+        decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=cast("StrategyName", strategy)))
+        for index in range(30):
+            started = clock()
+            result = await decoder.decode("tell")
+            taken_s = clock() - started
+            if index == 0:
+                assert result.speedup in (None, pytest.approx(1.0))
+            elif result.num_tokens is not None and strategy != "judge":
+                assert result.speedup == pytest.approx(plain_s / taken_s, rel=0.05)
+            else:
+                assert result.speedup is not None
+
+    run_virtual(run())
+
+
+async def test_statistics_run_over_requests() -> None:
+    """They add up results, can be written as JSON, and begin anew."""
+    decoder = SpeculativeDecoder(GivenText(TEXT), LocalProvider(TableModel(TEXT, order=9)))
+    results = [await decoder.decode("x", max_tokens=60) for _ in range(3)]
+    stats = decoder.stats
+    assert stats.num_requests == 3
+    assert stats.strategies == {"tokens": 3}
+    assert stats.rounds.num_draft_tokens == sum(r.stats.num_draft_tokens for r in results)
+    assert stats.usage.output_tokens == sum(r.usage.output_tokens for r in results if r.usage)
+    assert stats.total_s == pytest.approx(sum(r.timings.total_s for r in results))
+    assert stats.to_dict()["num_requests"] == 3
+    assert decoder.using(SpeculativeConfig(strategy="plain")).stats is stats
+    await decoder.using(SpeculativeConfig(strategy="plain")).decode("x", max_tokens=5)
+    assert stats.plain_reasons == {"configured": 1}
+    assert "4 requests" in repr(stats)
+    stats.reset()
+    assert stats.to_dict() == DecoderStats().to_dict()
