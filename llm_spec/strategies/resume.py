@@ -6,12 +6,15 @@ import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Final
 
-from llm_spec.chat import ChatRequest, Guarantee, StreamEvent, TextDelta, Weakened
+from llm_spec.chat import ChatRequest, Finish, Guarantee, StreamEvent, TextDelta, Weakened
 from llm_spec.errors import LlmSpecError, TargetError
-from llm_spec.provider import LlmProvider, TokenEndpoint
+from llm_spec.provider import LlmProvider, NextToken, TokenEndpoint
 
-__all__ = ["continue_by_text", "resume_plain"]
+__all__ = ["continue_by_text", "resume_plain", "stream_one_token"]
+
+_NO_ID: Final = -1  # of an end whose token is not told
 
 
 async def resume_plain(
@@ -49,6 +52,26 @@ async def resume_plain(
     async with aclosing(continue_by_text(target, request, text)) as events:
         async for event in events:
             yield event
+
+
+async def stream_one_token(endpoint: TokenEndpoint, token_ids: Sequence[int], request: ChatRequest) -> NextToken:
+    """The token after `token_ids` by a stream of a single one, its text left out.
+
+    Raises TargetError when the target does not tell its id: to ask for another one then would prefer those it tells.
+    """
+    ids: list[int] | None = []
+    is_end = False
+    async with endpoint.stream_after(token_ids, request) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                ids = None if ids is None or event.token_ids is None else [*ids, *event.token_ids]
+            elif isinstance(event, Finish):
+                is_end = event.finish_reason == "stop"
+    if is_end:
+        return NextToken(ids[-1] if ids else _NO_ID, "", is_end=True)
+    if ids is None or len(ids) != 1:
+        raise TargetError("the target does not tell which token it wrote")
+    return NextToken(ids[0], "")
 
 
 async def continue_by_text(

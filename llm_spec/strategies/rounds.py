@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from llm_spec._clock import clock
-from llm_spec.chat import ChatRequest, Fallback, Finish, Origin, Round, StreamEvent, TextDelta, Usage
+from llm_spec.chat import ChatRequest, Fallback, Finish, Origin, Round, StreamEvent, TextDelta, Usage, Weakened
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
 from llm_spec.drafting.guess import EncodedGuess
-from llm_spec.errors import LlmSpecError, one_line
+from llm_spec.errors import LlmSpecError, TargetError, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, LlmProvider, NextToken, TokenEndpoint
-from llm_spec.strategies.resume import resume_plain
+from llm_spec.strategies.resume import resume_plain, stream_one_token
 from llm_spec.text import StopMatcher
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD, RoundReport
 
@@ -136,8 +136,8 @@ class _Rounds:
         self._prompt_ids: list[int] | None = None
         self._answer_ids: list[int] = []
         self._text = ""
-        self._held_ids: list[int] = []
-        self._unshown_ids: tuple[int, ...] = ()  # of which no text has come out yet
+        self._unshown_ids: list[int] = []  # of which no text has come out yet …
+        self._held_ids: list[int] = []  # … the last of them, because they end inside a character
         self._finish: Finish | None = None
         self._rest = 0  # tokens without a draft …
         self._resume_at = 0  # … until the answer has so many
@@ -147,35 +147,20 @@ class _Rounds:
         """The answer; the last event is its `Finish`."""
         failure: str | None = None
         try:
-            self._prompt_ids = await self._endpoint.encode_chat(self._request)
-            self._guess.restart("", _DRAFT_TOKENS)
-            while self._finish is None and self._pays():
-                await self._advance()
-                while self._finish is None and self._under_way and self._under_way[0].answer.done():
-                    async for event in self._judge(self._under_way.popleft()):
-                        yield event
-        except LlmSpecError as error:
+            async with aclosing(self._rounds()) as events:
+                async for event in events:
+                    yield event
+        except Exception as error:  # noqa: BLE001 - whatever becomes of rounds, the target answers
             failure = one_line(error)
         self._discard()
+        if self._finish is None:
+            async with aclosing(self._alone(failure or self._feed.failure)) as events:
+                async for event in events:
+                    yield event
         if self._finish is not None:
+            if self._held_ids:  # their text could not be told when they came
+                yield self._shown(await self._decode_held(), "plain")
             yield self._finish
-            return
-        failure = failure or self._feed.failure
-        if failure is not None:
-            yield Fallback(failure)
-        if self._held_ids:  # half a character: the target writes it anew
-            del self._answer_ids[-len(self._held_ids) :]
-        plain = resume_plain(
-            self._target,
-            self._endpoint,
-            self._request,
-            prompt_ids=self._prompt_ids,
-            answer_ids=self._answer_ids,
-            text=self._text,
-        )
-        async with aclosing(self._measured(plain)) as events:
-            async for event in events:
-                yield event
 
     def summed(self, finish: Finish) -> Finish:
         """The end, with what all calls have read and written."""
@@ -198,6 +183,16 @@ class _Rounds:
         await asyncio.gather(*self._given_up, return_exceptions=True)
         await self._guess.aclose()
         await self._feed.aclose()
+
+    async def _rounds(self) -> AsyncGenerator[StreamEvent]:
+        """What rounds give, as long as they pay."""
+        self._prompt_ids = await self._endpoint.encode_chat(self._request)
+        self._guess.restart("", _DRAFT_TOKENS)
+        while self._finish is None and self._pays():
+            await self._advance()
+            while self._finish is None and self._under_way and self._under_way[0].answer.done():
+                async for event in self._judge(self._under_way.popleft()):
+                    yield event
 
     # ----------------------------------------------------------------------------------------- sending
 
@@ -280,24 +275,18 @@ class _Rounds:
     async def _judge(self, sent: _Sent) -> AsyncGenerator[StreamEvent]:
         """Take in a round: its tokens are the target's own, up to the first that differs from the draft."""
         tokens = await sent.answer
+        if len(tokens) != len(sent.drafted_ids) + 1:
+            raise TargetError(f"the target gave {len(tokens)} tokens for {len(sent.drafted_ids) + 1} prefixes")
         verify_s = self._clock() - sent.sent_s
         self._num_rows += len(tokens)
         num_accepted = num_emitted = 0
         for token, drafted_id in zip(tokens, [*sent.drafted_ids, None], strict=True):
             is_accepted = token.token_id == drafted_id
-            text = await self._text_of(token)
             num_accepted += is_accepted
             num_emitted += 1
-            self._text += text
-            self._answer_ids.append(token.token_id)
-            self._guess.confirm(token.token_id)
-            self._stop_at(token)
-            if self._finish is not None:
-                text += await self._flush()
-            self._unshown_ids += (token.token_id,)
+            text = await self._confirm(token)
             if text:
-                yield TextDelta(text, _origin(sent, drafted_id, is_accepted=is_accepted), self._unshown_ids)
-                self._unshown_ids = ()
+                yield self._shown(text, _origin(sent, drafted_id, is_accepted=is_accepted))
             if not is_accepted or self._finish is not None:
                 break
         if self._guess.is_wrong:
@@ -312,6 +301,24 @@ class _Rounds:
         )
         self._learn(report)
         yield report
+
+    async def _confirm(self, token: NextToken) -> str:
+        """Add a token to the answer; the text that is complete with it.
+
+        Whatever becomes of its text, it stays: to draw it again because of what it is would change the distribution.
+        """
+        self._answer_ids.append(token.token_id)
+        self._unshown_ids.append(token.token_id)
+        self._guess.confirm(token.token_id)
+        self._stop_at(token)
+        return await self._text_of(token)
+
+    def _shown(self, text: str, origin: Origin) -> TextDelta:
+        """Text that comes out now, with the tokens that it completes."""
+        self._text += text
+        num_shown = len(self._unshown_ids) - len(self._held_ids)
+        shown_ids, self._unshown_ids = self._unshown_ids[:num_shown], self._unshown_ids[num_shown:]
+        return TextDelta(text, origin, tuple(shown_ids))
 
     def _stop_at(self, token: NextToken) -> None:
         request, length = self._request, self._endpoint.context_length
@@ -362,22 +369,18 @@ class _Rounds:
     # -------------------------------------------------------------------------------------------- text
 
     async def _text_of(self, token: NextToken) -> str:
-        """The text that a token completes; bytes of an incomplete character are held back."""
-        if token.is_end:
-            return ""
-        if not self._held_ids:
-            if token.text and _UNDECODED not in token.text:
-                return token.text
-            alone = await self._endpoint.decode([token.token_id])
-            if _UNDECODED not in alone:
-                return token.text  # a control token
-        held = [*self._held_ids, token.token_id]
-        text = await self._endpoint.decode(held)
-        if text.endswith(_UNDECODED):
-            text, num_shown = await self._decodable(held, text)
-            self._held_ids = held[num_shown:]
-            return text
-        self._held_ids.clear()
+        """The text that a token completes; bytes of an incomplete character are held back, except at the end."""
+        if not self._held_ids and (token.is_end or (token.text and _UNDECODED not in token.text)):
+            return "" if token.is_end else token.text
+        if not token.is_end:
+            self._held_ids.append(token.token_id)
+        return await self._decode_held()
+
+    async def _decode_held(self) -> str:
+        text, num_shown = await self._endpoint.decode(self._held_ids), len(self._held_ids)
+        if text.endswith(_UNDECODED) and self._finish is None:
+            text, num_shown = await self._decodable(self._held_ids, text)
+        del self._held_ids[:num_shown]
         return text
 
     async def _decodable(self, held: list[int], text: str) -> tuple[str, int]:
@@ -390,9 +393,58 @@ class _Rounds:
                 return part, num_tokens
         return "", 0
 
-    async def _flush(self) -> str:
-        held, self._held_ids = self._held_ids, []
-        return await self._endpoint.decode(held) if held else ""
+    # ------------------------------------------------------------------------------------------ alone
+
+    async def _alone(self, failure: str | None) -> AsyncGenerator[StreamEvent]:
+        """The rest of the answer, after what is confirmed; without a `Finish` where `_finish` is set on the way."""
+        if failure is not None:
+            yield Fallback(failure)
+        async with aclosing(self._complete_character()) as events:
+            async for event in events:
+                yield event
+        if self._finish is not None:
+            return
+        plain = resume_plain(
+            self._target,
+            self._endpoint,
+            self._request,
+            prompt_ids=self._prompt_ids,
+            answer_ids=self._answer_ids,
+            text=self._text,
+        )
+        async with aclosing(self._measured(plain)) as events:
+            async for event in events:
+                yield event
+
+    async def _complete_character(self) -> AsyncGenerator[StreamEvent]:
+        """Token by token up to the end of a character, so that the text of all that follows begins with a whole one.
+
+        Where no call gives the next token the beginning of the character is given up, and written anew.
+        """
+        try:
+            while self._held_ids and self._finish is None:
+                text = await self._confirm(await self._next_token())
+                if text:
+                    yield self._shown(text, "plain")
+        except LlmSpecError:
+            if self._finish is not None:
+                raise
+            num_held = len(self._held_ids)
+            self._held_ids, self._answer_ids = [], self._answer_ids[:-num_held]
+            if self._request.sampling.temperature != 0:  # greedily the same tokens come again
+                yield Weakened("lossy", "the beginning of a character was lost, and drawn again")
+
+    async def _next_token(self) -> NextToken:
+        """The target's own token after all that is confirmed."""
+        context_ids = [*(self._prompt_ids or ()), *self._answer_ids]
+        sampling = replace(self._request.sampling, seed=None)  # with one seed all of these calls draw the same noise
+        self._num_rows += 1
+        self._num_input_tokens += len(context_ids)
+        try:
+            return (await self._endpoint.sample_next([context_ids], sampling))[0]
+        except LlmSpecError:
+            request = replace(self._request, sampling=sampling, max_tokens=1, stop=())
+            return await stream_one_token(self._endpoint, context_ids, request)
 
     async def _measured(self, plain: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
         """The target alone: its speed is what rounds are measured by next time."""

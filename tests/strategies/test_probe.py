@@ -935,6 +935,33 @@ def test_text_that_cannot_be_encoded_any_more_ends_speculation_alone(method: str
     assert f"{method} is broken" in result.fallbacks[0]
 
 
+class Odd(TokenTarget):
+    """From its second call on it gives, or does, what nobody asked for."""
+
+    def __init__(self, spoil: Callable[[list[NextToken]], list[NextToken]]) -> None:
+        super().__init__(bytewise(WORDS), call_s=0.02)
+        self._spoil = spoil
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+        tokens = await super().sample_next(prefixes, sampling)
+        return tokens if len(self.calls) == 1 else self._spoil(tokens)
+
+
+def raising(_: list[NextToken]) -> list[NextToken]:
+    raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize(
+    "spoil", [raising, lambda _: [], lambda tokens: tokens[1:], lambda tokens: [*tokens, tokens[0]]]
+)
+def test_a_round_that_ends_oddly_is_given_up(spoil: Callable[[list[NextToken]], list[NextToken]]) -> None:
+    """With an error of another kind, or with too few or too many tokens: the target goes on alone."""
+    target = Odd(spoil)
+    result = probed(TextDraft(WORDS, token_s=0.01), target, lookahead=Fixed(3), max_concurrent_streams=1)
+    assert (result.content, result.guarantee, len(result.fallbacks)) == (WORDS, "exact", 1)
+    assert len(target.calls) == 2
+
+
 DECODED = "ab😀cd😀efgh😀ij" * 2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -16,13 +18,15 @@ from llm_spec import (
     Finish,
     Fixed,
     GivenText,
+    PromptLookup,
+    Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
     StreamEvent,
     TargetError,
     TextDelta,
 )
-from llm_spec.provider import NextToken
+from llm_spec.provider import NextToken, complete_from_stream
 from llm_spec.strategies.resume import continue_by_text, resume_plain
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
@@ -282,3 +286,140 @@ def test_what_goes_on_by_text_is_drawn_from_other_noise(temperature: float | Non
     seeds = [request.sampling.seed for request in target.requests]
     assert seeds[0] == seeds[2]
     assert len({7, *seeds}) == (3 if is_reseeded else 1)
+
+
+# ------------------------------------------------------------------------------------------ half a character
+
+BYTES = {0: b"a", 1: b"\xc3", 2: b"\xa9"}  # 1 and 2 together are "é"
+END_ID, START_ID = 3, 9
+
+
+class HalfCharacters:
+    """Writes "a" or "é", by the same chance; "é" has two tokens. After `num_good` calls of `lost` those calls fail.
+
+    Its streams tell the ids of all tokens, or (tells_halves False) only those of whole characters.
+    """
+
+    name = "half:characters"
+    context_length = None
+
+    def __init__(self, lost: str, num_good: int, *, num_failures: int = 10**6, tells_halves: bool = True) -> None:
+        self.capabilities = Capabilities(token_endpoint=self, continue_prefix=True)
+        self.random = random.Random(5)  # noqa: S311 - reproducible
+        self.num_calls = 0
+        self._lost = lost
+        self._failing = range(num_good, num_good + num_failures)
+        self._tells_halves = tells_halves
+
+    def _enter(self, call: str) -> None:
+        if call == self._lost:
+            self.num_calls += 1
+            if self.num_calls - 1 in self._failing:
+                raise TargetError(f"{call} is lost")
+
+    def _next(self, ids: Sequence[int]) -> int:
+        if ids[-1] == START_ID:
+            return self.random.choice((0, 1))
+        return 2 if ids[-1] == 1 else END_ID
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return b"".join(BYTES[i] for i in ids).decode(errors="replace")
+
+    async def encode(self, text: str) -> list[int]:
+        return [0] * len(text)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        self._enter("decode")
+        return self._text(token_ids)
+
+    async def encode_chat(self, request: ChatRequest) -> list[int]:  # noqa: ARG002 - one prompt
+        return [START_ID]
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+        assert sampling.seed is None
+        self._enter("sample_next")
+        ids = [self._next(prefix) for prefix in prefixes]
+        return [NextToken(i, self._text([i]) if i == 0 else "", is_end=i == END_ID) for i in ids]
+
+    @asynccontextmanager
+    async def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        self._enter("stream_after")
+        async with aclosing(self._write(list(token_ids), request.max_tokens)) as events:
+            yield events
+
+    def stream_chat(self, request: ChatRequest) -> Any:
+        return self.stream_after([START_ID], request)
+
+    def stream(self, request: ChatRequest) -> Any:
+        return self.stream_after([0 if request.prefix else START_ID], request)
+
+    async def complete(self, request: ChatRequest) -> Any:
+        return await complete_from_stream(self, request)
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+
+    async def _write(self, ids: list[int], max_tokens: int | None) -> AsyncGenerator[StreamEvent]:
+        held: list[int] = []
+        num_left = max_tokens
+        while num_left != 0:
+            ids.append(self._next(ids))
+            num_left = None if num_left is None else num_left - 1
+            if ids[-1] == END_ID:
+                yield Finish("stop", None, "eos")
+                return
+            held.append(ids[-1])
+            is_whole = not self._text(held).endswith("\N{REPLACEMENT CHARACTER}")
+            if is_whole or self._tells_halves:
+                told = (ids[-1],) if self._tells_halves else tuple(held)
+                yield TextDelta(self._text(held) if is_whole else "", token_ids=told)
+            held = [] if is_whole else held
+        yield Finish("length", None, "max_tokens")
+
+
+def shares(target: HalfCharacters, temperature: float = 1.0) -> tuple[float, Counter[str]]:
+    """How often "é" is written, and how many answers have which guarantee."""
+    decoder = SpeculativeDecoder(PromptLookup(), target, SpeculativeConfig(strategy="probe", baseline_every=0))
+    guarantees, num_special = Counter[str](), 0
+    for _ in range(400):
+        target.num_calls = 0
+        result = run_virtual(decoder.decode("tell", temperature=temperature))
+        assert result.content in ("a", "é")
+        num_special += result.content == "é"
+        guarantees[result.guarantee] += 1
+    return num_special / 400, guarantees
+
+
+@pytest.mark.parametrize("num_good", [0, 1, 2])
+@pytest.mark.parametrize("num_failures", [1, 10**6])
+@pytest.mark.parametrize("lost", ["sample_next", "stream_after"])
+def test_half_a_character_that_was_drawn_is_not_drawn_again(lost: str, num_failures: int, num_good: int) -> None:
+    """Whichever call is lost, for once or for good: "é" is as likely as in the target, and all of it is exact."""
+    share, guarantees = shares(HalfCharacters(lost, num_good, num_failures=num_failures))
+    assert share == pytest.approx(0.5, abs=0.1)
+    assert set(guarantees) == {"exact"}
+
+
+def test_half_a_character_whose_text_was_not_told_is_not_drawn_again() -> None:
+    """The call that decodes it fails once."""
+    share, guarantees = shares(HalfCharacters("decode", 0, num_failures=1))
+    assert share == pytest.approx(0.5, abs=0.1)
+    assert set(guarantees) == {"exact"}
+
+
+@pytest.mark.parametrize("lost", ["sample_next", "decode"])
+def test_where_half_a_character_must_be_drawn_again_the_answer_says_so(lost: str) -> None:
+    """No call tells what follows it, or nothing tells its text: whole characters become likelier."""
+    share, guarantees = shares(HalfCharacters(lost, int(lost == "sample_next"), tells_halves=False))
+    assert share < 0.35
+    assert guarantees["lossy"] > 120
+    assert set(guarantees) == {"exact", "lossy"}
+
+
+def test_greedily_half_a_character_comes_again() -> None:
+    """It is the same one."""
+    target = HalfCharacters("sample_next", 1, tells_halves=False)
+    target._next = lambda ids: {START_ID: 1, 1: 2}.get(ids[-1], END_ID)  # type: ignore[method-assign]
+    assert shares(target, temperature=0.0) == (1.0, Counter({"exact": 400}))
