@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -74,6 +74,8 @@ class Double:
         self.num_open = 0
         self.closed_at = 0.0
         self.url = ""
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
     def reset(self, *failures: Failure) -> None:
         """Forget what was asked, and fail from now on as said."""
@@ -86,6 +88,7 @@ class Double:
         self.times.append(asyncio.get_running_loop().time())
         failure = self.failures.pop(0) if self.failures else Failure()
         self.num_open += 1
+        self._is_idle.clear()
         try:
             if failure.status is not None:
                 error = {"type": "error", "error": {"type": "overloaded_error", "message": "not now"}}
@@ -100,6 +103,8 @@ class Double:
         finally:
             self.num_open -= 1
             self.closed_at = asyncio.get_running_loop().time()
+            if not self.num_open:
+                self._is_idle.set()
 
     async def _write(
         self, request: web.Request, response: web.StreamResponse, body: dict[str, Any], failure: Failure
@@ -145,10 +150,9 @@ class Double:
         return response
 
     async def until_idle(self) -> None:
-        """Wait, one second at most, until nothing is being answered."""
-        give_up_at = asyncio.get_running_loop().time() + 1
-        while self.num_open and asyncio.get_running_loop().time() < give_up_at:  # noqa: ASYNC110 - for tests to poll
-            await asyncio.sleep(0.001)
+        """Wait, two seconds at most, until nothing is being answered."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_idle.wait(), 2.0)
 
 
 @asynccontextmanager

@@ -35,6 +35,8 @@ from llm_spec import (
 )
 from llm_spec.testing import ScriptedProvider
 
+pytestmark = pytest.mark.virtual_clock
+
 NO_WAIT: dict[str, float] = {"first_wait_s": 0.0, "max_wait_s": 0.0}
 PATIENCE_S = 0.25  # of the tests with silence
 

@@ -2,8 +2,8 @@
 
 Three cases decide how a turn of the loop waits:
 
-- nothing is in a thread and a timer waits: the clock jumps to it (where sockets are open, they get a short real while
-  first, since what was sent may still be under way);
+- nothing is in a thread and a timer waits: the clock jumps to it (where sockets are open, they get `socket_grace_s`
+  of real time first, since what was sent may still be under way);
 - `run_in_executor` has work in a thread: real time passes, because the thread's result arrives at a real moment, and a
   clock that jumped past every timeout meanwhile would make a fast thread look slow;
 - no timer waits: real waiting for a socket or for `call_soon_threadsafe`. With no socket open and nothing in a thread
@@ -39,10 +39,12 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
     """An asyncio event loop by virtual clock; `asyncio.sleep`, `asyncio.timeout` and `call_later` go by `time()`.
 
     Raises RuntimeError out of `run_until_complete` when it has waited `patience_s` real seconds for nothing.
+    `socket_grace_s`: real seconds that sockets have before each jump. Where both ends of all of them are in this loop,
+    on the same machine, next to nothing will do.
     """
 
-    def __init__(self, *, patience_s: float = 10.0) -> None:
-        self._clock = _JumpingSelector(patience_s)
+    def __init__(self, *, patience_s: float = 10.0, socket_grace_s: float = _SOCKET_GRACE_S) -> None:
+        self._clock = _JumpingSelector(patience_s, socket_grace_s)
         super().__init__(self._clock)
         self._threads = ThreadPoolExecutor(thread_name_prefix="virtual-clock")
         self.set_default_executor(self._threads)
@@ -72,11 +74,12 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
 class _JumpingSelector(selectors.DefaultSelector):
     """The loop's only place to wait: here time passes, by itself or by a jump."""
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, socket_grace_s: float) -> None:
         super().__init__()
         self.now_s = 0.0
         self.num_in_threads = 0
         self._patience_s = patience_s
+        self._socket_grace_s = socket_grace_s
         self._left_s = time.monotonic()
 
     def leave_thread(self) -> None:
@@ -96,7 +99,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         num_sockets = len(self.get_map()) - 1  # the loop's own self-pipe is not one
         if timeout is None:
             return super().select(None) if num_sockets else self._wait_for_a_thread()
-        events = super().select(min(timeout, _SOCKET_GRACE_S if num_sockets else 0.0))
+        events = super().select(min(timeout, self._socket_grace_s if num_sockets else 0.0))
         if not events:
             self.now_s += max(0.0, timeout)
         return events

@@ -11,10 +11,10 @@ from messages_wire import MessagesWire, answer_frames
 
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder
 
+pytestmark = pytest.mark.virtual_clock
+
 KEY = "sk-any"
 SOON_S = 0.05
-
-
 DEADLINE_S = 0.15
 
 
@@ -39,7 +39,7 @@ async def listen(provider: AnthropicProvider, how: str, when: str, begun: asynci
 @pytest.mark.parametrize("when", ["before", "midway"])
 @pytest.mark.parametrize("how", ["cancelled", "left", "deadline"])
 async def test_going_away_closes_the_connection(wire: MessagesWire, how: str, when: str, transport: str) -> None:
-    """Before the first byte and midway, the server is rid of the request within 50 ms."""
+    """Before the first byte and midway, the server is rid of the request at once: no timer stands between the two."""
     loop = asyncio.get_running_loop()
     wire.frames, wire.pause_s = answer_frames(*["x"] * 1000), 0.01
     if when == "before" and how == "left":
@@ -70,4 +70,4 @@ async def wait_until_closed(wire: MessagesWire) -> None:
     loop = asyncio.get_running_loop()
     end = loop.time() + 2
     while wire.num_open and loop.time() < end:  # noqa: ASYNC110 - the server is to be watched, not changed
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.005)

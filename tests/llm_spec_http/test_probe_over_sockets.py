@@ -30,6 +30,8 @@ from llm_spec.provider import DraftProvider
 from llm_spec.testing.server import Faults, Latency, ModelServer, disagreeing
 from llm_spec.testing.simulated import SimulatedDraft
 
+pytestmark = pytest.mark.virtual_clock
+
 WORDS = " ".join(f"word{i}" for i in range(60))
 VARIED = (
     "Plan for   the reader.\r\n\r\n```python title here\ndef f(x):\n    return x  # naïve\n```\n\n"
@@ -231,10 +233,14 @@ class NoTokens(ModelServer):
 
 @pytest.mark.parametrize("num_left", [0, 1, 2])
 async def test_an_answer_of_another_form_to_tokenize_costs_no_text(num_left: int) -> None:
-    """A server that answers 200 without ids has failed too: the target goes on alone."""
+    """A server that answers 200 without ids has failed too: the target goes on alone.
+
+    The prompt is encoded first, then the draft, then what is left of it behind the first token that differs.
+    """
+    draft = GivenText(disagreeing(WORDS, 0.7, 3))
     async with NoTokens(WORDS, latency=QUICK) as server, opened(server) as target:
         server.num_left = num_left
-        result = await probing(agreeing(), target, lookahead=Fixed(2)).decode(QUESTION)
+        result = await probing(draft, target, lookahead=Fixed(2)).decode(QUESTION)
         assert result.content == WORDS
         assert len(result.fallbacks) == 1
 

@@ -35,6 +35,8 @@ from llm_spec import (
     open_provider,
 )
 
+pytestmark = pytest.mark.virtual_clock
+
 Json: TypeAlias = dict[str, Any]
 
 KEY = "sk-very-secret"

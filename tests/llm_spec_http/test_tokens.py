@@ -17,6 +17,7 @@ from llm_spec_http.tokens import HttpTokens, _scored_rows
 
 from llm_spec import ChatRequest, Finish, InvalidRequestError, NextToken, Sampling, StreamEvent, TargetError, TextDelta
 from llm_spec.provider import TokenEndpoint
+from llm_spec.testing import run_virtual
 from llm_spec.testing.server import EOS_ID, Faults, ModelServer
 
 ANSWER = "The cat sat on the mat, naïve and 日本語 😀 all day long in the warm sun of the year."
@@ -102,7 +103,7 @@ def test_encoding_in_stretches_is_encoding_the_whole(texts: list[str]) -> None:
                 assert await tokens.decode(ids) == text
             await provider.aclose()
 
-    asyncio.run(check())
+    run_virtual(check())
 
 
 async def test_the_memory_is_bounded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from wire import chunk, text_chunks
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
 
+pytestmark = pytest.mark.virtual_clock
+
 SHORT = httpx2.Timeout(connect=5.0, read=0.25, write=5.0, pool=None)
 
 

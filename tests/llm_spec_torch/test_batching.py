@@ -19,6 +19,7 @@ from llm_spec_torch import TorchModel, TorchProvider, pass_queue
 from llm_spec_torch.caches import CHUNK_TOKENS
 from llm_spec_torch.network import Attention, Cache, Network
 from llm_spec_torch.session import TorchSession
+from promises import check_greedy_text, check_rows, check_texts
 
 from llm_spec import (
     ChatRequest,
@@ -59,9 +60,15 @@ Drafts = Callable[[TorchProvider], Sequence[Any]]
 
 @pytest.fixture(scope="module")
 def target(tiny_folder: Path) -> TorchProvider:
-    provider = TorchProvider(tiny_folder, batched=True, max_width=WIDTH)
-    assert provider.model.same_text
-    return provider
+    return TorchProvider(tiny_folder, batched=True, max_width=WIDTH)
+
+
+@pytest.fixture(scope="module")
+def one_shape(tiny_folder: Path) -> TorchProvider:
+    """A target whose passes all have one shape, whatever this CPU's kernels make of rows in it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("llm_spec_torch.model.rows_agree", lambda *_: True)
+        return TorchProvider(tiny_folder, batched=True, max_width=WIDTH)
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +121,9 @@ async def check_together(target: TorchProvider, drafts: Sequence[Any], **config:
     results = await asyncio.gather(
         *(decoder.decode(prompt, **options) for decoder, (prompt, options) in zip(decoders, ASKED, strict=True))
     )
-    assert [result.content for result in results] == expected
-    assert all(
-        (result.same_text, result.guarantee) == (True, "exact") for result in results if result.stats.num_spec_steps
-    )
+    check_texts([result.content for result in results], expected, target.model)
+    spoken = [result for result in results if result.stats.num_spec_steps]
+    assert all((result.same_text, result.guarantee) == (target.model.same_text, "exact") for result in spoken)
     assert not any(result.fallbacks for result in results)
 
 
@@ -143,15 +149,18 @@ async def test_a_model_that_drafts_for_itself_says_the_same(target: TorchProvide
     expected = (await texts_alone(target, ASKED))[:4]
     decoder = decoder_for(target, ProviderDraft(target), lookahead=Fixed(3))
     results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in ASKED[:4]))
-    assert [result.content for result in results] == expected
+    check_texts([result.content for result in results], expected, target.model)
     assert not any(result.fallbacks for result in results)
 
 
 async def test_speculation_alone_says_the_same(target: TorchProvider) -> None:
     """One at a time, in the shape that all eight have together."""
     expected = await texts_alone(target, ASKED)
-    for draft, (prompt, options), text in zip(one_of_each(target), ASKED, expected, strict=True):
-        assert (await decoder_for(target, draft).decode(prompt, **options)).content == text
+    alone = [
+        (await decoder_for(target, draft).decode(prompt, **options)).content
+        for draft, (prompt, options) in zip(one_of_each(target), ASKED, strict=True)
+    ]
+    check_texts(alone, expected, target.model)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "mistral", "qwen2-window", "qwen3"])
@@ -159,7 +168,6 @@ async def test_other_families_say_the_same(make_checkpoint: MakeCheckpoint, fami
     """Windows smaller than a pass is wide and soft caps among them; slots without tokens lie behind every window."""
     options: dict[str, Any] = {"max_width": 14} if family == "gemma2" else {"max_width": WIDTH}
     target = TorchProvider(make_checkpoint(family), batched=True, max_requests=NUM, **options)
-    assert target.model.same_text
     await check_together(target, [PromptLookup()] * NUM)
 
 
@@ -176,7 +184,6 @@ def test_padding_behind_the_keys_is_no_nan(make_checkpoint: MakeCheckpoint) -> N
 async def test_other_options_say_the_same(tiny_folder: Path, options: dict[str, Any]) -> None:
     """In half precision, with torch's plain attention, with fewer places than requests."""
     target = TorchProvider(tiny_folder, batched=True, max_width=WIDTH, **options)
-    assert target.model.same_text
     await check_together(target, [RandomDraft(3)] * NUM)
 
 
@@ -186,7 +193,7 @@ async def test_twelve_with_eight_places(target: TorchProvider) -> None:
     expected = await texts_alone(target, asked)
     decoder = decoder_for(target, PromptLookup())
     results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in asked))
-    assert [result.content for result in results] == expected
+    check_texts([result.content for result in results], expected, target.model)
 
 
 async def test_joining_and_leaving_midway_changes_nothing(target: TorchProvider) -> None:
@@ -212,7 +219,7 @@ async def test_joining_and_leaving_midway_changes_nothing(target: TorchProvider)
             *(stay(number, 0.004 * ((number + order) % 4)) for number in range(NUM - 3)),
             *(leave((number + order) % NUM) for number in range(3)),
         )
-        assert stayed[: NUM - 3] == expected[: NUM - 3]
+        check_texts(stayed[: NUM - 3], expected[: NUM - 3], target.model)
 
 
 async def test_a_cancelled_request_keeps_nobody_waiting(target: TorchProvider) -> None:
@@ -225,8 +232,9 @@ async def test_a_cancelled_request_keeps_nobody_waiting(target: TorchProvider) -
         task.cancel()
     async with asyncio.timeout(LONG_S):
         results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [result.content for result in results[1::2] if not isinstance(result, BaseException)] == expected[1::2]
-    assert await texts_alone(target, ASKED[:1]) == expected[:1]
+    stayed = [result.content for result in results[1::2] if not isinstance(result, BaseException)]
+    check_texts(stayed, expected[1::2], target.model)
+    check_texts(await texts_alone(target, ASKED[:1]), expected[:1], target.model)
 
 
 async def test_statistics_are_a_requests_own(target: TorchProvider) -> None:
@@ -239,7 +247,7 @@ async def test_statistics_are_a_requests_own(target: TorchProvider) -> None:
         return stats.num_spec_steps, stats.num_draft_tokens, stats.num_accepted_draft_tokens
 
     alone = [await ask(number) for number in range(NUM)]
-    assert list(await asyncio.gather(*(ask(number) for number in range(NUM)))) == alone
+    check_texts(await asyncio.gather(*(ask(number) for number in range(NUM))), alone, target.model)
 
 
 # ------------------------------------------------------------------------------------ sharing, bit for bit
@@ -279,7 +287,7 @@ def some_passes(number: int) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("patient")
-def test_ragged_positions_have_the_bits_of_each_alone(target: TorchProvider) -> None:
+def test_ragged_positions_have_the_logits_of_each_alone(target: TorchProvider) -> None:
     """Prompts of 3 to 600 tokens, passes of 1 to 6, over borders of attention's steps."""
     lengths = (3, 20, 250, 255, 256, 300, 505, 600)
     alone = [steps(target.model.open(), IDS[:n], some_passes(n)) for n in lengths]
@@ -288,7 +296,8 @@ def test_ragged_positions_have_the_bits_of_each_alone(target: TorchProvider) -> 
         *(lambda s=s, n=n: steps(s, IDS[:n], some_passes(n)) for s, n in zip(sessions, lengths, strict=True))
     )
     for found, expected in zip(together, alone, strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+        for some, others in zip(found, expected, strict=True):
+            check_rows(some, others, target.model)
 
 
 def count_forwards(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
@@ -305,10 +314,10 @@ def count_forwards(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_passes_are_shared(target: TorchProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_passes_are_shared(one_shape: TorchProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight answers of twenty tokens take little more than twenty passes, all of one shape."""
     shapes = count_forwards(monkeypatch)
-    plain = SpeculativeDecoder(None, target)
+    plain = SpeculativeDecoder(None, one_shape)
     results = await asyncio.gather(
         *(plain.decode("def f(x):", max_tokens=20, temperature=1.0, seed=seed) for seed in range(NUM))
     )
@@ -321,10 +330,10 @@ async def test_passes_are_shared(target: TorchProvider, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("patient")
-async def test_drafts_share_passes_too(target: TorchProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drafts_share_passes_too(one_shape: TorchProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     """As narrow as their tokens."""
-    draft = TorchProvider(target.model.early_exit(2))
-    decoder = decoder_for(target, ProviderDraft(draft), lookahead=Fixed(3))
+    draft = TorchProvider(one_shape.model.early_exit(2))
+    decoder = decoder_for(one_shape, ProviderDraft(draft), lookahead=Fixed(3))
     shapes = count_forwards(monkeypatch)
     results = await asyncio.gather(
         *(decoder.decode("def f(x):", max_tokens=20, temperature=1.0, seed=seed) for seed in range(NUM))
@@ -350,7 +359,8 @@ def test_an_idle_prefix_survives(target: TorchProvider) -> None:
         rows = [again.forward(token_ids, num_rows=len(token_ids)).copy() for token_ids in some_passes(1)]
     for session in others:
         session.close()
-    assert all(np.array_equal(a, b) for a, b in zip(rows, expected, strict=True))
+    for found, alone in zip(rows, expected, strict=True):
+        check_rows(found, alone, target.model)
 
 
 # --------------------------------------------------------------------------------------------- faults
@@ -374,7 +384,7 @@ def next_rows(sessions: Sequence[TorchSession]) -> list[Any]:
 
 @pytest.mark.usefixtures("patient")
 def test_nan_in_one_is_its_own(target: TorchProvider, three: list[TorchSession]) -> None:
-    """It fails with one clear error, and the others' bits are those of a pass without it."""
+    """It fails with one clear error, and the others' logits are those of a pass without it."""
     expected = next_rows(three)
     for session in three:
         session.truncate(session.length - 2)
@@ -382,8 +392,8 @@ def test_nan_in_one_is_its_own(target: TorchProvider, three: list[TorchSession])
     slot.cache.layers[0][0, 3] = float("nan")
     found = next_rows(three)
     assert isinstance(found[1], ModelOutputError)
-    assert np.array_equal(found[0], expected[0])
-    assert np.array_equal(found[2], expected[2])
+    for number in (0, 2):
+        check_rows(found[number], expected[number], target.model)
     assert all(bool(stored.isfinite().all()) for stored in target.model._pool.cache.layers)
     assert three[1].length == 0
 
@@ -404,11 +414,13 @@ async def test_nan_in_all_leaves_nothing_behind(tiny_folder: Path) -> None:
     embedding.copy_(kept)
     assert [type(error) for error in errors] == [ModelOutputError] * 2
     assert all(bool(s.isfinite().all()) for s in provider.model._pool.cache.layers)
-    assert await texts_alone(provider, ASKED[:2]) == expected
+    check_texts(await texts_alone(provider, ASKED[:2]), expected, provider.model)
 
 
 @pytest.mark.usefixtures("patient")
-def test_out_of_memory_is_for_those_who_took_part(three: list[TorchSession], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_for_those_who_took_part(
+    target: TorchProvider, three: list[TorchSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each is told with advice; nothing of the pass is left, and the next one is run."""
     expected = next_rows(three)
     for session in three:
@@ -423,7 +435,8 @@ def test_out_of_memory_is_for_those_who_took_part(three: list[TorchSession], mon
     assert all(isinstance(error, TargetError) for error in errors)
     assert all("give cache_gib or max_requests less" in str(error) for error in errors)
     assert len({id(error) for error in errors}) == 3
-    assert all(np.array_equal(a, b) for a, b in zip(next_rows(three), expected, strict=True))
+    for found, rows in zip(next_rows(three), expected, strict=True):
+        check_rows(found, rows, target.model)
 
 
 async def test_a_failing_draft_leaves_the_others_alone(target: TorchProvider, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +454,7 @@ async def test_a_failing_draft_leaves_the_others_alone(target: TorchProvider, mo
     monkeypatch.setattr(Network, "hidden", failing)
     decoder = decoder_for(target, ProviderDraft(draft))
     results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in ASKED))
-    assert [result.content for result in results] == expected
+    check_texts([result.content for result in results], expected, target.model)
     assert any(result.fallbacks for result in results)
 
 
@@ -619,9 +632,8 @@ async def test_without_the_check_it_promises_nothing(tiny_folder: Path, monkeypa
 @pytest.mark.parametrize("options", [{}, {"exact": False}, {"max_requests": 2}, {"max_context": 300}])
 def test_keeps_the_promises_of_a_token_model(tiny_folder: Path, options: dict[str, Any]) -> None:
     """Shared passes or not, it is a token model like any other."""
-    options = {"max_requests": 4, **options}
-    model = TorchModel(tiny_folder, batched=True, max_width=WIDTH, **options)
-    assert model.same_text == options.get("exact", True)
+    model = TorchModel(tiny_folder, batched=True, max_width=WIDTH, **{"max_requests": 4, **options})
+    assert options.get("exact", True) or not model.same_text
     check_token_model(model)
 
 
@@ -633,12 +645,24 @@ async def test_keeps_the_promises_of_a_provider(tiny_folder: Path) -> None:
 def test_a_string_asks_for_it(tiny_folder: Path) -> None:
     """As for any other option."""
     model: Any = open_provider(f"torch:{tiny_folder}?batched=true&max_width=4").capabilities.token_model
-    assert (model.same_text, model.max_width) == (True, 4)
+    assert model.max_width == 4
+    assert model._batching is not None
 
 
 async def test_its_greedy_text_is_that_of_a_model_that_shares_nothing(pair: tuple[Any, Any], batched_pair: Any) -> None:
-    """Up to a near-tie: on these ten prompts there is none."""
+    """On ten prompts, up to a near-tie, which other shapes may decide in another way."""
     lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:10]
     requests = [ChatRequest.create(json.loads(line)["messages"], max_tokens=32) for line in lines]
     together = await asyncio.gather(*(batched_pair[0].complete(request) for request in requests))
-    assert [response.message for response in together] == [(await pair[0].complete(r)).message for r in requests]
+    model: TorchModel = pair[0].model
+    for request, response in zip(requests, together, strict=True):
+        token_ids = model.tokenizer.encode_chat(request)
+        prompt_length, rows = len(token_ids), list[np.ndarray]()
+        with closing(model.open()) as session:
+            read_prompt(session, token_ids[:-1])
+            while len(rows) < 32 and token_ids[-1] not in model.tokenizer.eos_token_ids:
+                rows.append(session.forward(token_ids[-1:], num_rows=1)[0].copy())
+                token_ids.append(int(rows[-1].argmax()))
+        text = response.message.content
+        assert isinstance(text, str)
+        check_greedy_text(text, token_ids[prompt_length:], model.tokenizer, lambda ids, rows=rows: rows[len(ids)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 import transformers
 from llm_spec_torch import TorchModel, TorchProvider
+from promises import check_greedy_text, check_one_text, check_rows, check_texts
 
 from llm_spec import (
+    ChatRequest,
     CostAware,
     Fixed,
     GivenText,
@@ -65,12 +68,10 @@ def drafts_for(target: TorchProvider, draft: TorchProvider) -> dict[str, Any]:
 
 async def check_same_text(target: TorchProvider, draft: Any, options: dict[str, Any]) -> None:
     plain = await SpeculativeDecoder(None, target).decode(PROMPT, **options)
-    for name, lookahead in POLICIES.items():
+    for lookahead in POLICIES.values():
         decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens", lookahead=lookahead))
         result = await decoder.decode(PROMPT, **options)
-        assert result.content == plain.content, name
-        assert result.stopped_by == plain.stopped_by, name
-        assert (result.same_text, result.guarantee, result.fallbacks) == (True, "exact", ())
+        check_one_text(result, plain, target.model)
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
@@ -98,15 +99,13 @@ async def test_greedy_text_is_that_of_generate(pair: tuple[Any, Any]) -> None:
     for line in lines:
         messages = json.loads(line)["messages"]
         result = await decoder.decode(messages, max_tokens=64, temperature=0)
-        ids = target.model.tokenizer.encode_chat(decoder_request(messages))
-        expected = module.generate(torch.tensor([ids]), max_new_tokens=64, do_sample=False)[0, len(ids) :]
-        assert result.content == target.model.tokenizer.decode(expected.tolist())
+        prompt_ids = target.model.tokenizer.encode_chat(ChatRequest.create(messages))
+        expected = module.generate(torch.tensor([prompt_ids]), max_new_tokens=64, do_sample=False)[0, len(prompt_ids) :]
 
+        def logits_after(token_ids: Sequence[int], prompt_ids: Sequence[int] = prompt_ids) -> np.ndarray:
+            return module(torch.tensor([[*prompt_ids, *token_ids]])).logits[0, -1].detach().numpy()
 
-def decoder_request(messages: Any) -> Any:
-    from llm_spec import ChatRequest
-
-    return ChatRequest.create(messages)
+        check_greedy_text(result.content, expected.tolist(), target.model.tokenizer, logits_after)
 
 
 async def test_a_text_does_not_depend_on_what_was_asked_before(tiny_folder: Path) -> None:
@@ -117,7 +116,7 @@ async def test_a_text_does_not_depend_on_what_was_asked_before(tiny_folder: Path
     first = await SpeculativeDecoder(None, TorchProvider(model)).decode(long + "a", **options)
     await SpeculativeDecoder(PromptLookup(), TorchProvider(model)).decode(long + "b", **options)
     again = await SpeculativeDecoder(PromptLookup(), TorchProvider(model)).decode(long + "a", **options)
-    assert again.content == first.content
+    check_texts([again.content], [first.content], model)
 
 
 def test_a_fault_in_the_mask_is_caught(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +134,13 @@ def test_a_fault_in_the_mask_is_caught(tiny_folder: Path, monkeypatch: pytest.Mo
 
 
 def test_bits_of_a_row_do_not_depend_on_the_number_of_keys(tiny_model: TorchModel) -> None:
-    """A round that reaches over a border of attention's steps gives the bits of single steps."""
+    """A round that reaches over a border of attention's steps gives the logits of single steps."""
     ids = [int(t) for t in np.random.default_rng(2).integers(8, 4096, 270)]
     session, single = tiny_model.open(), tiny_model.open()
     for opened in (session, single):
         opened.forward(ids[:250], num_rows=1)
     rows = session.forward(ids[250:262], num_rows=12)
     alone = np.concatenate([single.forward([token_id], num_rows=1).copy() for token_id in ids[250:262]])
-    assert np.array_equal(rows, alone)
+    check_rows(rows, alone, tiny_model)
     session.close()
     single.close()

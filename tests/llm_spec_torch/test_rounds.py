@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from llm_spec_torch import TorchModel, TorchProvider
+from promises import check_one_text, check_texts
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llm_spec import (
@@ -44,7 +45,7 @@ async def test_the_text_is_that_of_rounds_by_way_of_the_host(
     options = {"max_tokens": 32, **SAMPLING[sampling]}
     by_host = await SpeculativeDecoder(None, pair[0]).decode(PROMPT, **options)
     plain = await SpeculativeDecoder(None, on_device[0]).decode(PROMPT, **options)
-    assert plain.content == by_host.content
+    check_texts([plain.content], [by_host.content], on_device[0].model)
     policies: list[LookaheadPolicy] = [Fixed(1), Fixed(6), CostAware()]
     for lookahead in policies:
         decoder = SpeculativeDecoder(
@@ -53,9 +54,8 @@ async def test_the_text_is_that_of_rounds_by_way_of_the_host(
             SpeculativeConfig(strategy="tokens", lookahead=lookahead),
         )
         result = await decoder.decode(PROMPT, **options)
-        assert (result.content, result.stopped_by) == (plain.content, plain.stopped_by)
+        check_one_text(result, plain, on_device[0].model)
         assert result.stats.num_draft_tokens or draft == "lookup"  # which may have nothing to say
-        assert result.fallbacks == ()
 
 
 async def test_rounds_draft_where_the_target_lives(on_device: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +79,7 @@ async def test_a_text_goes_on_over_borders_of_attention(tiny_folder: Any) -> Non
     plain = await SpeculativeDecoder(None, host).decode(prompt, **options)
     for draft in (ProviderDraft(device), PromptLookup()):
         config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(7))
-        result = await SpeculativeDecoder(draft, device, config).decode(prompt, **options)
-        assert result.content == plain.content
+        check_one_text(await SpeculativeDecoder(draft, device, config).decode(prompt, **options), plain, device.model)
 
 
 async def test_a_draft_of_a_shorter_context_stops_drafting(tiny_folder: Any) -> None:
@@ -91,8 +90,7 @@ async def test_a_draft_of_a_shorter_context_stops_drafting(tiny_folder: Any) -> 
     options: dict[str, Any] = {"max_tokens": 300, "temperature": 1.0, "seed": 9, "logit_bias": {7: -100.0}}
     plain = await SpeculativeDecoder(None, target).decode("x" * 200, **options)
     result = await SpeculativeDecoder(ProviderDraft(draft), target, config).decode("x" * 200, **options)
-    assert result.content == plain.content
-    assert result.fallbacks == ()
+    check_one_text(result, plain, target.model)
 
 
 class NoQuestions(TorchDispatchMode):
@@ -151,7 +149,8 @@ async def test_nan_of_the_draft_is_its_own_trouble(tiny_folder: Any) -> None:
     draft.model._network.embedding.fill_(float("nan"))
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(3))
     result = await SpeculativeDecoder(ProviderDraft(draft), target, config).decode("x", max_tokens=8)
-    assert result.content == plain.content
+    assert result.fallbacks
+    check_texts([result.content], [plain.content], target.model)
 
 
 @pytest.mark.parametrize("fault", ["one token early", "accept all"])
@@ -195,7 +194,8 @@ async def test_attention_ends_where_the_cache_ends(tiny_folder: Any) -> None:
     for draft in (None, ProviderDraft(target), PromptLookup()):
         decoder = SpeculativeDecoder(draft, target, config if draft else None)
         result = await decoder.decode("x" * 100, **options)
-        assert (result.content, result.stopped_by) == (expected.content, "context_length")
+        assert result.stopped_by == "context_length"
+        check_texts([result.content], [expected.content], target.model)
 
 
 async def test_a_prompt_too_long_for_the_draft_is_the_drafts_trouble(tiny_folder: Any) -> None:
@@ -217,7 +217,7 @@ async def test_a_draft_without_a_free_cache_is_left_out(tiny_folder: Any) -> Non
     decoder = SpeculativeDecoder(ProviderDraft(draft), target, SpeculativeConfig(strategy="tokens", lookahead=Fixed(3)))
     options: dict[str, Any] = {"max_tokens": 200, "temperature": 1.0, "seed": 3, "logit_bias": {7: -100.0}}
     results = await asyncio.gather(*(decoder.decode("x", **options) for _ in range(2)))
-    assert results[0].content == results[1].content
+    check_texts([results[0].content], [results[1].content], target.model)
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -289,7 +289,7 @@ async def test_lookup_goes_before_a_model_on_the_device(
     draft = JoinedDraft(PromptLookup(), ProviderDraft(on_device[1]))
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(6))
     result = await SpeculativeDecoder(draft, on_device[0], config).decode(PROMPT, **options)
-    assert (result.content, result.fallbacks) == (plain.content, ())
+    check_one_text(result, plain, on_device[0].model)
     assert {*calls} == {"verify", "draft_and_verify"}
 
 

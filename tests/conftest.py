@@ -1,0 +1,30 @@
+"""Tests marked `virtual_clock` run on a loop whose time passes only where something waits for it.
+
+So neither a busy machine nor a slow one makes anything late: what takes no timer takes no time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import pytest
+
+from llm_spec.testing import VirtualClockEventLoop
+
+MARK = "virtual_clock: by a clock that jumps to the next timer, sockets on 127.0.0.1 included"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARK)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories(
+    config: pytest.Config,  # noqa: ARG001 - the hook's own parameters
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.get_closest_marker("virtual_clock"):
+        return {"virtual clock": partial(VirtualClockEventLoop, socket_grace_s=0.001)}  # both ends are in this loop
+    return {"real clock": asyncio.new_event_loop}

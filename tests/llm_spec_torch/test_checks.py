@@ -1,0 +1,71 @@
+"""What a model finds out about rows when it is loaded is true, shown with arithmetic that every CPU does alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from zlib import crc32
+
+import numpy as np
+import pytest
+from llm_spec_torch import TorchModel
+from llm_spec_torch.batch_checks import rows_agree
+from llm_spec_torch.caches import CachePool
+from llm_spec_torch.checks import agreeing_widths, some_ids
+from llm_spec_torch.pass_queue import Outcome, Pass
+from llm_spec_torch.shape import Shape
+
+MAX_WIDTH = 6
+IDS = some_ids(21 + 2 * MAX_WIDTH, 100)
+
+
+def row_after(*numbers: int) -> np.ndarray:
+    """Logits that depend on these numbers alone."""
+    return np.random.default_rng(numbers).standard_normal(8).astype(np.float32)
+
+
+def find_widths(error: Callable[[int, Sequence[int]], float]) -> list[int]:
+    """The widths found where a row's relative error depends on the width and on all tokens of the pass."""
+    context: list[int] = []
+
+    def read_at(start: int, token_ids: Sequence[int], width: int) -> np.ndarray:
+        del context[start:]
+        context.extend(token_ids)
+        rows = [row_after(*context[: start + number + 1]) for number in range(len(token_ids))]
+        return np.array(rows) * np.float32(1 + error(width, token_ids))
+
+    return agreeing_widths(read_at, IDS, [2, 3, 4], MAX_WIDTH)
+
+
+def test_widths_that_agree_are_found() -> None:
+    """All of them, those that agree with the widest, or none if there a row has other bits in other company."""
+    assert find_widths(lambda *_: 0.0) == [2, 3, 4, MAX_WIDTH]
+    assert find_widths(lambda width, _: 1e-6 if width == 3 else 0.0) == [2, 4, MAX_WIDTH]
+    assert find_widths(lambda width, _: 1e-6 * (width < MAX_WIDTH)) == [MAX_WIDTH]
+    assert find_widths(lambda _, token_ids: 1e-6 * max(token_ids)) == []
+
+
+FAULTS: dict[str, Callable[[Sequence[Pass], Pass], float]] = {
+    "none": lambda _, __: 0.0,
+    "number of passes": lambda passes, _: 1e-6 * len(passes),
+    "slot": lambda _, one: 1e-6 * one.slot.index,
+    "number of keys": lambda passes, _: 1e-6 * max(other.num_keys for other in passes),
+    "others' tokens": lambda passes, one: 1e-6 * sum(len(other.token_ids) for other in passes if other is not one),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rows_of_joined_passes_that_agree_are_found(tiny_model: TorchModel, fault: str) -> None:
+    """They may depend on what the slot's cache holds up to their place, and on nothing else."""
+
+    def run(passes: Sequence[Pass], one: Pass) -> np.ndarray:
+        cached, rows = one.slot.cache.layers[0][0], list[np.ndarray]()
+        for place, token_id in enumerate(one.token_ids, len(one.slot.token_ids)):
+            cached[place] = token_id
+            rows.append(row_after(crc32(cached[: place + 1].numpy().tobytes())))
+        return np.array(rows[-one.num_rows :]) * np.float32(1 + FAULTS[fault](passes, one))
+
+    def run_all(passes: Sequence[Pass]) -> list[Outcome]:
+        return [run(passes, one) for one in passes]
+
+    pool = CachePool(tiny_model._network, num_slots=4, capacity=600 + MAX_WIDTH)
+    assert rows_agree(run_all, pool, Shape([MAX_WIDTH], 256), IDS) == (fault == "none")
