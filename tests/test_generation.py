@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -683,6 +684,73 @@ def test_max_draft_tokens_ends_drafting_not_the_answer(cap: int) -> None:
         assert text_of(events) == STORY
         assert sum(report.num_draft_tokens for report in rounds_of(events)) == cap
         assert finish_of(events).stopped_by == "eos"
+
+
+CAPS = st.none() | st.integers(1, 12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    draft=st.sampled_from([None, *DRAFTS, "endless", "failing"]),
+    policy=st.sampled_from([*POLICIES]),
+    sampling=st.sampled_from([*OPTIONS]),
+    acceptance=st.sampled_from(["coupled", "rejection", "lossy_typical"]),
+    table=st.integers(0, 5),
+    max_tokens=st.none() | st.integers(1, 30),
+    max_iterations=CAPS,
+    max_draft_tokens=st.none() | st.integers(0, 12),
+    window=st.integers(8, 40),
+)
+def test_caps_hold_exactly(  # noqa: PLR0917 - hypothesis gives them by name
+    draft: str | None,
+    policy: str,
+    sampling: str,
+    acceptance: AcceptanceName,
+    table: int,
+    max_tokens: int | None,
+    max_iterations: int | None,
+    max_draft_tokens: int | None,
+    window: int,
+) -> None:
+    """Tokens, rounds and drafted tokens stay within their caps, and the one that ended the answer was reached exactly.
+
+    Whatever drafts, however many tokens it is asked for, and whichever rule accepts them.
+    """
+
+    def endless(context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        yield from (DraftToken((len(context_ids) + n) % LETTERS.num_ids, (n % 5) / 4) for n in itertools.count())
+
+    def failing(context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        yield from itertools.islice(endless(context_ids), 3)
+        if len(context_ids) > 12:
+            raise RuntimeError("broken")
+
+    drafts: dict[str | None, Callable[[], TokenDrafter | None]] = {
+        **DRAFTS,
+        None: lambda: None,
+        "endless": lambda: ScriptedDraft(endless),
+        "failing": lambda: ScriptedDraft(failing),
+    }
+    target = TableModel(tokenizer=LETTERS, seed=table, context_length=window)
+    limits = GenerationLimits(max_iterations=max_iterations, max_draft_tokens=max_draft_tokens)
+    request = replace(letters_request(OPTIONS[sampling]), max_tokens=max_tokens)
+    events = events_of(
+        target, request, drafts[draft](), lookahead=POLICIES[policy], acceptance=acceptance, limits=limits
+    )
+    rounds, finish = rounds_of(events), finish_of(events)
+    assert finish.usage is not None
+    counts = {
+        "max_tokens": (finish.usage.output_tokens, max_tokens),
+        "max_iterations": (len(rounds), max_iterations),
+        "context_length": (finish.usage.input_tokens + finish.usage.output_tokens, window),
+        "max_draft_tokens": (sum(report.num_draft_tokens for report in rounds), max_draft_tokens),
+    }
+    assert all(cap is None or count <= cap for count, cap in counts.values())
+    if finish.stopped_by != "eos":
+        count, cap = counts[str(finish.stopped_by)]
+        assert count == cap
+    assert max(target.widths[1:]) <= target.max_width
+    assert sum(report.num_emitted_tokens for report in rounds) == finish.usage.output_tokens
 
 
 @pytest.mark.parametrize("draft", [None, GivenText(STORY), RandomDraft()], ids=["plain", "given", "random"])

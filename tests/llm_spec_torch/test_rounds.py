@@ -93,6 +93,27 @@ async def test_a_draft_of_a_shorter_context_stops_drafting(tiny_folder: Any) -> 
     check_one_text(result, plain, target.model)
 
 
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("caps", [(None, 0), (None, 3), (2, 7), (5, None)])
+async def test_caps_hold_exactly_on_the_device(
+    on_device: tuple[Any, Any], caps: tuple[int | None, int | None], *, joined: bool
+) -> None:
+    """Rounds and drafted tokens, whoever drafts; also where the device has begun a round that nobody will read."""
+    max_iterations, max_draft_tokens = caps
+    model = ProviderDraft(on_device[1])
+    config = SpeculativeConfig(
+        strategy="tokens", lookahead=Fixed(4), max_iterations=max_iterations, max_draft_tokens=max_draft_tokens
+    )
+    decoder = SpeculativeDecoder(JoinedDraft(PromptLookup(), model) if joined else model, on_device[0], config)
+    result = await decoder.decode(PROMPT, max_tokens=40, temperature=0)
+    if max_iterations is None:
+        assert result.stats.num_draft_tokens == max_draft_tokens
+        assert result.stopped_by == "max_tokens"
+    else:
+        assert (result.stats.num_rounds, result.stopped_by) == (max_iterations, "max_iterations")
+        assert max_draft_tokens is None or result.stats.num_draft_tokens <= max_draft_tokens
+
+
 class NoQuestions(TorchDispatchMode):
     """Raises where an operation needs a value from the device, or makes a shape of one."""
 
