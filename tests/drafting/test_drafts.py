@@ -236,6 +236,7 @@ class Tokens:
 
     def __init__(self, *tokens: DraftToken) -> None:
         self._tokens = tokens
+        self._kept: list[Iterator[DraftToken]] = []  # so that none ends by being forgotten
         self.num_begun = self.num_ended = 0
 
     def token_draft_refusal(self, target: TokenModel) -> str | None:  # noqa: ARG002 - any target
@@ -245,6 +246,10 @@ class Tokens:
         return self
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:  # noqa: ARG002 - always the same
+        self._kept.append(self._generate())
+        return self._kept[-1]
+
+    def _generate(self) -> Iterator[DraftToken]:
         self.num_begun += 1
         try:
             yield from self._tokens
