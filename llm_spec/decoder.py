@@ -33,6 +33,7 @@ from llm_spec.chat import (
 from llm_spec.chunks import CountedChunks
 from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.decoder_stats import DecoderStats
+from llm_spec.discovery import Discovery
 from llm_spec.drafting.model import ProviderDraft
 from llm_spec.drafting.pieces import num_prompt_pieces
 from llm_spec.errors import (
@@ -62,7 +63,7 @@ __all__ = ["SpeculativeDecoder"]
 _NO_TIMEOUTS: Final = Timeouts()
 
 T = TypeVar("T")
-P = TypeVar("P", bound=DraftProvider | LlmProvider)
+P = TypeVar("P", bound=DraftProvider | LlmProvider | Discovery)
 
 
 class SpeculativeDecoder:
@@ -85,8 +86,9 @@ class SpeculativeDecoder:
         self.config = config or SpeculativeConfig()
         self._planner = Planner()
         self.stats = DecoderStats()
-        self._owned: list[DraftProvider | LlmProvider] = []
+        self._owned: list[DraftProvider | LlmProvider | Discovery] = []
         self._target = self._own(open_provider(target)) if isinstance(target, str) else target
+        self._discovery = self._own(Discovery(self._target))
         self._breaker = CircuitBreaker(self._target.name)
         self._bare_draft = self._opened(draft)
         self._draft_breaker = None if self._bare_draft is None else CircuitBreaker(self._bare_draft.name)
@@ -210,7 +212,7 @@ class SpeculativeDecoder:
         return await complete_from_stream(self, request)
 
     async def aclose(self) -> None:
-        """Close the providers that were opened here from strings."""
+        """Close the providers that were opened here from strings; end what is still being found out of the target."""
         async with AsyncExitStack() as stack:
             while self._owned:
                 stack.push_async_callback(self._owned.pop().aclose)
@@ -248,7 +250,9 @@ class SpeculativeDecoder:
             yield SpeculativeFinish.of(nothing, self._result(nothing, recording, Choice(PLAIN, "budget")))
             return
         upstream = Upstream(self._target, self.config, recording, self._breaker)
-        choosing = choose_strategy(self._draft, self._target, request, self.config, self._planner)
+        choosing = choose_strategy(
+            self._draft, self._target, request, self.config, self._planner, discovery=self._discovery
+        )
         choice = await upstream.deadline.wait_for(choosing) or Choice(PLAIN, "discovery")  # it ends before it begins
         strategy = choice.strategy
         recording.promise = strategy.promise(self._target, self.config)  # what the target can do may change meanwhile

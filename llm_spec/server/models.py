@@ -90,6 +90,7 @@ class ServedModels:
                 target = self._target(model.target)
                 draft = None if model.draft is None else self._draft(model.draft)
                 self._models[name] = ServedModel(name, model, target, draft)
+                self._stack.push_async_callback(self._models[name].decoder.aclose)
                 for client in clients:
                     if client.may_use(name):
                         self._models[name].decoder_for(client, None)

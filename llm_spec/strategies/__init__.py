@@ -7,9 +7,10 @@ from typing import Final, NamedTuple
 
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
+from llm_spec.discovery import Discovery
 from llm_spec.errors import UnsupportedError
 from llm_spec.planner import Planner
-from llm_spec.provider import Discoverable, DraftProvider, LlmProvider
+from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.result import PlainReason
 from llm_spec.strategies.base import Promise, Strategy, refuse_request
 from llm_spec.strategies.plain import PLAIN
@@ -35,18 +36,22 @@ async def choose_strategy(
     request: ChatRequest,
     config: SpeculativeConfig,
     planner: Planner,
+    *,
+    discovery: Discovery,
 ) -> Choice:
     """The strategy asked for, or for `auto` the exact one that pair and request support and that pays, else plain.
 
     A request that samples with a seed is answered plain where batches or several streams would need more than one.
+    A strategy asked for by name waits until it is known what the target can do; `auto` means plain until then.
     Raises UnsupportedError when the one asked for by name cannot serve them.
     """
     if config.strategy == "auto":
-        return await _choose(draft, target, request, config, planner)
+        return await _choose(draft, target, request, config, planner, discovery=discovery)
     strategy = _named(config.strategy)
     if strategy is PLAIN:
         return Choice(PLAIN, "configured")
-    refusal = await _refusal(strategy, draft, target, request)
+    await discovery.wait_for(strategy.needs)
+    refusal = strategy.supports(draft, target, request)
     if refusal is not None:
         raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {refusal}")
     if strategy.name == "probe" and _is_seeded(request):
@@ -63,6 +68,8 @@ async def _choose(
     request: ChatRequest,
     config: SpeculativeConfig,
     planner: Planner,
+    *,
+    discovery: Discovery,
 ) -> Choice:
     if draft is None:
         return Choice(PLAIN, "no_draft")
@@ -73,13 +80,16 @@ async def _choose(
         return Choice(PLAIN, "seed")
     if not planner.baseline.can_tell:
         return Choice(PLAIN, "baseline")  # there is nothing to compare with yet, and no need to ask what it can do
-    return await _choose_remote(draft, target, request, config, planner)
+    features: set[Feature | None] = {strategy.needs for strategy in map(_named, _AUTO)}
+    if not all([await discovery.is_done(feature) for feature in features]):
+        return Choice(PLAIN, "discovery")
+    return _choose_remote(draft, target, request, config, planner)
 
 
-async def _choose_remote(
+def _choose_remote(
     draft: DraftProvider, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig, planner: Planner
 ) -> Choice:
-    refusals = {s.name: await _refusal_by_auto(s, draft, target, request, config) for s in map(_named, _AUTO)}
+    refusals = {s.name: _refusal_by_auto(s, draft, target, request, config) for s in map(_named, _AUTO)}
     usable = [name for name, refusal in refusals.items() if refusal is None]
     if usable:
         plan = planner.choose(usable, config.baseline_every)
@@ -100,19 +110,11 @@ def _named(name: str) -> Strategy:
     return strategy
 
 
-async def _refusal_by_auto(
+def _refusal_by_auto(
     strategy: Strategy, draft: DraftProvider, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig
 ) -> str | None:
-    """As `_refusal`; `auto` wants the target's own tokens besides."""
-    refusal = await _refusal(strategy, draft, target, request)
+    """Why `auto` may not use a strategy: it wants the target's own tokens besides."""
+    refusal = strategy.supports(draft, target, request)
     if refusal is None and strategy.promise(target, config).guarantee != "exact":
         return f"target {target.name} gives no token ids, so that the text would be exact-text; choose it by name"
     return refusal
-
-
-async def _refusal(
-    strategy: Strategy, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest
-) -> str | None:
-    if strategy.needs is not None and isinstance(target, Discoverable):
-        await target.discover(strategy.needs)
-    return strategy.supports(draft, target, request)

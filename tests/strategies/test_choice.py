@@ -13,6 +13,7 @@ from llm_spec import (
     UnsupportedError,
 )
 from llm_spec.config import StrategyName
+from llm_spec.discovery import Discovery
 from llm_spec.planner import Planner
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.strategies import choose_strategy
@@ -24,7 +25,9 @@ REMOTE = ScriptedProvider("story", name="scripted:target")
 
 
 async def name_of(strategy: StrategyName, draft: DraftProvider | None, target: LlmProvider) -> str:
-    choice = await choose_strategy(draft, target, REQUEST, SpeculativeConfig(strategy=strategy), Planner())
+    choice = await choose_strategy(
+        draft, target, REQUEST, SpeculativeConfig(strategy=strategy), Planner(), discovery=Discovery(target)
+    )
     return choice.strategy.name
 
 

@@ -33,6 +33,7 @@ from llm_spec import (
     UnsupportedError,
     generate_events,
 )
+from llm_spec.discovery import Discovery
 from llm_spec.planner import Planner
 from llm_spec.strategies import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
@@ -429,7 +430,7 @@ async def test_mismatched_vocabularies_are_refused_with_the_reason(same: str) ->
     config = SpeculativeConfig(strategy="auto")
     request = ChatRequest.create("abc")
     if same == "size":
-        choice = await choose_strategy(draft, target, request, config, Planner())
+        choice = await choose_strategy(draft, target, request, config, Planner(), discovery=Discovery(target))
         assert (choice.strategy.name, choice.plain_reason) == ("plain", "target")
         reason = draft.token_draft_refusal(target.model)
         assert reason is not None

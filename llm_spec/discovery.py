@@ -1,0 +1,59 @@
+"""Discovery: what a target can do, found out beside the requests, none of which pays for it longer than it likes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from llm_spec.provider import Discoverable, Feature, LlmProvider
+
+__all__ = ["Discovery"]
+
+
+class Discovery:
+    """The trials of one target's features. They go on when a request that waits for them is left.
+
+    Whoever made it closes it, on the event loop that used it; trials of other event loops are theirs.
+    """
+
+    def __init__(self, target: LlmProvider) -> None:
+        self._target = target if isinstance(target, Discoverable) else None
+        self._latest: dict[Feature, asyncio.Task[None]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def wait_for(self, feature: Feature | None) -> None:
+        """Wait until a feature has been tried; raises what the trial raised."""
+        if self._target is not None and feature is not None:
+            trial = self._try(self._target, feature)
+            await asyncio.wait([trial])
+            if not trial.cancelled():  # it was closed
+                trial.result()
+
+    async def is_done(self, feature: Feature | None) -> bool:
+        """Whether a feature has been tried; if not it is from now on, and nobody waits for that."""
+        if self._target is None or feature is None:
+            return True
+        trial = self._try(self._target, feature)
+        await asyncio.wait([trial], timeout=0)  # one turn of the loop: a target that knows needs no more
+        return trial.done() and not trial.cancelled() and trial.exception() is None
+
+    async def aclose(self) -> None:
+        """End the trials that are under way."""
+        loop = asyncio.get_running_loop()
+        trials = [trial for trial in self._running if trial.get_loop() is loop]
+        for trial in trials:
+            trial.cancel()
+        await asyncio.gather(*trials, return_exceptions=True)
+
+    def _try(self, target: Discoverable, feature: Feature) -> asyncio.Task[None]:
+        """The trial that is under way, or a new one: what a target knew it may have lost since."""
+        trial = self._latest.get(feature)
+        if trial is None or trial.done() or trial.get_loop() is not asyncio.get_running_loop():
+            trial = self._latest[feature] = asyncio.create_task(target.discover(feature))
+            self._running.add(trial)
+            trial.add_done_callback(self._forget)
+        return trial
+
+    def _forget(self, trial: asyncio.Task[None]) -> None:
+        self._running.discard(trial)
+        if not trial.cancelled():
+            trial.exception()  # perhaps nobody waits for it any more

@@ -1,0 +1,185 @@
+"""What a target can do is found out beside the requests: in their time, and never at their cost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llm_spec import SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
+from llm_spec.discovery import Discovery
+from llm_spec.provider import Feature
+from llm_spec.testing import run_virtual
+from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+
+TEXT = " ".join(f"word{i}" for i in range(40))
+
+
+class Shy(SimulatedTarget):
+    """It takes token ids, which it takes `trial_s` to find out; `failure` is what comes of it instead."""
+
+    def __init__(self, trial_s: float, failure: Exception | None = None) -> None:
+        super().__init__(TEXT, first_token_s=0.4, token_s=0.02, by_ids=True)
+        self.features: list[Feature] = []
+        self.num_trying = 0
+        self.failure = failure
+        self._trial_s = trial_s
+        self._can = self.capabilities
+        self.capabilities = replace(self._can, token_endpoint=None, continue_prefix=False)
+
+    async def discover(self, feature: Feature) -> None:
+        if self.capabilities is self._can:
+            return
+        self.features.append(feature)
+        self.num_trying += 1
+        try:
+            await asyncio.sleep(self._trial_s)
+            if self.failure is not None:
+                raise self.failure
+            self.capabilities = self._can
+        finally:
+            self.num_trying -= 1
+
+
+def decoder_of(target: Shy, **config: Any) -> SpeculativeDecoder:
+    return SpeculativeDecoder(SimulatedDraft(TEXT, 1.0, 1), target, SpeculativeConfig(**config))
+
+
+async def seconds(decoder: SpeculativeDecoder) -> tuple[SpeculativeResult, float]:
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    result = await decoder.decode("q", temperature=0.0)
+    return result, clock() - started
+
+
+# ------------------------------------------------------------------------------------------ requests
+
+
+def test_auto_does_not_wait_for_it() -> None:
+    """Answers are plain and take as long as ever, until it is known; it is tried once, by the first that needs it."""
+
+    async def check() -> None:
+        target = Shy(trial_s=60.0)
+        decoder = decoder_of(target)
+        _, plain_s = await seconds(decoder)
+        assert target.features == []
+        for _ in range(20):
+            result, took_s = await seconds(decoder)
+            assert (result.strategy, result.plain_reason, result.content) == ("plain", "discovery", TEXT)
+            assert took_s == pytest.approx(plain_s)
+        assert target.features == ["token_endpoint"]
+        await asyncio.sleep(60.0)
+        assert {(await seconds(decoder))[0].strategy for _ in range(8)} >= {"race"}
+        assert target.features == ["token_endpoint"]
+        await decoder.aclose()
+
+    run_virtual(check())
+
+
+def test_a_strategy_by_name_waits_for_it_until_its_deadline() -> None:
+    """What is found out later serves the next request."""
+
+    async def check() -> None:
+        target = Shy(trial_s=8.0)
+        hasty = decoder_of(target, strategy="race", baseline_every=0, deadline_s=0.5)
+        results = await asyncio.gather(*(seconds(hasty) for _ in range(5)))
+        for result, took_s in results:
+            assert (result.content, result.stopped_by) == ("", "deadline")
+            assert took_s == pytest.approx(0.5)
+        assert target.num_calls == 0
+        result, took_s = await seconds(hasty.using(replace(hasty.config, deadline_s=None)))
+        assert (result.strategy, result.content) == ("race", TEXT)
+        assert 7.5 < took_s < 7.5 + 0.4 + 40 * 0.02
+        assert target.features == ["token_endpoint"]
+
+    run_virtual(check())
+
+
+def test_a_request_that_is_cancelled_leaves_it_to_the_others() -> None:
+    """Each of which waits as long as it likes."""
+
+    async def check() -> None:
+        target = Shy(trial_s=8.0)
+        decoder = decoder_of(target, strategy="race", baseline_every=0)
+        first, second = (asyncio.create_task(seconds(decoder)) for _ in range(2))
+        await asyncio.sleep(1.0)
+        first.cancel()
+        result, took_s = await second
+        assert first.cancelled()
+        assert result.strategy == "race"
+        assert took_s < 9.0
+        assert target.features == ["token_endpoint"]
+
+    run_virtual(check())
+
+
+def test_a_trial_that_fails_is_no_answers_failure() -> None:
+    """For `auto`; a strategy that was asked for by name cannot be used, and its error says why."""
+
+    async def check() -> None:
+        target = Shy(trial_s=0.1, failure=RuntimeError("it cannot be tried"))
+        decoder = decoder_of(target)
+        for _ in range(3):
+            result, _ = await seconds(decoder)
+            assert (result.strategy, result.content) == ("plain", TEXT)
+        with pytest.raises(RuntimeError, match="it cannot be tried"):
+            await seconds(decoder.using(SpeculativeConfig(strategy="race")))
+
+    run_virtual(check())
+
+
+# ------------------------------------------------------------------------------------------ closing
+
+
+def test_closing_the_decoder_ends_it() -> None:
+    """Not that of a variant, which shares it; what waited for it goes on without."""
+
+    async def check() -> None:
+        target = Shy(trial_s=60.0)
+        decoder = decoder_of(target)
+        before = asyncio.all_tasks()
+        for _ in range(2):
+            await seconds(decoder)
+        assert target.num_trying == 1
+        await decoder.using(SpeculativeConfig()).aclose()
+        assert target.num_trying == 1
+        await decoder.aclose()
+        assert (target.num_trying, asyncio.all_tasks()) == (0, before)
+
+    run_virtual(check())
+
+
+def test_every_event_loop_has_its_own() -> None:
+    """One that ended in the middle of a trial leaves nothing to the next."""
+    target = Shy(trial_s=30.0)
+    discovery = Discovery(target)
+
+    async def begin() -> bool:
+        return await discovery.is_done("token_endpoint")
+
+    assert not run_virtual(begin())
+    with asyncio.Runner() as other:
+        assert not other.run(begin())
+        assert target.features == ["token_endpoint"] * 2
+        assert not run_virtual(begin())  # beside it, and it goes on
+        assert target.num_trying == 1
+        other.run(discovery.aclose())
+        assert target.num_trying == 0
+    run_virtual(discovery.wait_for("token_endpoint"))
+    assert run_virtual(begin())
+
+
+def test_what_needs_no_trial_is_known() -> None:
+    """A target that cannot be tried, and a strategy that needs nothing."""
+
+    async def check() -> None:
+        shy = Shy(trial_s=1.0)
+        assert await Discovery(SimulatedTarget(TEXT)).is_done("token_endpoint")
+        await Discovery(SimulatedTarget(TEXT)).wait_for("token_endpoint")
+        assert await Discovery(shy).is_done(None)
+        await Discovery(shy).wait_for(None)
+        assert shy.features == []
+
+    run_virtual(check())
