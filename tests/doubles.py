@@ -23,6 +23,7 @@ from wire import served, text_chunks
 from llm_spec import LlmProvider
 
 __all__ = [
+    "KEY",
     "PIECES",
     "PROVIDERS",
     "TEXT",

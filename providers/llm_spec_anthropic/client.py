@@ -26,6 +26,7 @@ from anthropic import (
 )
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
+from llm_spec.event_loops import LoopOwned, PerLoop
 from llm_spec.failures import error_for_status
 
 __all__ = ["Events", "MessagesClient"]
@@ -56,25 +57,30 @@ Events = AsyncStream[object]
 class MessagesClient:
     """Opens streams. `name` and the address are what errors tell; the key is in none of them.
 
-    A `client` that is given stays the caller's, with its timeouts, but does not retry; otherwise one is made here and
-    closed by `aclose`.
+    A `client` that is given stays the caller's, with its timeouts, but does not retry, and belongs to one event loop;
+    otherwise each loop that sends requests has connections of its own, which are closed with the loop or by `aclose`.
     """
 
     def __init__(self, name: str, client: AsyncAnthropic | None, *, base_url: str | None, api_key: str | None) -> None:
         if client is not None and (base_url is not None or api_key is not None):
             raise ConfigError("client is given beside base_url or api_key; the client has its own")
         self._name = name
-        self._own = _own_client(base_url, api_key) if client is None else None
-        self._sdk = self._own or cast("AsyncAnthropic", client).with_options(max_retries=0)
+        self._sdk = _own_client(base_url, api_key) if client is None else client.with_options(max_retries=0)
+        self._unused = self._sdk if client is None else None  # for the first loop; it has no connections yet
+        self._own_clients = PerLoop(self._another) if client is None else None
+        self._given_loop = LoopOwned(
+            f"the client given to {name}", "give each loop a provider with a client of its own"
+        )
         self._secrets = [secret for secret in (self._sdk.api_key, self._sdk.auth_token) if secret]
 
     async def open(self, stack: AsyncExitStack, body: Mapping[str, Any]) -> Events:
         """Send a request; its stream, once the status is good. It is closed by the stack."""
+        client = await self._client_here()
         try:
-            sending = self._sdk.post("/v1/messages", body=body, cast_to=object, stream=True, stream_cls=Events)
+            sending = client.post("/v1/messages", body=body, cast_to=object, stream=True, stream_cls=Events)
             return await stack.enter_async_context(await sending)
-        except (TypeError, *_BROKEN) as error:
-            failed = self._failure(error, sending=True)
+        except (TypeError, RuntimeError, *_BROKEN) as error:
+            failed = self._given_loop.mismatch(error) or self._failure(error, sending=True)
         raise failed
 
     async def events(self, stream: Events) -> AsyncGenerator[dict[str, Any]]:
@@ -97,9 +103,12 @@ class MessagesClient:
                 await anext(stream, None)
 
     async def aclose(self) -> None:
-        """Close the client that was made here."""
-        if self._own is not None:
-            await self._own.close()
+        """Close the clients that were made here."""
+        unused, self._unused = self._unused, None
+        if unused is not None:
+            await unused.close()
+        if self._own_clients is not None:
+            await self._own_clients.aclose()
 
     def told(self, what: str) -> str:
         """One line that names the model and where it is, without the key if the server repeats it."""
@@ -110,6 +119,17 @@ class MessagesClient:
         return line
 
     # ------------------------------------------------------------------------------------------ inside
+
+    async def _client_here(self) -> AsyncAnthropic:
+        """The running loop's client."""
+        if self._own_clients is not None:
+            return await self._own_clients.get()
+        self._given_loop.check()
+        return self._sdk
+
+    def _another(self) -> AsyncAnthropic:
+        first, self._unused = self._unused, None
+        return first or self._sdk.with_options(http_client=_http_client())
 
     def _failure(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
         """What went wrong, as an error of this library."""
@@ -148,7 +168,7 @@ def _own_client(base_url: str | None, api_key: str | None) -> AsyncAnthropic:
         api_key=api_key,
         base_url=None if base_url is None else base_url.rstrip("/").removesuffix("/v1"),
         max_retries=0,
-        http_client=_http_client(Timeout(_IDLE_S, connect=_CONNECT_S)),
+        http_client=_http_client(),
     )
     has_key = client.api_key or client.auth_token or client.credentials
     if not has_key and not {"authorization", "x-api-key"} & {name.lower() for name in client.default_headers}:
@@ -158,8 +178,9 @@ def _own_client(base_url: str | None, api_key: str | None) -> AsyncAnthropic:
     return client
 
 
-def _http_client(timeout: Timeout) -> httpx2.AsyncClient:
+def _http_client() -> httpx2.AsyncClient:
     """On aiohttp where it is installed; without redirects, as a key goes where it was meant to go."""
+    timeout = Timeout(_IDLE_S, connect=_CONNECT_S)
     try:
         return DefaultAioHttpClient(timeout=timeout, follow_redirects=False)
     except RuntimeError:

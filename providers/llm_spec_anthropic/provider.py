@@ -31,9 +31,10 @@ class AnthropicProvider:
     """A Claude model, or a model behind a server that speaks Anthropic's messages at `base_url`.
 
     The SDK finds the key (`ANTHROPIC_API_KEY`) and address where they are not given; the key is in no repr, log or
-    error. A `client` that is given stays the caller's and keeps its timeouts, but its retries are off; otherwise one is
-    made here and closed by `aclose`. Requests raise InvalidRequestError for what the API calls invalid and for `min_p`,
-    `logit_bias` and penalties, which it lacks; TransientError for what may be asked again; TargetError for the rest.
+    error. Any number of event loops may use the provider, each has connections of its own. A `client` that is given
+    stays the caller's, belongs to one loop, and keeps its timeouts, but its retries are off. Requests raise
+    InvalidRequestError for what the API calls invalid and for `min_p`, `logit_bias` and penalties, which it lacks;
+    TransientError for what may be asked again; TargetError for the rest.
 
     There are no seeds: one that is asked for is not sent and has no effect. The API wants a limit: a request without
     `max_tokens` gets 32,000, or 4,096 for Claude 3, older ones and names that tell no version. Models up to 4.5

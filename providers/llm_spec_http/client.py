@@ -8,6 +8,7 @@ import aiohttp
 from yarl import URL
 
 from llm_spec import LlmSpecError, TargetError, TransientError
+from llm_spec.event_loops import LoopOwned, PerLoop
 from llm_spec.failures import error_for_status, status_in_stream
 from llm_spec.json_text import dumps, loads
 from llm_spec_http.dialects.base import Body
@@ -27,8 +28,9 @@ class MissingError(TargetError):
 class HttpClient:
     """Posts JSON to a server. `name` and `address` are what errors tell; the key is in none of them.
 
-    A `session` that is given stays the caller's; otherwise one is opened with the first request and closed by
-    `aclose`, both on the event loop that uses it. `keeps_alive`: whether a connection may be used again.
+    A `session` that is given stays the caller's, and belongs to one event loop; otherwise each loop that sends requests
+    has one of its own, which is closed with the loop or by `aclose`. `keeps_alive`: whether a connection may be used
+    again.
     """
 
     def __init__(
@@ -53,17 +55,19 @@ class HttpClient:
         if not keeps_alive:
             self._headers["Connection"] = "close"
         self._given_session = session
-        self._own_session: aiohttp.ClientSession | None = None
+        self._given_loop = LoopOwned(f"the session given to {name}", "leave it out, and each loop gets one of its own")
+        self._own_sessions = PerLoop(_new_session)
 
     async def open(self, path: str, body: Body, limits: aiohttp.ClientTimeout | None = None) -> aiohttp.ClientResponse:
         """Send a request; the response, once its status is good. The caller closes it (`async with`).
 
         A path that begins with a slash counts from the server's root, any other from the address that ends in /v1.
         Raises InvalidRequestError for what the server calls invalid (400, 413, 422), MissingError for a call that it
-        does not know, TargetError for everything else that goes wrong.
+        does not know, ConfigError for a session of another event loop, TargetError for everything else that goes wrong.
         """
+        session = await self._session()
         try:
-            response = await self._session().post(
+            response = await session.post(
                 self._url(path),
                 data=dumps(body),
                 headers=self._headers,
@@ -72,6 +76,8 @@ class HttpClient:
             )
         except (aiohttp.ClientError, ValueError) as error:
             raise self.broken(error) from error
+        except RuntimeError as error:
+            raise (self._given_loop.mismatch(error) or error) from error
         if response.status != 200:
             async with response:
                 await self._refuse(response)
@@ -86,10 +92,8 @@ class HttpClient:
                 raise self.broken(error) from error
 
     async def aclose(self) -> None:
-        """Close the session that was opened here."""
-        session, self._own_session = self._own_session, None
-        if session is not None:
-            await session.close()
+        """Close the sessions that were opened here."""
+        await self._own_sessions.aclose()
 
     async def ask(self, path: str, body: Body) -> dict[str, Any]:
         """As `call`, for an answer that is written meanwhile; raises also what the server reports in it."""
@@ -109,10 +113,10 @@ class HttpClient:
     def _checked(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
             raise TargetError(self.told(f"sent no JSON object: {str(answer)[:_QUOTED]}"))
-        answer = cast("dict[str, Any]", answer)
-        if answer.get("error"):
-            raise self._reported(answer)
-        return answer
+        fields = cast("dict[str, Any]", answer)
+        if fields.get("error"):
+            raise self._reported(fields)
+        return fields
 
     def _reported(self, answer: Any) -> LlmSpecError:
         """What a server said went wrong in the middle of its answer, as an error."""
@@ -138,14 +142,11 @@ class HttpClient:
             self._urls[path] = URL(f"{self._root}{path}" if path.startswith("/") else f"{self._address}/{path}")
         return self._urls[path]
 
-    def _session(self) -> aiohttp.ClientSession:
-        if self._given_session is not None:
-            return self._given_session
-        if self._own_session is None or self._own_session.closed:
-            self._own_session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
-            )
-        return self._own_session
+    async def _session(self) -> aiohttp.ClientSession:
+        if self._given_session is None:
+            return await self._own_sessions.get()
+        self._given_loop.check()
+        return self._given_session
 
     async def _refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
         try:
@@ -161,6 +162,10 @@ class HttpClient:
         if response.status in (404, 405, 501):
             raise MissingError(line)
         raise error_for_status(response.status, {k.lower(): v for k, v in response.headers.items()}, line)
+
+
+def _new_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
 
 
 def _error_text(answer: Any) -> str:

@@ -40,9 +40,10 @@ class HttpProvider:
     """A model at `base_url` (the address that ends in /v1), or at its dialect's own.
 
     `api_key` is by default taken from the environment variable that the vendor documents; it is in no repr, log or
-    error. A `session` that is given stays the caller's; otherwise one is opened with the first request and closed by
-    `aclose`, both on the event loop that uses the provider. Requests raise InvalidRequestError for what the server
-    calls invalid (400, 413, 422), TargetError for everything else that goes wrong.
+    error. Any number of event loops may use the provider, one after another or each in a thread of its own; each has
+    its own connections, which are closed with the loop or by `aclose`. A `session` that is given stays the caller's and
+    belongs to one loop. Requests raise InvalidRequestError for what the server calls invalid (400, 413, 422),
+    ConfigError for a session of another event loop, TargetError for everything else that goes wrong.
     """
 
     def __init__(

@@ -18,6 +18,7 @@ from openai import (
 )
 
 from llm_spec import ConfigError, LlmSpecError
+from llm_spec.event_loops import LoopOwned, PerLoop
 from llm_spec_openai.convert import Body
 from llm_spec_openai.failures import FAILURES, Address, failure_of
 
@@ -47,14 +48,21 @@ class ChatStream(AsyncStream[object]):
 
 
 class ChatClient:
-    """One model behind an SDK client, which stays open; `name` is what errors call it.
+    """One model behind an SDK client; `name` is what errors call it.
 
-    The SDK's own retries are off: a failure that may pass is a TransientError, and asking again is the caller's.
+    A client that is given (`is_given`) stays the caller's, and belongs to one event loop; otherwise each loop that
+    sends requests has connections of its own, which are closed with the loop or by `aclose`. The SDK's own retries are
+    off: a failure that may pass is a TransientError, and asking again is the caller's.
     """
 
-    def __init__(self, name: str, client: AsyncOpenAI) -> None:
+    def __init__(self, name: str, client: AsyncOpenAI, *, is_given: bool) -> None:
         is_azure = isinstance(client, AsyncAzureOpenAI)
         self._client = client.with_options(max_retries=0)
+        self._unused = None if is_given else self._client  # for the first loop; it has no connections yet
+        self._own_clients = None if is_given else PerLoop(self._another)
+        self._given_loop = LoopOwned(
+            f"the client given to {name}", "give each loop a provider with a client of its own"
+        )
         self._address = Address(
             name,
             str(client.base_url).rstrip("/"),
@@ -64,14 +72,26 @@ class ChatClient:
 
     async def open(self, stack: AsyncExitStack, body: Body) -> ChatStream:
         """Send a request; the JSON values of its answer's stream, once its status is good. The stack closes it."""
+        client = await self._client_here()
         try:
             # not `chat.completions.create`: that makes a pydantic model of every piece, which costs more than the rest
-            stream = await self._client.post(
+            stream = await client.post(
                 "/chat/completions", body=body, cast_to=object, stream=True, stream_cls=ChatStream
             )
-        except FAILURES as error:
-            raise self.failure(error) from None  # an SDK's error holds the request, and with it the key
+        except (RuntimeError, *FAILURES) as error:
+            mismatch = self._given_loop.mismatch(error)
+            if mismatch is None and not isinstance(error, FAILURES):
+                raise
+            raise mismatch or self.failure(error) from None  # an SDK's error holds the request, and with it the key
         return await stack.enter_async_context(stream)
+
+    async def aclose(self) -> None:
+        """Close the clients that were made here."""
+        unused, self._unused = self._unused, None
+        if unused is not None:
+            await unused.close()
+        if self._own_clients is not None:
+            await self._own_clients.aclose()
 
     def failure(self, error: Exception, text: str = "") -> LlmSpecError:
         """One of `FAILURES` in this library's words; `text` is what had come before."""
@@ -80,6 +100,17 @@ class ChatClient:
     def told(self, what: str) -> str:
         """One line that names the model and where it is."""
         return self._address.told(what)
+
+    async def _client_here(self) -> AsyncOpenAI:
+        """The running loop's client."""
+        if self._own_clients is not None:
+            return await self._own_clients.get()
+        self._given_loop.check()
+        return self._client
+
+    def _another(self) -> AsyncOpenAI:
+        first, self._unused = self._unused, None
+        return first or self._client.with_options(http_client=_http_client())
 
 
 def openai_client(base_url: str | None, api_key: str | None) -> AsyncOpenAI:

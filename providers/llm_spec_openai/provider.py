@@ -24,7 +24,8 @@ class OpenAIProvider:
     """A model at `base_url`, by default OpenAI's own address or OPENAI_BASE_URL.
 
     `api_key` is by default OPENAI_API_KEY; it is in no repr, log or error. A `client` that is given (of OpenAI or of
-    Azure) stays the caller's, with its own address, key and timeouts, its retries left out. `takes_predictions`:
+    Azure) stays the caller's, with its own address, key and timeouts, its retries left out, and belongs to one event
+    loop; otherwise any number of loops may use the provider. `takes_predictions`:
     whether the model takes predicted outputs; by default told by OpenAI's names of models, and never for Azure's of
     deployments. Requests raise InvalidRequestError for what the server calls invalid (400, 413, 422), TransientError
     for what may pass, TargetError for everything else that goes wrong.
@@ -41,16 +42,15 @@ class OpenAIProvider:
     ) -> None:
         if client is not None and (base_url is not None or api_key is not None):
             raise ConfigError("client is given, which has an address and a key; leave out base_url and api_key")
-        self._own: AsyncOpenAI | None = None
-        if client is None:
-            client = self._own = openai_client(base_url, api_key)
+        is_given = client is not None
+        client = client or openai_client(base_url, api_key)
         is_azure = isinstance(client, AsyncAzureOpenAI)
         if takes_predictions is None:
             takes_predictions = not is_azure and predicts(model)
         self.name = f"{'azure' if is_azure else 'openai'}:{model}"
         self.capabilities = Capabilities(tools=True, response_format=True, prediction=takes_predictions)
         self._model = model
-        self._client = ChatClient(self.name, client)
+        self._client = ChatClient(self.name, client, is_given=is_given)
 
     @classmethod
     def on_azure(
@@ -69,7 +69,7 @@ class OpenAIProvider:
         """
         client = azure_client(endpoint, api_key, api_version)
         provider = cls(deployment, client=client, takes_predictions=takes_predictions)
-        provider._own = client
+        provider._client = ChatClient(provider.name, client, is_given=False)
         return provider
 
     @asynccontextmanager
@@ -96,5 +96,4 @@ class OpenAIProvider:
         )
 
     async def aclose(self) -> None:
-        if self._own is not None:
-            await self._own.close()
+        await self._client.aclose()

@@ -59,7 +59,7 @@ def _is_whole(entry: Mapping[str, Any]) -> bool:
     own bytes it only tells among the likeliest ones.
     """
     own = (likely["bytes"] for likely in entry.get("top_logprobs") or () if likely["id"] == entry["id"])
-    return next(own, None) == entry["bytes"]
+    return bool(next(own, None) == entry["bytes"])
 
 
 def _next_token(answer: Mapping[str, Any]) -> NextToken:

@@ -1,0 +1,115 @@
+"""What belongs to an event loop, such as open connections, in objects that any number of loops may use; for providers.
+
+A program may call `asyncio.run` again and again, or run a loop in each of several threads, and keep its decoder: what a
+loop owns must not outlive it, and must never be used by another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Final, Generic, Protocol, TypeVar
+
+from llm_spec.errors import ConfigError
+
+__all__ = ["LoopOwned", "PerLoop"]
+
+
+class Closable(Protocol):
+    """Something that holds connections."""
+
+    async def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Closable)
+
+
+class PerLoop(Generic[T]):
+    """One of something for each event loop that uses it.
+
+    It is made where a loop first needs it, and closed with its loop or by `aclose`. Safe to use from several threads.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make: Final = make
+        self._lock: Final = threading.Lock()
+        self._held: Final[dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[T], T]]] = {}
+        self._closing: Final[set[asyncio.Task[None]]] = set()  # an event loop itself does not keep its tasks
+
+    async def get(self) -> T:
+        """That of the running loop."""
+        loop = asyncio.get_running_loop()
+        held = self._held.get(loop)
+        if held is None:
+            holder = self._hold(loop)
+            held = self._held[loop] = (holder, await anext(holder))
+            await self._close(self._ended_loops())
+        return held[1]
+
+    async def aclose(self) -> None:
+        """Close that of the running loop and what is left of ended ones; another running loop closes its own, soon."""
+        await self._close([asyncio.get_running_loop(), *self._ended_loops()])
+        for loop in list(self._held):
+            with suppress(RuntimeError):  # it has ended meanwhile
+                loop.call_soon_threadsafe(self._close_there, loop)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    async def _hold(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[T]:
+        """Keep it open. A generator, for `asyncio.run` and its like close those before they close their loop."""
+        with self._lock:
+            made = self._make()
+        try:
+            yield made
+        finally:
+            self._held.pop(loop, None)
+            await made.close()
+
+    def _ended_loops(self) -> list[asyncio.AbstractEventLoop]:
+        """Loops that were closed without closing their generators."""
+        return [loop for loop in list(self._held) if loop.is_closed()]
+
+    async def _close(self, loops: list[asyncio.AbstractEventLoop]) -> None:
+        for loop in loops:
+            held = self._held.pop(loop, None)
+            if held is not None and not loop.is_closed():
+                await held[0].aclose()
+            elif held is not None:
+                with suppress(Exception):  # there is nothing left of it that could be closed well
+                    await held[0].aclose()
+
+    def _close_there(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = loop.create_task(self._close([loop]))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+class LoopOwned:
+    """The loop of something that the caller made, which belongs to one loop: that of its first use.
+
+    `what` begins the errors, `advice` ends them.
+    """
+
+    def __init__(self, what: str, advice: str) -> None:
+        self._what = what
+        self._advice = advice
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def check(self) -> None:
+        """Call it before each use; raises ConfigError where another loop is still using it."""
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop and not self._loop.is_closed():
+            raise self._refusal()
+
+    def mismatch(self, error: BaseException) -> ConfigError | None:
+        """The error to raise instead of one of a use, where that has failed because its loop has ended."""
+        link: BaseException | None = error
+        while link is not None and not isinstance(link, RuntimeError):  # asyncio's own, which others hide
+            link = link.__cause__
+        return None if link is None or self._loop is asyncio.get_running_loop() else self._refusal()
+
+    def _refusal(self) -> ConfigError:
+        return ConfigError(f"{self._what} belongs to another event loop; {self._advice}")
