@@ -6,6 +6,7 @@ draft.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -30,7 +31,8 @@ class Baseline:
         # without evidence for a slope there is none
         self._first_s = CostLine(half_life=_ANSWERS, prior_ratio=1.0)
         self._token_s = CostAverage(half_life=_ANSWERS)
-        self._step_s = CostLine(half_life=_STEPS, prior_ratio=1.0)
+        # hiccups of this machine are part of an answer's time, with and without speculation
+        self._step_s = CostLine(half_life=_STEPS, prior_ratio=1.0, max_outlier=math.inf)
 
     @property
     def num_missing_steps(self) -> int:
@@ -56,7 +58,7 @@ class Baseline:
         """Add the plain steps among an answer's rounds."""
         position = num_prompt_tokens
         for report in rounds:
-            if not report.num_draft_tokens:
+            if not report.num_draft_tokens:  # what a draft took that had nothing to say is not the target's
                 self.num_steps += 1
                 self._step_s.update(1 + position // _POSITIONS, report.verify_s)
             position += report.num_emitted_tokens

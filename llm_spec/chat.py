@@ -369,13 +369,15 @@ class LocalTimes:
     """What an answer of a model in this process took besides its rounds; comes once, before the `Finish`.
 
     `prompt_s`: opening the target's session and reading the prompt. `open_draft_s`: opening the draft, which may read
-    the prompt, too. Both are seconds of this process's clock. `lookahead` is what the lookahead controller had measured
+    the prompt, too. `between_s`: from the end of a round to the beginning of the next, all together: text is decoded
+    and handed on. All are seconds of this process's clock. `lookahead` is what the lookahead controller had measured
     by then (`LookaheadController.describe`), empty without a draft.
     """
 
     prompt_s: float
     open_draft_s: float
     lookahead: Mapping[str, float] = field(default_factory=dict[str, float])
+    between_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ _JUDGED: Final = 1024.0  # of judged draft tokens
 _PRIOR_ACCEPTANCE: Final = 0.98  # a pair is given the benefit of the doubt, for a few tokens
 _PRIOR_TOKENS: Final = 10.0
 _PRIOR_TOKEN_S: Final = 0.02
+_MOST_TOKENS: Final = 1e6  # where tokens come all at once
 
 
 class PairFigures:
@@ -70,7 +71,7 @@ class PairFigures:
     @property
     def first_token_tokens(self) -> float:
         """How many tokens a stream writes while another waits for its first one."""
-        return (self.first_token_s.value or 0.0) / self.target_token_s
+        return min(_MOST_TOKENS, (self.first_token_s.value or 0.0) / self.target_token_s)
 
 
 class StreamWatch:

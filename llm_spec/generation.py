@@ -122,7 +122,8 @@ class Generation:
         self._rounds: DeviceRounds | None = None
         self._session: TokenSession | None = None
         self._num_draft_tokens = self._num_plain_steps = self._since_plain = 0
-        self.prompt_s = self.open_draft_s = 0.0
+        self.prompt_s = self.open_draft_s = self.between_s = 0.0
+        self._ended_at: float | None = None  # the last step
         self._seconds = _Seconds()
 
     def __enter__(self) -> Self:
@@ -176,10 +177,15 @@ class Generation:
 
     def step(self) -> TokenRound:
         """One whole round; at least one token, or `stopped_by` is set."""
+        if self._ended_at is not None:
+            self.between_s += time.perf_counter() - self._ended_at
         proposal = self.propose()
         if not proposal and self._rounds is not None and self._rounds.drafts:
-            return self._step_on_device(self._rounds)
-        return self.commit(proposal, self.verify(proposal))
+            done = self._step_on_device(self._rounds)
+        else:
+            done = self.commit(proposal, self.verify(proposal))
+        self._ended_at = time.perf_counter()
+        return done
 
     def propose(self) -> list[DraftToken]:
         """Ask the draft for guesses at the next tokens; empty when there is no draft or speculation would not pay.

@@ -93,7 +93,7 @@ def generate_events(
             stopped_by,
             None if drafter is None else Usage(output_tokens=generation.stats.num_draft_tokens),
         )
-        times = LocalTimes(generation.prompt_s, generation.open_draft_s, learned)
+        times = LocalTimes(generation.prompt_s, generation.open_draft_s, learned, generation.between_s)
         yield [*text.flush(), *fallbacks(), times, finish]
 
 

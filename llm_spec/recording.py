@@ -254,8 +254,10 @@ class Recording:
         steps_s = baseline.steps_s(num_prompt, num_tokens)
         if steps_s is None:
             return None
-        rounds_s = sum(report.draft_s + report.verify_s for report in self._rounds)
-        return max(0.0, total_s - self.consumer_s - self._local.open_draft_s - rounds_s) + steps_s
+        local, num_rounds = self._local, max(1, len(self._rounds))
+        rounds_s = sum(report.draft_s + report.verify_s for report in self._rounds) + local.between_s
+        others_s = max(0.0, total_s - self.consumer_s - local.open_draft_s - rounds_s)
+        return others_s + steps_s + num_tokens * local.between_s / num_rounds
 
 
 def _num_tokens(delta: TextDelta) -> int:

@@ -65,10 +65,12 @@ class HostedModel:
         self._read.append(prompt)
         pieces = split_pieces(self._text(request))
         predicted = _predicted(pieces, split_pieces(request.prediction or ""))
-        await asyncio.sleep(self._first_token_s + self._read_token_s * (len(prompt) - num_cached))
+        clock = asyncio.get_running_loop().time
+        at = clock() + self._first_token_s + self._read_token_s * (len(prompt) - num_cached)
         for index, piece in enumerate(pieces):
             if index:
-                await asyncio.sleep(self._predicted_token_s if predicted[index] else self._token_s)
+                at += self._predicted_token_s if predicted[index] else self._token_s
+            await asyncio.sleep(max(0.0, at - clock()))  # it writes on while its reader is busy
             yield TextDelta(piece)
         num_accepted = sum(predicted)
         num_rejected = len(split_pieces(request.prediction or "")) - num_accepted

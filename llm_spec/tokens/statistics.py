@@ -109,10 +109,19 @@ class CostLine:
     Plain steps and wider ones forget separately: a long stretch of one must not wipe out what is known of the other.
 
     The prior is one pseudo-observation, `cost(9) = prior_ratio * cost(1)`, of weight `prior_weight`; it has no scale,
-    so it holds in any unit and keeps the line determined when every width was the same.
+    so it holds in any unit and keeps the line determined when every width was the same. `max_outlier`: a time beyond so
+    many times the expected one counts as that much; infinity gives the true mean.
     """
 
-    def __init__(self, *, half_life: float, prior_ratio: float = 1.5, prior_weight: float = 0.1) -> None:
+    def __init__(
+        self,
+        *,
+        half_life: float,
+        prior_ratio: float = 1.5,
+        prior_weight: float = 0.1,
+        max_outlier: float = _OUTLIER,
+    ) -> None:
+        self._max_outlier = max_outlier
         self._keep = 0.5 ** (1.0 / half_life)
         self._tilt = (prior_ratio - 1.0) / 8.0
         self._prior = 64.0 * prior_weight
@@ -134,7 +143,7 @@ class CostLine:
         """Add a forward of `width` tokens (at least 1)."""
         x = width - 1
         known = self._alone[0] + self._wide[0]
-        keep, y = _judge(seconds, self._base + self._slope * x if known else None)
+        keep, y = _judge(seconds, self._base + self._slope * x if known else None, self._max_outlier)
         if keep < 1.0:
             self._alone = [keep * value for value in self._alone]
             self._wide = [keep * value for value in self._wide]
@@ -162,10 +171,10 @@ class CostLine:
         self._base = max(self._base, 0.05 * mean)
 
 
-def _judge(seconds: float, expected: float | None) -> tuple[float, float]:
+def _judge(seconds: float, expected: float | None, max_outlier: float = _OUTLIER) -> tuple[float, float]:
     """How far to keep earlier evidence, and the time to add to it."""
     if expected is None:
         return 1.0, seconds
     if seconds < _REFUTED * expected:
         return _DOUBT, seconds
-    return 1.0, min(seconds, _OUTLIER * expected)
+    return 1.0, min(seconds, max_outlier * expected)
