@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Final
 
 from llm_spec._clock import clock
+from llm_spec.baseline import count_characters
 from llm_spec.chat import ChatMessage, ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
@@ -93,6 +94,7 @@ class _Judging:
         self._config = config
         self._figures = figures
         self._clock = clock()
+        self._began_s = self._clock()
         self._news = asyncio.Event()
         self._feed = DraftFeed(
             draft,
@@ -118,6 +120,9 @@ class _Judging:
     async def events(self) -> AsyncGenerator[StreamEvent]:
         """The answer."""
         for index in range(self._config.judge.max_rounds):
+            self._fallback = self._find_lag()
+            if self._fallback is not None:
+                break
             started_s = self._clock()
             await self._draft_more()
             passages = self._draft.open_passages
@@ -150,6 +155,14 @@ class _Judging:
         await self._feed.aclose()
 
     # ---------------------------------------------------------------------------------------- judging
+
+    def _find_lag(self) -> str | None:
+        """How far the answer has fallen behind the target's own pace; None: not, or that was not measured yet."""
+        alone_s = self._figures.baseline.answer_s(count_characters(self._request), self._num_tokens)
+        taken_s = self._clock() - self._began_s
+        if not self._text or alone_s is None or taken_s <= alone_s:
+            return None
+        return f"slower: judging took {taken_s:.3g} s for what takes the target alone {alone_s:.3g} s"
 
     async def _draft_more(self) -> None:
         """What the draft says comes next, as far as it is shown at once, where nothing is left to be decided."""

@@ -31,6 +31,7 @@ from llm_spec.strategies.verdict import Verdict, parse_verdict, printed, split_p
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.hosted import _read_question  # pyright: ignore[reportPrivateUsage]
+from llm_spec.testing.simulated import SimulatedDraft
 
 Respond = Callable[[dict[str, Any]], str]
 NONCE = "0123abcd"
@@ -109,6 +110,32 @@ def test_a_wrong_passage_is_replaced(line: int) -> None:
     assert not any(a < start + len(written) and start < b for a, b in result.approved_spans)
     assert sum(b - a for a, b in result.approved_spans) == len(TRUE) - len(written)
     assert len(judge.questions) == 2
+
+
+def test_judging_ends_when_it_falls_behind_the_target_alone() -> None:
+    """Once the target's own pace is known (from the second answer on), a slow draft is judged once, and it is said."""
+    wrong = TRUE.replace("The sky is blue.", "This is wrong.")
+
+    async def run() -> tuple[list[SpeculativeResult], list[int]]:
+        judge = Judge(delay_first_s=0.1, delay_piece_s=0.01, **ALONE)
+        draft = SimulatedDraft(wrong, 1.0, 0, token_s=0.2)
+        config = SpeculativeConfig(strategy="judge", judge=JudgeConfig(min_accepted=0.0))
+        decoder = SpeculativeDecoder(draft, judge.provider, config)
+        results: list[SpeculativeResult] = []
+        num_questions: list[int] = []
+        for _ in range(3):
+            results.append(await decoder.decode("What do you know?"))
+            num_questions.append(len(judge.questions))
+        return results, num_questions
+
+    (unmeasured, baseline, measured), num_questions = run_virtual(run())
+    assert {unmeasured.content, baseline.content, measured.content} == {TRUE}
+    assert baseline.plain_reason == "baseline"
+    assert num_questions == [2, 2, 3]
+    assert not unmeasured.fallbacks
+    assert measured.fallbacks[0].startswith("slower: judging took")
+    assert measured.speedup is not None
+    assert measured.speedup < 1.0
 
 
 def test_a_useless_draft_is_given_up() -> None:
