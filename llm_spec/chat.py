@@ -51,13 +51,13 @@ StoppedBy = Literal[
     "stop_string",
     "tool_calls",
     "content_filter",
-    "max_tokens",  # the request's own limit
+    "max_tokens",  # the request's own limit, where the answer has so many tokens
     "max_total_tokens",  # the decoder's limits …
     "max_iterations",
     "budget",
     "deadline",
     "context_length",  # the model's window is full
-]
+]  # none of them beside "length": a limit of the server's own
 Origin = Literal["plain", "accepted", "correction", "bonus"]
 # What holds for a text, strongest first. exact: the target's own output, the same greedy text and the same distribution
 # when sampling. exact-text: the same, where the target tokenizes its own earlier text again. judged: the target has
@@ -262,7 +262,8 @@ class Usage:
     """Tokens as the provider counted them; addition adds field by field.
 
     `extra_input_tokens` and `cancelled_output_tokens` are those of the input and output that the target alone would not
-    have read or written (`race`, `probe`, `judge`); `approved_output_tokens` it would have written, but only approved.
+    have read or written (`race`, `probe`, `judge`); `approved_output_tokens` it would have written, but only approved
+    (`judge`) or rated (`score`). `free_output_tokens` are those of a draft's output that no model wrote (`lookup`).
     """
 
     input_tokens: int = 0
@@ -274,6 +275,7 @@ class Usage:
     extra_input_tokens: int = 0
     cancelled_output_tokens: int = 0
     approved_output_tokens: int = 0
+    free_output_tokens: int = 0
 
     @property
     def answer_tokens(self) -> int:

@@ -10,10 +10,10 @@ from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, TargetError
-from llm_spec.money import PRICES_AS_OF, Price, find_price, read_price
+from llm_spec.money import FREE, PRICES_AS_OF, Price, find_price, read_price
 from llm_spec.plan import PLANNED, Estimate, Situation, Speed, break_even, estimate
 from llm_spec.provider import LlmProvider
-from llm_spec.registry import open_provider
+from llm_spec.registry import model_parts, open_provider
 
 __all__ = ["add_plan", "print_plan", "read_situation"]
 
@@ -53,7 +53,7 @@ async def read_situation(arguments: argparse.Namespace) -> tuple[Situation, tupl
         target=_speed(arguments.target_first_token_s, arguments.target_tokens_per_s, "--target-tokens-per-s"),
         draft=_speed(arguments.draft_first_token_s, arguments.draft_tokens_per_s, "--draft-tokens-per-s"),
         target_price=_listed(arguments.target_price, arguments.target),
-        draft_price=_listed(arguments.draft_price, arguments.draft),
+        draft_price=_listed(arguments.draft_price, *model_parts(arguments.draft)),
         max_concurrent_streams=arguments.streams,
     )
     if arguments.measure is not None:
@@ -114,8 +114,12 @@ def _speed(first_token_s: float, tokens_per_s: float, option: str) -> Speed:
     return Speed(first_token_s=first_token_s, token_s=1.0 / tokens_per_s)
 
 
-def _listed(argument: str | None, name: str) -> Price | None:
-    return find_price(name, {}) if argument is None else read_price(argument)
+def _listed(argument: str | None, *names: str) -> Price | None:
+    """The price given, else that of the models of these names, if it is one."""
+    if argument is not None:
+        return read_price(argument)
+    found = {find_price(name, {}) for name in names}
+    return found.pop() if len(found) == 1 else None if found else FREE
 
 
 async def _measured(situation: Situation, target_name: str, draft_name: str, prompt: str) -> Situation:

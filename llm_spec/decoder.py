@@ -45,7 +45,8 @@ from llm_spec.errors import (
     UnsupportedError,
     one_line,
 )
-from llm_spec.money import Budget, Spending, find_price
+from llm_spec.metering import MeteredDraft, MeteredTarget
+from llm_spec.money import Budget, Spending, find_draft_price, find_price
 from llm_spec.planner import Planner
 from llm_spec.provider import Capabilities, ChunkStreaming, DraftProvider, LlmProvider, complete_from_stream
 from llm_spec.recording import Recording
@@ -108,13 +109,9 @@ class SpeculativeDecoder:
     def _set(self, config: SpeculativeConfig) -> None:
         self.config = config
         self._draft = self._guarded(self._bare_draft)
-        self._spending = self._spending_on(None if self._draft is None else self._draft.name)
-
-    def _spending_on(self, draft_name: str | None) -> Spending:
-        config = self.config
-        return Spending(
+        self._spending = Spending(
             target=find_price(self._target.name, config.prices),
-            draft=None if draft_name is None else find_price(draft_name, config.prices),
+            draft=None if self._bare_draft is None else find_draft_price(self._bare_draft, config.prices),
             budget=config.budget,
             for_each=partial(Budget, max_tokens=config.max_request_tokens, max_cost=config.max_request_cost),
         )
@@ -247,9 +244,10 @@ class SpeculativeDecoder:
         recording, seconds = Recording(request), clock()
         if affordable == 0:
             nothing = Finish("length", Usage(), "budget")
+            recording.add(nothing)
             yield SpeculativeFinish.of(nothing, self._result(nothing, recording, Choice(PLAIN, "budget")))
             return
-        upstream = Upstream(self._target, self.config, recording, self._breaker)
+        upstream = Upstream(MeteredTarget(self._target, recording.target_meter), self.config, recording, self._breaker)
         choosing = choose_strategy(
             self._draft, self._target, request, self.config, self._planner, discovery=self._discovery
         )
@@ -275,8 +273,7 @@ class SpeculativeDecoder:
             raise
         finally:
             if self._spending.is_bounded:
-                taken = recording.finish or Finish("stop")
-                self._spending.charge(taken.usage or recording.estimated_usage(), taken.draft_usage)
+                self._spending.charge(recording.target_meter.usage, recording.draft_usage)
         finish = self._finish(recording, upstream, asked)
         yield SpeculativeFinish.of(finish, self._conclude(choice, recording, upstream, finish))
 
@@ -341,8 +338,9 @@ class SpeculativeDecoder:
 
     def _verified(self, strategy: Strategy, request: ChatRequest, upstream: Upstream) -> AsyncGenerator[StreamEvent]:
         """The answer's events, up to its Finish or the deadline."""
-        run: Run = partial(strategy.run, self._draft, self._target, request, self.config, self._planner.figures)
-        plain = partial(PLAIN.run, None, self._target, request, self.config, self._planner.figures)
+        draft = None if self._draft is None else MeteredDraft(self._draft, upstream.recording.draft_meter)
+        run: Run = partial(strategy.run, draft, upstream.target, request, self.config, self._planner.figures)
+        plain = partial(PLAIN.run, None, upstream.target, request, self.config, self._planner.figures)
         if strategy is PLAIN and self._can_speculate:  # what speculation gives will be compared with this
             run = partial(time_arrivals, run, self._planner.figures, request)
         return upstream.events(run, plain)
@@ -356,16 +354,20 @@ class SpeculativeDecoder:
             raise TargetError(
                 f"{self._target.name} ended its stream without a finish reason", partial_text=recording.content
             )
-        by_cap = finish.finish_reason == "length" and finish.stopped_by in (None, "max_tokens")
-        if by_cap and recording.request.max_tokens is not None:
-            return replace(finish, stopped_by=self._cap(recording.request.max_tokens, asked.max_tokens))
+        if finish.finish_reason == "length" and finish.stopped_by in (None, "max_tokens"):
+            return replace(finish, stopped_by=self._reached(recording, asked.max_tokens))
         return finish
 
-    def _cap(self, reached: int, asked: int | None) -> StoppedBy:
-        """Which limit of tokens it was."""
-        if reached == asked:
-            return "max_tokens"
-        return "max_total_tokens" if reached == self.config.max_total_tokens else "budget"
+    def _reached(self, recording: Recording, asked: int | None) -> StoppedBy | None:
+        """Which limit of tokens an answer came up to; None: one that only the target's server knows."""
+        cap, num_tokens = recording.request.max_tokens, recording.num_counted_tokens
+        if cap is not None and (num_tokens is None or num_tokens >= cap):
+            if cap == asked:
+                return "max_tokens"
+            return "max_total_tokens" if cap == self.config.max_total_tokens else "budget"
+        length = self._target.capabilities.context_length
+        is_full = length is not None and recording.target_meter.num_prompt_tokens + (num_tokens or 0) >= length
+        return "context_length" if is_full else None
 
     def _log_start(self, strategy: Strategy, request: ChatRequest, upstream: Upstream) -> None:
         if not is_logged():

@@ -17,7 +17,15 @@ from llm_spec.drafting.model import ProviderDraft
 from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits, TokenRound
 from llm_spec.grammar import open_constraint
-from llm_spec.provider import AdmittingModel, DeviceRounds, RoundModel, TokenDrafter, Tokenizer, TokenModel
+from llm_spec.provider import (
+    AdmittingModel,
+    DeviceRounds,
+    RoundModel,
+    TokenDrafter,
+    Tokenizer,
+    TokenModel,
+    is_free,
+)
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.rules import AcceptanceName, make_rule
@@ -87,11 +95,13 @@ def generate_events(
         learned = {} if drafter is None else dict(generation.lookahead.describe())
         generation.close_draft()  # here, so that a failure can still be reported
         stopped_by: StoppedBy = "stop_string" if text.stopped else generation.stopped_by or "max_tokens"
+        num_drafted = generation.stats.num_draft_tokens
+        drafted = Usage(output_tokens=num_drafted, free_output_tokens=num_drafted if is_free(drafter) else 0)
         finish = Finish(
             "stop" if stopped_by in ("eos", "stop_string") else "length",
             Usage(input_tokens=len(prompt_ids), output_tokens=text.num_tokens),
             stopped_by,
-            None if drafter is None else Usage(output_tokens=generation.stats.num_draft_tokens),
+            None if drafter is None else drafted,
         )
         times = LocalTimes(generation.prompt_s, generation.open_draft_s, learned, generation.between_s)
         yield [*text.flush(), *fallbacks(), times, finish]

@@ -7,7 +7,7 @@ Prices are those of vendors' lists in US dollars, as of the date in `PRICES_AS_O
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -15,8 +15,20 @@ from typing import Final
 from llm_spec._checks import check_number
 from llm_spec.chat import Usage
 from llm_spec.errors import ConfigError
+from llm_spec.provider import DraftProvider, is_free
 
-__all__ = ["PRICES", "PRICES_AS_OF", "Budget", "Cost", "Price", "Spending", "find_price", "read_price"]
+__all__ = [
+    "FREE",
+    "PRICES",
+    "PRICES_AS_OF",
+    "Budget",
+    "Cost",
+    "Price",
+    "Spending",
+    "find_draft_price",
+    "find_price",
+    "read_price",
+]
 
 _PER: Final = 1e6
 _DATE: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}\Z")
@@ -39,7 +51,8 @@ class Price:
         cached_price = self.input if self.cached_input is None else self.cached_input
         cached = min(usage.cached_input_tokens, usage.input_tokens)
         fresh = usage.input_tokens - cached
-        return (fresh * self.input + cached * cached_price + usage.output_tokens * self.output) / _PER
+        output = usage.output_tokens - usage.free_output_tokens
+        return (fresh * self.input + cached * cached_price + output * self.output) / _PER
 
 
 PRICES_AS_OF: Final = "2026-11"
@@ -55,20 +68,30 @@ PRICES: Final[Mapping[str, Price]] = MappingProxyType(
 )
 
 
-_FREE: Final = Price(input=0.0, output=0.0)
-_NO_MODELS: Final = frozenset({"given-text", "lookup"})  # drafts that are only copied
+FREE: Final = Price(input=0.0, output=0.0)  # of what no model writes
 
 
 def find_price(provider_name: str, prices: Mapping[str, Price]) -> Price | None:
     """The price of a provider such as `openai:gpt-4.1`: the caller's by name or model, else the list's by model.
 
-    A model's dated version has the price of the model. A draft that is no model costs nothing.
+    A model's dated version has the price of the model.
     """
-    if provider_name in _NO_MODELS and provider_name not in prices:
-        return _FREE
     model = provider_name.partition(":")[2] or provider_name
     names = (provider_name, model, _DATE.sub("", model))
     return next((table[name] for table in (prices, PRICES) for name in names if name in table), None)
+
+
+def find_draft_price(draft: DraftProvider, prices: Mapping[str, Price]) -> Price | None:
+    """The price of what a draft's model reads and writes; a draft that asks no model costs nothing (`is_free`).
+
+    Of several drafts joined (`parts`) it is that of those that ask one; None where these have different prices.
+    """
+    parts: Sequence[DraftProvider] = getattr(draft, "parts", ())
+    if draft.name in prices or not parts:
+        price = find_price(draft.name, prices)
+        return FREE if price is None and is_free(draft) else price
+    found = {find_draft_price(part, prices) for part in parts if not is_free(part)}
+    return found.pop() if len(found) == 1 else None if found else FREE
 
 
 def read_price(text: str) -> Price:
@@ -117,6 +140,11 @@ def _plain_usage(usage: Usage) -> Usage:
         output_tokens=usage.answer_tokens,
         cached_input_tokens=max(0, usage.cached_input_tokens - usage.extra_input_tokens),  # it reads the prompt once
     )
+
+
+def _num_paid_tokens(usage: Usage) -> int:
+    """Tokens that a model read or wrote."""
+    return usage.input_tokens + usage.output_tokens - usage.free_output_tokens
 
 
 class Budget:
@@ -200,16 +228,16 @@ class Spending:
         if self._budget is None:
             return
         cost = 0.0 if self._target is None else self._target.of(usage)
-        num_tokens = usage.input_tokens + usage.output_tokens
+        num_tokens = _num_paid_tokens(usage)
         if draft_usage is not None:
             cost += 0.0 if self._draft is None else self._draft.of(draft_usage)
-            num_tokens += draft_usage.input_tokens + draft_usage.output_tokens
+            num_tokens += _num_paid_tokens(draft_usage)
         self._budget.spend(num_tokens, cost)
 
     def cost(self, usage: Usage | None, draft_usage: Usage | None, *, has_drafted: bool) -> Cost:
         """The cost of an answer by its usage; a draft that was not asked cost nothing."""
         draft = None if self._draft is None or draft_usage is None else self._draft.of(draft_usage)
-        if not has_drafted or self._draft == _FREE:
+        if not has_drafted or self._draft == FREE:
             draft = 0.0
         if usage is None or self._target is None:
             return Cost(target=None, draft=draft, plain=None)

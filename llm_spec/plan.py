@@ -13,7 +13,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from llm_spec._checks import check_number
-from llm_spec.chat import ChatRequest, Usage
+from llm_spec.chat import ChatRequest
 from llm_spec.config import JudgeConfig, SpeculativeConfig, StrategyName
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError
@@ -132,10 +132,7 @@ def _answered(strategy: StrategyName, situation: Situation, seed: int) -> tuple[
     draft = None if strategy == "plain" else _draft(strategy, situation, answer, seed)
     request = ChatRequest.create(prompt, temperature=0.0)
     result = run_virtual(SpeculativeDecoder(draft, target, config).decode(request))
-    if result.cost.total is None or draft is None or situation.draft_price is None:
-        return result.timings.total_s, result.cost.total
-    read = Usage(input_tokens=situation.context)  # which a simulated draft does not tell; further calls find it cached
-    return result.timings.total_s, result.cost.total + situation.draft_price.of(read)
+    return result.timings.total_s, result.cost.total
 
 
 def _target(strategy: StrategyName, situation: Situation, answer: str) -> LlmProvider:

@@ -63,6 +63,7 @@ __all__ = [
     "Tokenizer",
     "add_call",
     "complete_from_stream",
+    "is_free",
     "read_prompt",
 ]
 
@@ -106,12 +107,16 @@ class LlmProvider(Protocol):
 
 
 class DraftPiece(NamedTuple):
-    """The next piece of a draft. `token_ids` where the draft knows them; the last piece has a `finish_reason`."""
+    """The next piece of a draft. `token_ids` where the draft knows them; the last piece has a `finish_reason`.
+
+    `is_free`: no model wrote it, though others of the same draft may be a model's.
+    """
 
     text: str
     token_ids: tuple[int, ...] | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    is_free: bool = False
 
 
 @runtime_checkable
@@ -119,7 +124,8 @@ class DraftProvider(Protocol):
     """Where guesses at the answer come from. It may be wrong, slow or broken: the answer never depends on it.
 
     One that answers from the start whatever `request.prefix` says has an attribute `continues_prefix = False`: what it
-    wrote is then realigned with the answer instead of asking it again.
+    wrote is then realigned with the answer instead of asking it again. One that asks no model has an attribute
+    `is_free = True`: what it drafts costs nothing.
     """
 
     @property
@@ -133,6 +139,11 @@ class DraftProvider(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+def is_free(draft: object) -> bool:
+    """Whether a draft asks no model, as it says itself."""
+    return bool(getattr(draft, "is_free", False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +192,7 @@ class ProviderEntry:
 
     `load(model, base_url)` makes it; model is "" and base_url None where the string has none. `load_with_key` takes an
     API key besides; None: it has no use for one. `requires` are import names that `install` (a command) brings.
+    `is_free`: a draft that asks no model.
     """
 
     load: Callable[[str, str | None], LlmProvider | DraftProvider]
@@ -188,6 +200,7 @@ class ProviderEntry:
     load_with_key: Callable[[str, str | None, str], LlmProvider | DraftProvider] | None = None
     requires: tuple[str, ...] = ()
     install: str = ""
+    is_free: bool = False
 
     @property
     def missing(self) -> tuple[str, ...]:

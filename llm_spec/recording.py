@@ -24,7 +24,8 @@ from llm_spec.chat import (
     Usage,
     Weakened,
 )
-from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
+from llm_spec.drafting.pieces import count_tokens
+from llm_spec.metering import Meter, count_answer_tokens
 from llm_spec.money import Spending
 from llm_spec.provider import add_call
 from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
@@ -37,12 +38,17 @@ _Comparison: TypeAlias = tuple[float, str] | tuple[None, None]
 
 
 class Recording:
-    """One request's events, added as they come; the event loop's clock starts when it is made."""
+    """One request's events, added as they come; the event loop's clock starts when it is made.
+
+    Its target and its draft are to be called through `target_meter` and `draft_meter`.
+    """
 
     def __init__(self, request: ChatRequest) -> None:
         self.request = request
         self.promise = Promise("exact", same_text=True)  # of the strategy, as it was chosen
         self.finish: Finish | None = None
+        self.target_meter = Meter(request)
+        self.draft_meter = Meter(request)
         self._clock = clock()
         self._started = self._clock()
         self.consumer_s = 0.0  # that the consumer of the events took
@@ -54,7 +60,8 @@ class Recording:
         self._fallbacks: list[str] = []
         self._retries: list[Retry] = []
         self._weakened: list[Weakened] = []
-        self._num_others = 0  # pieces that are no text
+        self._others: list[StreamEvent] = []  # of the answer, but not text
+        self._num_before = 0  # tokens that came before the answer last broke off
         self._local = LocalTimes(0.0, 0.0)
 
     @property
@@ -64,16 +71,58 @@ class Recording:
 
     @property
     def _num_tokens(self) -> int:
-        return sum(map(_num_tokens, self._texts))
+        return sum(map(count_tokens, self._texts)) + sum(map(count_answer_tokens, self._others))
 
     @property
     def has_begun(self) -> bool:
         """Whether anything of the answer has been emitted."""
         return bool(self._texts or self._reasoning or self._calls)
 
-    def estimated_usage(self) -> Usage:
-        """What the answer took so far, where nobody counts: text in pieces that stand for tokens."""
-        return Usage(input_tokens=num_prompt_pieces(self.request), output_tokens=self._num_tokens + self._num_others)
+    @property
+    def is_continued(self) -> bool:
+        """Whether the answer broke off and went on by another call."""
+        return any(retry.is_continued for retry in self._retries)
+
+    @property
+    def num_counted_tokens(self) -> int | None:
+        """Tokens of the answer, where they were counted or have ids; None: only their text is known."""
+        usage = None if self.finish is None else self.finish.usage
+        if usage is not None:
+            return self._num_before + usage.output_tokens + usage.approved_output_tokens
+        has_ids = not self._others and all(delta.token_ids is not None for delta in self._texts)
+        return self._num_tokens if has_ids else None
+
+    @property
+    def usage(self) -> Usage | None:
+        """What all calls of the target read and wrote, and what of that it would not have alone.
+
+        None where the only call came to its end and was not counted.
+        """
+        meter = self.target_meter
+        counted = None if self.finish is None else self.finish.usage
+        if not meter.num_calls or (counted is None and not self.is_continued and meter.is_uncounted):
+            return counted
+        total, own = meter.usage, counted or Usage()
+        num_own, num_approved = own.output_tokens, own.approved_output_tokens
+        if counted is None:
+            num_own = self._num_tokens - self._num_before
+        if self.promise.guarantee == "judged" and (counted is None or self.is_continued):
+            num_approved = sum(count_tokens(delta) for delta in self._texts if delta.origin == "accepted")
+            num_own -= num_approved
+        num_own = total.output_tokens if meter.num_calls == 1 else self._num_before + num_own
+        return replace(
+            total,
+            extra_input_tokens=own.extra_input_tokens + max(0, total.input_tokens - meter.num_prompt_tokens),
+            cancelled_output_tokens=own.cancelled_output_tokens + max(0, total.output_tokens - num_own),
+            approved_output_tokens=num_approved,
+        )
+
+    @property
+    def draft_usage(self) -> Usage | None:
+        """What all calls of the draft read and wrote; None: it was not called."""
+        if self.draft_meter.num_calls:
+            return self.draft_meter.usage
+        return None if self.finish is None else self.finish.draft_usage
 
     @property
     def is_full(self) -> bool:
@@ -117,10 +166,10 @@ class Recording:
             return
         match event:
             case ReasoningDelta():
-                self._num_others += 1
+                self._others.append(event)
                 self._reasoning.append(event.text)
             case ToolCallDelta():
-                self._num_others += 1
+                self._others.append(event)
                 self._calls[event.index] = add_call(self._calls.get(event.index), event)
             case Finish():
                 self.finish = event
@@ -135,6 +184,7 @@ class Recording:
                 self._fallbacks.append(event.reason)
             case Retry():
                 self._retries.append(event)
+                self._num_before = self._num_tokens
             case Weakened():
                 self._weakened.append(event)
             case LocalTimes():
@@ -179,9 +229,7 @@ class Recording:
         total_s = self._clock() - self._started
         stats = SpeculativeStats.of_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
         promise = self._kept_promise()
-        usage = finish.usage
-        if any(retry.is_continued for retry in self._retries):
-            usage = None  # what was counted is the last part alone
+        usage, draft_usage = self.usage, self.draft_usage
         reason, detail = self._plain_reason(choice)
         plain_s, basis = self._compare(choice, usage, total_s, baseline)
         return SpeculativeResult(
@@ -203,13 +251,13 @@ class Recording:
                 verify_s=stats.verify_s,
             ),
             usage=usage,
-            draft_usage=finish.draft_usage,
+            draft_usage=draft_usage,
             fallbacks=tuple(self._fallbacks),
             retries=tuple(retry.reason for retry in self._retries),
             tool_calls=tuple(call for _, call in sorted(self._calls.items())),
             reasoning="".join(self._reasoning),
             approved_spans=self._approved_spans() if promise.guarantee == "judged" else (),
-            cost=spending.cost(usage, finish.draft_usage, has_drafted=draft is not None),
+            cost=spending.cost(usage, draft_usage, has_drafted=draft is not None),
             plain_s=plain_s,
             speedup_basis=basis,
             plain_reason=reason,
@@ -235,7 +283,7 @@ class Recording:
             return None, None  # there was nothing to gain
         if choice.strategy.name == "plain":
             return total_s, "itself: it is the target's own answer"
-        num_tokens = self._num_tokens + self._num_others
+        num_tokens = self._num_tokens
         if usage is not None:
             num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)
         if choice.strategy.name == "tokens":
@@ -258,10 +306,3 @@ class Recording:
         rounds_s = sum(report.draft_s + report.verify_s for report in self._rounds) + local.between_s
         others_s = max(0.0, total_s - self.consumer_s - local.open_draft_s - rounds_s)
         return others_s + steps_s + num_tokens * local.between_s / num_rounds
-
-
-def _num_tokens(delta: TextDelta) -> int:
-    """How many tokens a piece of text is: as it tells, else one where a target streams, else roughly."""
-    if delta.token_ids is not None:
-        return len(delta.token_ids)
-    return 1 if delta.origin == "plain" else len(split_pieces(delta.text))

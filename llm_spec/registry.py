@@ -19,7 +19,7 @@ from llm_spec.provider import DraftProvider, LlmProvider, ProviderEntry
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["NamedProvider", "ProviderSpec", "open_draft", "open_provider", "registered_providers"]
+__all__ = ["NamedProvider", "ProviderSpec", "model_parts", "open_draft", "open_provider", "registered_providers"]
 
 _GROUP: Final = "llm_spec.providers"
 _SPEC: Final = re.compile(r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.+))?)?", re.DOTALL)
@@ -79,6 +79,13 @@ def open_draft(text: str, named: Mapping[str, NamedProvider] = _NOT_NAMED) -> Dr
     opened = [_open(part, points, named) for part in _joined(text, points.keys() | named.keys())]
     drafts = [ProviderDraft(d) if isinstance(d, LlmProvider) else d for d in opened]
     return drafts[0] if len(drafts) == 1 else JoinedDraft(*drafts)
+
+
+def model_parts(text: str) -> list[str]:
+    """The parts of a draft's string that ask a model; of one that nothing installed registers, the whole."""
+    points = _entry_points()
+    parts = [(part, points.get(part.partition(":")[0])) for part in _joined(text, points.keys())]
+    return [part for part, point in parts if point is None or not _entry(point).is_free]
 
 
 def _joined(text: str, names: AbstractSet[str]) -> list[str]:

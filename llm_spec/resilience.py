@@ -19,7 +19,7 @@ from llm_spec._clock import clock, now
 from llm_spec.chat import ChatRequest
 from llm_spec.config import RetryPolicy
 from llm_spec.errors import CircuitOpenError, ConfigError, DraftError, TransientError
-from llm_spec.provider import DraftPiece, DraftProvider
+from llm_spec.provider import DraftPiece, DraftProvider, is_free
 
 __all__ = ["CircuitBreaker", "ConcurrencyLimit", "GuardedDraft", "asked_again", "within"]
 
@@ -338,6 +338,11 @@ class GuardedDraft:
     def continues_prefix(self) -> bool:
         """As the draft itself."""
         return bool(getattr(self._draft, "continues_prefix", True))
+
+    @property
+    def is_free(self) -> bool:
+        """As the draft itself."""
+        return is_free(self._draft)
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:

@@ -159,8 +159,10 @@ class SpeculativeResult:
     """A whole answer, how it came about, and what it took.
 
     `guarantee` is the strategy's promise, or what was left of it (`Weakened`). `same_text`: with this seed (or
-    greedily) the target alone would have given this very text, on this machine. `usage` is the target's, `draft_usage`
-    the draft's, None where not counted.
+    greedily) the target alone would have given this very text, on this machine. `usage` is what
+    all calls of the target read and wrote, `draft_usage` what those of the draft did, None where not counted. Calls
+    that their providers counted are as they said; those that broke or were left count what was sent and what came.
+    `stopped_by` is None where the target did not say what ended the answer, or ended it by a limit of its own.
     `approved_spans`: from and to which character of `content` the target approved what it did not write (`judge`).
     `fallbacks` say why drafts were given up, `retries` why the target was asked again.
     `plain_s` is what the target alone takes for this answer, by the measurement that `speedup_basis` names; None: not
@@ -293,4 +295,4 @@ class SpeculativeFinish(Finish):
     @classmethod
     def of(cls, finish: Finish, result: SpeculativeResult) -> SpeculativeFinish:
         """A strategy's end with the result."""
-        return cls(finish.finish_reason, finish.usage, finish.stopped_by, finish.draft_usage, result)
+        return cls(finish.finish_reason, result.usage, finish.stopped_by, result.draft_usage, result)

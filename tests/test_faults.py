@@ -285,7 +285,7 @@ def promised(way: Way, shown: Shown) -> None:
     assert not (weakened and result.same_text)
     if any(retry.is_continued for retry in shown.of(Retry)):
         assert weakened
-        assert result.usage is None
+        assert result.usage is not None
 
 
 # ------------------------------------------------------------------------------------------ the draft

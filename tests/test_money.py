@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from llm_spec import (
     Budget,
+    ChatRequest,
     ConfigError,
+    GivenText,
     Price,
+    RetryPolicy,
     SpeculativeConfig,
     SpeculativeDecoder,
     TextDelta,
+    TransientError,
     Usage,
 )
-from llm_spec.money import PRICES, Cost, Spending, find_price
-from llm_spec.testing import ScriptedProvider
+from llm_spec.chat import Finish, StreamEvent
+from llm_spec.config import StrategyName
+from llm_spec.drafting import JoinedDraft, PromptLookup, ProviderDraft, SuffixDraft
+from llm_spec.money import FREE, PRICES, Cost, Spending, find_draft_price, find_price
+from llm_spec.provider import Capabilities, DraftProvider
+from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 from llm_spec.testing.clock import run_virtual
+from llm_spec.testing.random_draft import RandomDraft
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 WORDS = " ".join(f"word{i}" for i in range(40))
@@ -51,6 +61,37 @@ def test_the_price_of_tokens() -> None:
 def test_whose_price_it_is(name: str, found: Price | None) -> None:
     """By provider and model, or by model; the caller's own come first. A model like another has no price."""
     assert find_price(name, {"mine:x": CHEAP, "y": DEAR, "azure:gpt-4.1-nano": DEAR}) == found
+
+
+def model_draft(name: str) -> DraftProvider:
+    return ProviderDraft(ScriptedProvider("x", name=name))
+
+
+@pytest.mark.parametrize(
+    ("draft", "found"),
+    [
+        (PromptLookup(), FREE),
+        (SuffixDraft(), FREE),
+        (GivenText("x"), FREE),
+        (RandomDraft(), FREE),
+        (JoinedDraft(PromptLookup(), SuffixDraft()), FREE),
+        (model_draft("mine:x"), CHEAP),
+        (model_draft("mine:y"), None),
+        (JoinedDraft(PromptLookup(), model_draft("mine:x")), CHEAP),
+        (JoinedDraft(PromptLookup(), model_draft("mine:x"), model_draft("other:x")), CHEAP),
+        (JoinedDraft(model_draft("mine:x"), model_draft("mine:y")), None),
+        (JoinedDraft(model_draft("mine:x"), model_draft("mine:dear")), None),
+        (JoinedDraft(PromptLookup(), model_draft("mine:both")), DEAR),
+    ],
+)
+def test_what_a_draft_costs(draft: DraftProvider, found: Price | None) -> None:
+    """A draft that asks no model is free; several together cost what the only model among them costs."""
+    prices = {"mine:x": CHEAP, "other:x": CHEAP, "mine:dear": DEAR, "lookup+mine:both": DEAR}
+    assert find_draft_price(draft, prices) == found
+
+
+def test_a_free_draft_can_be_given_a_price() -> None:
+    assert find_draft_price(PromptLookup(), {"lookup": CHEAP}) == CHEAP
 
 
 def spending(target: Price | None, draft: Price | None) -> Spending:
@@ -146,6 +187,33 @@ def test_another_limit_may_come_first(options: dict[str, Any], config: dict[str,
     assert result.stopped_by == stopped_by
 
 
+LIMITS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"max_tokens": 2}, {}, "max_tokens"),
+    ({}, {"max_total_tokens": 2}, "max_total_tokens"),
+    ({}, {"max_request_tokens": 3}, "budget"),
+]
+
+
+@pytest.mark.parametrize("usage", [Usage(input_tokens=1, output_tokens=2), None])
+@pytest.mark.parametrize(("options", "config", "reached"), LIMITS)
+def test_only_a_limit_that_was_reached_is_named(
+    options: dict[str, Any], config: dict[str, Any], reached: str, usage: Usage | None
+) -> None:
+    """A server may end an answer by a limit of its own: then nothing is named, unless its window is full."""
+    script: list[StreamEvent] = [TextDelta("one"), TextDelta(" two"), Finish("length", usage, "max_tokens")]
+    wide = dict.fromkeys(options, 1000), dict.fromkeys(config, 1000)
+    cases: list[tuple[int | None, tuple[dict[str, Any], dict[str, Any]], str | None]] = [
+        (None, (options, config), reached),
+        (None, wide, None if usage else reached),  # without a count, the server's word is all there is
+        (3, wide, "context_length" if usage else reached),
+        (None, ({}, {}), None),
+    ]
+    for length, (given, caps), stopped_by in cases:
+        target = ScriptedProvider(script, capabilities=Capabilities(context_length=length))
+        result = run_virtual(plain(target, **caps).decode("hi", **given))
+        assert (result.finish_reason, result.stopped_by) == ("length", stopped_by)
+
+
 def test_a_budget_is_used_up() -> None:
     """By all decoders that share it; then nothing is asked any more, and the answer says why it is empty."""
     budget, target = Budget(max_tokens=100), ScriptedProvider(WORDS)
@@ -177,6 +245,34 @@ def test_wasted_tokens_count() -> None:
     assert budget.spent_tokens == spent > len(WORDS.split()) + 3
 
 
+@pytest.mark.parametrize("by_lookup", [True, False])
+def test_of_joined_drafts_only_the_model_is_paid(by_lookup: bool) -> None:
+    """What was copied costs neither money nor tokens of a budget."""
+    budget, prompt = Budget(max_tokens=10_000), f"{WORDS}. word0 word1" if by_lookup else "one two three"
+    target = ScriptedProvider(WORDS, name="a:t")
+    draft = JoinedDraft(PromptLookup(), model_draft("b:d"))
+    config = SpeculativeConfig(strategy="regenerate", budget=budget, prices={"a:t": DEAR, "b:d": CHEAP})
+    result = run_virtual(SpeculativeDecoder(draft, target, config).decode(prompt))
+    usage, drafted = result.usage, result.draft_usage
+    assert usage is not None
+    assert drafted is not None
+    assert drafted.output_tokens > 0
+    assert (drafted.free_output_tokens > 0, result.cost.draft == 0.0) == (by_lookup, by_lookup)
+    paid = 0 if by_lookup else drafted.input_tokens + drafted.output_tokens
+    assert budget.spent_tokens == usage.input_tokens + usage.output_tokens + paid
+
+
+@pytest.mark.parametrize("draft", [SuffixDraft(), JoinedDraft(PromptLookup(), SuffixDraft())])
+def test_a_free_draft_has_a_cost(draft: DraftProvider) -> None:
+    """None, not an unknown one."""
+    target = LocalProvider(TableModel("abc " * 10))
+    result = run_virtual(
+        SpeculativeDecoder(draft, target, SpeculativeConfig(prices={"table:model": DEAR})).decode("abc abc ")
+    )
+    assert result.strategy == "tokens"
+    assert (result.cost.draft, result.cost.total) == (0.0, result.cost.target)
+
+
 def test_what_a_cancelled_answer_took_counts() -> None:
     """As far as it can be told."""
     budget = Budget(max_tokens=1000)
@@ -192,6 +288,72 @@ def test_what_a_cancelled_answer_took_counts() -> None:
 
     run_virtual(check())
     assert budget.spent_tokens == 3 + 7
+
+
+class Breaking(ScriptedProvider):
+    """Its first call breaks off before the piece of that number; it goes on from a prefix."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(WORDS, name="a:t", capabilities=Capabilities(continue_prefix=True))
+        self._at = at
+
+    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        is_first, index = len(self.requests) == 1, 0
+        async for event in super()._perform(request):
+            if is_first and index == self._at:
+                raise TransientError("the connection broke")
+            index += 1
+            yield event
+
+
+@pytest.mark.parametrize("at", [0, 1, 30, 39, 40])
+def test_all_parts_of_a_broken_answer_count(at: int) -> None:
+    """The prompt was read twice where the first call had begun to answer; the usage is the sum of both."""
+    budget = Budget(max_tokens=10_000)
+    result = run_virtual(plain(Breaking(at), budget=budget, prices={"t": DEAR}).decode("one two three"))
+    assert result.content == WORDS
+    usage = result.usage
+    assert usage is not None
+    num_extra = 3 if at else 0
+    assert (usage.input_tokens, usage.extra_input_tokens) == (3 + num_extra, num_extra)
+    assert (usage.output_tokens, usage.cancelled_output_tokens) == (40, 0)
+    assert budget.spent_tokens == 3 + num_extra + 40
+    assert result.cost.plain == pytest.approx(3 * 2e-6 + 40 * 8e-6)
+
+
+def test_what_failed_for_good_counts() -> None:
+    """As far as it came; an attempt that the server did not take counts nothing."""
+    for at, spent in ((7, 3 + 7), (0, 0)):
+        budget = Budget(max_tokens=10_000)
+        target = ScriptedProvider(WORDS, fail_at={at: TransientError("no", status=None if at else 503)})
+        with pytest.raises(TransientError):
+            run_virtual(plain(target, budget=budget, retry=RetryPolicy(max_attempts=1)).decode("one two three"))
+        assert budget.spent_tokens == spent
+
+
+@pytest.mark.parametrize("strategy", ["race", "regenerate"])
+def test_an_answer_that_is_left_is_charged_as_one_that_is_read(strategy: StrategyName) -> None:
+    """All its streams and drafts; only what was under way when it was left is missing."""
+    spent: list[int] = []
+
+    async def check(*, is_left: bool) -> None:
+        can, budget = Capabilities(continue_prefix=True), Budget(max_tokens=10**6)
+        target = ScriptedProvider(WORDS, capabilities=can, delay_piece_s=0.02, delay_first_s=0.1)
+        draft = ScriptedProvider(WORDS, name="b:d", capabilities=can, delay_piece_s=0.002)
+        config = SpeculativeConfig(strategy=strategy, budget=budget)
+        text = ""
+        async with SpeculativeDecoder(draft, target, config).stream("p " * 500, temperature=0) as events:
+            async for event in events:
+                text += event.text if isinstance(event, TextDelta) else ""
+                if is_left and len(text) >= len(WORDS) - 3:
+                    break
+        assert text
+        spent.append(budget.spent_tokens)
+
+    run_virtual(check(is_left=False))
+    run_virtual(check(is_left=True))
+    assert spent[1] == pytest.approx(spent[0], abs=12)
+    assert spent[0] > 1000
 
 
 def test_a_bound_in_money_needs_a_price() -> None:

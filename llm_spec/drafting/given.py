@@ -20,6 +20,7 @@ class GivenText:
     """
 
     name = "given-text"
+    is_free = True
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -26,6 +26,7 @@ from llm_spec.provider import (
     TokenDraft,
     TokenDrafter,
     TokenModel,
+    is_free,
 )
 
 __all__ = ["JoinedDraft"]
@@ -62,6 +63,16 @@ class JoinedDraft:
     @property
     def name(self) -> str:
         return "+".join(draft.name for draft in self._drafts)
+
+    @property
+    def parts(self) -> Sequence[DraftProvider]:
+        """The drafts that it joins."""
+        return self._drafts
+
+    @property
+    def is_free(self) -> bool:
+        """Whether none of them asks a model."""
+        return all(map(is_free, self._drafts))
 
     @property
     def continues_prefix(self) -> bool:
@@ -107,7 +118,9 @@ class JoinedDraft:
                 async for piece in pieces:
                     written = written or bool(piece.text)
                     if written or draft is self._drafts[-1]:
-                        yield piece
+                        yield piece._replace(is_free=is_free(draft))
+                    elif piece.usage is not None:  # of a model that had nothing to say
+                        yield piece._replace(finish_reason=None)
             if written:
                 return
 

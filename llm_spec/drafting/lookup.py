@@ -28,6 +28,7 @@ class PromptLookup:
     """
 
     name = "lookup"
+    is_free = True
 
     def __init__(self, *, max_ngram: int = 8, min_ngram: int = 1) -> None:
         check_number(ConfigError, "min_ngram", min_ngram, 1, integer=True)
@@ -79,4 +80,6 @@ def _load(model: str, base_url: str | None) -> PromptLookup:
     return PromptLookup()
 
 
-PROMPT_LOOKUP: Final = ProviderEntry(load=_load, summary="draft: copies what followed the same words before")
+PROMPT_LOOKUP: Final = ProviderEntry(
+    load=_load, summary="draft: copies what followed the same words before", is_free=True
+)

@@ -6,10 +6,17 @@ import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Final
 
-from llm_spec.chat import ChatRequest
+from llm_spec.chat import ChatRequest, TextDelta
 from llm_spec.provider import DraftPiece
 
-__all__ = ["conversation_pieces", "draft_pieces", "iter_piece_ends", "num_prompt_pieces", "split_pieces"]
+__all__ = [
+    "conversation_pieces",
+    "count_tokens",
+    "draft_pieces",
+    "iter_piece_ends",
+    "num_prompt_pieces",
+    "split_pieces",
+]
 
 # A word with the space before it, a run of spaces, one newline, or one other sign: about what tokenizers make of text.
 _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
@@ -18,6 +25,11 @@ _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
 def split_pieces(text: str) -> list[str]:
     """Cut text into pieces; joined they are the text again."""
     return _PIECE.findall(text)
+
+
+def count_tokens(piece: TextDelta | DraftPiece) -> int:
+    """How many tokens a stretch of text is: as many as it has ids, else as many as it has pieces."""
+    return len(split_pieces(piece.text)) if piece.token_ids is None else len(piece.token_ids)
 
 
 def conversation_pieces(request: ChatRequest) -> list[str]:

@@ -40,6 +40,7 @@ class SuffixDraft:
     """
 
     name = "suffix"
+    is_free = True
 
     def __init__(self, *, max_match: int = 32, min_match: int = 1, max_stored_tokens: int = 32768) -> None:
         check_number(ConfigError, "min_match", min_match, 1, integer=True)
@@ -159,5 +160,5 @@ def _load(model: str, base_url: str | None) -> SuffixDraft:
 
 
 SUFFIX_DRAFT: Final = ProviderEntry(
-    load=_load, summary="draft: what followed the same words most often, also in earlier answers"
+    load=_load, summary="draft: what followed the same words most often, also in earlier answers", is_free=True
 )

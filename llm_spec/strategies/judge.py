@@ -20,7 +20,7 @@ from llm_spec.baseline import count_characters
 from llm_spec.chat import ChatMessage, ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
-from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
+from llm_spec.drafting.pieces import split_pieces
 from llm_spec.errors import InvalidRequestError, UnsupportedError, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, Feature, LlmProvider, complete_from_stream
@@ -113,7 +113,6 @@ class _Judging:
         self._num_tokens = 0
         self._num_approved_tokens = 0
         self._num_written_tokens = 0  # in verdicts, for the answer
-        self._usage = Usage()
         self._finish: Finish | None = None
         self._fallback: str | None = None
 
@@ -139,7 +138,7 @@ class _Judging:
             report = _report(index, passages, accepted, verdict)
             yield replace(report, draft_s=drafted_s - started_s, verify_s=self._clock() - drafted_s)
             if self._finish is not None:
-                yield self._ended(self._finish)
+                yield self._finish
                 return
             self._go_on(passages, verdict)
             if len(accepted) < max(self._config.judge.min_accepted * len(passages), verdict.num_accepted):
@@ -202,9 +201,6 @@ class _Judging:
         except InvalidRequestError as error:  # perhaps it is only the question that is too long
             self._fallback = one_line(error)
             return None
-        if answer.usage is not None:
-            num_written = answer.usage.output_tokens
-            self._usage += replace(answer.usage, cancelled_output_tokens=num_written)
         if answer.finish_reason != "stop" or answer.message.tool_calls:
             return None
         verdict = parse_verdict(answer.content, nonce=nonce, lowest=draft.num_settled, highest=len(draft.passages))
@@ -288,18 +284,12 @@ class _Judging:
                 yield event
 
     def _ended(self, finish: Finish) -> Finish:
-        """The end, with what all calls have read and written."""
-        alone = finish.usage or Usage()
-        total = self._usage + alone
-        num_prompt = num_prompt_pieces(self._request)
-        usage = replace(
-            total,
-            extra_input_tokens=max(0, total.input_tokens - num_prompt) if self._usage.input_tokens else 0,
-            cancelled_output_tokens=max(0, total.cancelled_output_tokens - self._num_written_tokens),
-            approved_output_tokens=self._num_approved_tokens,
-        )
-        drafted = self._feed.usage or Usage(output_tokens=self._feed.num_tokens)
-        return replace(finish, usage=usage, draft_usage=drafted)
+        """The end, with the tokens of all of the answer where those of its rest were counted."""
+        if finish.usage is None or not self._text:
+            return finish
+        num_written = self._num_written_tokens + finish.usage.output_tokens
+        own = Usage(output_tokens=num_written, approved_output_tokens=self._num_approved_tokens)
+        return replace(finish, usage=own)
 
 
 def _report(index: int, passages: list[str], accepted: list[str], verdict: Verdict) -> Round:

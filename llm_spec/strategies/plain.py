@@ -11,6 +11,7 @@ from llm_spec.config import SpeculativeConfig
 from llm_spec.figures import PairFigures
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
+from llm_spec.metering import count_call
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.strategies.base import Promise
 
@@ -41,7 +42,8 @@ class PlainStrategy:
         if model is None:
             return target.stream(request)
         limits = GenerationLimits(max_iterations=config.max_iterations)
-        return stream_token_model(model, request, limits=limits)
+        opened = stream_token_model(model, request, limits=limits)
+        return count_call(target, opened, request)
 
 
 PLAIN: Final = PlainStrategy()

@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from llm_spec._clock import now
-from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent, Usage
+from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent
 from llm_spec.config import SpeculativeConfig
-from llm_spec.drafting.pieces import split_pieces
 from llm_spec.drafting.whole import WholeDraft
 from llm_spec.errors import InvalidRequestError, one_line
 from llm_spec.figures import PairFigures
@@ -88,7 +87,6 @@ async def _answer(
         guess = await _drafted(draft, request, config)
         if guess.failure is not None:
             yield Fallback(guess.failure)
-    drafted = guess.usage or (Usage(output_tokens=len(split_pieces(guess.text))) if draft is not None else None)
     draft_s = now() - started_s
     request = replace(request, prediction=guess.text or None)
     has_begun = False
@@ -100,7 +98,6 @@ async def _answer(
                     report = _round(event, draft_s, now() - started_s - draft_s)
                     if report is not None:
                         yield report
-                    event = replace(event, draft_usage=drafted)  # noqa: PLW2901
                 yield event
         return
     except InvalidRequestError as error:
@@ -110,7 +107,7 @@ async def _answer(
     yield Fallback(one_line(refusal))
     async with PLAIN.run(None, target, replace(request, prediction=None), config, figures) as events:
         async for event in events:
-            yield replace(event, draft_usage=drafted) if isinstance(event, Finish) else event
+            yield event
 
 
 async def _drafted(draft: DraftProvider, request: ChatRequest, config: SpeculativeConfig) -> WholeDraft:

@@ -398,16 +398,8 @@ class _Race:
             )
 
     def _finish(self, finish: Finish) -> Finish:
-        """The end, with what all streams have read and written."""
-        chain = self._chain
-        usage = Usage(
-            input_tokens=self._num_prompt_tokens + self._num_extra_input_tokens,
-            output_tokens=chain.num_answer_tokens + chain.num_cancelled_tokens,
-            extra_input_tokens=self._num_extra_input_tokens,
-            cancelled_output_tokens=chain.num_cancelled_tokens,
-        )
-        drafted = self._feed.usage or Usage(output_tokens=self._feed.num_tokens)
-        return replace(finish, usage=usage, draft_usage=drafted)
+        """The end, with the tokens of the answer."""
+        return replace(finish, usage=Usage(output_tokens=self._chain.num_answer_tokens))
 
 
 def _cancel(runner: Runner) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from typing import Final
 
 from llm_spec._clock import now
@@ -95,7 +94,7 @@ async def _compared(
                     yield Fallback(guess.failure or f"late: the draft took {timeout_s:.3g} s longer than the answer")
                 for report in replay_rounds(guess.text, answer):
                     yield report
-                yield replace(event, draft_usage=guess.usage)
+                yield event
             case _:
                 yield event
 

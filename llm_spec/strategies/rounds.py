@@ -28,6 +28,7 @@ from llm_spec.drafting.feed import DraftFeed
 from llm_spec.drafting.guess import EncodedGuess
 from llm_spec.errors import LlmSpecError, TargetError, one_line
 from llm_spec.figures import PairFigures
+from llm_spec.metering import count_answer_tokens
 from llm_spec.provider import DraftProvider, LlmProvider, NextToken, TokenEndpoint
 from llm_spec.strategies.resume import resume_plain, stream_one_token
 from llm_spec.text import StopMatcher
@@ -58,8 +59,9 @@ async def answer_in_rounds(
     figures: PairFigures,
     verify: Verify,
     max_under_way: int,
+    is_rated: bool = False,
 ) -> AsyncGenerator[StreamEvent]:
-    """Answer a request; `max_under_way` rounds may overlap.
+    """Answer a request; `max_under_way` rounds may overlap. `is_rated`: what they confirm the target did not write.
 
     Whatever fails, and when rounds do not pay, the target goes on alone from what was confirmed.
     """
@@ -72,9 +74,11 @@ async def answer_in_rounds(
         figures=figures,
         verify=verify,
         max_under_way=max_under_way,
+        is_rated=is_rated,
     )
     matcher = StopMatcher(request.stop)
-    finish = Finish("stop", None, "stop_string")
+    finish: Finish | None = None
+    num_shown = 0
     try:
         async with aclosing(rounds.events()) as events:
             async for event in events:
@@ -84,10 +88,11 @@ async def answer_in_rounds(
                         yield held
                     break
                 for shown in matcher.passed(event):
+                    num_shown += count_answer_tokens(shown)
                     yield shown
                 if matcher.matched is not None:
                     break
-        yield rounds.summed(finish)
+        yield finish or Finish("stop", rounds.own_usage(num_shown), "stop_string")
     finally:
         await rounds.aclose()
 
@@ -115,6 +120,7 @@ class _Rounds:
         figures: PairFigures,
         verify: Verify,
         max_under_way: int,
+        is_rated: bool,
     ) -> None:
         self._target = target
         self._endpoint = endpoint
@@ -122,6 +128,7 @@ class _Rounds:
         self._figures = figures
         self._verify = verify
         self._max_under_way = max_under_way
+        self._is_rated = is_rated
         self._max_rounds = config.max_iterations
         self._lookahead = config.lookahead.start()
         self._clock = clock()
@@ -141,7 +148,7 @@ class _Rounds:
         self._finish: Finish | None = None
         self._rest = 0  # tokens without a draft …
         self._resume_at = 0  # … until the answer has so many
-        self._num_rounds = self._num_rows = self._num_input_tokens = 0
+        self._num_rounds = 0
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
         """The answer; the last event is its `Finish`."""
@@ -156,26 +163,22 @@ class _Rounds:
         if self._finish is None:
             async with aclosing(self._alone(failure or self._feed.failure)) as events:
                 async for event in events:
-                    yield event
+                    yield self._ended(event) if isinstance(event, Finish) else event
         if self._finish is not None:
             if self._held_ids:  # their text could not be told when they came
                 yield self._shown(await self._decode_held(), "plain")
-            yield self._finish
+            yield replace(self._finish, usage=self.own_usage(len(self._answer_ids)))
 
-    def summed(self, finish: Finish) -> Finish:
-        """The end, with what all calls have read and written."""
-        alone = finish.usage or Usage()
-        num_input = self._num_input_tokens + alone.input_tokens
-        num_prompt = alone.input_tokens if self._prompt_ids is None else len(self._prompt_ids)
-        usage = replace(
-            alone,
-            input_tokens=num_input,
-            output_tokens=self._num_rows + alone.output_tokens,
-            extra_input_tokens=max(0, num_input - num_prompt),
-            cancelled_output_tokens=self._num_rows - len(self._answer_ids),
-        )
-        drafted = self._feed.usage or Usage(output_tokens=self._feed.num_tokens)
-        return replace(finish, usage=usage, draft_usage=drafted)
+    def _ended(self, finish: Finish) -> Finish:
+        """The target's own end, with the tokens of all of the answer where those of its rest were counted."""
+        if finish.usage is None or not self._answer_ids:
+            return finish
+        return replace(finish, usage=self.own_usage(len(self._answer_ids) + finish.usage.output_tokens))
+
+    def own_usage(self, num_tokens: int) -> Usage:
+        """An answer's tokens: those of rounds, and behind them those that the target wrote alone."""
+        num_rated = min(num_tokens, len(self._answer_ids)) if self._is_rated else 0
+        return Usage(output_tokens=num_tokens - num_rated, approved_output_tokens=num_rated)
 
     async def aclose(self) -> None:
         """End the draft and every round, and wait until they are closed."""
@@ -258,7 +261,6 @@ class _Rounds:
         task.add_done_callback(lambda _: self._changed.set())
         self._paced_s = self._clock()
         self._under_way.append(_Sent(drafted_ids, task, self._paced_s))
-        self._num_input_tokens += sum(len(context_ids) + n for n in range(len(drafted_ids) + 1))
 
     def _room(self) -> int:
         """Most tokens that may be drafted behind the confirmed ones: a round emits one more than it drafts."""
@@ -278,7 +280,6 @@ class _Rounds:
         if len(tokens) != len(sent.drafted_ids) + 1:
             raise TargetError(f"the target gave {len(tokens)} tokens for {len(sent.drafted_ids) + 1} prefixes")
         verify_s = self._clock() - sent.sent_s
-        self._num_rows += len(tokens)
         num_accepted = num_emitted = 0
         for token, drafted_id in zip(tokens, [*sent.drafted_ids, None], strict=True):
             is_accepted = token.token_id == drafted_id
@@ -349,7 +350,6 @@ class _Rounds:
         while self._under_way:
             sent = self._under_way.pop()
             sent.answer.cancel()
-            self._num_rows += len(sent.drafted_ids) + 1
             self._given_up.add(sent.answer)
             sent.answer.add_done_callback(self._given_up.discard)
 
@@ -438,8 +438,6 @@ class _Rounds:
         """The target's own token after all that is confirmed."""
         context_ids = [*(self._prompt_ids or ()), *self._answer_ids]
         sampling = replace(self._request.sampling, seed=None)  # with one seed all of these calls draw the same noise
-        self._num_rows += 1
-        self._num_input_tokens += len(context_ids)
         try:
             return (await self._endpoint.sample_next([context_ids], sampling))[0]
         except LlmSpecError:

@@ -65,6 +65,7 @@ class ScoreStrategy:
             figures=figures,
             verify=_verifier(endpoint, scorer, request.sampling),
             max_under_way=1,  # each round reads the whole context: two of them would cost twice
+            is_rated=True,
         )
         async with aclosing(answer) as events:
             yield events

@@ -12,6 +12,7 @@ from llm_spec.errors import UnsupportedError, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
+from llm_spec.metering import MeteredDraft, count_call
 from llm_spec.provider import DraftProvider, Feature, LlmProvider, TokenDrafter
 from llm_spec.strategies.base import Promise
 
@@ -55,7 +56,7 @@ class TokensStrategy:
         drafter = _token_drafter(draft)
         if model is None or drafter is None:
             raise UnsupportedError(f"strategy 'tokens' cannot be used: {self.supports(draft, target, request)}")
-        return stream_token_model(
+        opened = stream_token_model(
             model,
             request,
             drafter=drafter,
@@ -69,9 +70,11 @@ class TokensStrategy:
                 min_plain_steps=figures.baseline.num_missing_steps if config.baseline_every else 0,
             ),
         )
+        return count_call(target, opened, request)
 
 
 def _token_drafter(draft: object) -> TokenDrafter | None:
+    draft = draft.unmetered if isinstance(draft, MeteredDraft) else draft  # its rounds are counted here
     return draft if isinstance(draft, TokenDrafter) else None
 
 

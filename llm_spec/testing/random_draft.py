@@ -25,6 +25,8 @@ class RandomDraft:
     A `DraftProvider` and `TokenDrafter` that never ends by itself.
     """
 
+    is_free = True
+
     def __init__(self, seed: int = 0) -> None:
         check_number(ConfigError, "seed", seed, 0, integer=True)
         self.name = f"random:{seed}"
@@ -74,4 +76,4 @@ def _load(model: str, base_url: str | None) -> RandomDraft:
     return RandomDraft(int(model or 0))
 
 
-RANDOM_DRAFT: Final = ProviderEntry(load=_load, summary="draft for tests: random tokens")
+RANDOM_DRAFT: Final = ProviderEntry(load=_load, summary="draft for tests: random tokens", is_free=True)
