@@ -84,9 +84,9 @@ class StreamWatch:
         self.first_s: float | None = None
         self._last_s = self.opened_s
 
-    def tick(self, num_tokens: int) -> None:
-        """Tokens came (0: an end, or a sign of life)."""
-        now = self._clock()
+    def tick(self, num_tokens: int, arrived_s: float | None = None) -> None:
+        """Tokens came (0: an end, or a sign of life), now or at `arrived_s` of the clock."""
+        now = self._clock() if arrived_s is None else arrived_s
         if self.first_s is None:
             self.first_s = now
             self._figures.first_token_s.update(now - self.opened_s)

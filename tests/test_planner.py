@@ -258,6 +258,22 @@ def test_the_baseline_is_the_targets_own_time(consumer_s: float, wait_s: float |
     assert figures.token_s.value == pytest.approx(0.02, rel=0.01)
 
 
+@pytest.mark.parametrize("consumer_s", [0.0, 0.1])
+def test_a_race_measures_streams_as_they_arrive(consumer_s: float) -> None:
+    """A consumer that takes ten times as long as a token does not make the target look slow, nor its bursts fast."""
+
+    async def run() -> float | None:
+        target = SimulatedTarget(TEXT, by_ids=True, first_token_s=0.4, token_s=0.01)
+        config = SpeculativeConfig(strategy="race", baseline_every=0)
+        decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.9, 1), target, config)
+        async with decoder.stream("tell") as events:
+            async for _ in events:
+                await asyncio.sleep(consumer_s)
+        return decoder._planner.figures.token_s.value
+
+    assert run_virtual(run()) == pytest.approx(0.01, rel=0.05)
+
+
 def test_a_named_strategy_is_compared_from_its_second_request_on() -> None:
     """The second answer is plain, to measure the target, then one in so many; with `baseline_every=0` none."""
 

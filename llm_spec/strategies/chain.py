@@ -179,10 +179,10 @@ class Chain:
         """Streams that are still wanted."""
         return sum(1 for r in self.runners if not r.complete and r.finish is None)
 
-    def feed(self, runner: Runner, delta: TextDelta) -> None:
-        """A runner wrote something."""
+    def feed(self, runner: Runner, delta: TextDelta, arrived_s: float | None = None) -> None:
+        """A runner wrote something, now or at `arrived_s`: a slow consumer does not make a stream look slow."""
         num_new = 1 if delta.token_ids is None else len(delta.token_ids)
-        runner.watch.tick(num_new)
+        runner.watch.tick(num_new, arrived_s)
         if runner not in self.runners or runner.complete:
             self.num_cancelled_tokens += num_new  # it was on its way when the stream was closed
             return

@@ -104,7 +104,7 @@ class _Race:
         self._config = config
         self._figures = figures
         self._clock = clock()
-        self._news: asyncio.Queue[tuple[Runner, StreamEvent | Exception] | None] = asyncio.Queue()
+        self._news: asyncio.Queue[tuple[Runner, StreamEvent | Exception, float] | None] = asyncio.Queue()
         self._feed = DraftFeed(
             draft,
             request,
@@ -192,12 +192,12 @@ class _Race:
         try:
             async with self._connected(runner, parent) as events:
                 async for event in events:
-                    self._news.put_nowait((runner, event))
+                    self._news.put_nowait((runner, event, self._clock()))
                     if isinstance(event, Finish):
                         return
             raise TargetError(f"{self._target.name} ended its stream without a finish reason")
         except Exception as error:  # noqa: BLE001 - judged where it is taken
-            self._news.put_nowait((runner, error))
+            self._news.put_nowait((runner, error, self._clock()))
         finally:
             runner.ended_s = self._clock()
 
@@ -260,14 +260,14 @@ class _Race:
 
     # -------------------------------------------------------------------------------------------- news
 
-    def _take(self, news: tuple[Runner, StreamEvent | Exception] | None) -> None:
+    def _take(self, news: tuple[Runner, StreamEvent | Exception, float] | None) -> None:
         """Something was written, by a runner or (None) by the draft."""
         if news is None:  # only a reason to look
             return
-        runner, event = news
+        runner, event, arrived_s = news
         match event:
             case TextDelta():
-                self._chain.feed(runner, event)
+                self._chain.feed(runner, event, arrived_s)
             case Finish():
                 self._chain.end(runner, event)
             case Exception():
