@@ -48,7 +48,14 @@ from llm_spec.errors import (
 from llm_spec.metering import MeteredDraft, MeteredTarget
 from llm_spec.money import Budget, Spending, find_draft_price, find_price
 from llm_spec.planner import Planner
-from llm_spec.provider import Capabilities, ChunkStreaming, DraftProvider, LlmProvider, complete_from_stream
+from llm_spec.provider import (
+    Capabilities,
+    ChunkStreaming,
+    DraftProvider,
+    Feature,
+    LlmProvider,
+    complete_from_stream,
+)
 from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
@@ -204,6 +211,11 @@ class SpeculativeDecoder:
             if self._spending.is_bounded:
                 self._spending.charge(counted.usage, None)
 
+    async def discover(self, feature: Feature) -> None:
+        """Try whether the target goes on from a text (`Discoverable`); of its other features none are passed on."""
+        if feature == "continue_prefix":
+            await self._discovery.wait_for(feature)
+
     async def complete(self, request: ChatRequest) -> ChatResponse:
         """The answer as any provider gives it; `decode` says more."""
         return await complete_from_stream(self, request)
@@ -247,7 +259,8 @@ class SpeculativeDecoder:
             recording.add(nothing)
             yield SpeculativeFinish.of(nothing, self._result(nothing, recording, Choice(PLAIN, "budget")))
             return
-        upstream = Upstream(MeteredTarget(self._target, recording.target_meter), self.config, recording, self._breaker)
+        target = MeteredTarget(self._target, recording.target_meter, self._discovery)
+        upstream = Upstream(target, self.config, recording, self._breaker)
         choosing = choose_strategy(
             self._draft, self._target, request, self.config, self._planner, discovery=self._discovery
         )

@@ -20,13 +20,16 @@ class Discovery:
         self._latest: dict[Feature, asyncio.Task[None]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    async def wait_for(self, feature: Feature | None) -> None:
-        """Wait until a feature has been tried; raises what the trial raised."""
-        if self._target is not None and feature is not None:
-            trial = self._try(self._target, feature)
-            await asyncio.wait([trial])
-            if not trial.cancelled():  # it was closed
-                trial.result()
+    async def wait_for(self, feature: Feature | None) -> bool:
+        """Wait until a feature has been tried; raises what the trial raised. False: it was ended by `aclose`."""
+        if self._target is None or feature is None:
+            return True
+        trial = self._try(self._target, feature)
+        await asyncio.wait([trial])
+        if trial.cancelled():
+            return False
+        trial.result()
+        return True
 
     async def is_done(self, feature: Feature | None) -> bool:
         """Whether a feature has been tried; if not it is from now on, and nobody waits for that."""

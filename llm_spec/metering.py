@@ -27,12 +27,14 @@ from llm_spec.chat import (
     ToolCallDelta,
     Usage,
 )
+from llm_spec.discovery import Discovery
 from llm_spec.drafting.pieces import count_tokens, num_prompt_pieces, split_pieces
 from llm_spec.errors import CircuitOpenError, TargetError, TransientError
 from llm_spec.provider import (
     Capabilities,
     DraftPiece,
     DraftProvider,
+    Feature,
     LlmProvider,
     NextToken,
     ScoredToken,
@@ -244,11 +246,15 @@ async def _result(call: _Call, awaitable: Awaitable[T]) -> T:
 
 
 class MeteredTarget:
-    """A target whose calls are counted; otherwise the same. It is an `LlmProvider`."""
+    """A target whose calls are counted; otherwise the same. It is an `LlmProvider`, and `Discoverable`.
 
-    def __init__(self, target: LlmProvider, meter: Meter) -> None:
+    What is found out of it serves all requests, and is not counted.
+    """
+
+    def __init__(self, target: LlmProvider, meter: Meter, discovery: Discovery) -> None:
         self._target = target
         self._meter = meter
+        self._discovery = discovery
 
     @property
     def name(self) -> str:
@@ -278,6 +284,10 @@ class MeteredTarget:
         call.add_event(TextDelta(response.content))
         call.add_event(Finish(response.finish_reason, response.usage))
         return response
+
+    async def discover(self, feature: Feature) -> None:
+        if not await self._discovery.wait_for(feature):
+            raise TransientError(f"{self.name} could not be tried: its decoder was closed")
 
     async def aclose(self) -> None:
         await self._target.aclose()

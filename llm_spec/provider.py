@@ -150,6 +150,8 @@ def is_free(draft: object) -> bool:
 class Capabilities:
     """What a model can do beyond chat. None or False: it cannot, or it is not known yet.
 
+    `continue_prefix`: it goes on from `ChatRequest.prefix`. Of a `Discoverable` this is only what its kind does, until
+    `discover("continue_prefix")` has tried it.
     `prediction`: it takes predicted outputs (`ChatRequest.prediction`) and answers faster where they are right.
     `whole_answers`: `complete` is one call of its own, which costs it less than a stream, and stops when it is left.
     """
@@ -174,7 +176,7 @@ class ChunkStreaming(Protocol):
         ...
 
 
-Feature: TypeAlias = Literal["token_endpoint", "token_scorer"]
+Feature: TypeAlias = Literal["token_endpoint", "token_scorer", "continue_prefix"]
 
 
 @runtime_checkable
@@ -182,7 +184,10 @@ class Discoverable(Protocol):
     """A provider that has to ask its server what it can do; optional beside `LlmProvider`."""
 
     async def discover(self, feature: Feature) -> None:
-        """Try a feature, once: afterwards `capabilities` tells whether it is there. Never raises for a server."""
+        """Try a feature, once: afterwards `capabilities` tells whether it is there.
+
+        Raises TransientError where the server cannot answer now: nothing is known then, and the next call tries again.
+        """
         ...
 
 

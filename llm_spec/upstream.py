@@ -15,7 +15,7 @@ from llm_spec.errors import LlmSpecError, TargetError, TransientError, one_line
 from llm_spec.provider import LlmProvider
 from llm_spec.recording import Recording
 from llm_spec.resilience import CircuitBreaker, asked_again, within
-from llm_spec.strategies.resume import continue_by_text
+from llm_spec.strategies.resume import CannotContinueError, can_continue, continue_by_text
 from llm_spec.telemetry import RequestContext, log_event
 
 __all__ = ["Run", "Upstream"]
@@ -111,19 +111,18 @@ class _Attempts:
         self._run = run
         self._plain = plain
         self._num_made = 0
+        self._broken_by: TransientError | None = None  # what the attempt goes on from that is being made
         self._progress: list[StreamEvent] = []  # what happened before anything was written
         self._opened: AbstractAsyncContextManager[object] | None = None  # the attempt that is being made …
         self._is_trial = False  # … and whether it is the circuit's trial
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
-        upstream, policy = self._upstream, self._upstream.config.retry
+        upstream = self._upstream
         silence_s = upstream.config.timeouts.between_chunks_s
         async with upstream.place():
             try:
                 while True:
-                    left = policy.max_attempts - self._num_made
-                    asking = asked_again(self._begin, policy, upstream.breaker, max_attempts=left, told=self._anew)
-                    events, event = await upstream.step(asking)
+                    events, event = await self._next_attempt()
                     for happened in self.take_progress():
                         yield happened
                     try:
@@ -143,6 +142,19 @@ class _Attempts:
             finally:
                 await self._close()
 
+    async def _next_attempt(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+        """The next attempt that comes to an event; raises the error that the others end with."""
+        upstream, policy = self._upstream, self._upstream.config.retry
+        left = policy.max_attempts - self._num_made
+        try:
+            return await upstream.step(
+                asked_again(self._begin, policy, upstream.breaker, max_attempts=left, told=self._anew)
+            )
+        except CannotContinueError:
+            if self._broken_by is None:
+                raise
+            raise self._broken_by from None
+
     def take_progress(self) -> list[StreamEvent]:
         """What happened since this was last called."""
         progress, self._progress = self._progress, []
@@ -156,6 +168,8 @@ class _Attempts:
         self._is_trial = upstream.breaker.begin()
         silence_s = upstream.config.timeouts.first_chunk_s
         try:
+            if self._broken_by is not None and not await can_continue(upstream.target):
+                raise CannotContinueError(f"{upstream.target.name} does not go on from a text")
             return await within(self._first_event(), silence_s, f"{upstream.target.name} was silent for {silence_s} s")
         except Exception as error:
             upstream.breaker.see(error)
@@ -198,6 +212,7 @@ class _Attempts:
         if is_spent or rest is None:
             raise error
         self._anew(error, 0.0)
+        self._broken_by = error
         self._run = partial(_continued, target, rest, recording.content)
 
 

@@ -918,13 +918,15 @@ async def test_a_silent_server_is_asked_again() -> None:
 
 @pytest.mark.parametrize("after", [1, 7, 39])
 async def test_a_dropped_stream_is_continued_by_one_request(after: int) -> None:
-    """Which holds what was emitted."""
+    """Which holds what was emitted, once two have found out that the server goes on from a text."""
     faults = Faults(drop_after=after, num_requests=1)
     async with ModelServer(WORDS, latency=Latency(), faults=faults, continues_prefix="fields") as server:
         result = await asked(server.url, retry=NO_WAIT)
         assert (result.content, result.guarantee) == (WORDS, "exact-text")
-        assert len(server.requests) == 2
-        assert server.requests[1]["messages"][-1]["role"] == "assistant"
+        first, *others, last = (body["messages"] for body in server.requests)
+        assert len(others) == 2
+        assert (last[:-1], last[-1]["role"]) == (first, "assistant")
+        assert WORDS.startswith(last[-1]["content"])
 
 
 async def test_nobody_listens() -> None:

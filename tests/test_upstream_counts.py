@@ -17,6 +17,7 @@ from llm_spec_http import client as http_client
 from llm_spec_openai import client as openai_client
 
 from llm_spec import (
+    Discoverable,
     DraftError,
     GivenText,
     LlmProvider,
@@ -78,6 +79,13 @@ async def outcome_of(decoder: SpeculativeDecoder) -> SpeculativeResult | Transie
         return await decoder.decode("q")
     except TransientError as error:
         return error
+
+
+async def known_to_continue(target: LlmProvider) -> None:
+    """It was tried before, which takes two requests."""
+    assert isinstance(target, Discoverable)
+    await target.discover("continue_prefix")
+    assert target.capabilities.continue_prefix
 
 
 # ------------------------------------------------------------------------------------------ before any text
@@ -254,6 +262,7 @@ async def test_a_model_that_can_goes_on_by_one_more_request(
 ) -> None:
     """It holds what was emitted; the text is whole, nothing twice, and the result says how it came about."""
     async with provider_at(double.url, kind, **options) as target:
+        await known_to_continue(target)
         for place in range(1, len(PIECES)):
             double.reset(Failure(drop_after=place))
             outcome = await outcome_of(plainly(target, max_attempts))
@@ -276,6 +285,7 @@ async def test_breaks_and_refusals_share_one_count(double: Double, kind: str, op
     failures = [Failure(status=500), Failure(drop_after=3), FAILURES["429 with Retry-After"], Failure(drop_after=4)]
     shown = [0, 0, 3, 3, 7]  # pieces, once so many requests were made
     async with provider_at(double.url, kind, **options) as target:
+        await known_to_continue(target)
         for max_attempts in range(1, 6):
             double.reset(*failures)
             outcome = await outcome_of(plainly(target, max_attempts))
@@ -289,18 +299,37 @@ async def test_breaks_and_refusals_share_one_count(double: Double, kind: str, op
                 assert outcome.partial_text == "".join(PIECES[: shown[max_attempts]])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="that a server continues a text is believed of its dialect: one that begins anew gives the text twice",
-)
-async def test_a_server_that_begins_anew_gives_nothing_twice(double: Double) -> None:
-    """Its dialect's servers go on, but this one passes over the field: no text twice, if need be an error."""
-    double.reset(Failure(drop_after=5))
+@pytest.mark.parametrize(("kind", "options"), CONTINUING, ids=str)
+async def test_a_server_that_begins_anew_gives_nothing_twice(
+    double: Double, kind: str, options: dict[str, Any]
+) -> None:
+    """Its dialect's servers go on, but this one passes over the field: the error of the break, with what was shown.
+
+    It is tried once: the next answer that breaks asks for nothing more.
+    """
     double.continues = False
-    async with provider_at(double.url, "aiohttp", dialect="vllm") as target:
+    async with provider_at(double.url, kind, **options) as target:
+        for num_requests in (3, 1):
+            double.reset(Failure(drop_after=5))
+            outcome = await outcome_of(plainly(target, 3))
+            assert isinstance(outcome, TransientError)
+            assert outcome.partial_text == "".join(PIECES[:5])
+            assert len(double.bodies) == num_requests
+
+
+@pytest.mark.parametrize(("kind", "options"), CONTINUING, ids=str)
+async def test_a_server_that_cannot_be_tried_now_is_tried_again(
+    double: Double, kind: str, options: dict[str, Any]
+) -> None:
+    """It is down for a while after the break: what it does is found out once it is there again."""
+    async with provider_at(double.url, kind, **options) as target:
+        double.reset(Failure(drop_after=5), Failure(status=503))
         outcome = await outcome_of(plainly(target, 3))
-    shown = outcome.content if isinstance(outcome, SpeculativeResult) else outcome.partial_text
-    assert TEXT.startswith(shown)
+        assert isinstance(outcome, SpeculativeResult)
+        assert (outcome.content, outcome.guarantee, len(outcome.retries)) == (TEXT, "exact-text", 2)
+        double.reset(Failure(drop_after=5), *[Failure(status=503)] * 9)
+        assert isinstance(await outcome_of(plainly(target, 3)), TransientError)
+        assert len(double.bodies) == 3
 
 
 async def test_what_is_streamed_is_labelled(double: Double) -> None:

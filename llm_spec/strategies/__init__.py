@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.discovery import Discovery
-from llm_spec.errors import UnsupportedError
+from llm_spec.errors import TransientError, UnsupportedError, one_line
 from llm_spec.planner import Planner
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.result import PlainReason
@@ -50,7 +50,12 @@ async def choose_strategy(
     strategy = _named(config.strategy)
     if strategy is PLAIN:
         return Choice(PLAIN, "configured")
-    await discovery.wait_for(strategy.needs)
+    try:
+        await discovery.wait_for(strategy.needs)
+        if strategy.promise(target, config).guarantee == "exact-text":
+            await discovery.wait_for("continue_prefix")
+    except TransientError as error:  # the target may answer all the same, and is tried again with the next request
+        return Choice(PLAIN, "discovery", one_line(error))
     refusal = strategy.supports(draft, target, request)
     if refusal is not None:
         raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {refusal}")

@@ -26,7 +26,7 @@ from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, Feature, LlmProvider, complete_from_stream
 from llm_spec.strategies.base import Promise
 from llm_spec.strategies.plain import PLAIN
-from llm_spec.strategies.resume import continue_by_text
+from llm_spec.strategies.resume import can_continue, continue_by_text
 from llm_spec.strategies.verdict import JudgedDraft, Verdict, parse_verdict, printed, split_passages, verdict_request
 from llm_spec.text import StopMatcher
 
@@ -273,7 +273,7 @@ class _Judging:
                     return
 
     async def _rest(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        if self._target.capabilities.continue_prefix:
+        if await can_continue(self._target):
             async with aclosing(continue_by_text(self._target, request, self._text)) as events:
                 async for event in events:
                     yield event

@@ -10,11 +10,25 @@ from typing import Final
 
 from llm_spec.chat import ChatRequest, Finish, Guarantee, StreamEvent, TextDelta, Weakened
 from llm_spec.errors import LlmSpecError, TargetError
-from llm_spec.provider import LlmProvider, NextToken, TokenEndpoint
+from llm_spec.provider import Discoverable, LlmProvider, NextToken, TokenEndpoint
 
-__all__ = ["continue_by_text", "resume_plain", "stream_one_token"]
+__all__ = ["CannotContinueError", "can_continue", "continue_by_text", "resume_plain", "stream_one_token"]
 
 _NO_ID: Final = -1  # of an end whose token is not told
+
+
+class CannotContinueError(TargetError):
+    """The target begins anew where it should go on from a text."""
+
+
+async def can_continue(target: LlmProvider) -> bool:
+    """Whether a target goes on from a text; a server is believed only once it has been tried.
+
+    Raises TransientError where it cannot be tried now.
+    """
+    if target.capabilities.continue_prefix and isinstance(target, Discoverable):
+        await target.discover("continue_prefix")
+    return target.capabilities.continue_prefix
 
 
 async def resume_plain(
@@ -45,7 +59,7 @@ async def resume_plain(
                 yield event
         return
     except LlmSpecError as error:
-        if started or not target.capabilities.continue_prefix:
+        if started or not await can_continue(target):
             if isinstance(error, TargetError):
                 raise
             raise TargetError(str(error), partial_text=text) from error
@@ -79,9 +93,11 @@ async def continue_by_text(
 ) -> AsyncGenerator[StreamEvent]:
     """What follows `text`, the beginning of the request's answer, begun by a `Weakened` with the `guarantee` of it.
 
-    Whitespace at the end of the text is not sent, nor shown twice. Raises TargetError when the target does not repeat
-    that whitespace.
+    Whitespace at the end of the text is not sent, nor shown twice. Raises CannotContinueError for a target that begins
+    anew, and TargetError when it does not repeat that whitespace.
     """
+    if not await can_continue(target):
+        raise CannotContinueError(f"{target.name} does not go on from a text", partial_text=text)
     sent = text.rstrip()
     seam = text[len(sent) :]
     request = replace(_reseed(request, len(text)), prefix=request.prefix + sent)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 
 from anthropic import AsyncAnthropic
 
@@ -19,6 +20,8 @@ from llm_spec import (
     TransientError,
     complete_from_stream,
 )
+from llm_spec.continuation import ContinuationTrial
+from llm_spec.provider import Feature
 from llm_spec_anthropic.answer import AnswerReader
 from llm_spec_anthropic.client import Events, MessagesClient
 from llm_spec_anthropic.convert import request_body
@@ -53,6 +56,7 @@ class AnthropicProvider:
         self.capabilities = Capabilities(tools=True, response_format=True, continue_prefix=continues_prefix(model))
         self._model = model
         self._client = MessagesClient(self.name, client, base_url=base_url, api_key=api_key)
+        self._continuation = ContinuationTrial(self.name, self.stream)
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -66,6 +70,11 @@ class AnthropicProvider:
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+    async def discover(self, feature: Feature) -> None:
+        can_try = feature == "continue_prefix" and self.capabilities.continue_prefix
+        if can_try and not await self._continuation.is_continuing():
+            self.capabilities = replace(self.capabilities, continue_prefix=False)
 
     # ------------------------------------------------------------------------------------------ inside
 

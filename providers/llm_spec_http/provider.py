@@ -22,6 +22,7 @@ from llm_spec import (
     StreamEvent,
     complete_from_stream,
 )
+from llm_spec.continuation import ContinuationTrial
 from llm_spec.provider import Feature
 from llm_spec_http.answer import read_answer, read_chunks, read_whole
 from llm_spec_http.client import HttpClient
@@ -78,6 +79,7 @@ class HttpProvider:
         )
         api = dialect.token_api
         self._tokens = None if api is None else HttpTokens(self._client, model, dialect, api, self._lose)
+        self._continuation = ContinuationTrial(self.name, self.stream)
         self._tried: set[Feature] = set()
         self._discovering = asyncio.Lock()
 
@@ -100,6 +102,10 @@ class HttpProvider:
         return read_whole(self._client, answer, repeated=self._repeated(request))
 
     async def discover(self, feature: Feature) -> None:
+        if feature == "continue_prefix":
+            if self.capabilities.continue_prefix and not await self._continuation.is_continuing():
+                self.capabilities = replace(self.capabilities, continue_prefix=False)
+            return
         tokens = self._tokens
         async with self._discovering:
             if tokens is None or feature in self._tried:

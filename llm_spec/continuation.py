@@ -1,0 +1,92 @@
+"""Whether a server goes on from an assistant's text: found out by trying, once for each provider.
+
+A server that ignores the mark of a continuation (an older build, a proxy in between) begins a new answer. Behind the
+beginning of an answer its text would come twice. So before any text is continued, two short requests are made:
+
+1. a simple question, answered greedily;
+2. the same question with a beginning of that answer to go on from, which ends inside a word: "Monday, Tuesday, Wednes".
+
+The server is believed if the rest of the word comes. Whatever else it does begins with a whole word: the same answer
+again, the given beginning again, or a new turn after a finished one. (At a space it could not be told: after "one, two,
+three," a new turn may be " four" as well.) Little is asked of the model, since it has written that word itself. One
+that fails the test all the same is not believed: its broken answers end in an error, and it is not raced by text.
+
+The given beginning has more words than the second answer may have tokens, and no token holds two words. So where the
+dialect removes a repeated beginning, an answer that begins anew ends before it could be taken for one that goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Final, NamedTuple, TypeAlias
+
+from llm_spec.chat import ChatRequest, StreamEvent, TextDelta
+from llm_spec.errors import TransientError
+from llm_spec.resilience import within
+
+__all__ = ["ContinuationTrial"]
+
+Stream: TypeAlias = Callable[[ChatRequest], AbstractAsyncContextManager[AsyncIterator[StreamEvent]]]
+
+_QUESTION: Final = ChatRequest.create("Write down the days of the week.", temperature=0.0, max_tokens=24)
+_NUM_MORE: Final = 3  # tokens of the second answer
+_WORD: Final = re.compile(r"[a-z]\w{3,}", re.ASCII | re.IGNORECASE)
+_PATIENCE_S: Final = 60.0
+
+
+class ContinuationTrial:
+    """Tries whether `stream` goes on from `ChatRequest.prefix`; the first answer counts from then on."""
+
+    def __init__(self, name: str, stream: Stream) -> None:
+        self._name = name
+        self._stream = stream
+        self._is_continuing: bool | None = None
+
+    async def is_continuing(self) -> bool:
+        """Whether it does; raises TransientError, and has found out nothing, where the server cannot answer now."""
+        if self._is_continuing is None:
+            self._is_continuing = await self._try()
+        return self._is_continuing
+
+    async def _try(self) -> bool:
+        try:
+            return await within(_goes_on(self._stream), _PATIENCE_S, f"{self._name} was silent for {_PATIENCE_S:g} s")
+        except TransientError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever the server does instead, it does not go on
+            return False
+
+
+class _Cut(NamedTuple):
+    """A text in two, inside a word; `rest` is the rest of the word."""
+
+    prefix: str
+    rest: str
+
+
+async def _goes_on(stream: Stream) -> bool:
+    cut = _find_cut(await _written(stream(_QUESTION)))
+    if cut is None:
+        return False
+    more = await _written(stream(replace(_QUESTION, prefix=cut.prefix, max_tokens=_NUM_MORE)))
+    return more.startswith(cut.rest) or (len(more) > 1 and cut.rest.startswith(more))
+
+
+def _find_cut(text: str) -> _Cut | None:
+    """In the middle of the longest word that is far enough from the beginning; None: there is none."""
+    cuts: list[_Cut] = []
+    for word in _WORD.finditer(text):
+        middle = (word.start() + word.end() + 1) // 2
+        cut = _Cut(text[:middle], text[middle : word.end()])
+        is_whole = word.end() < len(text)  # it may be the token limit that ended it
+        if is_whole and len(cut.prefix.split()) > _NUM_MORE and not text.startswith(cut.rest[:2]):
+            cuts.append(cut)
+    return max(cuts, key=lambda cut: len(cut.rest), default=None)
+
+
+async def _written(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> str:
+    async with opened as events:
+        return "".join([event.text async for event in events if isinstance(event, TextDelta)])
