@@ -491,7 +491,7 @@ def test_strings_that_say_too_little() -> None:
 
 async def test_as_draft_of_a_local_target(wire: Wire) -> None:
     """`regenerate` measures what a served model is worth as a draft; a broken one changes nothing."""
-    config = SpeculativeConfig(strategy="regenerate")
+    config = SpeculativeConfig(strategy="regenerate", baseline_every=0)
     target = open_provider("builtin:target")
     wire.frames = text_chunks("    return", " f()")
     provider = provider_of(wire)
