@@ -1,0 +1,77 @@
+"""A result agrees with itself, with the events before it, and with the clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from llm_spec import Fallback, Finish, Retry, Round, SpeculativeFinish, SpeculativeResult
+from promises.checks.base import num_tokens
+from promises.run import Outcome, Shown
+
+__all__ = ["find_contradictions"]
+
+
+def find_contradictions(outcome: Outcome, shown: Shown) -> Iterator[str]:
+    """Rounds, their sums, times, the JSON form, and what was shown."""
+    result = shown.result
+    if result is None:
+        return
+    try:
+        json.dumps(result.to_dict(), allow_nan=False)
+        result.summary()
+    except (TypeError, ValueError, AttributeError) as error:
+        yield f"to_dict() is not JSON: {error}"
+    for item in result.rounds:
+        yield from _round(result.strategy, item)
+    yield from _sums(outcome, shown, result)
+    yield from _times(outcome, shown, result)
+    if not shown.ask.whole and not shown.has_left:
+        yield from _events(shown, result)
+
+
+def _round(strategy: str, item: Round) -> Iterator[str]:
+    if not 0 <= item.num_accepted_tokens <= item.num_draft_tokens:
+        yield f"{item} accepted more than was drafted"
+    by_tokens = strategy in ("tokens", "probe", "score")
+    if item.num_emitted_tokens < 0 or (by_tokens and item.num_emitted_tokens > item.num_accepted_tokens + 1):
+        yield f"{item} emitted more than it accepted and one"
+    if item.draft_s < 0 or item.verify_s < 0:
+        yield f"{item} took negative time"
+
+
+def _sums(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iterator[str]:
+    stats, rounds = result.stats, result.rounds
+    if [item.index for item in rounds] != list(range(len(rounds))):
+        yield f"the rounds' indices are {[item.index for item in rounds]}"
+    if stats.num_accepted_draft_tokens > stats.num_draft_tokens:
+        yield f"{stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} drafted tokens are accepted"
+    if stats.num_emitted_tokens != sum(item.num_emitted_tokens for item in rounds):
+        yield "the rounds' emitted tokens do not add up"
+    # tokens of a stop string are in a round, and not in the answer
+    if result.strategy in ("probe", "score") and not shown.ask.stop:
+        _, most = num_tokens(outcome, shown, result.content)
+        if stats.num_emitted_tokens > most + 1:
+            yield f"rounds emitted {stats.num_emitted_tokens} tokens; the answer has {most}"
+
+
+def _times(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iterator[str]:
+    timings, took_s = result.timings, shown.ended_s - shown.started_s
+    if timings.first_text_s is not None and timings.first_text_s > timings.total_s:
+        yield f"first text after {timings.first_text_s} s of {timings.total_s} s"
+    if timings.first_text_s is None and result.content:
+        yield "there is text, and no time of the first"
+    if not outcome.case.is_local and timings.total_s > took_s + 1e-6:
+        yield f"total_s is {timings.total_s}; the request took {took_s}"
+
+
+def _events(shown: Shown, result: SpeculativeResult) -> Iterator[str]:
+    events = [event for _, event in shown.events]
+    if not isinstance(events[-1], SpeculativeFinish) or sum(isinstance(event, Finish) for event in events) != 1:
+        yield f"the last event is {events[-1]!r}"
+    if tuple(event for event in events if isinstance(event, Round)) != result.rounds:
+        yield "the rounds shown are not the result's"
+    for kind, reasons in ((Fallback, result.fallbacks), (Retry, result.retries)):
+        seen = [event for event in events if isinstance(event, kind)]
+        if len(seen) != len(reasons):
+            yield f"{reasons} in the result; shown {seen}"

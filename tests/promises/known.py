@@ -1,0 +1,153 @@
+"""Promises that are known not to be kept yet: each with its reason, and as narrow as it can be described.
+
+A fault is taken out of this list together with its repair, or with what makes it impossible.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from promises.checks import Broken
+from promises.draw import Ask, Case
+
+__all__ = ["KNOWN", "Known", "known_reason"]
+
+_BY_IDS: Final = ("probe", "score")
+_ENDLESS: Final = ("endless", "never ends, with no pause")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A fault: why it is there, which promise it breaks, a pattern of how, and in which cases."""
+
+    reason: str
+    promise: str
+    how: str
+    when: Callable[[Case, Ask, str], bool]  # the case, the request (a usual one for all), the strategy
+
+    def is_met(self, case: Case, broken: Broken) -> bool:
+        ask = case.asks[int(broken.tag[1:])] if broken.tag else Ask()
+        found = re.search(f"{self.promise}: .*{self.how}", str(broken), re.DOTALL)
+        return found is not None and self.when(case, ask, broken.strategy)
+
+
+def known_reason(case: Case, broken: Broken) -> str | None:
+    """Why a promise is known not to be kept; None: it is not."""
+    return next((known.reason for known in KNOWN if known.is_met(case, broken)), None)
+
+
+KNOWN: Final = (
+    Known(
+        "a cap that race by text comes up to by its own count is not named where that count is too small",
+        "(text|bounds)",
+        r"stopped.by None\)",
+        lambda case, _ask, strategy: (
+            strategy == "race" and (case.budget is not None or case.max_request_tokens is not None)
+        ),
+    ),
+    Known(
+        "what the target takes alone is counted in events, where several tokens come in one",
+        "time",
+        "says that plain takes",
+        lambda case, _ask, _strategy: case.frame > 1,
+    ),
+    Known(
+        "what is not a piece of a draft is counted before it is checked",
+        "answers",
+        "raises (Attribute|Type)Error",
+        lambda case, _ask, _strategy: case.draft == "broken",
+    ),
+    Known(
+        "probe and score take a stream that ends without a finish reason for a stop string",
+        "(bounds|text)",
+        "(stopped_by stop_string, which is not set|is not the plain answer .*stopped by stop_string)",
+        lambda _case, ask, strategy: strategy in _BY_IDS and ask.fault is not None and ask.fault.how == "cut",
+    ),
+    Known(
+        "a draft that writes more than it may is read to its end",
+        "bounds",
+        "pieces more were read of a draft",
+        lambda case, _ask, _strategy: case.draft == "endless" or case.broken in _ENDLESS,
+    ),
+    Known(
+        "a usage that a draft gives is not checked",
+        "(usage|result|answers)",
+        "(draft_usage is|to_dict.. is not JSON|the budget|raises (Attribute|Type)Error)",
+        lambda case, _ask, _strategy: case.broken.startswith("usage "),
+    ),
+    Known(
+        "judge waits for each piece of a draft as long as for the first, and for an endless draft to its end",
+        "time",
+        "took .* by judge",
+        lambda case, _ask, _strategy: (
+            case.draft in ("trickling", "endless", "provider", "right", "wrong") or case.broken in _ENDLESS
+        ),
+    ),
+    Known(
+        "max_iterations is ignored by race, judge, predict and regenerate",
+        "bounds",
+        "rounds; max_iterations is",
+        lambda _case, _ask, strategy: strategy in ("race", "judge", "predict", "regenerate"),
+    ),
+    Known(
+        "max_draft_tokens is passed on to the draft and not kept by race, predict and regenerate; by probe in words",
+        "bounds",
+        "max_draft_tokens is",
+        lambda _case, _ask, _strategy: True,
+    ),
+    Known(
+        "race goes on after its deadline while the consumer pauses",
+        "bounds",
+        "the target generates .* after the deadline",
+        lambda _case, ask, strategy: strategy == "race" and ask.pause_s > 0,
+    ),
+    Known(
+        "a refusal of race's first stream by ids is raised, although the target would answer by text",
+        "answers",
+        "(where the target alone would have answered|raises UnsupportedError)",
+        lambda case, _ask, strategy: (
+            strategy in ("race", "auto") and any(a.fault is not None and a.fault.scope == "ids" for a in case.asks)
+        ),
+    ),
+    Known(
+        "a stream is opened before the one that it takes over from is closed",
+        "bounds",
+        "calls to the target were open at once",
+        lambda _case, _ask, strategy: strategy in ("race", *_BY_IDS, "auto"),
+    ),
+    Known(
+        "judge shows whitespace twice where a target that takes no prefix goes on alone",
+        "text",
+        "judged text .* is neither approved nor generated",
+        lambda case, _ask, _strategy: case.kind in ("chat", "ids only"),
+    ),
+    Known(
+        "between_chunks_s bounds a round of probe or score, which is a new call, or two, after one of the draft",
+        "answers",
+        "where the target alone would have answered: promises:target was silent",
+        lambda case, _ask, strategy: strategy in _BY_IDS and case.between_chunks_s is not None,
+    ),
+    Known(
+        "a CancelledError that a draft raises by itself comes out of judge and predict",
+        "answers",
+        "(although nobody cancelled it|hangs)",
+        lambda case, _ask, strategy: (
+            case.broken == "raises CancelledError" and strategy in ("judge", "predict", "auto")
+        ),
+    ),
+    Known(
+        "a sampling target need not repeat the whitespace at a seam, which is taken for a failure",
+        "answers",
+        "does not go on where its answer was broken off",
+        lambda _case, ask, _strategy: bool(ask.temperature),
+    ),
+    Known(
+        "judge raises what a verdict's call raises, although the target would answer alone",
+        "answers",
+        "where the target alone would have answered",
+        lambda _case, ask, strategy: strategy == "judge" and ask.fault is not None and ask.fault.scope == "verdict",
+    ),
+)
