@@ -28,7 +28,7 @@ from llm_spec.chat import (
     Usage,
 )
 from llm_spec.discovery import Discovery
-from llm_spec.drafting.pieces import count_tokens, num_prompt_pieces, split_pieces
+from llm_spec.drafting.pieces import check_piece, count_pieces, count_tokens, num_prompt_pieces, split_pieces
 from llm_spec.errors import CircuitOpenError, TargetError, TransientError
 from llm_spec.provider import (
     Capabilities,
@@ -41,6 +41,7 @@ from llm_spec.provider import (
     TokenEndpoint,
     TokenScorer,
     is_free,
+    open_for_request,
 )
 
 __all__ = ["Meter", "MeteredDraft", "MeteredTarget", "count_answer_tokens", "count_call"]
@@ -79,7 +80,9 @@ class Meter:
         is_free: bool = False,
     ) -> _Call:
         """A call begins: one of a request, or (a batch) one of known numbers of tokens."""
-        call = _Call(self, request, num_input, num_output, is_free)
+        # counted now: at the end it would be counted for all calls in one go
+        num_prefix = 0 if request is None else count_pieces(request.prefix)
+        call = _Call(self, request, num_input, num_output, is_free, num_prefix)
         self._calls.append(call)
         return call
 
@@ -108,17 +111,17 @@ class Meter:
         """Tokens of the request itself: as the provider counted them, else as encoded, else in pieces."""
         counted = (call.counted for call in self._calls if call.is_of(self._request))
         found = next((usage.input_tokens for usage in counted if usage is not None), None)
-        return self.count_input(self._request) if found is None else found
+        return self.count_input(self._request, count_pieces(self._request.prefix)) if found is None else found
 
-    def count_input(self, request: ChatRequest) -> int:
-        """How many tokens a request has, where its provider does not count them."""
+    def count_input(self, request: ChatRequest, num_prefix: int) -> int:
+        """How many tokens a request has, `num_prefix` of them in its prefix, where its provider does not count them."""
         if request.messages is not self._request.messages:
-            return num_prompt_pieces(request) + len(split_pieces(request.prefix))
+            return num_prompt_pieces(request) + num_prefix
         if self._num_encoded is not None and request.prefix == self._request.prefix:
             return self._num_encoded
         if self._num_pieces is None:  # the same for every stream of a race, and long
             self._num_pieces = num_prompt_pieces(request)
-        return self._num_pieces + len(split_pieces(request.prefix))
+        return self._num_pieces + num_prefix
 
 
 @dataclass(eq=False, slots=True)
@@ -130,8 +133,11 @@ class _Call:
     num_input: int | None
     num_output: int
     is_free: bool
+    num_prefix: int  # tokens of the answer so far that were sent
     events: list[StreamEvent] = field(default_factory=list["StreamEvent"])
-    pieces: list[DraftPiece] = field(default_factory=list[DraftPiece])
+    num_free: int = 0  # tokens drafted without a model …
+    num_paid: int = 0  # … and by one
+    has_drafted: bool = False
     counted: Usage | None = None
     has_ended: bool = False
     is_unread: bool = False
@@ -148,8 +154,13 @@ class _Call:
             self.counted, self.has_ended = event.usage, True
 
     def add_piece(self, piece: DraftPiece) -> None:
-        """Something came from a draft."""
-        self.pieces.append(piece)
+        """Something came from a draft; raises DraftError for what is not a piece."""
+        piece, self.has_drafted = check_piece(piece), True
+        num_tokens = count_tokens(piece)
+        if self.is_free or piece.is_free:
+            self.num_free += num_tokens
+        else:
+            self.num_paid += num_tokens
         if piece.usage is not None:
             self.counted = piece.usage if self.counted is None else self.counted + piece.usage
 
@@ -157,25 +168,23 @@ class _Call:
         """It failed: before anything came, only an answer in a form of no use shows that it was read."""
         is_answer = isinstance(error, TargetError) and error.status is None
         was_read = is_answer and not isinstance(error, TransientError | CircuitOpenError)
-        self.is_unread = not (self.events or self.pieces or was_read)
+        self.is_unread = not (self.events or self.has_drafted or was_read)
 
     @property
     def usage(self) -> Usage:
         """What it has read and written so far."""
         if self.is_unread:
             return Usage()
-        num_free = sum(count_tokens(piece) for piece in self.pieces if self.is_free or piece.is_free)
-        num_paid = sum(map(count_tokens, self.pieces)) - num_free
-        free = Usage(output_tokens=num_free, free_output_tokens=num_free)
-        if self.is_free or (num_free and not num_paid):
+        free = Usage(output_tokens=self.num_free, free_output_tokens=self.num_free)
+        if self.is_free or (self.num_free and not self.num_paid):
             return free
-        num_output = self.num_output + num_paid + self._count_output()
+        num_output = self.num_output + self.num_paid + self._count_output()
         return free + (self.counted or Usage(input_tokens=self._count_input(), output_tokens=num_output))
 
     def _count_input(self) -> int:
         if self.num_input is not None:
             return self.num_input
-        return 0 if self.request is None else self.meter.count_input(self.request)
+        return 0 if self.request is None else self.meter.count_input(self.request, self.num_prefix)
 
     def _count_output(self) -> int:
         """The rounds of a model in this process tell exactly."""
@@ -368,6 +377,9 @@ class MeteredDraft:
     def is_free(self) -> bool:
         """As the draft itself."""
         return is_free(self.unmetered)
+
+    def for_request(self) -> MeteredDraft:
+        return MeteredDraft(open_for_request(self.unmetered), self._meter)
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         begin = partial(self._meter.open, request, is_free=self.is_free)

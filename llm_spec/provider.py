@@ -49,6 +49,7 @@ __all__ = [
     "LlmProvider",
     "NextToken",
     "ProviderEntry",
+    "RequestDrafter",
     "ResponseBuilder",
     "ReusingSession",
     "RoundModel",
@@ -64,6 +65,7 @@ __all__ = [
     "add_call",
     "complete_from_stream",
     "is_free",
+    "open_for_request",
     "read_prompt",
 ]
 
@@ -144,6 +146,18 @@ class DraftProvider(Protocol):
 def is_free(draft: object) -> bool:
     """Whether a draft asks no model, as it says itself."""
     return bool(getattr(draft, "is_free", False))
+
+
+@runtime_checkable
+class RequestDrafter(Protocol):
+    """A draft that keeps what it knows of a conversation from one call to the next; optional beside `DraftProvider`."""
+
+    def for_request(self) -> DraftProvider:
+        """The draft for all calls of one request, one call at a time.
+
+        It forgets with the request; closing it closes nothing. `draft` itself keeps nothing.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -557,6 +571,11 @@ async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> C
             if response is not None:
                 return response
     raise TargetError(f"{provider.name} ended its stream without a finish reason", partial_text=builder.text)
+
+
+def open_for_request(draft: DraftProvider) -> DraftProvider:
+    """The draft for one request: one that remembers its calls where there is such, else the draft itself."""
+    return draft.for_request() if isinstance(draft, RequestDrafter) else draft
 
 
 def add_call(call: ToolCall | None, delta: ToolCallDelta) -> ToolCall:

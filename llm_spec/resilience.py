@@ -19,7 +19,7 @@ from llm_spec._clock import clock, now
 from llm_spec.chat import ChatRequest
 from llm_spec.config import RetryPolicy
 from llm_spec.errors import CircuitOpenError, ConfigError, DraftError, TransientError
-from llm_spec.provider import DraftPiece, DraftProvider, is_free
+from llm_spec.provider import DraftPiece, DraftProvider, is_free, open_for_request
 
 __all__ = ["CircuitBreaker", "ConcurrencyLimit", "GuardedDraft", "asked_again", "within"]
 
@@ -343,6 +343,9 @@ class GuardedDraft:
     def is_free(self) -> bool:
         """As the draft itself."""
         return is_free(self._draft)
+
+    def for_request(self) -> GuardedDraft:
+        return GuardedDraft(open_for_request(self._draft), self._breaker, self._limit, self._patience_s)
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:

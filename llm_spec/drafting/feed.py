@@ -8,25 +8,27 @@ from dataclasses import replace
 from typing import Final
 
 from llm_spec._clock import clock
-from llm_spec.chat import ChatRequest, Usage
-from llm_spec.drafting.ngrams import Follower
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.chat import ChatRequest
+from llm_spec.drafting.call import DraftCall, whole_answer_tokens
+from llm_spec.drafting.pieces import last_pieces
+from llm_spec.drafting.text_index import TextIndex
 from llm_spec.errors import one_line
-from llm_spec.provider import DraftPiece, DraftProvider
+from llm_spec.provider import DraftProvider, open_for_request
 
 __all__ = ["DraftFeed"]
 
-_WHOLE_ANSWER: Final = 4096  # tokens, where the request sets no limit
+_MAX_MATCH: Final = 8  # pieces
 
 
 class DraftFeed:
     """What a draft says comes next. `restart` says where the answer stands; `text` is the guess at what follows that.
 
-    It has `ended`, by itself or (`is_cut`) because it had written as much as was asked for.
+    It has `ended`: because it had written as much as was asked for (`is_cut`: more may follow), by itself with all that
+    it has to say (`is_complete`), or by a failure.
 
     `news` is called, on the event loop, whenever `text`, `ended` or `failure` has changed. A draft that cannot continue
     a prefix is asked once, and its text realigned with the answer. `max_tokens` bounds all that is drafted (None: no
-    bound), in pieces where a draft tells no ids; `timeout_s` the wait for one piece. Whoever made it calls `aclose`.
+    bound), in pieces where a draft gives no ids; `timeout_s` the wait for one piece. Whoever made it calls `aclose`.
     """
 
     def __init__(
@@ -40,13 +42,12 @@ class DraftFeed:
     ) -> None:
         self.text = ""
         self.ended = True
-        self.is_cut = False
+        self.is_cut = self.is_complete = False
         self.failure: str | None = None
-        self.usage: Usage | None = None
         self.num_tokens = 0
         self._writing_s = 0.0
         self._num_timed = 0
-        self._draft = draft
+        self._draft = open_for_request(draft)
         self._request = request
         self._max_tokens = max_tokens
         self._timeout_s = timeout_s
@@ -76,17 +77,24 @@ class DraftFeed:
             self._show(self._run)
             return
         self._cancel()
-        self.ended = self.is_cut = False
+        self.ended = self.is_cut = self.is_complete = False
         prefix = self._request.prefix + answer
-        run = _Run(prefix if self._continues else "")
+        run = _Run(prefix if self._continues else "", writes_once=not self._continues)
         request = replace(self._request, prefix=run.prefix, stop=())
         self._run = run
         if not self._continues:
             run.realign(self._request.prefix + answer)
-        task = asyncio.create_task(self._collect(run, request, self._allowed(num_tokens)))
+        left = None if self._max_tokens is None else self._max_tokens - self.num_tokens
+        call = DraftCall(self._draft, request, self._allowed(num_tokens), max_pieces=left)
+        task = asyncio.create_task(self._collect(run, call))
         run.task = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def stop(self, failure: str) -> None:
+        """Leave the draft as one that failed; what it has written is all that it says."""
+        self._cancel()
+        self.failure, self.ended, self.is_complete = failure, True, False
 
     async def aclose(self) -> None:
         """End all that runs for it; what that raises is nobody's concern."""
@@ -103,45 +111,38 @@ class DraftFeed:
     def _allowed(self, num_tokens: int) -> int:
         """How many tokens one call may draft; a draft that writes once writes the whole answer."""
         if not self._continues:
-            num_tokens = self._request.max_tokens or _WHOLE_ANSWER
+            num_tokens = whole_answer_tokens(self._request)
         return num_tokens if self._max_tokens is None else min(num_tokens, self._max_tokens - self.num_tokens)
 
-    async def _collect(self, run: _Run, request: ChatRequest, num_tokens: int) -> None:
+    async def _collect(self, run: _Run, call: DraftCall) -> None:
         seconds = clock()
-        spent = self.num_tokens
-        try:
-            async with (
-                asyncio.timeout(self._timeout_s) as patience,
-                self._draft.draft(request, num_tokens) as pieces,
-            ):
-                last_s, moved_s = None, seconds()
-                async for piece in pieces:
-                    now = seconds()
-                    num_new = self._take(run, piece)
-                    if last_s is not None and num_new:
-                        self._writing_s += now - last_s
-                        self._num_timed += num_new
-                    last_s = now
-                    if self.is_spent:
-                        break
-                    if now - moved_s > 0.01 * self._timeout_s:  # moving a timer is dear
-                        patience.reschedule(now + self._timeout_s)
-                        moved_s = now
-        except TimeoutError:
-            self._fail(run, f"late: the draft was silent for {self._timeout_s:.3g} s")
-        except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
-            self._fail(run, one_line(error))
-        run.ended, run.is_cut = True, self._continues and self.num_tokens - spent >= num_tokens
-        self._show(run)
+        last_s: float | None = None
+        moved_s = seconds()
+        patience = asyncio.timeout(self._timeout_s)
 
-    def _take(self, run: _Run, piece: DraftPiece) -> int:
-        num_new = len(split_pieces(piece.text)) if piece.token_ids is None else len(piece.token_ids)
-        self.num_tokens += num_new
-        if piece.usage is not None:
-            self.usage = piece.usage if self.usage is None else self.usage + piece.usage
-        run.written += piece.text
+        def take(text: str, num_new: int) -> None:
+            nonlocal last_s, moved_s
+            now = seconds()
+            self.num_tokens += num_new
+            if last_s is not None and num_new:
+                self._writing_s += now - last_s
+                self._num_timed += num_new
+            last_s = now
+            if now - moved_s > 0.01 * self._timeout_s and not patience.expired():  # moving a timer is dear
+                patience.reschedule(now + self._timeout_s)
+                moved_s = now
+            run.write(text)
+            self._show(run)
+
+        try:
+            async with patience:
+                await call.read(take)
+        except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
+            is_late = patience.expired() and isinstance(error, TimeoutError)
+            late = f"late: the draft was silent for {self._timeout_s:.3g} s"
+            self._fail(run, late if is_late else one_line(error))
+        run.ended, run.is_cut, run.is_complete = True, self._continues and call.is_full, call.is_complete
         self._show(run)
-        return num_new
 
     def _fail(self, run: _Run, failure: str) -> None:
         if run is self._run:
@@ -149,28 +150,36 @@ class DraftFeed:
 
     def _show(self, run: _Run) -> None:
         if run is self._run:
-            self.text, self.ended, self.is_cut = run.guess(), run.ended, run.is_cut
+            self.text, self.ended = run.guess(), run.ended
+            self.is_cut, self.is_complete = run.is_cut, run.is_complete
             self._news()
 
 
 class _Run:
     """One call of the draft and where the answer stands in what it wrote."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, *, writes_once: bool) -> None:
         self.prefix = prefix.rstrip()  # chat templates strip what is behind it
         self.written = ""
-        self.ended = self.is_cut = False
+        self.ended = self.is_cut = self.is_complete = False
         self.task: asyncio.Task[None] | None = None
         self._seam = prefix[len(self.prefix) :]
-        self._answer: str | None = None  # where it was last realigned, of a draft that writes once
-        self._start: int | None = 0
+        self._start: int | None = 0  # in what it wrote; None: not found yet
+        self._answer = ""  # where it was last realigned, of a draft that writes once
+        self._index = TextIndex() if writes_once else None
+
+    def write(self, text: str) -> None:
+        """Add what it wrote."""
+        self.written += text
+        if self._index is not None:
+            self._index.follow(self.written, len(text) + 1)  # the piece before may have grown
 
     def guess(self) -> str:
         """What it wrote about the text that follows the answer."""
-        if self._answer is not None and self._start is None:
-            self.realign(self._answer)
         if self._start is None:
-            return ""
+            self._start = self._find()
+            if self._start is None:
+                return ""
         text = self.written[self._start :]
         if not self._seam:
             return text
@@ -180,10 +189,12 @@ class _Run:
 
     def realign(self, answer: str) -> None:
         """Go on behind the longest match of the answer's end."""
-        self._answer = answer
-        if self.written.startswith(answer) or answer.startswith(self.written):
-            self._start = len(answer)
-            return
-        follower = Follower(split_pieces(self.written))
-        at = follower.position(split_pieces(answer))
-        self._start = None if at is None else sum(map(len, follower.items[:at]))
+        self._answer, self._start = answer, None
+
+    def _find(self) -> int | None:
+        """Where the answer ends in what was written; None: nowhere, or not yet."""
+        if self.written.startswith(self._answer):
+            return len(self._answer)
+        if self._index is None or self._answer.startswith(self.written):
+            return None  # the answer is ahead of it
+        return self._index.end_of_match(last_pieces(self._answer, _MAX_MATCH), _MAX_MATCH)

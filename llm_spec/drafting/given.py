@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final
 
 from llm_spec.chat import ChatRequest
+from llm_spec.drafting.copying import CopyingDraft
 from llm_spec.drafting.ngrams import Follower
-from llm_spec.drafting.pieces import draft_pieces, split_pieces
+from llm_spec.drafting.pieces import last_pieces, pieces_in_turns
+from llm_spec.drafting.text_index import TextIndex
 from llm_spec.provider import DraftPiece, DraftToken, TokenChooser, TokenDraft, TokenModel
 
 __all__ = ["GivenText"]
+
+_MAX_MATCH: Final = 8  # pieces
 
 
 class GivenText:
@@ -25,13 +30,22 @@ class GivenText:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    @asynccontextmanager
-    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
-        follower = Follower(split_pieces(self._text))
-        start = follower.position(split_pieces(request.prefix))
-        texts = [] if start is None else follower.items[start : start + max_tokens]
-        async with aclosing(draft_pieces(texts)) as pieces:
-            yield pieces
+    def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
+        return self.for_request().draft(request, max_tokens)
+
+    def for_request(self) -> CopyingDraft:
+        index, text = TextIndex(), self._text
+
+        async def copy(request: ChatRequest, max_tokens: int) -> Sequence[str]:
+            start: int | None = len(request.prefix)
+            if not text.startswith(request.prefix):
+                await index.read_text(text)
+                start = index.end_of_match(last_pieces(request.prefix, _MAX_MATCH), _MAX_MATCH)
+            if start is None:
+                return ()
+            return [piece async for piece in pieces_in_turns(text, start, max_tokens)]
+
+        return CopyingDraft(self.name, copy)
 
     async def aclose(self) -> None:
         """Nothing to release."""
@@ -46,10 +60,11 @@ class GivenText:
 class _GivenDraft:
     def __init__(self, follower: Follower[int], num_prompt_tokens: int) -> None:
         self._follower = follower
-        self._num_prompt_tokens = num_prompt_tokens
+        self._num_read = num_prompt_tokens
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
-        start = self._follower.position(context_ids[self._num_prompt_tokens :])
+        start = self._follower.advance(context_ids[self._num_read :])
+        self._num_read = len(context_ids)
         if start is not None:
             yield from map(DraftToken, self._follower.items[start:])
 

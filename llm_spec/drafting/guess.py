@@ -16,6 +16,7 @@ __all__ = ["EncodedGuess"]
 _MAX_ENCODINGS: Final = 4  # at a time, one behind the other: a call may be a round trip
 # What a tokenizer may still join with the text that comes: the last run of letters, of signs or of whitespace.
 _OPEN_END: Final = re.compile(r"(?: ?\w+| ?[^\w\s]+|\s+)\Z")
+_WINDOW: Final = 64  # characters at a text's end in which it is looked for first
 
 
 class EncodedGuess:
@@ -59,8 +60,8 @@ class EncodedGuess:
         if len(self._encodings) >= _MAX_ENCODINGS or self.is_wrong:
             return
         text = self._feed.text[self._num_taken :]
-        if not self._feed.ended and (open_end := _OPEN_END.search(text)) is not None:
-            text = text[: open_end.start()]
+        if not self._feed.ended:
+            text = text[: _find_open_end(text)]
         if text:
             self._num_taken += len(text)
             encoding = asyncio.ensure_future(self._endpoint.encode(text))
@@ -110,3 +111,14 @@ class EncodedGuess:
             return
         del self._owed[:shared]
         self.ids += token_ids[shared:]
+
+
+def _find_open_end(text: str) -> int:
+    """Where the run begins that the text ends with."""
+    size = _WINDOW
+    while True:
+        start = max(0, len(text) - size)
+        found = _OPEN_END.search(text, start)
+        if found is None or found.start() > start or start == 0:
+            return len(text) if found is None else found.start()
+        size *= 2  # the run may be longer

@@ -27,6 +27,7 @@ from llm_spec.provider import (
     TokenDrafter,
     TokenModel,
     is_free,
+    open_for_request,
 )
 
 __all__ = ["JoinedDraft"]
@@ -78,6 +79,9 @@ class JoinedDraft:
     def continues_prefix(self) -> bool:
         """Whether all of them go on from an answer that has begun."""
         return all(getattr(draft, "continues_prefix", True) for draft in self._drafts)
+
+    def for_request(self) -> JoinedDraft:
+        return JoinedDraft(*map(open_for_request, self._drafts), min_confidence=self._min_confidence)
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:

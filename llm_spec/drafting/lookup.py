@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from itertools import cycle
 from typing import Final
 
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest
+from llm_spec.drafting.copying import CopyingDraft
 from llm_spec.drafting.ngrams import NgramIndex
-from llm_spec.drafting.pieces import conversation_pieces, draft_pieces
+from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
 from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenChooser, TokenDraft, TokenModel
 
@@ -36,14 +37,19 @@ class PromptLookup:
         self._max_ngram = max_ngram
         self._min_ngram = min_ngram
 
-    @asynccontextmanager
-    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
-        index = NgramIndex[str](self._max_ngram, self._min_ngram)
-        index.extend(conversation_pieces(request))
-        found = index.find(index.items)
-        texts = [] if found is None else index.items[found[0] : found[0] + max_tokens]
-        async with aclosing(draft_pieces(texts)) as pieces:
-            yield pieces
+    def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
+        return self.for_request().draft(request, max_tokens)
+
+    def for_request(self) -> CopyingDraft:
+        index = ConversationIndex()
+
+        async def copy(request: ChatRequest, max_tokens: int) -> Sequence[str]:
+            await index.read(request)
+            found = index.find(index.pieces, self._max_ngram, self._min_ngram)
+            start = len(index.pieces) if found is None else found.places[-1]
+            return index.pieces[start : start + max_tokens]
+
+        return CopyingDraft(self.name, copy)
 
     async def aclose(self) -> None:
         """Nothing to release."""

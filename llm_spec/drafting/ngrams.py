@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Final, Generic, TypeVar
 
+from llm_spec.drafting.occurrences import Occurrences
+
 __all__ = ["Follower", "NgramIndex"]
 
 T = TypeVar("T", bound=Hashable)
@@ -46,21 +48,23 @@ class NgramIndex(Generic[T]):
 class Follower(Generic[T]):
     """Where an answer stands in a given sequence: straight on while they agree, else behind the longest match."""
 
-    def __init__(self, items: Sequence[T]) -> None:
-        self._index = NgramIndex[T](_FOLLOWED_NGRAM)
-        self._index.extend(items)
-        self.items = self._index.items
-        self._num_answered = 0
+    def __init__(self, items: Sequence[T] = ()) -> None:
+        self._occurrences = Occurrences[T]()
+        self.items = self._occurrences.items
+        self.extend(items)
+        self._tail: list[T] = []  # the answer's last items
         self._at: int | None = 0
 
-    def position(self, answered: Sequence[T]) -> int | None:
-        """Index of the item that should come after `answered` (which grows from call to call); None: lost."""
-        new = list(answered[self._num_answered :])
-        follows = self._at is not None and self.items[self._at : self._at + len(new)] == new
-        if follows and self._at is not None:
+    def extend(self, items: Sequence[T]) -> None:
+        """Append items to the sequence."""
+        self._occurrences.extend(items)
+
+    def advance(self, new: Sequence[T]) -> int | None:
+        """Index of the item that should come after the answer, which grew by `new` items; None: lost."""
+        self._tail = [*self._tail, *new][-_FOLLOWED_NGRAM:]
+        if self._at is not None and self.items[self._at : self._at + len(new)] == list(new):
             self._at += len(new)
         else:
-            found = self._index.find(answered)
-            self._at = None if found is None else found[0]
-        self._num_answered = len(answered)
+            found = self._occurrences.find(self._tail, _FOLLOWED_NGRAM)
+            self._at = None if found is None else found.places[-1]
         return self._at

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import Final
+from itertools import islice
+from typing import Final, cast
 
-from llm_spec.chat import ChatRequest, TextDelta
+from llm_spec.chat import ChatRequest, TextDelta, Usage
+from llm_spec.errors import DraftError
 from llm_spec.provider import DraftPiece
 
 __all__ = [
-    "conversation_pieces",
+    "TURN_PIECES",
+    "check_piece",
+    "count_pieces",
     "count_tokens",
     "draft_pieces",
     "iter_piece_ends",
+    "last_pieces",
     "num_prompt_pieces",
+    "pieces_in_turns",
     "split_pieces",
 ]
+
+TURN_PIECES: Final = 512  # that are read between two turns of the event loop: about a millisecond
+
+_WINDOW: Final = 256  # characters of a long text that are counted at a time …
+_NUM_WINDOWS: Final = 64  # … at so many places, which takes about a millisecond
 
 # A word with the space before it, a run of spaces, one newline, or one other sign: about what tokenizers make of text.
 _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
@@ -32,15 +44,57 @@ def count_tokens(piece: TextDelta | DraftPiece) -> int:
     return len(split_pieces(piece.text)) if piece.token_ids is None else len(piece.token_ids)
 
 
-def conversation_pieces(request: ChatRequest) -> list[str]:
-    """A request's messages and the answer so far, in pieces."""
-    texts = [*(message.text for message in request.messages), request.prefix]
-    return [piece for text in texts for piece in split_pieces(text)]
+def check_piece(piece: object) -> DraftPiece:
+    """A piece as a draft gave it, without a usage that cannot be added up; raises DraftError for anything else."""
+    if not isinstance(piece, DraftPiece):
+        raise DraftError(f"the draft gave an object of type {type(piece).__name__}; it must give DraftPiece")
+    text, ids, usage = cast("tuple[object, object, object]", (piece.text, piece.token_ids, piece.usage))
+    if not isinstance(text, str):
+        raise DraftError(f"the text of a drafted piece is of type {type(text).__name__}; it must be str")
+    if ids is not None and not (
+        isinstance(ids, (tuple, list)) and all(type(i) is int for i in cast("list[object]", ids))
+    ):
+        raise DraftError("the token_ids of a drafted piece must be a tuple of integers, or None")
+    if usage is None or (isinstance(usage, Usage) and all(type(n) is int and n >= 0 for n in vars(usage).values())):
+        return piece
+    return piece._replace(usage=None)
+
+
+def count_pieces(text: str) -> int:
+    """How many pieces a text has; of one longer than 16,384 characters, an estimate from so many all over it."""
+    num_sampled = _NUM_WINDOWS * _WINDOW
+    if len(text) <= num_sampled:
+        return len(split_pieces(text))
+    starts = range(0, len(text) - _WINDOW + 1, (len(text) - _WINDOW) // (_NUM_WINDOWS - 1))[:_NUM_WINDOWS]
+    num_pieces = sum(len(split_pieces(text[start : start + _WINDOW])) for start in starts)
+    return round(num_pieces * len(text) / num_sampled)
 
 
 def num_prompt_pieces(request: ChatRequest) -> int:
-    """How many pieces the text of a request's messages has."""
-    return sum(len(split_pieces(message.text)) for message in request.messages)
+    """How many pieces the text of a request's messages has; an estimate where that is long."""
+    texts = [message.text for message in request.messages]
+    if sum(map(len, texts)) <= _NUM_WINDOWS * _WINDOW:
+        return sum(map(count_pieces, texts))
+    return count_pieces("".join(texts))
+
+
+def last_pieces(text: str, num_pieces: int) -> list[str]:
+    """The last pieces of a text, at most so many, however long it is."""
+    size = _WINDOW
+    while True:
+        pieces = split_pieces(text[-size:])
+        if size >= len(text) or len(pieces) > num_pieces:  # the first one may be the end of a piece
+            return pieces[-num_pieces:]
+        size *= 2
+
+
+async def pieces_in_turns(text: str, start: int = 0, max_pieces: int | None = None) -> AsyncGenerator[str]:
+    """The pieces behind `start`, with a turn of the event loop after every 512."""
+    for number, end in enumerate(islice(iter_piece_ends(text, start), max_pieces), 1):
+        yield text[start:end]
+        start = end
+        if number % TURN_PIECES == 0:
+            await asyncio.sleep(0)
 
 
 def iter_piece_ends(text: str, start: int) -> Iterator[int]:

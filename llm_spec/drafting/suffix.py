@@ -7,16 +7,18 @@ are where it pays.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
-from itertools import islice
+import asyncio
+from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest
+from llm_spec.drafting.copying import CopyingDraft
+from llm_spec.drafting.occurrences import Found
 from llm_spec.drafting.outputs import PastOutputs
-from llm_spec.drafting.pieces import conversation_pieces, draft_pieces
 from llm_spec.drafting.suffixes import Likeliest, Match, SuffixAutomaton
+from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
 from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenChooser, TokenDraft, TokenModel
 
@@ -28,6 +30,7 @@ T = TypeVar("T", bound=Hashable)
 # built-in pair: .56, .59, .82, .87, .95, whatever k is), and k of m times in about k / m as many.
 _DOUBT: Final = 0.6
 _MIN_SURVIVAL: Final = 0.1  # a proposal of which less than this is expected to stand ends
+_NUM_SEARCHES: Final = 4  # between two turns of the event loop: in text that repeats itself each takes a millisecond
 
 
 class SuffixDraft:
@@ -50,13 +53,30 @@ class SuffixDraft:
         self._min_match = min_match
         self._outputs = PastOutputs(max_stored_tokens, max_match)
 
-    @asynccontextmanager
-    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
-        pieces = SuffixAutomaton[str](self._max_match)
-        pieces.extend(conversation_pieces(request))
-        guesses = _guesses(pieces, _longest(pieces, pieces.end(), self._min_match), self._min_match)
-        async with aclosing(draft_pieces([text for text, _ in islice(guesses, max_tokens)])) as drafted:
-            yield drafted
+    def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
+        return self.for_request().draft(request, max_tokens)
+
+    def for_request(self) -> CopyingDraft:
+        index = ConversationIndex()
+
+        async def copy(request: ChatRequest, max_tokens: int) -> Sequence[str]:
+            await index.read(request)
+            context, survival = list(index.pieces[-self._max_match :]), 1.0
+            num_known = len(context)
+            for num_drafted in range(max_tokens):
+                if num_drafted % _NUM_SEARCHES == _NUM_SEARCHES - 1:
+                    await asyncio.sleep(0)
+                found = index.find(context, self._max_match, self._min_match)
+                if found is None:
+                    break
+                text, confidence = _most_frequent(index.pieces, found)
+                survival *= confidence
+                if survival < _MIN_SURVIVAL:
+                    break
+                context.append(text)
+            return context[num_known:]
+
+        return CopyingDraft(self.name, copy)
 
     async def aclose(self) -> None:
         """Nothing to release."""
@@ -150,7 +170,23 @@ def _guesses(
 
 
 def _confidence(found: Likeliest[T] | None) -> float:
-    return 0.0 if found is None else found.num_times / found.num_total * (1 - _DOUBT / found.length)
+    return 0.0 if found is None else _stands(found.num_times, found.num_total, found.length)
+
+
+def _most_frequent(pieces: Sequence[str], found: Found) -> tuple[str, float]:
+    """The likeliest piece at the places that were found, among equals the latest, with its confidence."""
+    times: dict[str, int] = {}
+    best = pieces[found.places[0]]
+    for place in found.places:
+        times[pieces[place]] = times.get(pieces[place], 0) + 1
+        if times[pieces[place]] >= times[best]:
+            best = pieces[place]
+    return best, _stands(times[best], len(found.places), found.length)
+
+
+def _stands(num_times: int, num_total: int, length: int) -> float:
+    """How likely it is that what followed a match of `length` items `num_times` of `num_total` times follows again."""
+    return num_times / num_total * (1 - _DOUBT / length)
 
 
 def _load(model: str, base_url: str | None) -> SuffixDraft:

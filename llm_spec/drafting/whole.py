@@ -1,36 +1,67 @@
-"""WholeDraft: what a draft writes when it is let write to its end."""
+"""WholeDraft: what a draft writes when it is let write to its end, in the background."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Final
 
-from llm_spec.chat import ChatRequest, Usage
+from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
+from llm_spec.drafting.call import DraftCall, whole_answer_tokens
 from llm_spec.errors import one_line
 from llm_spec.provider import DraftProvider
 
 __all__ = ["WholeDraft"]
 
-_DRAFT_TOKENS = 1024  # where the request sets no limit
+_DRAFT_TOKENS: Final = 1024  # where the request sets no limit
 
 
-@dataclass(slots=True)
 class WholeDraft:
-    """What a draft has written so far."""
+    """What a draft has written so far; `failure` says what went wrong, None: nothing."""
 
-    text: str = ""
-    usage: Usage | None = None
-    failure: str | None = None
+    def __init__(self, draft: DraftProvider, request: ChatRequest, config: SpeculativeConfig) -> None:
+        self._max_tokens = whole_answer_tokens(request, _DRAFT_TOKENS)
+        if config.max_draft_tokens is not None:
+            self._max_tokens = min(self._max_tokens, config.max_draft_tokens)
+        self._call = DraftCall(draft, request, self._max_tokens, max_pieces=config.max_draft_tokens)
+        self._task: asyncio.Task[None] | None = None
+        self._is_left = False
+        self.text = ""
+        self.failure: str | None = None
 
-    async def collect(self, draft: DraftProvider, request: ChatRequest, config: SpeculativeConfig) -> None:
-        """Let it write; whatever goes wrong is told by `failure`."""
-        limit = config.max_draft_tokens if config.max_draft_tokens is not None else request.max_tokens or _DRAFT_TOKENS
-        if limit < 1:
+    @asynccontextmanager
+    async def reading(self) -> AsyncGenerator[None]:
+        """Let the draft write while the context is open; at its end it is closed."""
+        self._task = asyncio.create_task(self._read())
+        try:
+            yield
+        finally:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def wait(self, timeout_s: float, late: str) -> None:
+        """Wait for its end; a draft that takes longer fails as `late`, and what it writes later is not used."""
+        if self._task is None:
+            return
+        _, unfinished = await asyncio.wait([self._task], timeout=timeout_s)
+        if unfinished:
+            self._is_left, self.failure = True, late
+            self._task.cancel()
+
+    async def _read(self) -> None:
+        if self._max_tokens < 1:
             return
         try:
-            async with draft.draft(request, limit) as pieces:
-                async for piece in pieces:
-                    self.text += piece.text
-                    self.usage = piece.usage or self.usage
+            await self._call.read(self._add)
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
-            self.failure = one_line(error)
+            self._fail(one_line(error))
+
+    def _add(self, text: str, num_new: int) -> None:  # noqa: ARG002 - they are counted by the call
+        if not self._is_left:
+            self.text += text
+
+    def _fail(self, failure: str) -> None:
+        if not self._is_left:
+            self.failure = failure

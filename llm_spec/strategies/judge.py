@@ -19,6 +19,7 @@ from llm_spec._clock import clock
 from llm_spec.baseline import count_characters
 from llm_spec.chat import ChatMessage, ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
+from llm_spec.drafting.call import whole_answer_tokens
 from llm_spec.drafting.feed import DraftFeed
 from llm_spec.drafting.pieces import split_pieces
 from llm_spec.errors import InvalidRequestError, UnsupportedError, one_line
@@ -32,7 +33,6 @@ from llm_spec.text import StopMatcher
 
 __all__ = ["JUDGE", "JudgeStrategy"]
 
-_WHOLE_ANSWER: Final = 4096  # tokens, where the request sets no limit
 _MAX_PASSAGES: Final = 64  # shown at a time …
 _MAX_CHARACTERS: Final = 60_000  # … and of so many characters, the first one whole
 _REST: Final = (
@@ -168,17 +168,26 @@ class _Judging:
         if self._left is not None and self._draft.open_passages:
             return
         if self._left is None:
-            self._feed.restart(self._text, self._request.max_tokens or _WHOLE_ANSWER)
-            while not self._feed.ended:
-                self._news.clear()
-                await self._news.wait()
+            self._feed.restart(self._text, whole_answer_tokens(self._request))
+            await self._wait_for_the_draft()
             self._left = self._feed.text or self._behind
         text = printed(self._left)
         passages = split_passages(text)
         sizes = accumulate(len(passage) for passage in passages)
         num_shown = min(max(1, sum(size <= _MAX_CHARACTERS for size in sizes)), _MAX_PASSAGES)
-        is_whole = num_shown >= len(passages) and text == self._left and not self._feed.is_cut
+        is_whole = num_shown >= len(passages) and text == self._left and self._feed.is_complete
         self._draft = JudgedDraft(self._text, passages[:num_shown], is_whole)
+
+    async def _wait_for_the_draft(self) -> None:
+        """Until it has ended, or has had its time; then what it wrote by now is judged."""
+        timeout_s = self._config.draft_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._feed.ended:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            self._feed.stop(f"late: the draft took longer than {timeout_s:.3g} s")
 
     def _go_on(self, passages: list[str], verdict: Verdict) -> None:
         """What is judged next: the rest of the draft; a new one where the old was of no use."""

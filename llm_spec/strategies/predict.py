@@ -6,7 +6,6 @@ it bills for predictions, rejected tokens cost as much as written ones. See Open
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -81,44 +80,51 @@ async def _answer(
     config: SpeculativeConfig,
     figures: PairFigures,
 ) -> AsyncGenerator[StreamEvent]:
-    guess = WholeDraft(request.prediction or "")
-    started_s = now()
-    if not guess.text and draft is not None:
-        guess = await _drafted(draft, request, config)
+    if draft is None or request.prediction:
+        async with aclosing(_verified(target, request, config, figures, draft_s=0.0)) as events:
+            async for event in events:
+                yield event
+        return
+    guess, started_s, timeout_s = WholeDraft(draft, request, config), now(), config.draft_timeout_s
+    async with guess.reading():
+        await guess.wait(timeout_s, f"late: the draft took longer than {timeout_s:.3g} s")
         if guess.failure is not None:
             yield Fallback(guess.failure)
-    draft_s = now() - started_s
-    request = replace(request, prediction=guess.text or None)
-    has_begun = False
+        request = replace(request, prediction=guess.text or None)
+        answer = _verified(target, request, config, figures, draft_s=now() - started_s)
+        async with aclosing(answer) as events:
+            async for event in events:
+                yield event
+
+
+async def _verified(
+    target: LlmProvider,
+    request: ChatRequest,
+    config: SpeculativeConfig,
+    figures: PairFigures,
+    *,
+    draft_s: float,
+) -> AsyncGenerator[StreamEvent]:
+    """The target's answer to a request with its prediction, if there is one; without it where the target refuses it."""
+    started_s, has_begun = now(), False
     try:
         async with PLAIN.run(None, target, request, config, figures) as events:
             async for event in events:
                 has_begun = True
                 if isinstance(event, Finish):
-                    report = _round(event, draft_s, now() - started_s - draft_s)
+                    report = _round(event, draft_s, now() - started_s)
                     if report is not None:
                         yield report
                 yield event
         return
     except InvalidRequestError as error:
-        if has_begun or not guess.text:
+        if has_begun or not request.prediction:
             raise
         refusal = error
     yield Fallback(one_line(refusal))
     async with PLAIN.run(None, target, replace(request, prediction=None), config, figures) as events:
         async for event in events:
             yield event
-
-
-async def _drafted(draft: DraftProvider, request: ChatRequest, config: SpeculativeConfig) -> WholeDraft:
-    """What the draft writes in its time; of one that is late, what it has written by then."""
-    guess = WholeDraft()
-    try:
-        async with asyncio.timeout(config.draft_timeout_s):
-            await guess.collect(draft, request, config)
-    except TimeoutError:
-        guess.failure = f"late: the draft took longer than {config.draft_timeout_s:.3g} s"
-    return guess
 
 
 def _round(finish: Finish, draft_s: float, verify_s: float) -> Round | None:

@@ -7,7 +7,7 @@ replayed as rounds of `_LOOKAHEAD` pieces of text, the draft realigned after eac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
@@ -15,7 +15,7 @@ from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.ngrams import Follower
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.pieces import pieces_in_turns, split_pieces
 from llm_spec.drafting.whole import WholeDraft
 from llm_spec.errors import UnsupportedError
 from llm_spec.figures import PairFigures
@@ -26,6 +26,7 @@ from llm_spec.strategies.plain import PLAIN
 __all__ = ["REGENERATE", "RegenerateStrategy", "replay_rounds"]
 
 _LOOKAHEAD: Final = 8
+_TURN_ROUNDS: Final = 32  # replayed between two turns of the event loop
 
 
 class RegenerateStrategy:
@@ -51,17 +52,13 @@ class RegenerateStrategy:
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         if draft is None:
             raise UnsupportedError("strategy 'regenerate' cannot be used: there is no draft")
-        guess = WholeDraft()
-        drafting = asyncio.create_task(guess.collect(draft, request, config))
-        try:
-            async with (
-                PLAIN.run(None, target, request, config, figures) as events,
-                aclosing(_compared(events, guess, drafting, _patience(config))) as out,
-            ):
-                yield out
-        finally:
-            drafting.cancel()
-            await asyncio.wait([drafting])
+        guess = WholeDraft(draft, request, config)
+        async with (
+            guess.reading(),
+            PLAIN.run(None, target, request, config, figures) as events,
+            aclosing(_compared(events, guess, _patience(config))) as out,
+        ):
+            yield out
 
 
 def _patience(config: SpeculativeConfig) -> Callable[[], float]:
@@ -77,7 +74,7 @@ def _patience(config: SpeculativeConfig) -> Callable[[], float]:
 
 
 async def _compared(
-    events: AsyncIterator[StreamEvent], guess: WholeDraft, drafting: asyncio.Task[None], patience: Callable[[], float]
+    events: AsyncIterator[StreamEvent], guess: WholeDraft, patience: Callable[[], float]
 ) -> AsyncGenerator[StreamEvent]:
     answer = ""
     async for event in events:
@@ -89,24 +86,32 @@ async def _compared(
                 pass  # the target's own plain steps: here the rounds are the comparison's
             case Finish():
                 timeout_s = patience()
-                _, late = await asyncio.wait([drafting], timeout=timeout_s)
-                if late or guess.failure is not None:
-                    yield Fallback(guess.failure or f"late: the draft took {timeout_s:.3g} s longer than the answer")
-                for report in replay_rounds(guess.text, answer):
+                await guess.wait(timeout_s, f"late: the draft took {timeout_s:.3g} s longer than the answer")
+                if guess.failure is not None:
+                    yield Fallback(guess.failure)
+                for report in replay_rounds(await _read(guess.text), split_pieces(answer)):
                     yield report
+                    if report.index % _TURN_ROUNDS == 0:
+                        await asyncio.sleep(0)
                 yield event
             case _:
                 yield event
 
 
-def replay_rounds(draft: str, answer: str) -> Iterator[Round]:
-    """The rounds that `draft` would have made of `answer`, were both cut into pieces and the draft realigned."""
-    answered, follower = split_pieces(answer), Follower(split_pieces(draft))
-    done = index = 0
+async def _read(draft: str) -> Follower[str]:
+    """The draft, ready to be realigned, with turns of the event loop where it is long."""
+    follower = Follower[str]()
+    async for piece in pieces_in_turns(draft):
+        follower.extend((piece,))
+    return follower
+
+
+def replay_rounds(follower: Follower[str], answered: Sequence[str]) -> Iterator[Round]:
+    """The rounds that a draft would have made of an answer, both in pieces, and the draft realigned."""
+    start, done, index = follower.advance(()), 0, 0
     while done < len(answered):
-        start = follower.position(answered[:done])
         proposal = [] if start is None else follower.items[start : start + _LOOKAHEAD]
-        agree = sum(1 for _ in _agreeing(proposal, answered[done:]))
+        agree = sum(1 for _ in _agreeing(proposal, answered[done : done + _LOOKAHEAD]))
         emitted = min(agree + 1, len(answered) - done)
         yield Round(
             index=index,
@@ -114,11 +119,12 @@ def replay_rounds(draft: str, answer: str) -> Iterator[Round]:
             num_accepted_tokens=agree,
             num_emitted_tokens=emitted,
         )
+        start = follower.advance(answered[done : done + emitted])
         done += emitted
         index += 1
 
 
-def _agreeing(proposal: list[str], answered: list[str]) -> Iterator[str]:
+def _agreeing(proposal: Sequence[str], answered: Sequence[str]) -> Iterator[str]:
     for drafted, true in zip(proposal, answered, strict=False):
         if drafted != true:
             return

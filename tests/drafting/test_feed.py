@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_spec import ChatRequest, DraftPiece, Usage
+from llm_spec import ChatRequest, DraftPiece
 from llm_spec.drafting.feed import DraftFeed
 from llm_spec.drafting.pieces import split_pieces
 from llm_spec.testing.clock import run_virtual
@@ -234,18 +234,18 @@ def test_max_tokens_bound_all_calls_together() -> None:
 
 
 def test_max_tokens_bound_a_draft_that_writes_on() -> None:
-    """Also one that does not honour what it was asked for; tokens are counted by ids where it tells them."""
+    """Also one that does not honour what it was asked for; tokens are counted by ids where it gives them."""
 
     async def check() -> None:
         pieces = [DraftPiece(f" {i}", token_ids=(i, i)) for i in range(100)]
         draft = Draft(lambda _: [*pieces])
         feeding = Feeding(draft, max_tokens=10)
-        feeding.feed.restart("", 3)
+        feeding.feed.restart("", 3)  # the fake counts pieces
         await asyncio.sleep(1)
-        assert feeding.feed.num_tokens == 6  # the fake counts pieces
+        assert (feeding.feed.num_tokens, feeding.feed.text, feeding.feed.is_cut) == (4, " 0 1", True)
         feeding.feed.restart("", 30)
         await asyncio.sleep(1)
-        assert (feeding.feed.num_tokens, feeding.feed.is_spent) == (10, True)
+        assert (feeding.feed.num_tokens, feeding.feed.text, feeding.feed.is_spent) == (12, " 0 1 2", True)
         assert draft.num_open == 0
         await closed(feeding)
 
@@ -343,22 +343,6 @@ def test_an_error_of_a_call_that_was_left_is_nobodys_concern() -> None:
         await asyncio.sleep(0.5)
         assert feeding.feed.failure is None
         assert feeding.feed.text == " fine"
-        await closed(feeding)
-
-    run(check())
-
-
-def test_usage_adds_up() -> None:
-    """Over calls, where the draft counts."""
-
-    async def check() -> None:
-        used = DraftPiece("", finish_reason="stop", usage=Usage(input_tokens=3, output_tokens=2))
-        feeding = Feeding(Draft(lambda _: ["one", used]))
-        assert feeding.feed.usage is None
-        for _ in range(2):
-            feeding.feed.restart("", 30)
-            await asyncio.sleep(1)
-        assert feeding.feed.usage == Usage(input_tokens=6, output_tokens=4)
         await closed(feeding)
 
     run(check())

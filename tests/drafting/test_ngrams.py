@@ -62,14 +62,14 @@ def test_the_very_end_matches_nothing_yet() -> None:
 def test_a_follower_goes_straight_on_while_they_agree() -> None:
     """It takes the place where it stands, not the latest match."""
     follower = Follower(list("abXabY"))
-    assert follower.position([]) == 0
-    assert follower.position(list("ab")) == 2
-    assert follower.position(list("abXab")) == 5
+    assert follower.advance([]) == 0
+    assert follower.advance(list("ab")) == 2
+    assert follower.advance(list("Xab")) == 5
 
 
 def test_a_follower_goes_on_behind_the_longest_match_after_a_difference() -> None:
     """Lost where nothing matches, found again once something does."""
     follower = Follower(list("one two"))
-    assert follower.position(list("o#")) is None
-    assert follower.position(list("o#ne")) == 3
-    assert follower.position(list("o#ne t")) == 5
+    assert follower.advance(list("o#")) is None
+    assert follower.advance(list("ne")) == 3
+    assert follower.advance(list(" t")) == 5

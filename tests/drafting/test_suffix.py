@@ -29,6 +29,7 @@ from llm_spec.drafting.outputs import PastOutputs
 from llm_spec.drafting.suffixes import Match
 from llm_spec.generation import Generation
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, TableModel
+from llm_spec.testing.clock import run_virtual
 from llm_spec.tokens.lookahead import Fixed
 from llm_spec.tokens.rules import FloatArray, make_rule
 from llm_spec.tokens.sampling import Sampler
@@ -94,6 +95,22 @@ async def test_it_drafts_text_too() -> None:
         drafted = [piece async for piece in pieces]
     assert "".join(piece.text for piece in drafted) == " brown fox"
     assert drafted[-1].finish_reason is not None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40), st.integers(1, 6), st.integers(1, 3))
+def test_its_text_is_what_its_tokens_would_be(signs: list[str], more: int, min_match: int) -> None:
+    """By the same rule, from the same pieces, for as long as it is expected to stand."""
+    drafter = SuffixDraft(max_match=min_match + more, min_match=min_match)
+    text = "\n".join(signs) + "\n"  # every sign a piece
+    expected = [character for character, _ in guesses(drafter, text, 12)]
+
+    async def check() -> None:
+        async with drafter.draft(ChatRequest.create("?", prefix=text), 12) as pieces:
+            drafted = [piece.text async for piece in pieces]
+        assert drafted[:-1] == expected
+
+    run_virtual(check())
 
 
 # ------------------------------------------------------------------------------------- earlier answers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
+from llm_spec.drafting.ngrams import Follower
+from llm_spec.drafting.pieces import split_pieces
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.strategies.regenerate import replay_rounds
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, run_virtual
@@ -29,6 +32,10 @@ def regenerate(draft: LlmProvider | DraftProvider, target: LlmProvider, **config
     return run_virtual(decoder.decode("tell"))
 
 
+def replayed(draft: str, answer: str) -> Iterator[Round]:
+    return replay_rounds(Follower(split_pieces(draft)), split_pieces(answer))
+
+
 def counts(reports: list[Round]) -> list[tuple[int, int, int]]:
     return [(r.num_draft_tokens, r.num_accepted_tokens, r.num_emitted_tokens) for r in reports]
 
@@ -38,13 +45,13 @@ def counts(reports: list[Round]) -> list[tuple[int, int, int]]:
 
 def test_an_identical_draft_is_accepted_whole() -> None:
     """Eight pieces and a bonus a round, until the answer ends."""
-    assert counts(list(replay_rounds(ANSWER, ANSWER))) == [(8, 8, 9), (8, 8, 9), (2, 2, 2)]
+    assert counts(list(replayed(ANSWER, ANSWER))) == [(8, 8, 9), (8, 8, 9), (2, 2, 2)]
 
 
 def test_a_draft_that_diverges_is_realigned_behind_the_difference() -> None:
     """One wrong piece costs its round; the next begins behind it."""
     draft = ANSWER.replace("word5", "other")
-    reports = list(replay_rounds(draft, ANSWER))
+    reports = list(replayed(draft, ANSWER))
     assert counts(reports)[0] == (8, 5, 6)
     assert reports[0].rejection_index == 5
     accepted = sum(report.num_accepted_tokens for report in reports)
@@ -57,7 +64,7 @@ def test_a_draft_that_diverges_is_realigned_behind_the_difference() -> None:
 def test_an_inserted_piece_does_not_cost_the_rest() -> None:
     """A draft with something extra in the middle is picked up again after it."""
     draft = ANSWER.replace("word9", "very nice word9")
-    reports = list(replay_rounds(draft, ANSWER))
+    reports = list(replayed(draft, ANSWER))
     assert sum(report.num_emitted_tokens for report in reports) == 20
     assert sum(report.num_accepted_tokens for report in reports) >= 16
 
@@ -65,7 +72,7 @@ def test_an_inserted_piece_does_not_cost_the_rest() -> None:
 @pytest.mark.parametrize("draft", ["", "nothing", "nothing in common whatsoever"])
 def test_a_useless_draft_is_accepted_nowhere(draft: str) -> None:
     """Every round then emits one piece."""
-    reports = list(replay_rounds(draft, ANSWER))
+    reports = list(replayed(draft, ANSWER))
     assert sum(report.num_accepted_tokens for report in reports) == 0
     assert [report.num_emitted_tokens for report in reports] == [1] * 20
     assert [report.index for report in reports] == list(range(20))
@@ -73,9 +80,9 @@ def test_a_useless_draft_is_accepted_nowhere(draft: str) -> None:
 
 def test_a_draft_shorter_or_longer_than_the_answer() -> None:
     """What lies behind the answer's end is drafted and not accepted; what lies behind the draft's is plain."""
-    assert counts(list(replay_rounds("a b c d", "a b"))) == [(4, 2, 2)]
-    assert counts(list(replay_rounds("a b", "a b c d"))) == [(2, 2, 3), (0, 0, 1)]
-    assert list(replay_rounds("a b", "")) == []
+    assert counts(list(replayed("a b c d", "a b"))) == [(4, 2, 2)]
+    assert counts(list(replayed("a b", "a b c d"))) == [(2, 2, 3), (0, 0, 1)]
+    assert list(replayed("a b", "")) == []
 
 
 # ------------------------------------------------------------------------------------- whole requests

@@ -1,0 +1,90 @@
+"""DraftCall: one call of a draft, read within its limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from llm_spec.chat import ChatRequest, FinishReason
+from llm_spec.drafting.pieces import count_tokens, split_pieces
+from llm_spec.errors import DraftError
+from llm_spec.provider import DraftPiece, DraftProvider
+
+__all__ = ["DraftCall", "whole_answer_tokens"]
+
+_WHOLE_ANSWER: Final = 4096  # tokens, where the request sets no limit …
+_LONGEST_ANSWER: Final = 16_384  # … and where it sets one that limits nothing, as a large budget does
+_TURN_PIECES: Final = 64  # read between two turns of the event loop, from a draft that has them all ready
+_TOKEN_PIECES: Final = 2  # in a token at most: `):` is two pieces of text, and often one token
+
+
+class DraftCall:
+    """One call of a draft for at most `max_tokens` tokens; what it writes beyond them is not used, and it is left.
+
+    Tokens are counted by their ids. Text without ids is counted in pieces, of which a token may have two, so it is cut
+    at twice as many, and at `max_pieces` in any case.
+    """
+
+    def __init__(
+        self, draft: DraftProvider, request: ChatRequest, max_tokens: int, *, max_pieces: int | None = None
+    ) -> None:
+        self.num_tokens = 0  # written so far, with those beyond the limit
+        self._draft = draft
+        self._request = request
+        self._max_tokens = max_tokens
+        self._max_pieces = _TOKEN_PIECES * max_tokens
+        if max_pieces is not None:
+            self._max_pieces = min(self._max_pieces, max_pieces)
+        self._has_ended = self._is_over = False
+        self._finish_reason: FinishReason | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it wrote as much as it was asked for."""
+        return self._is_over or self.num_tokens >= self._max_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the draft came to an end of its own."""
+        return self._has_ended and not self.is_full and self._finish_reason != "length"
+
+    async def read(self, take: Callable[[str, int], None]) -> None:
+        """Read it to its end or limit; `take` is given each text, within the limit, and how many tokens were written.
+
+        Raises whatever the draft raises. CancelledError that nobody caused becomes DraftError.
+        """
+        task = asyncio.current_task()
+        num_cancelling = 0 if task is None else task.cancelling()
+        try:
+            async with self._draft.draft(self._request, self._max_tokens) as pieces:
+                num_pieces = 0
+                async for piece in pieces:
+                    take(*self._count(piece))
+                    if self._is_over:
+                        return
+                    num_pieces += 1
+                    if num_pieces % _TURN_PIECES == 0:
+                        await asyncio.sleep(0)
+            self._has_ended = True
+        except asyncio.CancelledError as error:
+            if task is None or task.cancelling() > num_cancelling:
+                raise
+            raise DraftError("the draft was cancelled, and nobody cancelled the request") from error
+
+    def _count(self, piece: DraftPiece) -> tuple[str, int]:
+        """What may be used of a piece, and how many tokens it is."""
+        self._finish_reason = piece.finish_reason or self._finish_reason
+        limit = self._max_tokens if piece.token_ids else self._max_pieces
+        num_left = max(0, limit - self.num_tokens)
+        num_new = count_tokens(piece) or len(split_pieces(piece.text))  # ids may be none although there is text
+        self.num_tokens += num_new
+        if num_new <= num_left:
+            return piece.text, num_new
+        self._is_over = True
+        return "".join(split_pieces(piece.text)[:num_left]), num_new
+
+
+def whole_answer_tokens(request: ChatRequest, default: int = _WHOLE_ANSWER) -> int:
+    """How many tokens a draft of a whole answer is asked for."""
+    return min(request.max_tokens or default, _LONGEST_ANSWER)
