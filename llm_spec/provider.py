@@ -198,9 +198,11 @@ class Discoverable(Protocol):
     """A provider that has to ask its server what it can do; optional beside `LlmProvider`."""
 
     async def discover(self, feature: Feature) -> None:
-        """Try a feature, once: afterwards `capabilities` tells whether it is there.
+        """Try a feature: afterwards `capabilities` tells whether it is there.
 
-        Raises TransientError where the server cannot answer now: nothing is known then, and the next call tries again.
+        A feature that is there is not tried; one that was not, or was lost, is again after a while. Callers at the same
+        time share a trial, and each may leave it to the others. Raises TransientError where the server cannot answer
+        now: nothing is known then, and the next call tries again.
         """
         ...
 
@@ -251,7 +253,7 @@ class TokenEndpoint(Protocol):
     """A target on a server that takes and tells token ids of its own vocabulary. Safe for concurrent requests.
 
     Every call raises TargetError when the server fails, and InvalidRequestError for what it calls invalid; a call that
-    the server does not know any more takes the capability away.
+    the server does not know any more takes the capability away, until it is found again.
     """
 
     @property

@@ -1,25 +1,168 @@
 """Finding out what a server really does: a field that it ignores silently is as bad as a call that it lacks.
 
-Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per provider.
+Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per provider, and
+again after a while where the answer was no: servers are updated, and others take their place behind one address.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
-from llm_spec import ChatRequest, Sampling, StreamEvent, TextDelta
+from llm_spec import Capabilities, ChatRequest, Sampling, StreamEvent, TextDelta
+from llm_spec._clock import now
+from llm_spec.provider import Feature
 from llm_spec_http.tokens import HttpTokens
 
-__all__ = ["scores_tokens", "works_on_tokens"]
+__all__ = ["Abilities"]
+
+_TRIAL_S: Final = 60.0  # a server may compile something for its first scored prompt
+_FIRST_PAUSE_S: Final = 60.0  # until an ability that was not there is tried again; twice as long each time …
+_LAST_PAUSE_S: Final = 3600.0
 
 _GREEDY: Final = Sampling(temperature=0.0)
 _REQUEST: Final = ChatRequest.create("Count from one to ten.", temperature=0.0, max_tokens=2)
 _NUM_PREFIXES: Final = 4  # of a batch: more than one, and not all with the same next token
 _WORDS: Final = "return one more word"
 _SAMPLE: Final = "def naïve(x):\n    return x + 1  # one more\n"
+
+
+Check: TypeAlias = Callable[[], Awaitable[bool]]
+
+
+class Abilities:
+    """What a server can do: `known`, less and more what was found out. Any number of event loops may use it.
+
+    `continues` tries whether it goes on from a text, which is believed until it is tried.
+    """
+
+    def __init__(self, known: Capabilities, tokens: HttpTokens | None, continues: Check) -> None:
+        self._tokens = tokens
+        self._known = known
+        self._continues = continues
+        self._endpoint, self._scorer, self._continuation = _Ability(), _Ability(), _Ability()
+        self._made: dict[tuple[bool, ...], Capabilities] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do, as far as is known now."""
+        found = (self._endpoint.is_there, self._scorer.is_there, self._continuation.is_missing)
+        if found not in self._made:
+            self._made[found] = replace(
+                self._known,
+                token_endpoint=self._tokens if self._endpoint.is_there else None,
+                token_scorer=self._tokens if self._scorer.is_there else None,
+                continue_prefix=self._known.continue_prefix and not self._continuation.is_missing,
+            )
+        return self._made[found]
+
+    async def discover(self, feature: Feature) -> None:
+        """Try a feature, if that is due; raises TransientError where a continuation cannot be tried now."""
+        tokens = self._tokens
+        if feature == "continue_prefix":
+            if self._known.continue_prefix:
+                await self._continuation.find(self._continues)
+        elif tokens is not None:
+            await self._endpoint.find(lambda: _succeeds(works_on_tokens(tokens)))
+            if feature == "token_scorer" and tokens.max_top and self._endpoint.is_there:
+                await self._scorer.find(lambda: _succeeds(scores_tokens(tokens)))
+
+    def lose(self, feature: Feature) -> None:
+        """A call has shown that a feature is not there any more."""
+        self._scorer.lose()
+        if feature == "token_endpoint":
+            self._endpoint.lose()
+            self._scorer.forget()
+            if self._tokens is not None:
+                self._tokens.forget()  # perhaps another model, with another vocabulary
+
+
+class _Ability:
+    """Whether a server can do something: tried when it is first needed, and where it could not, again after a pause.
+
+    The pause doubles, up to an hour, unless the ability had been there for longer than the last one.
+    """
+
+    def __init__(self) -> None:
+        self.is_there = False
+        self._trials: dict[asyncio.AbstractEventLoop, _Trial] = {}
+        self._pause_s = 0.0
+        self._since_s: float | None = None  # when it was found, or found to be missing; None: not tried
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it was tried, and was not there."""
+        return self._since_s is not None and not self.is_there
+
+    async def find(self, check: Check) -> None:
+        """Have it tried by `check`, if that is due; raises what that raises, and then nothing is known.
+
+        Callers at the same time share one trial. Each may leave it to the others; it ends with the last.
+        """
+        if not self._is_due():
+            return
+        loop = asyncio.get_running_loop()
+        trial = self._trials.get(loop)
+        if trial is None or trial.task.done():
+            trial = self._trials[loop] = _Trial(asyncio.create_task(self._try(check)))
+        trial.num_waiting += 1
+        try:
+            await asyncio.wait([trial.task])
+            trial.task.result()
+        finally:
+            trial.num_waiting -= 1
+            if not trial.num_waiting:
+                await self._end(loop, trial)
+
+    def lose(self) -> None:
+        """It was there, and is not any more."""
+        if self.is_there and self._since_s is not None:
+            if now() - self._since_s > self._pause_s:
+                self._pause_s = 0.0
+            self._settle(is_there=False)
+
+    def forget(self) -> None:
+        """Nothing is known of it any more."""
+        self.is_there, self._pause_s, self._since_s = False, 0.0, None
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _is_due(self) -> bool:
+        return not self.is_there and (self._since_s is None or now() - self._since_s >= self._pause_s)
+
+    def _settle(self, *, is_there: bool) -> None:
+        self.is_there, self._since_s = is_there, now()
+        if not is_there:
+            self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LAST_PAUSE_S)
+
+    async def _try(self, check: Check) -> None:
+        self._settle(is_there=await check())
+
+    async def _end(self, loop: asyncio.AbstractEventLoop, trial: _Trial) -> None:
+        if self._trials.get(loop) is trial:
+            del self._trials[loop]
+        trial.task.cancel()
+        await asyncio.gather(trial.task, return_exceptions=True)  # what it raised, its callers have heard
+
+
+@dataclass(slots=True, eq=False)
+class _Trial:
+    """A trial under way, and how many wait for it."""
+
+    task: asyncio.Task[None]
+    num_waiting: int = 0
+
+
+async def _succeeds(check: Awaitable[bool]) -> bool:
+    """Whether it says so; whatever the server does instead, and however long it takes, is a no."""
+    try:
+        async with asyncio.timeout(_TRIAL_S):
+            return await check
+    except Exception:  # noqa: BLE001 - as above
+        return False
 
 
 async def works_on_tokens(tokens: HttpTokens) -> bool:

@@ -5,11 +5,9 @@ A reader that goes away closes the connection, and with it the server's work.
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from typing import Any, Final
 
 import aiohttp
@@ -28,13 +26,12 @@ from llm_spec_http.answer import read_answer, read_chunks, read_whole
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import request_body
 from llm_spec_http.dialects import DIALECTS, Dialect
-from llm_spec_http.discovery import scores_tokens, works_on_tokens
+from llm_spec_http.discovery import Abilities
 from llm_spec_http.tokens import HttpTokens
 
 __all__ = ["HttpProvider"]
 
 _GENERIC: Final = DIALECTS["generic"]
-_DISCOVERY_S: Final = 60.0  # a server may compile something for its first scored prompt
 
 
 class HttpProvider:
@@ -60,13 +57,6 @@ class HttpProvider:
         if address is None:
             raise ConfigError(f"{dialect.name} has no address of its own; write {dialect.name}:{model}@http://host/v1")
         self.name = f"{dialect.name}:{model}"
-        self.capabilities = Capabilities(
-            tools=True,
-            response_format=True,
-            continue_prefix=dialect.continuation is not None,
-            prediction=dialect.prediction,
-            whole_answers=dialect.stops_whole,
-        )
         self._model = model
         self._dialect = dialect
         self._client = HttpClient(
@@ -78,10 +68,21 @@ class HttpProvider:
             session=session,
         )
         api = dialect.token_api
-        self._tokens = None if api is None else HttpTokens(self._client, model, dialect, api, self._lose)
-        self._continuation = ContinuationTrial(self.name, self.stream)
-        self._tried: set[Feature] = set()
-        self._discovering = asyncio.Lock()
+        self._abilities = Abilities(
+            Capabilities(
+                tools=True,
+                response_format=True,
+                continue_prefix=dialect.continuation is not None,
+                prediction=dialect.prediction,
+                whole_answers=dialect.stops_whole,
+            ),
+            None if api is None else HttpTokens(self._client, model, dialect, api, self._lose),
+            lambda: ContinuationTrial(self.name, self.stream).is_continuing(),
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._abilities.capabilities
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -102,21 +103,7 @@ class HttpProvider:
         return read_whole(self._client, answer, repeated=self._repeated(request))
 
     async def discover(self, feature: Feature) -> None:
-        if feature == "continue_prefix":
-            if self.capabilities.continue_prefix and not await self._continuation.is_continuing():
-                self.capabilities = replace(self.capabilities, continue_prefix=False)
-            return
-        tokens = self._tokens
-        async with self._discovering:
-            if tokens is None or feature in self._tried:
-                return
-            if "token_endpoint" not in self._tried and await self._works(works_on_tokens(tokens)):
-                self.capabilities = replace(self.capabilities, token_endpoint=tokens)
-            self._tried.add("token_endpoint")
-            scores = feature == "token_scorer" and tokens.max_top and self.capabilities.token_endpoint is not None
-            if scores and await self._works(scores_tokens(tokens)):
-                self.capabilities = replace(self.capabilities, token_scorer=tokens)
-            self._tried.add(feature)
+        await self._abilities.discover(feature)
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -130,17 +117,8 @@ class HttpProvider:
         """The text that the answer begins with although it is in the request."""
         return request.prefix if self._dialect.repeats_prefix and not request.raw else ""
 
-    async def _works(self, check: Awaitable[bool]) -> bool:
-        try:
-            async with asyncio.timeout(_DISCOVERY_S):
-                return await check
-        except Exception:  # noqa: BLE001 - whatever the server does instead, it is not this
-            return False
-
     def _lose(self, feature: Feature) -> None:
-        self.capabilities = replace(self.capabilities, token_scorer=None)
-        if feature == "token_endpoint":
-            self.capabilities = replace(self.capabilities, token_endpoint=None)
+        self._abilities.lose(feature)
 
 
 def _path(request: ChatRequest) -> str:

@@ -11,7 +11,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from llm_spec import ChatRequest, LlmSpecError, NextToken, Sampling, ScoredToken, StreamEvent, TargetError
+from llm_spec import (
+    ChatRequest,
+    InvalidRequestError,
+    LlmSpecError,
+    NextToken,
+    Sampling,
+    ScoredToken,
+    StreamEvent,
+    TargetError,
+)
 from llm_spec.provider import Feature
 from llm_spec_http.answer import read_answer
 from llm_spec_http.client import HttpClient, MissingError
@@ -42,8 +51,16 @@ class HttpTokens:
         self._dialect = dialect
         self._api = api
         self._lost = lost
+        self._own_fields = {*api.id_fields(chat=True), *api.id_fields(chat=False)}
+        if api.max_top:
+            self._own_fields.update(api.score_fields(1))
         self._remembered: dict[str, tuple[int, ...]] = {}
         self._decoded: dict[int, str] = {}
+
+    def forget(self) -> None:
+        """Forget what the server has told of its vocabulary."""
+        self._remembered.clear()
+        self._decoded.clear()
 
     async def encode(self, text: str) -> list[int]:
         stretches = _STRETCH.split(text)
@@ -108,6 +125,11 @@ class HttpTokens:
         except MissingError:
             self._lost(feature)
             raise
+        except InvalidRequestError as error:
+            if not any(name in str(error) for name in self._own_fields):
+                raise
+            self._lost(feature)  # the server, or what is before it now, refuses what the caller knows nothing of
+            raise TargetError(str(error)) from error
         except LlmSpecError:
             raise
         except (AttributeError, LookupError, TypeError, ValueError) as error:

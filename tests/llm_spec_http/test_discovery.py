@@ -12,7 +12,14 @@ import pytest
 from aiohttp import web
 from llm_spec_http import DIALECTS, HttpProvider
 
-from llm_spec import SpeculativeConfig, SpeculativeDecoder
+from llm_spec import (
+    InvalidRequestError,
+    Sampling,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    TargetError,
+    TransientError,
+)
 from llm_spec.provider import Feature
 from llm_spec.testing.server import Faults, Latency, ModelServer
 from llm_spec.testing.simulated import SimulatedDraft
@@ -34,7 +41,10 @@ class Odd(ModelServer):
     async def _receive(self, request: web.Request, handler: Any) -> web.StreamResponse:
         body: Json = await request.json() if request.can_read_body else {}
         if self.on_request is not None:
-            changed = self.on_request(request.path, body, None)
+            try:
+                changed = self.on_request(request.path, body, None)
+            except InvalidRequestError as error:
+                return web.json_response({"error": {"message": str(error)}}, status=400)
             request._read_bytes = json.dumps(changed).encode()
         response = await super()._receive(request, handler)
         if self.on_reply is not None and isinstance(response, web.Response) and response.body is not None:
@@ -231,6 +241,233 @@ async def test_a_server_that_cannot_be_reached() -> None:
     await provider.discover("token_endpoint")
     assert provider.capabilities.token_endpoint is None
     await provider.aclose()
+
+
+# ------------------------------------------------------------------------------------------ callers at the same time
+
+
+class Gate(ModelServer):
+    """It answers once `is_open`; `num_waiting` requests wait for that."""
+
+    def __init__(self) -> None:
+        super().__init__(ANSWER)
+        self.is_open = asyncio.Event()
+        self.num_waiting = 0
+
+    @web.middleware
+    async def _receive(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.num_waiting += 1
+        try:
+            await self.is_open.wait()
+        finally:
+            self.num_waiting -= 1
+        return await super()._receive(request, handler)
+
+
+async def waiting(server: Gate, number: int) -> None:
+    async with asyncio.timeout(10):
+        while server.num_waiting != number:  # noqa: ASYNC110 - the server is another party, it sets no event here
+            await asyncio.sleep(0.001)
+
+
+async def test_a_caller_may_leave_it_to_the_others() -> None:
+    """One that began it as well as one that only waits; the last finds out."""
+    async with Gate() as server, opened(server) as provider:
+        callers = [asyncio.create_task(provider.discover("token_endpoint")) for _ in range(3)]
+        await waiting(server, 1)
+        for caller in callers[:2]:
+            caller.cancel()
+        await asyncio.wait(callers[:2])
+        assert server.num_waiting == 1
+        server.is_open.set()
+        await callers[2]
+        assert provider.capabilities.token_endpoint is not None
+        num_calls = len(server.paths)
+    assert num_calls == await _num_calls_alone()
+
+
+async def _num_calls_alone() -> int:
+    async with ModelServer(ANSWER) as server, opened(server) as provider:
+        await provider.discover("token_endpoint")
+        return len(server.paths)
+
+
+async def test_what_nobody_waits_for_ends() -> None:
+    """The last caller that leaves takes its requests with it; the next one begins anew."""
+    async with Gate() as server, opened(server) as provider:
+        before = asyncio.all_tasks()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await asyncio.gather(provider.discover("token_endpoint"), provider.discover("token_endpoint"))
+        await waiting(server, 0)
+        assert {task for task in asyncio.all_tasks() if "discovery" in repr(task)} <= before
+        assert provider.capabilities.token_endpoint is None
+        server.is_open.set()
+        await provider.discover("token_endpoint")
+        assert provider.capabilities.token_endpoint is not None
+
+
+async def test_every_event_loop_tries_for_itself() -> None:
+    """None waits for a task of another; what one has found all know."""
+    async with Gate() as server, opened(server) as provider:
+        here = asyncio.create_task(provider.discover("token_endpoint"))
+        await waiting(server, 1)
+        there = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(provider.discover("token_endpoint"))))
+        await waiting(server, 2)
+        server.is_open.set()
+        await asyncio.gather(here, there)
+        num_calls = len(server.paths)
+        await provider.discover("token_endpoint")
+        assert len(server.paths) == num_calls
+
+
+# ------------------------------------------------------------------------------------------ lost and found
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of what is tried again."""
+    clock = Clock()
+    monkeypatch.setattr("llm_spec_http.discovery.now", clock)
+    return clock
+
+
+async def is_tried(server: ModelServer, provider: HttpProvider) -> bool:
+    before = len(server.paths)
+    await provider.discover("token_endpoint")
+    return len(server.paths) > before
+
+
+async def pause_until_tried(clock: Clock, server: ModelServer, provider: HttpProvider) -> float:
+    """Seconds until the provider tries again, to the nearest ten."""
+    since_s = clock.now_s
+    while not await is_tried(server, provider):
+        clock.now_s += 10.0
+        assert clock.now_s - since_s < 4000
+    return clock.now_s - since_s
+
+
+MISSING = Faults(missing=frozenset(["/v1/completions"]))
+
+
+async def test_a_server_that_cannot_yet_is_tried_again(clock: Clock) -> None:
+    """After a minute, then later and later, up to an hour; once it can it is believed."""
+    async with ModelServer(ANSWER, faults=MISSING) as server, opened(server) as provider:
+        assert await is_tried(server, provider)
+        pauses = [await pause_until_tried(clock, server, provider) for _ in range(8)]
+        assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600]
+        server.faults = Faults()
+        assert provider.capabilities.token_endpoint is None
+        assert await pause_until_tried(clock, server, provider) == 3600
+        assert provider.capabilities.token_endpoint is not None
+        clock.now_s += 10_000.0
+        assert not await is_tried(server, provider)
+
+
+async def lose(server: ModelServer, provider: HttpProvider) -> None:
+    """A call fails because the server does not know it any more; afterwards it does again."""
+    tokens = provider.capabilities.token_endpoint
+    assert tokens is not None
+    server.faults = MISSING
+    with pytest.raises(TargetError, match="404"):
+        await tokens.sample_next([[5]], Sampling(temperature=0.0))
+    server.faults = Faults()
+    assert provider.capabilities.token_endpoint is None
+
+
+async def test_what_was_lost_is_found_again(clock: Clock) -> None:
+    """After a minute; later where it is lost again soon, and after a minute again where it had been there for long."""
+    async with ModelServer(ANSWER) as server, opened(server) as provider:
+        await provider.discover("token_scorer")
+        clock.now_s = 5000.0
+        for pause_s, good_s in ((60, 10.0), (120, 200.0), (60, 0.0)):
+            await lose(server, provider)
+            assert provider.capabilities.token_scorer is None
+            assert await pause_until_tried(clock, server, provider) == pause_s
+            assert provider.capabilities.token_endpoint is not None
+            clock.now_s += good_s
+        await provider.discover("token_scorer")
+        assert provider.capabilities.token_scorer is not None
+
+
+async def test_scores_are_lost_and_found_alone(clock: Clock) -> None:
+    """Token ids stay."""
+    server = Odd()
+    async with server, opened(server) as provider:
+        await provider.discover("token_scorer")
+        scorer = provider.capabilities.token_scorer
+        assert scorer is not None
+        server.on_reply = ignored
+        with pytest.raises(TargetError, match="in another form"):
+            await scorer.score([5, 6], num_rows=1, top=1)
+        assert (provider.capabilities.token_scorer, server.on_reply) == (None, ignored)
+        assert provider.capabilities.token_endpoint is not None
+        server.on_reply = None
+        await provider.discover("token_scorer")
+        assert provider.capabilities.token_scorer is None
+        clock.now_s += 60.0
+        await provider.discover("token_scorer")
+        assert provider.capabilities.token_scorer is not None
+
+
+async def test_a_continuation_is_tried_again(clock: Clock) -> None:
+    """A server that did not go on from a text may do so after an update; one that fails is tried by the next caller."""
+    async with ModelServer(ANSWER, continues_prefix=None) as server, opened(server) as provider:
+        server.faults = Faults(status=503)
+        with pytest.raises(TransientError, match="503"):
+            await provider.discover("continue_prefix")
+        assert provider.capabilities.continue_prefix
+        server.faults = Faults()
+        await provider.discover("continue_prefix")
+        assert not provider.capabilities.continue_prefix
+        server.continues_prefix, num_calls = "fields", len(server.paths)
+        await provider.discover("continue_prefix")
+        assert len(server.paths) == num_calls
+        clock.now_s += 60.0
+        await provider.discover("continue_prefix")
+        assert provider.capabilities.continue_prefix
+        assert provider.capabilities.token_endpoint is None
+
+
+async def test_a_vocabulary_is_forgotten_with_it(clock: Clock) -> None:
+    """Behind the address there may be another model by then."""
+    async with ModelServer(ANSWER) as server, opened(server) as provider:
+        await provider.discover("token_endpoint")
+        tokens = provider.capabilities.token_endpoint
+        assert tokens is not None
+        await tokens.encode("cat")
+        await lose(server, provider)
+        assert await pause_until_tried(clock, server, provider) == 60
+        num_calls = server.paths.count("/tokenize")
+        await tokens.encode("cat")
+        assert server.paths.count("/tokenize") == num_calls + 1
+
+
+async def test_a_field_that_is_not_permitted_any_more() -> None:
+    """A 400 for a field that the caller knows nothing of is no fault of the request; the capability is lost."""
+
+    def refused(_: str, body: Json, __: Any) -> Json:
+        if "return_token_ids" in body:
+            raise InvalidRequestError("Extra inputs are not permitted: body.return_token_ids")
+        return body
+
+    server = Odd()
+    async with server, opened(server) as provider:
+        await provider.discover("token_endpoint")
+        tokens = provider.capabilities.token_endpoint
+        assert tokens is not None
+        server.on_request = refused
+        with pytest.raises(TargetError, match="Extra inputs are not permitted"):
+            await tokens.sample_next([[5]], Sampling(temperature=0.0))
+        assert provider.capabilities.token_endpoint is None
 
 
 # ------------------------------------------------------------------------------------------ scores
