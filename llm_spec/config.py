@@ -89,14 +89,16 @@ class SpeculativeConfig:
         `speedup` and `auto` compare with it. It is more where speculation gains much, so that this costs little; a
         first one comes early. Of a model in this process, rounds after which one is a plain step. 0: never, and with a
         strategy chosen by name `speedup` stays None.
-    max_draft_tokens: tokens that may be drafted for one request; when they are spent the target goes on alone.
+    max_draft_tokens: tokens that may be drafted for one request (in pieces of text where a draft gives no token ids);
+        when they are spent the target goes on alone.
     max_total_tokens: tokens of one answer, over and above the request's own `max_tokens`.
     max_iterations: rounds of one answer, plain steps counted.
     max_concurrent_streams: requests to the target that may be open at once for one answer (`race`, `probe`).
     max_extra_cost: tokens that may be read and thrown away beside each token that the target alone would read or write
         (`race`); None: no bound.
     deadline_s: seconds after which a request ends with the text verified so far.
-    draft_timeout_s: seconds that one call of a draft may take before the target goes on alone.
+    draft_timeout_s: seconds that a target waits for a draft (`judge`, `predict`, `regenerate`), and that a draft may be
+        silent elsewhere, before the target goes on alone.
     judge: how far approval goes, with that strategy.
     retry: when a target that fails for a while is asked again. timeouts: how long it may be silent.
     limit: places shared by all decoders that are given the same one; None: no bound.

@@ -22,14 +22,15 @@ _TOKEN_PIECES: Final = 2  # in a token at most: `):` is two pieces of text, and 
 class DraftCall:
     """One call of a draft for at most `max_tokens` tokens; what it writes beyond them is not used, and it is left.
 
-    Tokens are counted by their ids. Text without ids is counted in pieces, of which a token may have two, so it is cut
-    at twice as many, and at `max_pieces` in any case.
+    Tokens are counted by their ids. Of text without ids each item is a token or more. It is counted in pieces, of which
+    a token may have two: it is cut at twice as many, and at `max_pieces` in any case.
     """
 
     def __init__(
         self, draft: DraftProvider, request: ChatRequest, max_tokens: int, *, max_pieces: int | None = None
     ) -> None:
         self.num_tokens = 0  # written so far, with those beyond the limit
+        self._num_given = 0  # pieces that the draft gave
         self._draft = draft
         self._request = request
         self._max_tokens = max_tokens
@@ -58,13 +59,11 @@ class DraftCall:
         num_cancelling = 0 if task is None else task.cancelling()
         try:
             async with self._draft.draft(self._request, self._max_tokens) as pieces:
-                num_pieces = 0
                 async for piece in pieces:
                     take(*self._count(piece))
                     if self._is_over:
                         return
-                    num_pieces += 1
-                    if num_pieces % _TURN_PIECES == 0:
+                    if self._num_given % _TURN_PIECES == 0:
                         await asyncio.sleep(0)
             self._has_ended = True
         except asyncio.CancelledError as error:
@@ -75,14 +74,14 @@ class DraftCall:
     def _count(self, piece: DraftPiece) -> tuple[str, int]:
         """What may be used of a piece, and how many tokens it is."""
         self._finish_reason = piece.finish_reason or self._finish_reason
+        self._num_given += piece.finish_reason is None
+        has_room = self._num_given <= self._max_tokens
         limit = self._max_tokens if piece.token_ids else self._max_pieces
-        num_left = max(0, limit - self.num_tokens)
+        num_left = max(0, limit - self.num_tokens) if has_room else 0
         num_new = count_tokens(piece) or len(split_pieces(piece.text))  # ids may be none although there is text
         self.num_tokens += num_new
-        if num_new <= num_left:
-            return piece.text, num_new
-        self._is_over = True
-        return "".join(split_pieces(piece.text)[:num_left]), num_new
+        self._is_over = num_new > num_left or not has_room
+        return "".join(split_pieces(piece.text)[:num_left]) if self._is_over else piece.text, num_new
 
 
 def whole_answer_tokens(request: ChatRequest, default: int = _WHOLE_ANSWER) -> int:

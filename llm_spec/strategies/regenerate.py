@@ -56,7 +56,7 @@ class RegenerateStrategy:
         async with (
             guess.reading(),
             PLAIN.run(None, target, request, config, figures) as events,
-            aclosing(_compared(events, guess, _patience(config))) as out,
+            aclosing(_compared(events, guess, config)) as out,
         ):
             yield out
 
@@ -74,9 +74,9 @@ def _patience(config: SpeculativeConfig) -> Callable[[], float]:
 
 
 async def _compared(
-    events: AsyncIterator[StreamEvent], guess: WholeDraft, patience: Callable[[], float]
+    events: AsyncIterator[StreamEvent], guess: WholeDraft, config: SpeculativeConfig
 ) -> AsyncGenerator[StreamEvent]:
-    answer = ""
+    answer, patience = "", _patience(config)
     async for event in events:
         match event:
             case TextDelta():
@@ -89,7 +89,8 @@ async def _compared(
                 await guess.wait(timeout_s, f"late: the draft took {timeout_s:.3g} s longer than the answer")
                 if guess.failure is not None:
                     yield Fallback(guess.failure)
-                for report in replay_rounds(await _read(guess.text), split_pieces(answer)):
+                follower, answered = await _read(guess.text), split_pieces(answer)
+                for report in replay_rounds(follower, answered, config.max_draft_tokens):
                     yield report
                     if report.index % _TURN_ROUNDS == 0:
                         await asyncio.sleep(0)
@@ -106,11 +107,18 @@ async def _read(draft: str) -> Follower[str]:
     return follower
 
 
-def replay_rounds(follower: Follower[str], answered: Sequence[str]) -> Iterator[Round]:
-    """The rounds that a draft would have made of an answer, both in pieces, and the draft realigned."""
-    start, done, index = follower.advance(()), 0, 0
+def replay_rounds(
+    follower: Follower[str], answered: Sequence[str], max_draft_tokens: int | None = None
+) -> Iterator[Round]:
+    """The rounds that a draft would have made of an answer, both in pieces, and the draft realigned.
+
+    When `max_draft_tokens` are spent the target goes on alone.
+    """
+    start, done, index, num_drafted = follower.advance(()), 0, 0, 0
     while done < len(answered):
-        proposal = [] if start is None else follower.items[start : start + _LOOKAHEAD]
+        room = _LOOKAHEAD if max_draft_tokens is None else min(_LOOKAHEAD, max_draft_tokens - num_drafted)
+        proposal = [] if start is None else follower.items[start : start + room]
+        num_drafted += len(proposal)
         agree = sum(1 for _ in _agreeing(proposal, answered[done : done + _LOOKAHEAD]))
         emitted = min(agree + 1, len(answered) - done)
         yield Round(

@@ -16,7 +16,6 @@ from promises.draw import Ask, Case
 __all__ = ["KNOWN", "Known", "known_reason"]
 
 _BY_IDS: Final = ("probe", "score")
-_ENDLESS: Final = ("endless", "never ends, with no pause")
 
 
 @dataclass(frozen=True)
@@ -55,36 +54,10 @@ KNOWN: Final = (
         lambda case, _ask, _strategy: case.frame > 1,
     ),
     Known(
-        "what is not a piece of a draft is counted before it is checked",
-        "answers",
-        "raises (Attribute|Type)Error",
-        lambda case, _ask, _strategy: case.draft == "broken",
-    ),
-    Known(
         "probe and score take a stream that ends without a finish reason for a stop string",
         "(bounds|text)",
         "(stopped_by stop_string, which is not set|is not the plain answer .*stopped by stop_string)",
         lambda _case, ask, strategy: strategy in _BY_IDS and ask.fault is not None and ask.fault.how == "cut",
-    ),
-    Known(
-        "a draft that writes more than it may is read to its end",
-        "bounds",
-        "pieces more were read of a draft",
-        lambda case, _ask, _strategy: case.draft == "endless" or case.broken in _ENDLESS,
-    ),
-    Known(
-        "a usage that a draft gives is not checked",
-        "(usage|result|answers)",
-        "(draft_usage is|to_dict.. is not JSON|the budget|raises (Attribute|Type)Error)",
-        lambda case, _ask, _strategy: case.broken.startswith("usage "),
-    ),
-    Known(
-        "judge waits for each piece of a draft as long as for the first, and for an endless draft to its end",
-        "time",
-        "took .* by judge",
-        lambda case, _ask, _strategy: (
-            case.draft in ("trickling", "endless", "provider", "right", "wrong") or case.broken in _ENDLESS
-        ),
     ),
     Known(
         "max_iterations is ignored by race, judge, predict and regenerate",
@@ -93,10 +66,10 @@ KNOWN: Final = (
         lambda _case, _ask, strategy: strategy in ("race", "judge", "predict", "regenerate"),
     ),
     Known(
-        "max_draft_tokens is passed on to the draft and not kept by race, predict and regenerate; by probe in words",
+        "what is drafted without token ids is counted in words, of each of which a target may make several tokens",
         "bounds",
-        "max_draft_tokens is",
-        lambda _case, _ask, _strategy: True,
+        "tokens were drafted; max_draft_tokens is",
+        lambda _case, _ask, strategy: strategy in ("race", "predict", *_BY_IDS, "auto"),
     ),
     Known(
         "race goes on after its deadline while the consumer pauses",
@@ -129,14 +102,6 @@ KNOWN: Final = (
         "answers",
         "where the target alone would have answered: promises:target was silent",
         lambda case, _ask, strategy: strategy in _BY_IDS and case.between_chunks_s is not None,
-    ),
-    Known(
-        "a CancelledError that a draft raises by itself comes out of judge and predict",
-        "answers",
-        "(although nobody cancelled it|hangs)",
-        lambda case, _ask, strategy: (
-            case.broken == "raises CancelledError" and strategy in ("judge", "predict", "auto")
-        ),
     ),
     Known(
         "a sampling target need not repeat the whitespace at a seam, which is taken for a failure",

@@ -215,6 +215,15 @@ def test_the_cap_on_draft_tokens_is_asked_of_the_draft() -> None:
     assert result.stats.num_draft_tokens == 0
 
 
+@pytest.mark.parametrize("cap", range(1, 25))
+def test_the_cap_on_draft_tokens_holds_for_the_comparison(cap: int) -> None:
+    """A draft that is realigned would be drafted from again and again; beyond the cap the target goes on alone."""
+    draft = " ".join(f"word{n} other" for n in range(20))
+    result = regenerate(GivenText(draft), ScriptedProvider(ANSWER), max_draft_tokens=cap)
+    assert result.stats.num_draft_tokens <= cap
+    assert result.stats.num_emitted_tokens == 20
+
+
 async def test_a_local_target_can_be_measured_too() -> None:
     """With a local target the text is its plain text and the rounds are the comparison's."""
     model = TableModel("one two three four", order=16)
