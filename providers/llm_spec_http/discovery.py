@@ -72,8 +72,11 @@ class Abilities:
 
     def lose(self, feature: Feature) -> None:
         """A call has shown that a feature is not there any more."""
-        self._scorer.lose()
-        if feature == "token_endpoint":
+        if feature == "continue_prefix":
+            self._continuation.lose()
+        elif feature == "token_scorer" and self._scorer.is_there:
+            self._scorer.lose()
+        elif feature == "token_endpoint" and self._endpoint.is_there:
             self._endpoint.lose()
             self._scorer.forget()
             if self._tokens is not None:
@@ -118,9 +121,9 @@ class _Ability:
                 await self._end(loop, trial)
 
     def lose(self) -> None:
-        """It was there, and is not any more."""
-        if self.is_there and self._since_s is not None:
-            if now() - self._since_s > self._pause_s:
+        """It is not there, or not any more."""
+        if not self.is_missing:
+            if self._since_s is None or now() - self._since_s > self._pause_s:
                 self._pause_s = 0.0
             self._settle(is_there=False)
 

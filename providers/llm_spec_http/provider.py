@@ -76,7 +76,7 @@ class HttpProvider:
                 prediction=dialect.prediction,
                 whole_answers=dialect.stops_whole,
             ),
-            None if api is None else HttpTokens(self._client, model, dialect, api, self._lose),
+            None if api is None else HttpTokens(self._client, model, dialect, api, self.lose),
             lambda: ContinuationTrial(self.name, self.stream).is_continuing(),
         )
 
@@ -105,6 +105,10 @@ class HttpProvider:
     async def discover(self, feature: Feature) -> None:
         await self._abilities.discover(feature)
 
+    def lose(self, feature: Feature) -> None:
+        """A call has shown that the server does not do something any more; `discover` tries it again after a while."""
+        self._abilities.lose(feature)
+
     async def aclose(self) -> None:
         await self._client.aclose()
 
@@ -116,9 +120,6 @@ class HttpProvider:
     def _repeated(self, request: ChatRequest) -> str:
         """The text that the answer begins with although it is in the request."""
         return request.prefix if self._dialect.repeats_prefix and not request.raw else ""
-
-    def _lose(self, feature: Feature) -> None:
-        self._abilities.lose(feature)
 
 
 def _path(request: ChatRequest) -> str:

@@ -437,6 +437,29 @@ async def test_a_continuation_is_tried_again(clock: Clock) -> None:
         assert provider.capabilities.token_endpoint is None
 
 
+@pytest.mark.parametrize("feature", ["token_endpoint", "token_scorer", "continue_prefix"])
+async def test_whoever_calls_may_say_that_something_is_lost(clock: Clock, feature: Feature) -> None:
+    """What a refusal meant the provider cannot always tell; the others stay, but for scores, which need token ids."""
+    async with ModelServer(ANSWER, continues_prefix="fields") as server, opened(server) as provider:
+
+        def can() -> dict[Feature, bool]:
+            can = provider.capabilities
+            return {
+                "token_endpoint": can.token_endpoint is not None,
+                "token_scorer": can.token_scorer is not None,
+                "continue_prefix": can.continue_prefix,
+            }
+
+        await provider.discover("token_scorer")
+        provider.lose(feature)
+        with_it = {"token_endpoint": ["token_scorer"]}.get(feature, [])
+        assert can() == {name: name not in (feature, *with_it) for name in can()}
+        clock.now_s += 60.0
+        for name in can():
+            await provider.discover(name)
+        assert all(can().values())
+
+
 async def test_a_vocabulary_is_forgotten_with_it(clock: Clock) -> None:
     """Behind the address there may be another model by then."""
     async with ModelServer(ANSWER) as server, opened(server) as provider:
