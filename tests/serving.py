@@ -16,6 +16,7 @@ from llm_spec.server import ModelConfig, Server, ServerConfig
 
 __all__ = [
     "ENDPOINTS",
+    "HANGS_S",
     "OPENAI",
     "RULES",
     "Asking",
@@ -31,6 +32,7 @@ __all__ = [
     "until",
 ]
 
+HANGS_S: Final = 60.0  # what takes longer hangs, however busy the machine is
 RULES: Final = ModelConfig(target="rules:any")
 OPENAI: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 ENDPOINTS: Final = (*OPENAI, "/v1/messages")
@@ -162,12 +164,12 @@ async def serving(models: Mapping[str, ModelConfig] | ModelConfig = RULES, **set
     named = {"fast": models} if isinstance(models, ModelConfig) else models
     async with (
         Server(ServerConfig(models=named, **{"port": 0, "shutdown_s": 0.2, **settings})) as server,
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20.0)) as session,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HANGS_S)) as session,
     ):
         yield Asking(server.url, session)
 
 
-async def raw(url: str, data: bytes, *, timeout_s: float = 10.0) -> bytes:
+async def raw(url: str, data: bytes, *, timeout_s: float = HANGS_S) -> bytes:
     """What a server says to these bytes until it closes the connection."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -195,6 +197,6 @@ def check_error(path: str, reply: Reply) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that happens soon, in another task or process."""
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(HANGS_S):
         while not condition():  # noqa: ASYNC110 - others, and other processes, know of no event
             await asyncio.sleep(0.005)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from serving import RULES, Post, Reply, serving
+from serving import HANGS_S, RULES, Post, Reply, serving
 
 from llm_spec import SpeculativeConfig
 from llm_spec.server import ModelConfig
@@ -29,8 +29,8 @@ def post() -> Iterator[Post]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
-    assert ready.wait(20.0)
-    connection = http.client.HTTPConnection(urls[0].removeprefix("http://"), timeout=20.0)
+    assert ready.wait(HANGS_S)
+    connection = http.client.HTTPConnection(urls[0].removeprefix("http://"), timeout=HANGS_S)
 
     def send(path: str, data: bytes) -> Reply:
         connection.request("POST", path, data, {"Content-Type": "application/json"})
@@ -42,5 +42,5 @@ def post() -> Iterator[Post]:
     finally:
         connection.close()
         loop.call_soon_threadsafe(ended.set)
-        thread.join(20.0)
+        thread.join(HANGS_S)
         loop.close()

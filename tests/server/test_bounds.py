@@ -121,9 +121,9 @@ async def test_log_probabilities_of_a_prompt_are_asked_for() -> None:
 def test_a_long_error_takes_no_time() -> None:
     """What quotes a client is cut, and searched in no more than linear time."""
     for text in ("(aError: " * 100_000, " at https://" * 100_000, "(aError: (" * 100_000):
-        started_s = time.perf_counter()
+        started_s = time.process_time()
         problem = problem_of(InvalidRequestError(f"role is {text!r}"))
-        assert time.perf_counter() - started_s < 1.0
+        assert time.process_time() - started_s < 30.0  # in quadratic time each takes minutes
         assert len(problem.message) < 1100
     assert without_places("vllm:a at http://1.2.3.4:5/v1 broke (OSError: [Errno 1] ('1.2.3.4', 5))") == "vllm:a broke"
 

@@ -7,13 +7,15 @@ import hmac
 from typing import Any, Final
 
 import pytest
-from serving import ENDPOINTS, RULES, ask, check_error, remote, serving, until
+from serving import ENDPOINTS, HANGS_S, RULES, ask, check_error, remote, serving, until
 
 from llm_spec.server import KeyConfig
 from llm_spec.server import clients as clients_module
 from llm_spec.server.clients import Clients, Ledger
 from llm_spec.server.problems import Problem
 from llm_spec.testing.server import Latency, ModelServer
+
+pytestmark = pytest.mark.virtual_clock
 
 ANN: Final = KeyConfig(key="secret-of-ann")
 BOB: Final = KeyConfig(key="secret-of-bob", models=("fast",))
@@ -96,7 +98,7 @@ async def test_a_key_has_its_requests_at_once() -> None:
         assert (await server.post(path, ask(path), x_api_key=ANN.key)).status == 200
         slow.cancel()
         await asyncio.gather(slow, return_exceptions=True)
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(HANGS_S):
             while (await server.post(path, ask(path), x_api_key="secret-of-one")).status == 429:  # noqa: ASYNC110 - what is asked is a server
                 await asyncio.sleep(0.005)
 

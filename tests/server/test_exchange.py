@@ -9,13 +9,15 @@ import socket
 from typing import Any, Final
 
 import pytest
-from serving import ENDPOINTS, RULES, Asking, ask, check_error, frames_of, remote, serving, until
+from serving import ENDPOINTS, HANGS_S, RULES, Asking, ask, check_error, frames_of, remote, serving, until
 
 from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.server import ModelConfig
 from llm_spec.testing.server import Faults, Latency, ModelServer
+
+pytestmark = pytest.mark.virtual_clock
 
 CHAT: Final = "/v1/chat/completions"
 ONCE: Final = SpeculativeConfig(stream_always=False, retry=RetryPolicy(max_attempts=1))
@@ -338,7 +340,7 @@ async def test_a_slow_reader_holds_up_nobody_else() -> None:
     text = "x" * 2000 + " "
     async with serving() as server, server.open(CHAT, ask(CHAT, text * 2000, stream=True)) as response:
         await response.content.readline()
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(HANGS_S):
             for _ in range(3):
                 assert (await server.chat(stream=True)).text == "You said: Good morning"
 

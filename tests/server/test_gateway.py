@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
-from serving import ENDPOINTS, OPENAI, RULES, ask, check_error, raw, remote, serving, until
+from serving import ENDPOINTS, HANGS_S, OPENAI, RULES, ask, check_error, raw, remote, serving, until
 
 from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.testing.server import Latency, ModelServer
+
+pytestmark = pytest.mark.virtual_clock
 
 CHAT: Final = "/v1/chat/completions"
 KEYS: Final = {"ann": KeyConfig(key="secret-of-ann")}
@@ -221,7 +223,7 @@ async def test_a_body_that_trickles_is_given_up() -> None:
     """A body that does not come in time gets 408, and the connection is closed."""
     head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n".encode()
     async with serving(body_timeout_s=0.05) as server:
-        data = await raw(server.url, head + b'{"a":', timeout_s=15.0)
+        data = await raw(server.url, head + b'{"a":')
     assert data.startswith(b"HTTP/1.1 408 ")
     assert json.loads(data.partition(b"\r\n\r\n")[2])["error"]["code"] == "timeout"
 
@@ -239,7 +241,7 @@ async def test_headers_that_trickle_are_given_up() -> None:
                 await asyncio.sleep(0.02)
 
         task = asyncio.create_task(trickle())
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(HANGS_S):
             assert await reader.read() == b""
         task.cancel()
         writer.close()
@@ -296,7 +298,7 @@ async def test_more_requests_than_it_may_have_are_told_to_come_again() -> None:
         assert int(reply.headers["Retry-After"]) >= 1
         slow.cancel()
         await asyncio.gather(slow, return_exceptions=True)
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(HANGS_S):
             while (await server.chat()).status == 503:  # noqa: ASYNC110 - what is asked is a server
                 await asyncio.sleep(0.005)
 

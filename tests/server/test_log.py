@@ -13,6 +13,8 @@ from llm_spec.registry import NamedProvider
 from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.testing.server import Faults, ModelServer
 
+pytestmark = pytest.mark.virtual_clock
+
 PROMPT: Final = "zebra-prompt"
 ANSWER: Final = "quokka-answer one two three"
 KEY: Final = "secret-of-ann"

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from serving import HANGS_S
 
 from llm_spec.server.outbox import Outbox
 from llm_spec.testing import run_virtual
@@ -145,7 +146,7 @@ async def test_a_reader_who_has_gone_is_told_to_the_writer() -> None:
                 box.put(b"x" * 100_000)
                 await box.room()
 
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(HANGS_S):
         with pytest.raises(ConnectionResetError):
             await answer()
 

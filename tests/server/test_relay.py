@@ -11,6 +11,8 @@ from llm_spec.server import ModelConfig
 from llm_spec.server.relay import ChunkMerger, renamed
 from llm_spec.testing.server import Faults, ModelServer
 
+pytestmark = pytest.mark.virtual_clock
+
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "You said: Good morning"
 USAGE: Final = {"include_usage": True}
