@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -27,7 +26,7 @@ from llm_spec import (
 )
 from llm_spec.deadline import Deadline
 from llm_spec.drafting.pieces import split_pieces
-from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, run_virtual
+from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, VirtualClockEventLoop, run_virtual
 
 WORDS = " ".join(f"word{i}" for i in range(40))
 
@@ -85,16 +84,17 @@ def test_pieces_that_wait_are_not_emitted_after_the_deadline() -> None:
     assert result.timings.total_s == pytest.approx(1.2)
 
 
+@pytest.mark.virtual_clock
 async def test_the_thread_of_a_local_model_ends_while_the_consumer_sleeps() -> None:
     """Nobody asks for the next piece, and no forward pass is made any more."""
-    text = "".join(random.Random(0).choices("abcdefgh ", k=3000))  # noqa: S311 - a text, no secret
-    model = TableModel(text, forward_s=0.001, order=12)
-    decoder = SpeculativeDecoder(None, LocalProvider(model), SpeculativeConfig(deadline_s=0.1))
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualClockEventLoop)
+    model = TableModel(WORDS, forward_s=1000.0, order=12, sleep=loop.sleep_in_thread)
+    decoder = SpeculativeDecoder(None, LocalProvider(model), SpeculativeConfig(deadline_s=9500.0))
     async with decoder.stream("q") as events:
         await anext(events)
-        async with asyncio.timeout(10):
-            while model.num_open or not model.num_closed:  # noqa: ASYNC110 - a model sets no event
-                await asyncio.sleep(0.005)
+        await asyncio.sleep(20_000.0)
+        assert (model.num_open, model.num_closed) == (0, 1)
         num_forwards = len(model.widths)
         *_, last = [event async for event in events]
     assert len(model.widths) == num_forwards

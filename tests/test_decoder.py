@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -51,14 +50,30 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.errors import ConfigError
-from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel, run_virtual
+from llm_spec.testing import (
+    CharTokenizer,
+    LocalProvider,
+    RandomDraft,
+    ScriptedProvider,
+    TableModel,
+    VirtualClockEventLoop,
+    run_virtual,
+)
 
 STORY = "It is a truth universally acknowledged, that a café in want of a crème brûlée is 😀."
 ASK = "tell"
+STEP_S = 1000.0
 
 
 def story_model(**options: Any) -> TableModel:
     return TableModel(STORY, order=16, **options)
+
+
+def slow_model() -> TableModel:
+    """Each step takes `STEP_S` of the virtual clock, beside which what the machine needs is nothing."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualClockEventLoop)
+    return story_model(forward_s=STEP_S, sleep=loop.sleep_in_thread)
 
 
 def random_model(seed: int = 3, **options: Any) -> TableModel:
@@ -137,9 +152,10 @@ async def test_a_stream_is_the_decoded_text_piece_by_piece() -> None:
     assert "accepted" in origins
 
 
+@pytest.mark.virtual_clock
 async def test_text_comes_as_it_is_verified() -> None:
     """The first text does not wait for the last."""
-    result = await decoder_of(None, story_model(forward_s=0.003)).decode(ASK)
+    result = await decoder_of(None, slow_model()).decode(ASK)
     assert result.timings.first_text_s is not None
     assert result.timings.first_text_s < result.timings.total_s / 4
 
@@ -197,22 +213,23 @@ async def test_the_cap_on_draft_tokens_is_kept() -> None:
     assert result.content == STORY
 
 
+@pytest.mark.virtual_clock
 @pytest.mark.parametrize("draft", [None, GivenText(STORY), RandomDraft()], ids=["plain", "given", "random"])
 async def test_a_deadline_gives_the_verified_text_so_far(draft: Any) -> None:
-    """No exception: the text up to then, soon after it, and the thread has ended."""
-    model = story_model(forward_s=0.02)
-    started = time.perf_counter()
-    result = await decoder_of(draft, model, lookahead=Fixed(1), deadline_s=0.25).decode(ASK)
-    assert time.perf_counter() - started < 1.0
+    """No exception: the text up to then, at the end of the step under way, and the thread has ended."""
+    model = slow_model()
+    result = await decoder_of(draft, model, lookahead=Fixed(1), deadline_s=4.5 * STEP_S).decode(ASK)
+    assert result.timings.total_s == pytest.approx(5 * STEP_S, rel=0.05)
     assert (result.finish_reason, result.stopped_by) == ("length", "deadline")
     assert STORY.startswith(result.content)
     assert result.content
-    assert model.num_open == 0
+    assert (model.num_open, len(model.widths)) == (0, 5)
 
 
+@pytest.mark.virtual_clock
 async def test_a_deadline_before_the_first_token() -> None:
     """A target that has not begun gives an empty answer, not an error."""
-    result = await decoder_of(None, story_model(forward_s=0.3), deadline_s=0.01).decode(ASK)
+    result = await decoder_of(None, slow_model(), deadline_s=0.1 * STEP_S).decode(ASK)
     assert (result.content, result.stopped_by) == ("", "deadline")
     assert result.timings.first_text_s is None
 
@@ -385,27 +402,26 @@ async def test_fifty_at_once_are_as_each_alone() -> None:
     assert draft.num_open == target.num_open == 0
 
 
+@pytest.mark.virtual_clock
 async def test_cancelling_stops_the_work_behind_it() -> None:
     """It stays cancellation, closes both caches, and no forward pass runs after it."""
-    draft, target = story_model(), story_model(forward_s=0.01)
+    draft, target = story_model(), slow_model()
     task = asyncio.create_task(decoder_of(draft, target, lookahead=Fixed(2)).decode(ASK))
-    while target.num_open == 0 or len(target.widths) < 3:  # noqa: ASYNC110 - a model sets no event
-        await asyncio.sleep(0.001)
-    started = time.perf_counter()
+    await asyncio.sleep(3.5 * STEP_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.perf_counter() - started < 0.5
     assert draft.num_open == target.num_open == 0
-    num_forwards = len(target.widths)
-    await asyncio.sleep(0.03)
-    assert len(target.widths) == num_forwards
+    assert len(target.widths) == 4
+    await asyncio.sleep(10 * STEP_S)
+    assert len(target.widths) == 4
 
 
+@pytest.mark.virtual_clock
 async def test_leaving_a_stream_early_stops_the_work_behind_it() -> None:
     """By a break, and by an exception of the caller's own, which stays what it is."""
     for error in (None, KeyError("the caller's own")):
-        draft, target = story_model(), story_model(forward_s=0.01)
+        draft, target = story_model(), slow_model()
         try:
             async with decoder_of(draft, target).stream(ASK) as events:
                 await anext(events)
@@ -415,7 +431,7 @@ async def test_leaving_a_stream_early_stops_the_work_behind_it() -> None:
             assert caught is error  # noqa: PT017 - the other turn of the loop raises nothing
         assert draft.num_open == target.num_open == 0
         num_forwards = len(target.widths)
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(10 * STEP_S)
         assert len(target.widths) == num_forwards
 
 

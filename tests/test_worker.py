@@ -118,7 +118,7 @@ async def test_an_error_after_leaving_is_not_told() -> None:
 
     def make(cancelled: threading.Event) -> Iterator[list[int]]:
         yield [0]
-        cancelled.wait(10)
+        cancelled.wait()
         raise ValueError("too late")
 
     with pytest.raises(KeyError):  # noqa: PT012 - on the way out of a context
@@ -129,12 +129,12 @@ async def test_an_error_after_leaving_is_not_told() -> None:
 
 async def test_cancellation_waits_for_the_thread_and_stays_cancellation() -> None:
     """A cancelled consumer ends cancelled, however often it is cancelled, and the thread has ended by then."""
-    ended, busy = threading.Event(), threading.Event()
+    ended, busy, release = threading.Event(), threading.Event(), threading.Event()
 
     def make(cancelled: threading.Event) -> Iterator[list[int]]:
         busy.set()
-        cancelled.wait(10)
-        time.sleep(0.05)
+        cancelled.wait()
+        release.wait()
         ended.set()
         yield []
 
@@ -149,6 +149,9 @@ async def test_cancellation_waits_for_the_thread_and_stays_cancellation() -> Non
     await asyncio.sleep(0.01)
     assert not task.done()
     task.cancel()
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    release.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended.is_set()
@@ -175,7 +178,7 @@ async def test_leaving_before_its_turn_waits_for_nobody() -> None:
 
     def busy(_: threading.Event) -> Iterator[list[int]]:
         yield [0]
-        release.wait(10)
+        release.wait()
 
     def waiting(_: threading.Event) -> Iterator[list[int]]:
         made.set()
@@ -183,7 +186,7 @@ async def test_leaving_before_its_turn_waits_for_nobody() -> None:
 
     async with iterate_in_thread(busy) as items:
         await anext(items)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             async with iterate_in_thread(waiting):
                 await asyncio.sleep(0)
         release.set()
@@ -211,7 +214,7 @@ async def test_admitted_work_does_not_wait_for_the_loops_threads() -> None:
     together = threading.Barrier(12)
 
     def make(_: threading.Event) -> Iterator[list[int]]:
-        yield [together.wait(10)]
+        yield [together.wait(60)]
 
     async def consume() -> list[int]:
         async with iterate_in_thread(make, executor=admitted_threads) as items:
@@ -226,7 +229,7 @@ async def test_leaving_admitted_work_ends_its_thread() -> None:
 
     def make(cancelled: threading.Event) -> Iterator[list[int]]:
         yield [0]
-        cancelled.wait(10)
+        cancelled.wait()
         time.sleep(0.02)
         ended.set()
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -62,6 +63,21 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         future = asyncio.wrap_future(work, loop=self)
         work.add_done_callback(self._leave_thread)  # after the future's own: the result is on its way by then
         return future
+
+    def sleep_in_thread(self, seconds: float) -> None:
+        """Sleep in a thread of `run_in_executor` by this clock, as `time.sleep` does by real time."""
+        woken = threading.Event()
+
+        def begin() -> None:
+            self._clock.num_in_threads -= 1  # it holds up the clock no longer
+            self.call_later(seconds, end)
+
+        def end() -> None:
+            self._clock.num_in_threads += 1
+            woken.set()
+
+        self.call_soon_threadsafe(begin)
+        woken.wait()
 
     def _leave_thread(self, _: Future[Any]) -> None:
         if not self.is_closed():

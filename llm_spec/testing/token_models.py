@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,7 +84,8 @@ class TableModel:
 
     Faults, all of which may be changed between calls: `nan_at` are positions in the context after which the logits
     are NaN, `fail_at` has what `forward` raises when it reads a position, `forward_s` seconds are slept in each
-    `forward`. `num_open` sessions are open now, `num_closed` have been closed; `widths` are those of all `forward`s.
+    `forward`, by `sleep`. `num_open` sessions are open now, `num_closed` have been closed; `widths` are those of all
+    `forward`s.
     """
 
     same_text = True
@@ -103,6 +104,7 @@ class TableModel:
         nan_at: Collection[int] = (),
         fail_at: Mapping[int, Exception] | None = None,
         forward_s: float = 0.0,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         table = tokenizer or ByteTokenizer()
         self.name = name
@@ -115,6 +117,7 @@ class TableModel:
         self.nan_at = nan_at
         self.fail_at = fail_at or {}
         self.forward_s = forward_s
+        self.sleep = sleep
         self.num_open = self.num_closed = 0
         self.widths: list[int] = []
         self._order = order
@@ -165,7 +168,7 @@ class _TableSession:
         model, start = self._model, len(self._ids)
         self._check(token_ids, num_rows)
         model.widths.append(len(token_ids))
-        time.sleep(model.forward_s)
+        model.sleep(model.forward_s)
         for position in range(start, start + len(token_ids)):
             if position in model.fail_at:
                 raise model.fail_at[position]

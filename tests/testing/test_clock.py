@@ -94,6 +94,29 @@ def test_a_timer_fires_while_a_thread_works() -> None:
     run_virtual(main())
 
 
+def test_a_thread_can_sleep_by_the_clock() -> None:
+    """What is due before it wakes happens before, at its own time."""
+
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualClockEventLoop)
+        times: list[float] = []
+
+        def work() -> None:
+            for _ in range(2):
+                loop.sleep_in_thread(3600.0)
+                times.append(loop.time())
+
+        async def wait() -> None:
+            await asyncio.sleep(5400.0)
+            times.append(loop.time())
+
+        await asyncio.gather(asyncio.to_thread(work), wait())
+        return times
+
+    assert run_virtual(main()) == pytest.approx([3600.0, 5400.0, 7200.0], abs=60.0)
+
+
 def test_the_clock_jumps_again_after_a_thread() -> None:
     """A thread that has ended, or was never begun, leaves nothing behind that would hold the clock."""
 

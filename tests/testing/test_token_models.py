@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 
 import numpy as np
@@ -18,7 +19,7 @@ from llm_spec import (
     SpeculativeDecoder,
     TargetError,
 )
-from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
+from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel, VirtualClockEventLoop
 
 TEXT = "naïve café: 日本語 😀 is what it says, and then it ends."
 
@@ -137,10 +138,13 @@ async def test_a_failing_forward_fails_the_answer() -> None:
     assert model.num_open == 0
 
 
+@pytest.mark.virtual_clock
 async def test_a_slow_forward_meets_a_deadline() -> None:
-    """`forward_s` makes an answer slow enough for a deadline to cut it."""
-    config = SpeculativeConfig(deadline_s=0.05)
-    model = TableModel(forward_s=0.01)
+    """`forward_s` makes an answer slow enough for a deadline to cut it, by the virtual clock if it sleeps by that."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualClockEventLoop)
+    config = SpeculativeConfig(deadline_s=3500.0)
+    model = TableModel(forward_s=1000.0, sleep=loop.sleep_in_thread)
     result = await SpeculativeDecoder(None, LocalProvider(model), config).decode("x")
     assert result.stopped_by == "deadline"
     assert model.num_open == 0
