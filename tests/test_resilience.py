@@ -48,6 +48,8 @@ from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.server import MODEL, Faults, Latency, ModelServer
 
+pytestmark = pytest.mark.virtual_clock
+
 WORDS = " ".join(f"word{i}" for i in range(40))
 OVERLOADED = TransientError("overloaded", status=529)
 NO_WAIT = RetryPolicy(first_wait_s=0.0)

@@ -24,7 +24,7 @@ __all__ = [
     "run_check",
 ]
 
-_SETTLE_S: Final = 1.0  # how long after its stream was left a piece of work may take to be gone
+_SETTLE_S: Final = 5.0  # how long after its stream was left a piece of work may take to be gone
 _TURNS: Final = (0, 1, 2, 3, 5, 8, 13)  # turns of the loop after which a stream is cancelled
 
 

@@ -236,7 +236,7 @@ class CompletesDespiteCancellation(Honest):
         return await asyncio.shield(self._complete_late(request))
 
     async def _complete_late(self, request: ChatRequest) -> ChatResponse:
-        await asyncio.sleep(5)
+        await asyncio.sleep(20)
         return await super().complete(request)
 
 

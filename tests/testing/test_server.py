@@ -14,6 +14,8 @@ from llm_spec import ChatRequest, Finish, InvalidRequestError, TargetError, Text
 from llm_spec.drafting.pieces import split_pieces
 from llm_spec.testing.server import EOS_ID, MODEL, Faults, Latency, ModelServer, disagreeing
 
+pytestmark = pytest.mark.virtual_clock
+
 ANSWER = "The cat sat on the mat.\n\nIt slept, and dreamt of a cat."
 NUM_TOKENS = len(split_pieces(ANSWER))
 MESSAGES = [{"role": "user", "content": "Tell me."}]

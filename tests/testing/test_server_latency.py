@@ -12,6 +12,8 @@ import pytest
 from llm_spec.testing.server import Faults, Latency, ModelServer
 from llm_spec.testing.server.latency import PrefixCache
 
+pytestmark = pytest.mark.virtual_clock
+
 PROMPT = list(range(1, 161))  # ten blocks
 SPENT = 0.15  # at 1,000 tokens a second, and a little less, for the clocks
 

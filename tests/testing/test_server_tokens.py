@@ -13,6 +13,8 @@ import pytest
 from llm_spec.drafting.pieces import split_pieces
 from llm_spec.testing.server import EOS_ID, Latency, ModelServer
 
+pytestmark = pytest.mark.virtual_clock
+
 ANSWER = "The cat sat on the mat."
 PIECES = split_pieces(ANSWER)
 QUESTION = [{"role": "user", "content": "Tell me."}]
