@@ -9,7 +9,7 @@ from typing import Any
 from llm_spec.chat import ChatRequest, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.deadline import Deadline
-from llm_spec.drafting.pieces import num_prompt_pieces
+from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
 from llm_spec.errors import TransientError
 from llm_spec.openai_chat import read_usage
 from llm_spec.provider import ChunkStreaming
@@ -71,4 +71,12 @@ class CountedChunks:
     def _count(self, chunk: Mapping[str, Any]) -> None:
         self._told = read_usage(chunk) or self._told
         choices: list[Mapping[str, Any]] = chunk.get("choices") or []
-        self._num_pieces += sum(1 for choice in choices if choice.get("text") or choice.get("delta"))
+        self._num_pieces += sum(map(_count_pieces, choices))
+
+
+def _count_pieces(choice: Mapping[str, Any]) -> int:
+    """Pieces of text in a choice, one at least where it brings anything."""
+    delta: Mapping[str, Any] = choice.get("delta") or {}
+    texts = [choice.get("text"), delta.get("content"), delta.get("reasoning_content")]
+    num_pieces = sum(len(split_pieces(text)) for text in texts if isinstance(text, str))
+    return num_pieces or bool(delta)

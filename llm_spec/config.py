@@ -91,9 +91,12 @@ class SpeculativeConfig:
         strategy chosen by name `speedup` stays None.
     max_draft_tokens: tokens that may be drafted for one request (in pieces of text where a draft gives no token ids);
         when they are spent the target goes on alone.
-    max_total_tokens: tokens of one answer, over and above the request's own `max_tokens`.
-    max_iterations: rounds of one answer, plain steps counted.
-    max_concurrent_streams: requests to the target that may be open at once for one answer (`race`, `probe`).
+    max_total_tokens: tokens of one answer, over and above the request's own `max_tokens`. Where an answer is put
+        together from text whose tokens are not known they are counted in pieces of about a word.
+    max_iterations: rounds of one answer, plain steps counted; after so many the answer ends. What a server writes
+        alone is one step, and never ends it; `regenerate` has the whole answer, and compares so many rounds of it.
+    max_concurrent_streams: requests to the target that may be open at once for one answer (`race`, `probe`); one is
+        open until it has been closed.
     max_extra_cost: tokens that may be read and thrown away beside each token that the target alone would read or write
         (`race`); None: no bound.
     deadline_s: seconds after which a request ends with the text verified so far.

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from llm_spec.chat import Finish, Origin, Round, StreamEvent, TextDelta
-from llm_spec.drafting.pieces import iter_piece_ends
+from llm_spec.chat import Finish, Origin, Round, StoppedBy, StreamEvent, TextDelta, Usage
+from llm_spec.drafting.pieces import count_tokens, iter_piece_ends, split_pieces
 from llm_spec.figures import PairFigures, StreamWatch
 
 __all__ = ["Chain", "Runner", "find_boundary"]
@@ -132,10 +132,45 @@ class Runner:
 
     def close_round(self, *, rejected: bool) -> None:
         """End a round: what was drafted since the last one is judged."""
-        accepted, self.num_agreed = self.num_agreed, 0
         emitted, self._told = self.num_tokens - self._told, self.num_tokens
+        accepted, self.num_agreed = min(self.num_agreed, emitted), 0
         if accepted or rejected or emitted:
             self.rounds.append((accepted + rejected, accepted, emitted))
+
+    def num_tokens_after(self, num_rounds: int) -> int | None:
+        """Tokens at the end of that many of `rounds`; None: there are fewer."""
+        if num_rounds > len(self.rounds):
+            return None
+        return self._told - sum(emitted for _, _, emitted in self.rounds[num_rounds:])
+
+    def cut(self, num_tokens: int) -> int:
+        """Forget all that it wrote behind that many tokens; how many those were."""
+        num_cut = self.num_tokens - num_tokens
+        if num_cut:
+            self.text = self.text[: self._end_of(num_tokens)]
+        self.num_tokens = num_tokens
+        self.num_agreed = max(0, min(self.num_agreed, num_tokens - self._told))
+        rounds, self._told = self.rounds, self.num_tokens_after(0) or 0
+        self.rounds = []
+        for drafted, accepted, emitted in rounds:
+            left = num_tokens - self._told
+            if left < 1:
+                break
+            self.rounds.append((drafted, min(accepted, left), min(emitted, left)))
+            self._told += min(emitted, left)
+        return num_cut
+
+    def _end_of(self, num_tokens: int) -> int:
+        """How many characters the first tokens have; of several that came at once they are pieces."""
+        num_before = start = 0
+        for num_written, end in self.ends:
+            if num_written > num_tokens and self.token_ids is None:
+                pieces = split_pieces(self.text[start:end])[: num_tokens - num_before]
+                return start + sum(map(len, pieces))
+            if num_written >= num_tokens:
+                return end
+            num_before, start = num_written, end
+        return len(self.text)
 
 
 class Chain:
@@ -151,6 +186,7 @@ class Chain:
         *,
         greedy: bool,
         max_tokens: int | None,
+        max_rounds: int | None,
         close: Callable[[Runner], None],
     ) -> None:
         self.runners = [root]
@@ -158,30 +194,28 @@ class Chain:
         self.finish: Finish | None = None
         self.num_arrivals = 0
         self.num_cancelled_tokens = 0
+        self.is_cut = False  # by a limit, where the target would have gone on
         self.departed = False  # the last runner wrote something else than the draft: the draft is to begin anew
         self._figures = figures
         self._greedy = greedy
         self._close = close
-        self._limit = max_tokens
+        self._max_tokens = max_tokens
+        self._max_rounds = max_rounds
         self._num_done_tokens = 0  # of runners that are behind us
         self._num_shown = 0  # characters of the first runner's text
         self._num_shown_ids = 0
         self._num_rounds = 0
         self._num_takeovers = 0
+        self._ends: list[tuple[int, int]] = []  # of runners that are behind us, in the answer
 
     @property
     def tail(self) -> Runner:
         """The last runner: it has nobody to arrive at."""
         return self.runners[-1]
 
-    @property
-    def num_active(self) -> int:
-        """Streams that are still wanted."""
-        return sum(1 for r in self.runners if not r.complete and r.finish is None)
-
     def feed(self, runner: Runner, delta: TextDelta, arrived_s: float | None = None) -> None:
         """A runner wrote something, now or at `arrived_s`: a slow consumer does not make a stream look slow."""
-        num_new = 1 if delta.token_ids is None else len(delta.token_ids)
+        num_new = count_tokens(delta)
         runner.watch.tick(num_new, arrived_s)
         if runner not in self.runners or runner.complete:
             self.num_cancelled_tokens += num_new  # it was on its way when the stream was closed
@@ -233,6 +267,20 @@ class Chain:
         """Tokens that are confirmed."""
         return self._num_done_tokens + self.runners[0].num_tokens
 
+    def num_tokens_until(self, num_characters: int) -> int:
+        """Tokens of the answer's first characters, with all that came at once with the last of them."""
+        root = self.runners[0]
+        ends = [*self._ends, *self._ends_in_answer(root)]
+        return next((num_tokens for num_tokens, end in ends if end >= num_characters), self.num_answer_tokens)
+
+    def own_usage(self) -> Usage | None:
+        """The tokens of an answer that is whole; None: the target that wrote the last of them did not count them."""
+        counted = None if self.finish is None else self.finish.usage
+        if counted is not None:
+            return Usage(output_tokens=self._num_done_tokens + counted.output_tokens)
+        is_known = self.is_cut or self.runners[0].token_ids is not None
+        return Usage(output_tokens=self.num_answer_tokens) if is_known else None
+
     # ------------------------------------------------------------------------------------------ inside
 
     def _cut_behind(self, runner: Runner) -> None:
@@ -273,10 +321,11 @@ class Chain:
         if child.watch.first_s is None:
             self._cut_behind(runner)  # too late: the older one is ahead of it
             return
+        num_beyond = len(split_pieces(runner.text[len(runner.expected) :]))
         if runner.expected_ids is not None and runner.token_ids is not None:
             num_beyond = len(runner.token_ids) - len(runner.expected_ids)
-            runner.num_tokens -= num_beyond
-            self.num_cancelled_tokens += num_beyond
+        runner.num_tokens -= num_beyond
+        self.num_cancelled_tokens += num_beyond
         runner.close_round(rejected=False)
         runner.text = runner.expected
         runner.complete = True
@@ -300,20 +349,35 @@ class Chain:
             if not root.complete:
                 break
             del self.runners[0]
+            self._ends += self._ends_in_answer(root)
             self._num_done_tokens += root.num_tokens
             self._num_shown = self._num_shown_ids = 0
             self._num_takeovers += 1
         self.finish = root.finish
 
+    def _ends_in_answer(self, runner: Runner) -> Iterator[tuple[int, int]]:
+        """Behind each piece of a confirmed runner: tokens and characters of the answer."""
+        for num_tokens, end in runner.ends:
+            if num_tokens < runner.num_tokens and end < len(runner.text):
+                yield self._num_done_tokens + num_tokens, len(runner.prefix) + end
+        yield self._num_done_tokens + runner.num_tokens, len(runner.prefix) + len(runner.text)
+
     def _cap(self, root: Runner) -> None:
-        """End the answer where the request wants it to end."""
-        if self._limit is None or self.num_answer_tokens < self._limit:
+        """End the answer where the request, or the decoder's limit of rounds, wants it to end."""
+        limits: list[tuple[int, StoppedBy]] = []
+        if self._max_tokens is not None:
+            limits.append((self._max_tokens - self._num_done_tokens, "max_tokens"))
+        if self._max_rounds is not None:
+            room = root.num_tokens_after(self._max_rounds - self._num_rounds)
+            limits += [] if room is None else [(room, "max_iterations")]
+        if not limits:
             return
-        room = self._limit - self._num_done_tokens
-        num_tokens, num_characters = next(((n, at) for n, at in root.ends if n >= room), root.ends[-1])
-        self.num_cancelled_tokens += root.num_tokens - num_tokens
-        root.num_tokens, root.text, root.complete = num_tokens, root.text[:num_characters], False
-        root.finish = Finish("length", None if root.finish is None else root.finish.usage, "max_tokens")
+        num_tokens, stopped_by = min(limits)
+        if root.num_tokens < num_tokens or (root.num_tokens == num_tokens and root.finish is not None):
+            return
+        self.num_cancelled_tokens += root.cut(num_tokens)
+        root.complete, self.is_cut = False, True
+        root.finish = Finish("length", None, stopped_by)
         self._cut_behind(root)
 
     def _report(self, root: Runner) -> None:

@@ -133,7 +133,7 @@ class _Judging:
                 self._fallback = self._fallback or "the target's answer was no verdict"
                 break
             accepted = passages[: self._allowed(passages, verdict.num_accepted)]
-            for event in self._taken(accepted, verdict):
+            for event in self._taken(accepted, verdict, is_last=index + 1 == self._config.max_iterations):
                 yield event
             report = _report(index, passages, accepted, verdict)
             yield replace(report, draft_s=drafted_s - started_s, verify_s=self._clock() - drafted_s)
@@ -223,18 +223,23 @@ class _Judging:
         sizes = accumulate(len(passage) for passage in passages[:num_accepted])
         return sum(self._num_approved + size <= most for size in sizes)
 
-    def _taken(self, accepted: list[str], verdict: Verdict) -> list[StreamEvent]:
-        """Add to the answer what was accepted and what the target wrote; the end, where that is one."""
+    def _taken(self, accepted: list[str], verdict: Verdict, *, is_last: bool) -> list[StreamEvent]:
+        """Add to the answer what was accepted and what the target wrote; the end, where that is one.
+
+        `is_last`: no further round may be made.
+        """
         out: list[StreamEvent] = []
         for passage in accepted:
             out += self._shown(TextDelta(passage, "accepted"))
-        if self._finish is not None or len(accepted) < verdict.num_accepted:
-            return out
-        if verdict.then is not None:
-            out += self._shown(TextDelta(verdict.then, "correction"))
-        elif self._draft.is_whole or len(accepted) < len(self._draft.open_passages):
+        if self._finish is None and len(accepted) == verdict.num_accepted:
+            if verdict.then is not None:
+                out += self._shown(TextDelta(verdict.then, "correction"))
+            elif self._draft.is_whole or len(accepted) < len(self._draft.open_passages):
+                out += self._matcher.flush()
+                self._finish = Finish("stop", None, "eos")
+        if is_last and self._finish is None:
             out += self._matcher.flush()
-            self._finish = self._finish or Finish("stop", None, "eos")
+            self._finish = Finish("length", None, "max_iterations")
         return out
 
     def _shown(self, delta: TextDelta) -> list[TextDelta]:

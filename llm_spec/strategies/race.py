@@ -16,6 +16,7 @@ from llm_spec.chat import (
     Fallback,
     Finish,
     ReasoningDelta,
+    Round,
     StreamEvent,
     TargetStream,
     TextDelta,
@@ -48,7 +49,7 @@ _MAX_REST: Final = 64  # tokens without a draft, after several that were wrong a
 class RaceStrategy:
     """Any target that continues a text, by token ids where it takes them. No slower than plain where it has room.
 
-    By text, tokens are counted as the pieces that streams come in: for `max_tokens`, and in `usage`.
+    By text, tokens are counted as the pieces of what streams write: for `max_tokens`, and in `usage`.
     """
 
     name = "race"
@@ -119,9 +120,10 @@ class _Race:
             figures,
             greedy=request.sampling.temperature == 0,
             max_tokens=request.max_tokens if self._endpoint is None else None,  # by ids every stream is told its own
+            max_rounds=config.max_iterations,
             close=_cancel,
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # of streams that are open, or being closed
         self._opened: list[Runner] = []
         self._num_prompt_tokens = num_prompt_pieces(request)
         self._num_extra_input_tokens = 0
@@ -136,6 +138,8 @@ class _Race:
         self._resting: Runner | None = None  # … while this one is the last …
         self._resume_at = 0  # … until it has written so many
         self._num_arrivals = 0
+        self._num_shown = 0  # characters of the answer …
+        self._num_reported = 0  # … and tokens of its rounds
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
         """The answer."""
@@ -156,18 +160,40 @@ class _Race:
                 self._told_fallback = True
                 chain.out.append(Fallback(self._fallback))
             for event in chain.out:
-                for shown in matcher.passed(event):
+                for shown in self._pass(event, matcher):
                     yield shown
             chain.out.clear()
             if self._error is not None:
                 raise self._error
-            finish = chain.finish if matcher.matched is None else Finish("stop", None, "stop_string")
+            finish = self._find_end(matcher)
         for held in matcher.flush():
             yield held
         chain.drop_all()
         for stream in self._streams():
             yield stream
-        yield self._finish(finish)
+        yield finish
+
+    def _pass(self, event: StreamEvent, matcher: StopMatcher) -> Iterator[StreamEvent]:
+        for shown in matcher.passed(event):
+            self._num_shown += len(shown.text) if isinstance(shown, TextDelta) else 0
+            yield self._report(shown, matcher) if isinstance(shown, Round) else shown
+
+    def _report(self, round_: Round, matcher: StopMatcher) -> Round:
+        """A round without what lies behind a stop string."""
+        num_emitted = round_.num_emitted_tokens
+        if matcher.matched is not None:
+            num_shown = self._chain.num_tokens_until(self._num_shown) - self._num_reported
+            num_emitted = max(0, min(num_emitted, num_shown))
+        self._num_reported += num_emitted
+        num_accepted = min(round_.num_accepted_tokens, num_emitted)
+        return replace(round_, num_accepted_tokens=num_accepted, num_emitted_tokens=num_emitted)
+
+    def _find_end(self, matcher: StopMatcher) -> Finish | None:
+        """How the answer has ended, with the tokens that are its own; None: not yet."""
+        chain = self._chain
+        if matcher.matched is not None:
+            return Finish("stop", Usage(output_tokens=chain.num_tokens_until(self._num_shown)), "stop_string")
+        return None if chain.finish is None else replace(chain.finish, usage=chain.own_usage())
 
     async def aclose(self) -> None:
         """End every stream and the draft, and wait until they are closed."""
@@ -186,7 +212,12 @@ class _Race:
         self._opened.append(runner)
         runner.task = asyncio.create_task(self._read(runner, parent))
         self._tasks.add(runner.task)
-        runner.task.add_done_callback(self._tasks.discard)
+        runner.task.add_done_callback(self._free)
+
+    def _free(self, task: asyncio.Task[None]) -> None:
+        """A stream is closed: there may be room for another one."""
+        self._tasks.discard(task)
+        self._news.put_nowait(None)
 
     async def _read(self, runner: Runner, parent: Runner | None) -> None:
         try:
@@ -207,10 +238,11 @@ class _Race:
         request = replace(self._request, stop=())
         try:
             if self._endpoint is None:
-                request = replace(request, prefix=request.prefix + runner.prefix)
-                opened = self._target.stream(request if parent is None else self._reseeded(request))
                 if parent is not None:
+                    request = replace(request, prefix=request.prefix + runner.prefix)
+                    request = self._reseeded(self._limited(request, runner))
                     self._num_extra_input_tokens += self._num_prompt_tokens + runner.num_prefix_tokens
+                opened = self._target.stream(request)
             elif parent is None:
                 encoding = asyncio.create_task(self._encode_prompt(runner, self._endpoint))
                 opened = self._endpoint.stream_chat(request)
@@ -243,14 +275,19 @@ class _Race:
         runner.prefix_ids = parent.prefix_ids + written_ids + added_ids
         runner.num_prefix_tokens = len(runner.prefix_ids) - self._num_prompt_tokens
         runner.encoded.set()
+        request = self._limited(request, runner)
+        self._num_extra_input_tokens += len(runner.prefix_ids)
+        return endpoint.stream_after(runner.prefix_ids, self._reseeded(request))
+
+    def _limited(self, request: ChatRequest, runner: Runner) -> ChatRequest:
+        """With as many tokens as are left for it."""
         if request.max_tokens is not None:
             left = request.max_tokens - runner.num_prefix_tokens
             if left < 1:
                 self._is_near_end = True
                 raise UnsupportedError("the answer ends before it would begin")
             request = replace(request, max_tokens=left)
-        self._num_extra_input_tokens += len(runner.prefix_ids)
-        return endpoint.stream_after(runner.prefix_ids, self._reseeded(request))
+        return request
 
     def _reseeded(self, request: ChatRequest) -> ChatRequest:
         """With a seed of its own: two streams with one seed would draw the same noise at different places."""
@@ -348,7 +385,7 @@ class _Race:
         """Begin one more runner, where the draft reaches far enough and it is likely enough to be of use."""
         chain, figures = self._chain, self._figures
         tail = chain.tail
-        if chain.departed or self._is_near_end or chain.num_active >= self._config.max_concurrent_streams:
+        if chain.departed or self._is_near_end or len(self._tasks) >= self._config.max_concurrent_streams:
             return False
         # what the last runner will have written when a new one writes its first token
         lead = figures.first_token_tokens
@@ -396,10 +433,6 @@ class _Race:
                 ended_s=(now_s if runner.ended_s is None else runner.ended_s) - first_s,
                 is_used=runner.is_shown,
             )
-
-    def _finish(self, finish: Finish) -> Finish:
-        """The end, with the tokens of the answer."""
-        return replace(finish, usage=Usage(output_tokens=self._chain.num_answer_tokens))
 
 
 def _cancel(runner: Runner) -> None:

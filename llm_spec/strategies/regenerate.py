@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from itertools import islice
 from typing import Final
 
 from llm_spec._clock import now
@@ -90,7 +91,8 @@ async def _compared(
                 if guess.failure is not None:
                     yield Fallback(guess.failure)
                 follower, answered = await _read(guess.text), split_pieces(answer)
-                for report in replay_rounds(follower, answered, config.max_draft_tokens):
+                reports = replay_rounds(follower, answered, config.max_draft_tokens)
+                for report in islice(reports, config.max_iterations):
                     yield report
                     if report.index % _TURN_ROUNDS == 0:
                         await asyncio.sleep(0)

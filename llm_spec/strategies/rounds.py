@@ -130,6 +130,7 @@ class _Rounds:
         self._max_under_way = max_under_way
         self._is_rated = is_rated
         self._max_rounds = config.max_iterations
+        self._max_open = config.max_concurrent_streams
         self._lookahead = config.lookahead.start()
         self._clock = clock()
         self._started_s = self._paced_s = self._clock()
@@ -161,6 +162,8 @@ class _Rounds:
             failure = one_line(error)
         self._discard()
         if self._finish is None:
+            while len(self._given_up) >= self._max_open:
+                await asyncio.wait(self._given_up, return_when=asyncio.FIRST_COMPLETED)
             async with aclosing(self._alone(failure or self._feed.failure)) as events:
                 async for event in events:
                     yield self._ended(event) if isinstance(event, Finish) else event
@@ -237,7 +240,8 @@ class _Rounds:
         """Send the next round if it is time to; seconds until it will be, None where that depends on other things."""
         num_sent = sum(len(sent.drafted_ids) + 1 for sent in self._under_way)
         room = self._room() - num_sent
-        if len(self._under_way) >= self._max_under_way or num_sent > len(self._guess.ids) or room < 0:
+        num_open = len(self._under_way) + len(self._given_up)  # until it is closed
+        if num_open >= self._max_under_way or num_sent > len(self._guess.ids) or room < 0:
             return None
         drafted_ids = self._guess.ids[num_sent:]
         limit = self._limit(len(drafted_ids), room)

@@ -40,14 +40,6 @@ def known_reason(case: Case, broken: Broken) -> str | None:
 
 KNOWN: Final = (
     Known(
-        "a cap that race by text comes up to by its own count is not named where that count is too small",
-        "(text|bounds)",
-        r"stopped.by None\)",
-        lambda case, _ask, strategy: (
-            strategy == "race" and (case.budget is not None or case.max_request_tokens is not None)
-        ),
-    ),
-    Known(
         "what the target takes alone is counted in events, where several tokens come in one",
         "time",
         "says that plain takes",
@@ -58,12 +50,6 @@ KNOWN: Final = (
         "(bounds|text)",
         "(stopped_by stop_string, which is not set|is not the plain answer .*stopped by stop_string)",
         lambda _case, ask, strategy: strategy in _BY_IDS and ask.fault is not None and ask.fault.how == "cut",
-    ),
-    Known(
-        "max_iterations is ignored by race, judge, predict and regenerate",
-        "bounds",
-        "rounds; max_iterations is",
-        lambda _case, _ask, strategy: strategy in ("race", "judge", "predict", "regenerate"),
     ),
     Known(
         "what is drafted without token ids is counted in words, of each of which a target may make several tokens",
@@ -84,12 +70,6 @@ KNOWN: Final = (
         lambda case, _ask, strategy: (
             strategy in ("race", "auto") and any(a.fault is not None and a.fault.scope == "ids" for a in case.asks)
         ),
-    ),
-    Known(
-        "a stream is opened before the one that it takes over from is closed",
-        "bounds",
-        "calls to the target were open at once",
-        lambda _case, _ask, strategy: strategy in ("race", *_BY_IDS, "auto"),
     ),
     Known(
         "judge shows whitespace twice where a target that takes no prefix goes on alone",

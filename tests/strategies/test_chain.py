@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from llm_spec import Finish, Round, TextDelta
+from llm_spec import Finish, Round, TextDelta, Usage
 from llm_spec.drafting.pieces import split_pieces
 from llm_spec.figures import PairFigures
 from llm_spec.strategies.chain import Chain, Runner, find_boundary
@@ -88,12 +88,26 @@ def test_the_first_place(text: str, at: str) -> None:
 class Race:
     """A chain whose streams are fed by hand."""
 
-    def __init__(self, *, greedy: bool = True, max_tokens: int | None = None, by_ids: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        greedy: bool = True,
+        max_tokens: int | None = None,
+        max_rounds: int | None = None,
+        by_ids: bool = False,
+    ) -> None:
         self.figures = PairFigures()
         self.by_ids = by_ids
         self.closed: list[Runner] = []
         self.root = self.runner("")
-        self.chain = Chain(self.root, self.figures, greedy=greedy, max_tokens=max_tokens, close=self.closed.append)
+        self.chain = Chain(
+            self.root,
+            self.figures,
+            greedy=greedy,
+            max_tokens=max_tokens,
+            max_rounds=max_rounds,
+            close=self.closed.append,
+        )
 
     def runner(self, prefix: str) -> Runner:
         runner = Runner(prefix, self.figures.open_stream())
@@ -137,7 +151,7 @@ async def test_a_stream_takes_over_where_it_began(by_ids: bool) -> None:
     race.write(race.root, " b")
     assert race.shown == "a b c d"
     assert race.closed == [race.root]
-    assert race.chain.num_active == 1
+    assert race.chain.runners == [child]
     race.write(race.root, " X")  # was on its way
     race.write(child, " e")
     assert race.shown == "a b c d e"
@@ -269,6 +283,72 @@ async def test_caps_around_a_takeover(limit: int, by_ids: bool) -> None:
     assert race.shown == "".join(split_pieces("a b c d e f")[:limit])
     assert race.chain.finish == Finish("length", None, "max_tokens")
     assert race.chain.num_answer_tokens == limit
+
+
+@pytest.mark.parametrize("limit", range(1, 9))
+async def test_a_cap_within_what_came_at_once(limit: int) -> None:
+    """Where only the text of several tokens is known its pieces are counted, and the text is cut between two."""
+    race = Race(max_tokens=limit)
+    race.chain.expect("a b c d e f g h")
+    child = race.begin("a b c")
+    race.write(child, " d e f", " g h i")
+    race.write(race.root, "a b", " c d")
+    assert race.shown == "".join(split_pieces("a b c d e f g h i")[:limit])
+    assert race.chain.finish == Finish("length", None, "max_tokens")
+    assert race.chain.num_answer_tokens == limit
+    rounds = [event for event in race.chain.out if isinstance(event, Round)]
+    assert sum(r.num_emitted_tokens for r in rounds) == limit
+    assert race.chain.own_usage() == Usage(output_tokens=limit)
+
+
+async def test_what_came_beyond_a_border_is_counted_once() -> None:
+    """The stream that takes over writes it, too."""
+    race = Race()
+    race.chain.expect("a b c d e f")
+    child = race.begin("a b")
+    race.write(child, " c d")
+    race.write(race.root, "a b c d")
+    assert race.shown == "a b c d"
+    assert (race.chain.num_answer_tokens, race.chain.num_cancelled_tokens) == (4, 2)
+
+
+@BOTH
+@pytest.mark.parametrize(("limit", "text"), [(1, "a b c"), (2, "a b c d e f"), (3, "a b c d e f g X")])
+async def test_the_answer_ends_with_the_last_round_that_it_may_have(limit: int, text: str, by_ids: bool) -> None:
+    """Also where more of it is there already."""
+    race = Race(max_rounds=limit, by_ids=by_ids)
+    race.chain.expect("a b c d e f g h i")
+    second = race.begin("a b c")
+    third = race.begin(" d e f")
+    race.write(third, " g", " X", " y")
+    race.write(second, " d", " e", " f")
+    race.write(race.root, "a", " b", " c")
+    assert race.shown == text
+    assert race.chain.finish == Finish("length", None, "max_iterations")
+    assert race.chain.own_usage() == Usage(output_tokens=len(split_pieces(text)))
+    rounds = [event for event in race.chain.out if isinstance(event, Round)]
+    assert [r.index for r in rounds] == list(range(limit))
+    assert sum(r.num_emitted_tokens for r in rounds) == len(split_pieces(text))
+
+
+async def test_an_end_of_the_targets_own_comes_before_a_limit_of_rounds() -> None:
+    race = Race(max_rounds=1)
+    race.chain.expect("a b c")
+    race.write(race.root, "a", " b", " c")
+    race.chain.end(race.root, Finish("stop", Usage(output_tokens=7), "eos"))
+    assert race.chain.finish == Finish("stop", Usage(output_tokens=7), "eos")
+    assert race.chain.own_usage() == Usage(output_tokens=7)  # as the target counted
+
+
+async def test_tokens_up_to_a_place_in_the_answer() -> None:
+    """All that came at once with the last character counts."""
+    race = Race()
+    race.chain.expect("a b c d e f")
+    child = race.begin("a b c")
+    race.write(child, " d e", " f")
+    race.write(race.root, "a", " b", " c")
+    assert race.shown == "a b c d e f"
+    assert [race.chain.num_tokens_until(n) for n in (0, 1, 2, 5, 6, 9, 10, 11)] == [1, 1, 2, 3, 5, 5, 6, 6]
 
 
 async def test_rounds_say_what_was_drafted_and_accepted() -> None:

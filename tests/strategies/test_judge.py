@@ -372,6 +372,22 @@ def test_random_drafts_of_a_known_answer() -> None:
         assert judged(judge, draft, {"judge": config}).content == answer
 
 
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_an_answer_has_no_more_verdicts_than_it_may(most: int) -> None:
+    """It ends with the last one, unless that was the end of the answer."""
+    passages = split_passages(TRUE)
+    draft = "".join(f"No {n}.\n" if n in (0, 2) else passage for n, passage in enumerate(passages))
+    judge = Judge()
+    result = judged(judge, draft, {"max_iterations": most, "judge": JudgeConfig(min_accepted=0.0)})
+    if most < 3:
+        assert (result.finish_reason, result.stopped_by) == ("length", "max_iterations")
+        assert TRUE.startswith(result.content)
+        assert 0 < len(result.content) < len(TRUE)
+    else:
+        assert (result.content, result.finish_reason) == (TRUE, "stop")
+    assert len(result.rounds) == len(judge.provider.requests) == most
+
+
 # ------------------------------------------------------------------------------------------ what is refused
 
 

@@ -25,6 +25,7 @@ from llm_spec import (
     Finish,
     GivenText,
     ReasoningDelta,
+    Round,
     SpeculativeConfig,
     SpeculativeDecoder,
     StreamEvent,
@@ -560,6 +561,101 @@ def test_usage_is_what_the_target_was_asked_for(agreement: float, num_streams: i
         assert usage.output_tokens == num_answer + usage.cancelled_output_tokens
         assert 0 <= target.num_generated_tokens - usage.output_tokens <= target.num_calls
         assert (usage.extra_input_tokens > 0) == (target.num_calls > 1)
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("by_ids", [False, True])
+@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("agreement", [0.0, 0.9, 1.0])
+def test_usage_where_a_stop_string_ends_the_answer(agreement: float, size: int, by_ids: bool) -> None:
+    """What was written behind it is wasted, and no round tells of it."""
+
+    async def check() -> None:
+        target = Target(WORDS, by_ids=by_ids, tokens_per_frame=size, **SLOW)
+        draft = SimulatedDraft(WORDS, agreement, 5, token_s=0.002)
+        raced = await read(racing(draft, target), request_of(stop=["word90"]))
+        usage, num_answer = raced.usage, len(split_pieces(raced.text))
+        assert raced.finish.stopped_by == "stop_string"
+        own = usage.output_tokens - usage.cancelled_output_tokens
+        assert num_answer <= own <= num_answer + size  # it is known by the piece of the stream
+        assert own < usage.output_tokens or agreement < 1.0
+        assert 0 <= target.num_generated_tokens - usage.output_tokens <= size * target.num_calls
+        assert sum(e.num_emitted_tokens for e in raced.events if isinstance(e, Round)) <= own
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("agreement", [0.9, 1.0])
+def test_a_cap_by_text_where_several_tokens_come_at_once(agreement: float, size: int) -> None:
+    """It is kept to the piece, and no stream is asked for more than is left."""
+
+    async def check() -> None:
+        pieces = split_pieces(WORDS)
+        for max_tokens in (5, 50, 51, 64, 100):
+            target = Target(WORDS, tokens_per_frame=size, **SLOW)
+            draft = SimulatedDraft(WORDS, agreement, 5)
+            raced = await read(racing(draft, target, max_total_tokens=max_tokens), request_of())
+            assert raced.text == "".join(pieces[:max_tokens])
+            assert (raced.finish.finish_reason, raced.finish.stopped_by) == ("length", "max_total_tokens")
+            assert raced.usage.output_tokens - raced.usage.cancelled_output_tokens == max_tokens
+            for request in target.requests:
+                num_prefix = len(split_pieces(request.prefix))
+                assert request.max_tokens == max_tokens - num_prefix
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("by_ids", [False, True])
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_an_answer_has_no_more_rounds_than_it_may(most: int, by_ids: bool) -> None:
+    """It ends with the last one."""
+
+    async def check() -> None:
+        target = Target(WORDS, by_ids=by_ids, **SLOW)
+        raced = await read(racing(SimulatedDraft(WORDS, 0.9, 5), target, max_iterations=most), request_of())
+        assert (raced.finish.finish_reason, raced.finish.stopped_by) == ("length", "max_iterations")
+        assert WORDS.startswith(raced.text)
+        rounds = [event for event in raced.events if isinstance(event, Round)]
+        assert len(rounds) == most
+        assert sum(r.num_emitted_tokens for r in rounds) == len(split_pieces(raced.text))
+
+    run_virtual(check())
+
+
+class Lingering(Target):
+    """Its streams are open for a while after they have been left."""
+
+    close_s = 0.2
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        self.num_open += 1
+        self.max_open = max(self.max_open, self.num_open)
+        try:
+            async with super().stream(request) as events:
+                yield events
+        finally:
+            await asyncio.sleep(self.close_s)
+            self.num_open -= 1
+
+    def _count(self, change: int) -> None:
+        self.num_calls += change > 0  # open streams are counted above
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_a_stream_counts_until_it_is_closed(most: int) -> None:
+    """No more are open at once than may be, those that are being closed included."""
+
+    async def check() -> None:
+        for agreement in (0.9, 1.0):
+            target = Lingering(WORDS, **SLOW)
+            draft = SimulatedDraft(WORDS, agreement, 5)
+            raced = await read(racing(draft, target, max_concurrent_streams=most), request_of())
+            assert raced.text == WORDS
+            assert target.max_open == most
+            assert target.num_calls >= most
 
     run_virtual(check())
 

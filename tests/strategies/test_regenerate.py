@@ -114,6 +114,13 @@ def test_the_request_reaches_the_target_unchanged() -> None:
     assert target.requests == plain.requests
 
 
+def test_no_more_rounds_are_compared_than_may_be() -> None:
+    """The answer is whole: it came by one request."""
+    result = regenerate(GivenText(ANSWER), ScriptedProvider(ANSWER), max_iterations=2)
+    assert (result.content, result.finish_reason) == (ANSWER, "stop")
+    assert counts(list(result.rounds)) == [(8, 8, 9), (8, 8, 9)]
+
+
 def test_the_drafts_usage_is_told() -> None:
     """What the draft cost is in the result."""
     result = regenerate(ScriptedProvider(ANSWER, usage=Usage(output_tokens=7)), ScriptedProvider(ANSWER))
