@@ -19,6 +19,7 @@ from llm_spec import (
     InvalidRequestError,
     JudgeConfig,
     Price,
+    ProviderDraft,
     RetryPolicy,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -202,6 +203,23 @@ def test_money_is_saved_where_reading_is_cheap() -> None:
     short = judged(Judge("Yes.\n"), "Yes.\n", {"prices": prices})
     assert short.cost.saving is not None
     assert short.cost.saving < 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fail_at": {2: ConnectionError("down")}}, {"delay_piece_s": 12.0}, {"finish_reason": "length"}],
+    ids=["fails", "late", "cut"],
+)
+def test_a_draft_that_broke_off_is_not_the_whole_answer(options: dict[str, Any]) -> None:
+    """What it wrote is judged; a target that has nothing to add to it goes on behind it."""
+    passages = split_passages(TRUE)
+    script = passages[:2] if "finish_reason" in options else passages
+    draft = ScriptedProvider("".join(script), piece_size=len(passages[0]), **options)
+    judge = Judge(respond=lambda verdict: json.dumps(verdict | {"then": None}), **ALONE)
+    result = judged(judge, ProviderDraft(draft), {"draft_timeout_s": 30.0})
+    assert result.content == TRUE
+    assert result.approved_spans
+    assert draft.num_open == 0
 
 
 # ------------------------------------------------------------------------------------------ what is no verdict
