@@ -8,8 +8,9 @@ beginning of an answer its text would come twice. So before any text is continue
 
 The server is believed if the rest of the word comes. Whatever else it does begins with a whole word: the same answer
 again, the given beginning again, or a new turn after a finished one. (At a space it could not be told: after "one, two,
-three," a new turn may be " four" as well.) Little is asked of the model, since it has written that word itself. One
-that fails the test all the same is not believed: its broken answers end in an error, and it is not raced by text.
+three," a new turn may be " four" as well.) Little is asked of the model, since it has written that word itself; where
+it wrote it in several tokens the cut is between two of them, so that the beginning has the same tokens. One that fails
+the test all the same is not believed: its broken answers end in an error, and it is not raced by text.
 
 The given beginning has more words than the second answer may have tokens, and no token holds two words. So where the
 dialect removes a repeated beginning, an answer that begins anew ends before it could be taken for one that goes on.
@@ -18,9 +19,10 @@ dialect removes a repeated beginning, an answer that begins anew ends before it 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
 from llm_spec.chat import ChatRequest, StreamEvent, TextDelta
@@ -61,32 +63,37 @@ class ContinuationTrial:
 
 
 class _Cut(NamedTuple):
-    """A text in two, inside a word; `rest` is the rest of the word."""
+    """A text in two, inside a word; `rest` is the rest of the word. `is_seam`: the server cut it there, too."""
 
     prefix: str
     rest: str
+    is_seam: bool
 
 
 async def _goes_on(stream: Stream) -> bool:
     cut = _find_cut(await _written(stream(_QUESTION)))
     if cut is None:
         return False
-    more = await _written(stream(replace(_QUESTION, prefix=cut.prefix, max_tokens=_NUM_MORE)))
+    more = "".join(await _written(stream(replace(_QUESTION, prefix=cut.prefix, max_tokens=_NUM_MORE))))
     return more.startswith(cut.rest) or (len(more) > 1 and cut.rest.startswith(more))
 
 
-def _find_cut(text: str) -> _Cut | None:
-    """In the middle of the longest word that is far enough from the beginning; None: there is none."""
+def _find_cut(pieces: Sequence[str]) -> _Cut | None:
+    """The best place inside a word that is far enough from the beginning; None: there is none."""
+    text = "".join(pieces)
+    seams = frozenset(accumulate(map(len, pieces)))
     cuts: list[_Cut] = []
     for word in _WORD.finditer(text):
-        middle = (word.start() + word.end() + 1) // 2
-        cut = _Cut(text[:middle], text[middle : word.end()])
-        is_whole = word.end() < len(text)  # it may be the token limit that ended it
-        if is_whole and len(cut.prefix.split()) > _NUM_MORE and not text.startswith(cut.rest[:2]):
-            cuts.append(cut)
-    return max(cuts, key=lambda cut: len(cut.rest), default=None)
+        if word.end() == len(text):
+            break  # it may be the token limit that ended it
+        inside = range(word.start() + 1, word.end() - 1)
+        for at in seams.intersection(inside) or [inside[len(inside) // 2]]:
+            cut = _Cut(text[:at], text[at : word.end()], at in seams)
+            if len(cut.prefix.split()) > _NUM_MORE and not text.startswith(cut.rest[:2]):
+                cuts.append(cut)
+    return max(cuts, key=lambda cut: (cut.is_seam, len(cut.rest)), default=None)
 
 
-async def _written(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> str:
+async def _written(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> list[str]:
     async with opened as events:
-        return "".join([event.text async for event in events if isinstance(event, TextDelta)])
+        return [event.text async for event in events if isinstance(event, TextDelta)]
