@@ -384,9 +384,13 @@ class LocalTimes:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """The draft failed or was given up: from here the target goes on alone. `reason` is for people and logs."""
+    """The draft failed or was given up: from here the target goes on alone. `reason` is for people and logs.
+
+    `is_refusal`: because the target does not do what speculation asked of it.
+    """
 
     reason: str
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

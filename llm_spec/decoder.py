@@ -54,6 +54,7 @@ from llm_spec.provider import (
     DraftProvider,
     Feature,
     LlmProvider,
+    Rediscoverable,
     complete_from_stream,
 )
 from llm_spec.recording import Recording
@@ -299,6 +300,9 @@ class SpeculativeDecoder:
         if self._target.capabilities.token_model is not None and choice.strategy.name in ("plain", "tokens"):
             recording.teach(self._planner.baseline)
         result = self._result(finish, recording, choice)
+        feature = choice.strategy.needs
+        if recording.was_refused and feature is not None and isinstance(self._target, Rediscoverable):
+            self._target.lose(feature)
         self._planner.learn(result)
         self.stats.add(result)
         self._log_end(result, upstream)
@@ -356,7 +360,7 @@ class SpeculativeDecoder:
         plain = partial(PLAIN.run, None, upstream.target, request, self.config, self._planner.figures)
         if strategy is PLAIN and self._can_speculate:  # what speculation gives will be compared with this
             run = partial(time_arrivals, run, self._planner.figures, request)
-        return upstream.events(run, plain)
+        return upstream.events(run, None if strategy is PLAIN else plain)
 
     def _finish(self, recording: Recording, upstream: Upstream, asked: ChatRequest) -> Finish:
         """How the answer ended, in this decoder's words."""
@@ -403,7 +407,9 @@ class SpeculativeDecoder:
         if isinstance(event, Fallback | Retry):
             kind = event.reason.partition(":")[0]  # other people's errors may quote the prompt; their type cannot
             whole = self.config.log_content or kind == DraftError.__name__
-            what = "draft_failed" if isinstance(event, Fallback) else "target_asked_again"
+            what = "target_asked_again"
+            if isinstance(event, Fallback):
+                what = "speculation_refused" if event.is_refusal else "draft_failed"
             with upstream.log_context:
                 log_event(what, level=logging.WARNING, reason=event.reason if whole else kind)
         elif isinstance(event, Weakened):

@@ -31,6 +31,7 @@ __all__ = [
     "TransientError",
     "UnknownProviderError",
     "UnsupportedError",
+    "is_refusal",
     "one_line",
 ]
 
@@ -100,6 +101,11 @@ class ModelOutputError(TargetError):
 
 class DraftError(LlmSpecError):
     """A draft failed; only ever logged and counted, never raised out of a decoder."""
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether a target did not do what a call asked of it, for a reason that will not pass by itself."""
+    return not isinstance(error, TransientError | CircuitOpenError | UnsupportedError)
 
 
 def one_line(error: BaseException) -> str:

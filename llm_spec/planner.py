@@ -104,8 +104,15 @@ class Planner:
             pause = min(pause, _SECOND_BASELINE)
         return self._since_plain >= pause
 
+    def learn_failure(self, name: str) -> None:
+        """An attempt by this strategy gave nothing: the target had to be asked once more."""
+        self._records.setdefault(name, _Record()).worth.update(0.0)
+
     def learn(self, result: SpeculativeResult) -> None:
         """Take in an answer that came to its end."""
+        if result.strategy != "plain" and result.plain_reason in ("refused", "retried"):
+            self.learn_failure(result.strategy)
+            return
         if result.strategy == "plain" or result.speedup is None or result.retries or result.stopped_by == "deadline":
             return
         if result.num_tokens is not None and result.num_tokens >= _MIN_TOKENS:

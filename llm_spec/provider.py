@@ -49,6 +49,7 @@ __all__ = [
     "LlmProvider",
     "NextToken",
     "ProviderEntry",
+    "Rediscoverable",
     "RequestDrafter",
     "ResponseBuilder",
     "ReusingSession",
@@ -203,6 +204,18 @@ class Discoverable(Protocol):
         A feature that is there is not tried; one that was not, or was lost, is again after a while. Callers at the same
         time share a trial, and each may leave it to the others. Raises TransientError where the server cannot answer
         now: nothing is known then, and the next call tries again.
+        """
+        ...
+
+
+@runtime_checkable
+class Rediscoverable(Protocol):
+    """A `Discoverable` that hears of what its calls cannot tell; optional beside it."""
+
+    def lose(self, feature: Feature) -> None:
+        """A call that needs a feature was refused, and the same request was answered without it.
+
+        It is not there any more, until `discover` finds it again.
         """
         ...
 

@@ -57,7 +57,8 @@ class Recording:
         self._reasoning: list[str] = []
         self._calls: dict[int, ToolCall] = {}
         self._rounds: list[Round] = []
-        self._fallbacks: list[str] = []
+        self._fallbacks: list[Fallback] = []
+        self.was_refused = False  # by the target, which was asked plainly then, before it had said anything
         self._retries: list[Retry] = []
         self._weakened: list[Weakened] = []
         self._others: list[StreamEvent] = []  # of the answer, but not text
@@ -181,7 +182,8 @@ class Recording:
             case Round():
                 self._rounds.append(event)
             case Fallback():
-                self._fallbacks.append(event.reason)
+                self._fallbacks.append(event)
+                self.was_refused = self.was_refused or (event.is_refusal and not self.has_begun)
             case Retry():
                 self._retries.append(event)
                 self._num_before = self._num_tokens
@@ -252,7 +254,7 @@ class Recording:
             ),
             usage=usage,
             draft_usage=draft_usage,
-            fallbacks=tuple(self._fallbacks),
+            fallbacks=tuple(fallback.reason for fallback in self._fallbacks),
             retries=tuple(retry.reason for retry in self._retries),
             tool_calls=tuple(call for _, call in sorted(self._calls.items())),
             reasoning="".join(self._reasoning),
@@ -274,7 +276,7 @@ class Recording:
         if any(not retry.is_continued for retry in self._retries):
             return "retried", self._retries[0].reason
         if self._fallbacks:
-            return "draft_failed", self._fallbacks[0]
+            return "refused" if self.was_refused else "draft_failed", self._fallbacks[-1].reason
         return ("nothing_drafted", None) if choice.strategy.name != "predict" else (None, None)
 
     def _compare(self, choice: Choice, usage: Usage | None, total_s: float, baseline: Baseline) -> _Comparison:

@@ -8,10 +8,10 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-from llm_spec.chat import ChatRequest, ChatResponse, Finish, Progress, Retry, StreamEvent
+from llm_spec.chat import ChatRequest, ChatResponse, Fallback, Finish, Progress, Retry, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.deadline import Deadline
-from llm_spec.errors import LlmSpecError, TargetError, TransientError, one_line
+from llm_spec.errors import LlmSpecError, TargetError, TransientError, is_refusal, one_line
 from llm_spec.provider import LlmProvider
 from llm_spec.recording import Recording
 from llm_spec.resilience import CircuitBreaker, asked_again, within
@@ -42,11 +42,12 @@ class Upstream:
         """Whether the deadline ended the answer."""
         return self.deadline.is_reached and self.recording.finish is None
 
-    def events(self, run: Run, plain: Run) -> AsyncGenerator[StreamEvent]:
+    def events(self, run: Run, plain: Run | None) -> AsyncGenerator[StreamEvent]:
         """The answer that `run` gives, up to its Finish or the deadline; all behind it is closed at the end.
 
-        A target that fails for a while is asked again by `plain`; an answer that has begun goes on from where it is.
-        Where there is a limit the whole answer has one place.
+        `plain` takes its place where it fails before it has given anything: at once, or (a target that fails for a
+        while) later. None: it is plain itself. An answer that has begun goes on from where it is. Where there is a
+        limit the whole answer has one place.
         """
         attempts = _Attempts(self, run, plain)
         return attempts.events() if self.config.deadline_s is None else self._events_in_time(attempts)
@@ -106,10 +107,10 @@ class Upstream:
 class _Attempts:
     """The attempts at one answer. The first that writes something is the last that begins anew."""
 
-    def __init__(self, upstream: Upstream, run: Run, plain: Run) -> None:
+    def __init__(self, upstream: Upstream, run: Run, plain: Run | None) -> None:
         self._upstream = upstream
         self._run = run
-        self._plain = plain
+        self._plain = plain  # to be run instead of a speculative attempt; None: there is no such attempt any more
         self._num_made = 0
         self._broken_by: TransientError | None = None  # what the attempt goes on from that is being made
         self._progress: list[StreamEvent] = []  # what happened before anything was written
@@ -166,14 +167,28 @@ class _Attempts:
         self._num_made += 1
         await self._close()  # the attempt before
         self._is_trial = upstream.breaker.begin()
-        silence_s = upstream.config.timeouts.first_chunk_s
         try:
             if self._broken_by is not None and not await can_continue(upstream.target):
                 raise CannotContinueError(f"{upstream.target.name} does not go on from a text")
-            return await within(self._first_event(), silence_s, f"{upstream.target.name} was silent for {silence_s} s")
+            return await self._open()
         except Exception as error:
             upstream.breaker.see(error)
             raise
+
+    async def _open(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+        """Open an attempt; where speculation asks for what the target does not do, the target is asked plainly."""
+        upstream = self._upstream
+        silence_s = upstream.config.timeouts.first_chunk_s
+        message = f"{upstream.target.name} was silent for {silence_s} s"
+        try:
+            return await within(self._first_event(), silence_s, message)
+        except Exception as error:
+            if self._plain is None or isinstance(error, TransientError):
+                raise
+            self._progress.append(Fallback(one_line(error), is_refusal=is_refusal(error)))
+        self._run, self._plain = self._plain, None
+        await self._close_run()
+        return await within(self._first_event(), silence_s, message)
 
     async def _first_event(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         run = self._run()
@@ -185,11 +200,14 @@ class _Attempts:
             event = await anext(events, None)
         return events, event
 
-    async def _close(self) -> None:
+    async def _close_run(self) -> None:
         opened, self._opened = self._opened, None
+        if opened is not None:
+            await self._upstream.close(opened)
+
+    async def _close(self) -> None:
         try:
-            if opened is not None:
-                await self._upstream.close(opened)
+            await self._close_run()
         finally:
             if self._is_trial:
                 self._is_trial = False
@@ -199,15 +217,15 @@ class _Attempts:
         """An attempt has failed: the next one is made in the same place, without speculation."""
         has_begun = self._upstream.recording.has_begun
         self._progress.append(Retry(one_line(error), wait_s, is_continued=has_begun))
-        if not has_begun:
-            self._run = self._plain
+        if self._plain is not None:
+            self._run, self._plain = self._plain, None
 
     def _go_on(self, error: TransientError) -> None:
         """An answer broke off: the next attempt goes on from there; raises the error where it cannot."""
         upstream = self._upstream
         recording, target = upstream.recording, upstream.target
         upstream.breaker.see(error)
-        rest = recording.rest() if target.capabilities.continue_prefix else None
+        rest = recording.rest()
         is_spent = self._num_made >= upstream.config.retry.max_attempts or upstream.breaker.is_open
         if is_spent or rest is None:
             raise error

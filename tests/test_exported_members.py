@@ -60,7 +60,8 @@ def test_the_public_names_are_these() -> None:
         DraftPiece DraftProvider DraftToken Ewma Fallback Finish Fixed Generation GenerationLimits GivenText
         GrammarTokenizer InvalidRequestError JoinedDraft JudgeConfig LlmProvider LlmSpecError LocalTimes LookaheadPolicy
         MissingExtraError ModelLoadError ModelOutputError NextToken PLAIN_REASONS PlainReason Price PromptLookup
-        ProviderDraft ProviderEntry ReasoningDelta RequestDrafter Retry RetryPolicy ReusingSession Round RoundModel
+        ProviderDraft ProviderEntry ReasoningDelta Rediscoverable RequestDrafter Retry RetryPolicy ReusingSession
+        Round RoundModel
         Sampling ScoredToken
         SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats Started StopMatcher
         SuffixDraft StreamEvent TargetError TargetStream TextDelta Threshold Timeouts Timings TokenChooser TokenDraft

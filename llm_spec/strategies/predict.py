@@ -121,7 +121,7 @@ async def _verified(
         if has_begun or not request.prediction:
             raise
         refusal = error
-    yield Fallback(one_line(refusal))
+    yield Fallback(one_line(refusal), is_refusal=True)
     async with PLAIN.run(None, target, replace(request, prediction=None), config, figures) as events:
         async for event in events:
             yield event

@@ -27,7 +27,7 @@ from llm_spec.chat import (
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
 from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
-from llm_spec.errors import TargetError, UnsupportedError, one_line
+from llm_spec.errors import TargetError, UnsupportedError, is_refusal, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, Feature, LlmProvider, TokenEndpoint
 from llm_spec.strategies.base import Promise, refuse_request
@@ -131,6 +131,7 @@ class _Race:
         self._is_near_end = False  # of what may be written: nothing more is begun
         self._error: Exception | None = None
         self._fallback: str | None = None
+        self._is_refused = False
         self._told_fallback = False
         self._num_fed = 0  # characters of the draft's text that the chain knows …
         self._num_heard = 0  # … and that it was woken up for
@@ -158,7 +159,7 @@ class _Race:
             self._plan()
             if self._fallback is not None and not self._told_fallback:
                 self._told_fallback = True
-                chain.out.append(Fallback(self._fallback))
+                chain.out.append(Fallback(self._fallback, is_refusal=self._is_refused))
             for event in chain.out:
                 for shown in self._pass(event, matcher):
                     yield shown
@@ -345,7 +346,7 @@ class _Race:
     def _give_up(self, error: Exception) -> None:
         """Leave the rest to the first runner."""
         if self._fallback is None:
-            self._fallback = one_line(error)
+            self._fallback, self._is_refused = one_line(error), is_refusal(error)
         self._num_failures = _MAX_FAILURES
         self._chain.drop_all()
 

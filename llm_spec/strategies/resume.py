@@ -26,7 +26,7 @@ async def can_continue(target: LlmProvider) -> bool:
 
     Raises TransientError where it cannot be tried now.
     """
-    if target.capabilities.continue_prefix and isinstance(target, Discoverable):
+    if isinstance(target, Discoverable):
         await target.discover("continue_prefix")
     return target.capabilities.continue_prefix
 

@@ -26,7 +26,7 @@ from llm_spec.chat import ChatRequest, Fallback, Finish, Origin, Round, StreamEv
 from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.feed import DraftFeed
 from llm_spec.drafting.guess import EncodedGuess
-from llm_spec.errors import LlmSpecError, TargetError, one_line
+from llm_spec.errors import LlmSpecError, TargetError, is_refusal, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.metering import count_answer_tokens
 from llm_spec.provider import DraftProvider, LlmProvider, NextToken, TokenEndpoint
@@ -153,18 +153,20 @@ class _Rounds:
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
         """The answer; the last event is its `Finish`."""
-        failure: str | None = None
+        failure: Fallback | None = None
         try:
             async with aclosing(self._rounds()) as events:
                 async for event in events:
                     yield event
-        except Exception as error:  # noqa: BLE001 - whatever becomes of rounds, the target answers
-            failure = one_line(error)
+        except Exception as error:
+            if not self._answer_ids and is_refusal(error):
+                raise  # there is nothing to go on from: whoever called asks plainly
+            failure = Fallback(one_line(error), is_refusal=is_refusal(error))
         self._discard()
         if self._finish is None:
             while len(self._given_up) >= self._max_open:
                 await asyncio.wait(self._given_up, return_when=asyncio.FIRST_COMPLETED)
-            async with aclosing(self._alone(failure or self._feed.failure)) as events:
+            async with aclosing(self._alone(failure)) as events:
                 async for event in events:
                     yield self._ended(event) if isinstance(event, Finish) else event
         if self._finish is not None:
@@ -399,10 +401,12 @@ class _Rounds:
 
     # ------------------------------------------------------------------------------------------ alone
 
-    async def _alone(self, failure: str | None) -> AsyncGenerator[StreamEvent]:
+    async def _alone(self, failure: Fallback | None) -> AsyncGenerator[StreamEvent]:
         """The rest of the answer, after what is confirmed; without a `Finish` where `_finish` is set on the way."""
         if failure is not None:
-            yield Fallback(failure)
+            yield failure
+        elif self._feed.failure is not None:
+            yield Fallback(self._feed.failure)
         async with aclosing(self._complete_character()) as events:
             async for event in events:
                 yield event

@@ -146,11 +146,11 @@ def test_a_server_that_refuses_the_prediction_answers_without() -> None:
 
 
 def test_an_invalid_request_stays_one() -> None:
-    """Without a prediction to blame, or once something was written."""
+    """The target alone refuses it as well; or something was written."""
     target = ScriptedProvider(WORDS, name="a:t", capabilities=PREDICTS, fail_at={0: InvalidRequestError("too long")})
     with pytest.raises(InvalidRequestError, match="too long"):
         predicted(GivenText(""), target)
-    assert len(target.requests) == 1
+    assert len(target.requests) == 2
     target = ScriptedProvider(WORDS, name="a:t", capabilities=PREDICTS, fail_at={3: InvalidRequestError("too long")})
     with pytest.raises(InvalidRequestError, match="too long"):
         predicted(GivenText("guess"), target)
