@@ -363,3 +363,17 @@ def test_what_was_not_tried_to_its_end_is_not_believed() -> None:
 
     run_virtual(run())
     assert len(target.requests) == 1
+
+
+def test_a_server_that_goes_on_later_is_believed_then() -> None:
+    """A provider may try it again: whoever needs to know asks every time."""
+    found = iter([False, *[True] * 9])
+    target = Claiming(lambda: next(found), fail_at={3: TransientError("it broke")})
+    decoder = SpeculativeDecoder(None, target, SpeculativeConfig(retry=RetryPolicy(first_wait_s=0.0, max_attempts=2)))
+    with pytest.raises(TransientError, match="it broke"):
+        run_virtual(decoder.decode("q"))
+    assert len(target.requests) == 1
+    with pytest.raises(TransientError, match="it broke") as caught:
+        run_virtual(decoder.decode("q"))
+    assert len(target.requests) == 3  # and its rest breaks, too
+    assert caught.value.partial_text == "".join(split_pieces(WEEK)[:6])
