@@ -322,8 +322,13 @@ class Round:
 
     `num_accepted_tokens` leading drafted tokens were confirmed; `num_emitted_tokens` also counts the correction or
     bonus and is smaller where EOS, a stop string or a cap ended the answer. `next_token_id` is that correction or
-    bonus, None where tokens are unknown. Times are seconds of this process's clock;
-    where the target runs in this process they add up to the whole round.
+    bonus, None where tokens are unknown.
+
+    Times are seconds of this process's clock; where the target runs in this process they add up to the whole round.
+    Otherwise `draft_s` is what the draft took for these tokens, as they came, and `verify_s` what the target took: from
+    when they were sent to its answer, in a race from the end of its stream's round before (or from its opening) to the
+    last token of this one. Rounds that overlap do so in their times, too, so the sums can exceed the time of the
+    answer. Those of `regenerate` are compared afterwards, and have none.
     """
 
     index: int

@@ -82,7 +82,7 @@ class StreamWatch:
         self._clock = clock()
         self.opened_s = self._clock()
         self.first_s: float | None = None
-        self._last_s = self.opened_s
+        self.last_s = self.opened_s
 
     def tick(self, num_tokens: int, arrived_s: float | None = None) -> None:
         """Tokens came (0: an end, or a sign of life), now or at `arrived_s` of the clock."""
@@ -91,5 +91,5 @@ class StreamWatch:
             self.first_s = now
             self._figures.first_token_s.update(now - self.opened_s)
         elif num_tokens:
-            self._figures.token_s.update(num_tokens, now - self._last_s)
-        self._last_s = now
+            self._figures.token_s.update(num_tokens, now - self.last_s)
+        self.last_s = now

@@ -97,6 +97,11 @@ class SpeculativeStats:
         """1 + accepted / speculative rounds (the correction or bonus counts); None when there were none."""
         return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else None
 
+    @property
+    def mean_lookahead(self) -> float | None:
+        """Drafted tokens / speculative rounds; None when there were none."""
+        return self.num_draft_tokens / self.num_spec_steps if self.num_spec_steps else None
+
     @classmethod
     def of_rounds(cls, rounds: Sequence[Round], *, num_fallbacks: int = 0) -> SpeculativeStats:
         """The sums over some rounds."""
@@ -121,7 +126,7 @@ class SpeculativeStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, derived figures too, as JSON values."""
-        derived = ("num_wasted_draft_tokens", "draft_acceptance_rate", "mean_acceptance_length")
+        derived = ("num_wasted_draft_tokens", "draft_acceptance_rate", "mean_acceptance_length", "mean_lookahead")
         told = dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
         return told | {"acceptance_histogram": list(self.acceptance_histogram)}
 

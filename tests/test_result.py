@@ -60,6 +60,7 @@ def test_counts_of_hand_made_rounds() -> None:
     assert stats.num_wasted_draft_tokens == 5
     assert stats.draft_acceptance_rate == 0.5
     assert stats.mean_acceptance_length == pytest.approx(1 + 5 / 3)
+    assert stats.mean_lookahead == pytest.approx(10 / 3)
     assert stats.acceptance_histogram == (1, 1, 0, 0, 1)
 
 
@@ -74,6 +75,7 @@ def test_nothing_measured_is_none_not_zero() -> None:
     stats = SpeculativeStats()
     assert stats.draft_acceptance_rate is None
     assert stats.mean_acceptance_length is None
+    assert stats.mean_lookahead is None
     result = result_of(stats)
     assert result.speedup is None
     assert result.time_saved_s is None
@@ -109,6 +111,7 @@ def test_the_metrics_have_the_names_of_the_field() -> None:
     assert metrics["num_draft_tokens"] == 4
     assert metrics["num_accepted_draft_tokens"] == 2
     assert metrics["mean_acceptance_length"] == 3.0
+    assert "mean_lookahead" in metrics
     assert metrics["draft_acceptance_rate"] == 0.5
     assert metrics["acceptance_histogram"] == [0, 0, 1]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -61,6 +62,17 @@ class DraftFeed:
         """Seconds between two of the draft's tokens; 0 before it was measured."""
         return self._writing_s / self._num_timed if self._num_timed else 0.0
 
+    def piece_times(self, start: int, end: int) -> list[tuple[int, float]]:
+        """Of each piece that ends in `text[start:end]`: where, and in seconds how long the draft took for it.
+
+        The first one of a call begins with the call.
+        """
+        run = self._run
+        if run is None:
+            return []
+        num_before = len(run.written) - len(self.text)
+        return [(at - num_before, seconds) for at, seconds in run.piece_times(num_before + start, num_before + end)]
+
     @property
     def is_spent(self) -> bool:
         """Whether nothing more may be drafted, or can be."""
@@ -117,7 +129,7 @@ class DraftFeed:
     async def _collect(self, run: _Run, call: DraftCall) -> None:
         seconds = clock()
         last_s: float | None = None
-        moved_s = seconds()
+        began_s = moved_s = seconds()
         patience = asyncio.timeout(self._timeout_s)
 
         def take(text: str, num_new: int) -> None:
@@ -131,7 +143,7 @@ class DraftFeed:
             if now - moved_s > 0.01 * self._timeout_s and not patience.expired():  # moving a timer is dear
                 patience.reschedule(now + self._timeout_s)
                 moved_s = now
-            run.write(text)
+            run.write(text, now - began_s)
             self._show(run)
 
         try:
@@ -167,12 +179,21 @@ class _Run:
         self._start: int | None = 0  # in what it wrote; None: not found yet
         self._answer = ""  # where it was last realigned, of a draft that writes once
         self._index = TextIndex() if writes_once else None
+        self._ends: list[int] = []  # of its pieces, in what it wrote …
+        self._times_s: list[float] = []  # … and when they came, since it was called
 
-    def write(self, text: str) -> None:
+    def write(self, text: str, time_s: float) -> None:
         """Add what it wrote."""
         self.written += text
+        self._ends.append(len(self.written))
+        self._times_s.append(time_s)
         if self._index is not None:
             self._index.follow(self.written, len(text) + 1)  # the piece before may have grown
+
+    def piece_times(self, start: int, end: int) -> Iterator[tuple[int, float]]:
+        """Where its pieces end in a stretch of what it wrote, and how long each took."""
+        for index in range(bisect_right(self._ends, start), bisect_right(self._ends, end)):
+            yield self._ends[index], self._times_s[index] - (self._times_s[index - 1] if index else 0.0)
 
     def guess(self) -> str:
         """What it wrote about the text that follows the answer."""

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from llm_spec.drafting.feed import DraftFeed
 from llm_spec.provider import TokenEndpoint
@@ -19,14 +19,23 @@ _OPEN_END: Final = re.compile(r"(?: ?\w+| ?[^\w\s]+|\s+)\Z")
 _WINDOW: Final = 64  # characters at a text's end in which it is looked for first
 
 
+class _Encoding(NamedTuple):
+    """A stretch of text that is being encoded, and how long the draft took for it."""
+
+    task: asyncio.Task[list[int]]
+    seconds: float
+
+
 class EncodedGuess:
     """What a `DraftFeed` says, encoded as it comes; `ids` are those that follow the confirmed answer.
 
+    `seconds` are those that the draft took for each of them: what is encoded at once is divided evenly.
     `is_wrong` is set once the target's own token is not the draft's. `news` is called when `ids` or `failure` change.
     """
 
     def __init__(self, feed: DraftFeed, endpoint: TokenEndpoint, news: Callable[[], None]) -> None:
         self.ids: list[int] = []
+        self.seconds: list[float] = []
         self.is_wrong = False
         self.failure: Exception | None = None
         self._feed = feed
@@ -35,7 +44,7 @@ class EncodedGuess:
         self._base = ""  # the answer where the feed was last restarted
         self._num_taken = 0  # characters of the feed's text
         self._owed: list[int] = []  # confirmed tokens that the draft has yet to come to
-        self._encodings: deque[asyncio.Task[list[int]]] = deque()  # in the order of the text
+        self._encodings: deque[_Encoding] = deque()  # in the order of the text
         self._closing: set[asyncio.Task[list[int]]] = set()
 
     @property
@@ -47,6 +56,7 @@ class EncodedGuess:
         """Forget everything; guess what follows `answer`."""
         self._cancel()
         self.ids.clear()
+        self.seconds.clear()
         self._owed.clear()
         self.is_wrong = False
         self._begin(answer, num_tokens)
@@ -63,16 +73,19 @@ class EncodedGuess:
         if not self._feed.ended:
             text = text[: _find_open_end(text)]
         if text:
-            self._num_taken += len(text)
-            encoding = asyncio.ensure_future(self._endpoint.encode(text))
-            encoding.add_done_callback(self._collect)
-            self._encodings.append(encoding)
+            start, self._num_taken = self._num_taken, self._num_taken + len(text)
+            task = asyncio.ensure_future(self._endpoint.encode(text))
+            task.add_done_callback(self._collect)
+            seconds = sum(seconds for _, seconds in self._feed.piece_times(start, self._num_taken))
+            self._encodings.append(_Encoding(task, seconds))
 
     def confirm(self, token_id: int) -> None:
         """The target's own next token."""
         if not self.ids:
             self._owed.append(token_id)
-        elif self.ids.pop(0) != token_id:
+            return
+        del self.seconds[0]
+        if self.ids.pop(0) != token_id:
             self.is_wrong = True
 
     async def aclose(self) -> None:
@@ -88,29 +101,30 @@ class EncodedGuess:
 
     def _cancel(self) -> None:
         while self._encodings:
-            encoding = self._encodings.pop()
-            encoding.cancel()
-            self._closing.add(encoding)
-            encoding.add_done_callback(self._closing.discard)
+            task = self._encodings.pop().task
+            task.cancel()
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def _collect(self, _: asyncio.Task[list[int]]) -> None:
         """Take in what is encoded, up to the first stretch that is not yet."""
-        while self._encodings and self._encodings[0].done():
-            encoding = self._encodings.popleft()
-            error = encoding.exception()
+        while self._encodings and self._encodings[0].task.done():
+            task, seconds = self._encodings.popleft()
+            error = task.exception()
             if isinstance(error, Exception):  # only speculation needs it
                 self.failure = error
             elif not self.is_wrong:
-                self._take(encoding.result())
+                self._take(task.result(), seconds)
             self._news()
 
-    def _take(self, token_ids: list[int]) -> None:
+    def _take(self, token_ids: list[int], seconds: float) -> None:
         shared = min(len(self._owed), len(token_ids))
         if self._owed[:shared] != token_ids[:shared]:
             self.is_wrong = True
             return
         del self._owed[:shared]
         self.ids += token_ids[shared:]
+        self.seconds += [seconds / len(token_ids)] * (len(token_ids) - shared)
 
 
 def _find_open_end(text: str) -> int:

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from llm_spec.chat import Finish, Origin, Round, StoppedBy, StreamEvent, TextDelta, Usage
 from llm_spec.drafting.pieces import count_tokens, iter_piece_ends, split_pieces
@@ -32,6 +33,16 @@ __all__ = ["Chain", "Runner", "find_boundary"]
 # begin there in every common tokenizer, templates strip nothing, and no character or run of whitespace is cut.
 _SAFE: Final = re.compile(r"(?<=\S)(?= \S)|(?<=\w)(?=\n)")
 _FENCE: Final = re.compile(r"(?:^|\n)[ \t]*(?:```|~~~)[^\n]*$")
+
+
+class _Judged(NamedTuple):
+    """A round of one runner."""
+
+    num_draft: int
+    num_accepted: int
+    num_emitted: int
+    draft_s: float
+    verify_s: float
 
 
 @dataclass(eq=False, slots=True)
@@ -60,11 +71,12 @@ class Runner:
     encoded: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     num_agreed: int = 0  # tokens since the last round that were as the draft had them
-    rounds: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    rounds: list[_Judged] = field(default_factory=list["_Judged"])
     ends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # after each piece: tokens, characters
     _checked: int = 0  # characters of `text` found equal to `expected`
     _checked_ids: int = 0
-    _told: int = 0  # tokens in `rounds`
+    _told: int = 0  # tokens in `rounds` …
+    _round_s: float | None = None  # … and when the last of them came
 
     @property
     def hypothesis(self) -> str:
@@ -130,18 +142,26 @@ class Runner:
         """Whether it went beyond the place where the next runner began, without standing there."""
         return self.end is not None and len(self.text) > self.end
 
-    def close_round(self, *, rejected: bool) -> None:
-        """End a round: what was drafted since the last one is judged."""
+    @property
+    def num_checked(self) -> int:
+        """Characters of the answer up to which it was found to be as the draft had it."""
+        return len(self.prefix) + self._checked
+
+    def close_round(self, draft_s: float, *, rejected: bool) -> None:
+        """End a round: what was drafted since the last one, in so many seconds, is judged."""
         emitted, self._told = self.num_tokens - self._told, self.num_tokens
         accepted, self.num_agreed = min(self.num_agreed, emitted), 0
+        began_s = self.watch.opened_s if self._round_s is None else self._round_s
         if accepted or rejected or emitted:
-            self.rounds.append((accepted + rejected, accepted, emitted))
+            self._round_s = self.watch.last_s
+            verify_s = max(0.0, self._round_s - began_s)
+            self.rounds.append(_Judged(accepted + rejected, accepted, emitted, draft_s, verify_s))
 
     def num_tokens_after(self, num_rounds: int) -> int | None:
         """Tokens at the end of that many of `rounds`; None: there are fewer."""
         if num_rounds > len(self.rounds):
             return None
-        return self._told - sum(emitted for _, _, emitted in self.rounds[num_rounds:])
+        return self._told - sum(judged.num_emitted for judged in self.rounds[num_rounds:])
 
     def cut(self, num_tokens: int) -> int:
         """Forget all that it wrote behind that many tokens; how many those were."""
@@ -152,12 +172,13 @@ class Runner:
         self.num_agreed = max(0, min(self.num_agreed, num_tokens - self._told))
         rounds, self._told = self.rounds, self.num_tokens_after(0) or 0
         self.rounds = []
-        for drafted, accepted, emitted in rounds:
+        for judged in rounds:
             left = num_tokens - self._told
             if left < 1:
                 break
-            self.rounds.append((drafted, min(accepted, left), min(emitted, left)))
-            self._told += min(emitted, left)
+            num_emitted, num_accepted = min(judged.num_emitted, left), min(judged.num_accepted, left)
+            self.rounds.append(judged._replace(num_emitted=num_emitted, num_accepted=num_accepted))
+            self._told += num_emitted
         return num_cut
 
     def _end_of(self, num_tokens: int) -> int:
@@ -171,6 +192,31 @@ class Runner:
                 return end
             num_before, start = num_written, end
         return len(self.text)
+
+
+class _DraftTimes:
+    """How long a draft took for its pieces, by the place in the answer where each of them ends."""
+
+    def __init__(self) -> None:
+        self._ends: list[int] = []
+        self._seconds: list[float] = []
+
+    def add(self, end: int, seconds: float) -> None:
+        """The draft has come to a place in the answer."""
+        self._ends.append(end)
+        self._seconds.append(seconds)
+
+    def forget(self, end: int) -> None:
+        """What was drafted behind a place will not be verified."""
+        at = bisect_right(self._ends, end)
+        del self._ends[at:], self._seconds[at:]
+
+    def take(self, start: int, end: int, *, rejected: bool) -> float:
+        """Seconds of the pieces between two places, and of the one behind them if that was rejected; of each once."""
+        first, last = bisect_right(self._ends, start), bisect_right(self._ends, end) + rejected
+        seconds = sum(self._seconds[first:last])
+        self._seconds[first:last] = [0.0] * len(self._seconds[first:last])
+        return seconds
 
 
 class Chain:
@@ -207,6 +253,7 @@ class Chain:
         self._num_rounds = 0
         self._num_takeovers = 0
         self._ends: list[tuple[int, int]] = []  # of runners that are behind us, in the answer
+        self._drafted = _DraftTimes()
 
     @property
     def tail(self) -> Runner:
@@ -242,9 +289,15 @@ class Chain:
         """Leave the first runner alone."""
         self._cut_behind(self.runners[0])
 
-    def expect(self, text: str) -> None:
-        """The draft says more of what follows the last runner's text."""
-        self.tail.expected += text
+    def expect(self, text: str, piece_times: Sequence[tuple[int, float]] = ()) -> None:
+        """The draft says more of what follows the last runner's text.
+
+        `piece_times`: where in it a piece ends, and how long the draft took for that (seconds).
+        """
+        tail = self.tail
+        for end, seconds in piece_times:
+            self._drafted.add(len(tail.prefix) + len(tail.expected) + end, seconds)
+        tail.expected += text
         if not self._agrees(self.tail, 0):
             self._depart(self.tail)
 
@@ -311,10 +364,15 @@ class Chain:
     def _depart(self, runner: Runner) -> None:
         """It wrote something else than the draft."""
         self._figures.acceptance.update(0, rejected=True)
-        runner.close_round(rejected=True)
+        self._close_round(runner, rejected=True)
+        self._drafted.forget(runner.num_checked)
         self._cut_behind(runner)
         runner.expect_anew()
         self.departed = True
+
+    def _close_round(self, runner: Runner, *, rejected: bool) -> None:
+        draft_s = self._drafted.take(len(runner.prefix), runner.num_checked, rejected=rejected)
+        runner.close_round(draft_s, rejected=rejected)
 
     def _arrive(self, runner: Runner) -> None:
         child = self.runners[self.runners.index(runner) + 1]
@@ -326,7 +384,7 @@ class Chain:
             num_beyond = len(runner.token_ids) - len(runner.expected_ids)
         runner.num_tokens -= num_beyond
         self.num_cancelled_tokens += num_beyond
-        runner.close_round(rejected=False)
+        self._close_round(runner, rejected=False)
         runner.text = runner.expected
         runner.complete = True
         self.num_arrivals += 1
@@ -344,7 +402,7 @@ class Chain:
                 root.is_shown = True
                 self._num_shown, self._num_shown_ids = len(root.text), root.num_tokens
             if root.finish is not None:
-                root.close_round(rejected=False)
+                self._close_round(root, rejected=False)
             self._report(root)
             if not root.complete:
                 break
@@ -369,7 +427,8 @@ class Chain:
             limits.append((self._max_tokens - self._num_done_tokens, "max_tokens"))
         if self._max_rounds is not None:
             room = root.num_tokens_after(self._max_rounds - self._num_rounds)
-            limits += [] if room is None else [(room, "max_iterations")]
+            if room is not None:
+                limits.append((room, "max_iterations"))
         if not limits:
             return
         num_tokens, stopped_by = min(limits)
@@ -381,13 +440,15 @@ class Chain:
         self._cut_behind(root)
 
     def _report(self, root: Runner) -> None:
-        for num_draft, num_accepted, num_emitted in root.rounds:
+        for judged in root.rounds:
             self.out.append(
                 Round(
                     index=self._num_rounds,
-                    num_draft_tokens=num_draft,
-                    num_accepted_tokens=num_accepted,
-                    num_emitted_tokens=num_emitted,
+                    num_draft_tokens=judged.num_draft,
+                    num_accepted_tokens=judged.num_accepted,
+                    num_emitted_tokens=judged.num_emitted,
+                    draft_s=judged.draft_s,
+                    verify_s=judged.verify_s,
                 )
             )
             self._num_rounds += 1

@@ -329,10 +329,11 @@ class _Race:
         if self._feed.failure is not None and self._fallback is None:
             self._fallback = self._feed.failure
         if not self._chain.departed:
-            text = self._feed.text
-            new, self._num_fed = text[self._num_fed :], len(text)
-            if new:
-                self._chain.expect(new)
+            text, start = self._feed.text, self._num_fed
+            self._num_fed = len(text)
+            if len(text) > start:
+                times = [(at - start, seconds) for at, seconds in self._feed.piece_times(start, len(text))]
+                self._chain.expect(text[start:], times)
 
     def _fail(self, runner: Runner, error: Exception) -> None:
         if runner is self._chain.runners[0]:

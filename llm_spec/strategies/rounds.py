@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from llm_spec._clock import clock
 from llm_spec.chat import ChatRequest, Fallback, Finish, Origin, Round, StreamEvent, TextDelta, Usage, Weakened
@@ -97,13 +97,20 @@ async def answer_in_rounds(
         await rounds.aclose()
 
 
+class _Answer(NamedTuple):
+    """What the target said to a round, and how long that took it."""
+
+    tokens: list[NextToken]
+    seconds: float
+
+
 @dataclass(eq=False, slots=True)
 class _Sent:
     """A round under way."""
 
     drafted_ids: list[int]
-    answer: asyncio.Task[list[NextToken]]
-    sent_s: float
+    draft_s: float
+    answer: asyncio.Task[_Answer]
 
 
 class _Rounds:
@@ -140,7 +147,7 @@ class _Rounds:
         )
         self._guess = EncodedGuess(self._feed, endpoint, self._changed.set)
         self._under_way: deque[_Sent] = deque()
-        self._given_up: set[asyncio.Task[list[NextToken]]] = set()
+        self._given_up: set[asyncio.Task[_Answer]] = set()
         self._prompt_ids: list[int] | None = None
         self._answer_ids: list[int] = []
         self._text = ""
@@ -251,7 +258,8 @@ class _Rounds:
             wait_s = self._paced_s + self._figures.verify_s / self._max_under_way - self._clock()
             if wait_s > 0:
                 return wait_s
-        self._open([*(self._prompt_ids or ()), *self._answer_ids, *self._guess.ids[:num_sent]], drafted_ids[:limit])
+        context_ids = [*(self._prompt_ids or ()), *self._answer_ids, *self._guess.ids[:num_sent]]
+        self._open(context_ids, drafted_ids[:limit], sum(self._guess.seconds[num_sent : num_sent + limit]))
         return self._send()
 
     def _limit(self, num_drafted: int, room: int) -> int:
@@ -262,11 +270,16 @@ class _Rounds:
             num_wanted += 1
         return num_wanted
 
-    def _open(self, context_ids: list[int], drafted_ids: list[int]) -> None:
-        task = asyncio.ensure_future(self._verify(context_ids, drafted_ids))
-        task.add_done_callback(lambda _: self._changed.set())
+    def _open(self, context_ids: list[int], drafted_ids: list[int], draft_s: float) -> None:
+        answer = asyncio.ensure_future(self._ask(context_ids, drafted_ids))
+        answer.add_done_callback(lambda _: self._changed.set())
         self._paced_s = self._clock()
-        self._under_way.append(_Sent(drafted_ids, task, self._paced_s))
+        self._under_way.append(_Sent(drafted_ids, draft_s, answer))
+
+    async def _ask(self, context_ids: list[int], drafted_ids: list[int]) -> _Answer:
+        sent_s = self._clock()
+        tokens = await self._verify(context_ids, drafted_ids)
+        return _Answer(tokens, self._clock() - sent_s)
 
     def _room(self) -> int:
         """Most tokens that may be drafted behind the confirmed ones: a round emits one more than it drafts."""
@@ -282,10 +295,9 @@ class _Rounds:
 
     async def _judge(self, sent: _Sent) -> AsyncGenerator[StreamEvent]:
         """Take in a round: its tokens are the target's own, up to the first that differs from the draft."""
-        tokens = await sent.answer
+        tokens, verify_s = await sent.answer
         if len(tokens) != len(sent.drafted_ids) + 1:
             raise TargetError(f"the target gave {len(tokens)} tokens for {len(sent.drafted_ids) + 1} prefixes")
-        verify_s = self._clock() - sent.sent_s
         num_accepted = num_emitted = 0
         for token, drafted_id in zip(tokens, [*sent.drafted_ids, None], strict=True):
             is_accepted = token.token_id == drafted_id
@@ -304,6 +316,7 @@ class _Rounds:
             num_accepted_tokens=num_accepted,
             num_emitted_tokens=num_emitted,
             next_token_id=None if num_accepted == len(tokens) else tokens[num_accepted].token_id,
+            draft_s=sent.draft_s,
             verify_s=verify_s,
         )
         self._learn(report)

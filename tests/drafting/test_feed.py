@@ -424,3 +424,45 @@ def test_it_is_realigned_with_the_requests_own_prefix() -> None:
         await closed(feeding)
 
     run(check())
+
+
+# ------------------------------------------------------------------------------------------ times
+
+
+async def until_ended(feed: DraftFeed) -> None:
+    while not feed.ended:  # noqa: ASYNC110 - by virtual clock
+        await asyncio.sleep(0.01)
+
+
+def test_pieces_tell_how_long_they_took() -> None:
+    """The first one waits for the call to open; one that a stretch cuts belongs where it ends."""
+
+    async def check() -> None:
+        feeding = Feeding(Draft(lambda _: [0.5, "one", 0.2, " two", " three"]))
+        feed = feeding.feed
+        feed.restart("", 9)
+        assert feed.piece_times(0, 5) == []  # nothing has come
+        await until_ended(feed)
+        pieces = [(3, pytest.approx(0.501)), (7, pytest.approx(0.201)), (13, pytest.approx(0.001))]
+        for start, end, found in ((0, 3, pieces[:1]), (3, 7, pieces[1:2]), (2, 12, pieces[:2]), (0, 13, pieces)):
+            assert feed.piece_times(start, end) == found
+        assert (feed.piece_times(0, 2), feed.piece_times(4, 6)) == ([], [])
+        await feed.aclose()
+
+    run_virtual(check())
+
+
+def test_pieces_of_a_draft_that_writes_once_keep_their_times() -> None:
+    """Wherever the answer comes to use them."""
+
+    async def check() -> None:
+        feeding = Feeding(Draft(lambda _: [0.5, "one", 0.2, " two", 0.1, " three"], continues_prefix=False))
+        feed = feeding.feed
+        feed.restart("", 9)
+        await until_ended(feed)
+        feed.restart("one two", 9)
+        assert feed.text == " three"
+        assert feed.piece_times(0, 6) == [(6, pytest.approx(0.101))]
+        await feed.aclose()
+
+    run_virtual(check())

@@ -1164,6 +1164,42 @@ def test_a_deadline_gives_the_confirmed_text() -> None:
     assert (target.num_open, draft.num_open) == (0, 0)
 
 
+# ------------------------------------------------------------------------------------------ times
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_rounds_tell_what_draft_and_target_took(streams: int) -> None:
+    """The draft's time is that of the tokens of the round, and the target's that of its call, without the draft's."""
+    pieces = split_pieces(WORDS)
+    target = TokenTarget([p.encode() for p in pieces], encode_size=100, call_s=0.1)
+    request = ChatRequest.create("tell", max_tokens=len(pieces))
+    draft = TextDraft(WORDS, token_s=0.02)
+    result = run_virtual(patient(draft, target, lookahead=Fixed(4), max_concurrent_streams=streams).decode(request))
+    assert result.content == WORDS
+    for report in result.rounds:
+        num_pieces = report.draft_s / 0.02  # the target may make one token of several
+        assert num_pieces == pytest.approx(round(num_pieces), abs=1e-6)
+        assert num_pieces >= report.num_draft_tokens - 1e-6
+        assert report.verify_s == pytest.approx(0.1, abs=1e-6)
+    assert result.stats.draft_s <= 0.02 * len(pieces) + 1e-6
+    assert result.stats.num_draft_tokens > len(pieces) / 3
+    assert result.stats.mean_lookahead == result.stats.num_draft_tokens / result.stats.num_spec_steps
+
+
+def test_the_time_of_a_draft_that_was_wrong_counts_where_it_was_verified() -> None:
+    """What was drafted and never sent is nobody's."""
+    pieces = split_pieces(WORDS)
+    target = TokenTarget([p.encode() for p in pieces], encode_size=100, call_s=0.1)
+    draft = SimulatedDraft(WORDS, 0.8, 3, token_s=0.02)
+    result = run_virtual(patient(draft, target, lookahead=Fixed(4), max_concurrent_streams=1).decode("tell"))
+    assert result.content == WORDS
+    drafted = [report for report in result.rounds if report.num_draft_tokens]
+    assert drafted
+    assert all(0.0 <= report.draft_s <= 0.02 * 4 + 1e-6 for report in result.rounds)
+    assert result.stats.draft_s <= 0.02 * result.stats.num_draft_tokens + 1e-6
+    assert result.stats.draft_s > 0.0
+
+
 # ------------------------------------------------------------------------------------------ costs
 
 

@@ -690,6 +690,28 @@ def test_extra_cost_stays_within_its_bound(bound: float) -> None:
     run_virtual(check())
 
 
+@pytest.mark.parametrize("by_ids", [False, True])
+@pytest.mark.parametrize("agreement", [0.9, 1.0])
+def test_rounds_tell_what_draft_and_streams_took(agreement: float, by_ids: bool) -> None:
+    """A stream's rounds follow one another from its opening on; the draft's time is that of the tokens judged."""
+
+    async def check() -> None:
+        target = Target(WORDS, by_ids=by_ids, **SLOW)
+        raced = await read(racing(SimulatedDraft(WORDS, agreement, 5, token_s=0.002), target), request_of())
+        rounds = [event for event in raced.events if isinstance(event, Round)]
+        streams = [event for event in raced.events if isinstance(event, TargetStream)]
+        most_s = sum(stream.ended_s - stream.started_s for stream in streams if stream.is_used)
+        assert 0.4 < sum(r.verify_s for r in rounds) <= most_s + 1e-6
+        for report in rounds:
+            tokens_s = SLOW["token_s"] * report.num_emitted_tokens
+            assert tokens_s * 0.9 <= report.verify_s <= tokens_s + SLOW["first_token_s"] + 1e-6
+            assert 0.0 <= report.draft_s <= 0.002 * (report.num_draft_tokens + 1) + 1e-6
+        num_drafted = sum(r.num_draft_tokens for r in rounds)
+        assert 0.5 * 0.002 * num_drafted < sum(r.draft_s for r in rounds) <= 0.002 * num_drafted + 1e-6
+
+    run_virtual(check())
+
+
 # ------------------------------------------------------------------------------------------ faults of the target
 
 
