@@ -36,7 +36,7 @@ Stream: TypeAlias = Callable[[ChatRequest], AbstractAsyncContextManager[AsyncIte
 _QUESTION: Final = ChatRequest.create("Write down the days of the week.", temperature=0.0, max_tokens=24)
 _NUM_MORE: Final = 3  # tokens of the second answer
 _WORD: Final = re.compile(r"[a-z]\w{3,}", re.ASCII | re.IGNORECASE)
-_PATIENCE_S: Final = 60.0
+_PATIENCE_S: Final = 30.0
 
 
 class ContinuationTrial:

@@ -168,7 +168,7 @@ class _Attempts:
         await self._close()  # the attempt before
         self._is_trial = upstream.breaker.begin()
         try:
-            if self._broken_by is not None and not await can_continue(upstream.target):
+            if self._broken_by is not None and not await self._in_time(can_continue(upstream.target)):
                 raise CannotContinueError(f"{upstream.target.name} does not go on from a text")
             return await self._open()
         except Exception as error:
@@ -177,18 +177,20 @@ class _Attempts:
 
     async def _open(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         """Open an attempt; where speculation asks for what the target does not do, the target is asked plainly."""
-        upstream = self._upstream
-        silence_s = upstream.config.timeouts.first_chunk_s
-        message = f"{upstream.target.name} was silent for {silence_s} s"
         try:
-            return await within(self._first_event(), silence_s, message)
+            return await self._in_time(self._first_event())
         except Exception as error:
             if self._plain is None or isinstance(error, TransientError):
                 raise
             self._progress.append(Fallback(one_line(error), is_refusal=is_refusal(error)))
         self._run, self._plain = self._plain, None
         await self._close_run()
-        return await within(self._first_event(), silence_s, message)
+        return await self._in_time(self._first_event())
+
+    async def _in_time(self, awaitable: Awaitable[T]) -> T:
+        """Await what the first chunk of an answer waits for."""
+        silence_s = self._upstream.config.timeouts.first_chunk_s
+        return await within(awaitable, silence_s, f"{self._upstream.target.name} was silent for {silence_s} s")
 
     async def _first_event(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         run = self._run()

@@ -25,6 +25,7 @@ from llm_spec import (
     SpeculativeDecoder,
     StreamEvent,
     TextDelta,
+    Timeouts,
     TransientError,
     UnsupportedError,
 )
@@ -177,7 +178,7 @@ def test_a_server_that_cannot_answer_now_is_tried_again(at: int) -> None:
 def test_a_server_that_is_silent_is_not_waited_for_for_ever() -> None:
     """As one that cannot answer now."""
     provider = ScriptedProvider(WEEK, name="scripted:slow", capabilities=CONTINUES, delay_first_s=1e6)
-    with pytest.raises(TransientError, match="scripted:slow was silent for 60 s"):
+    with pytest.raises(TransientError, match="scripted:slow was silent for 30 s"):
         is_believed(provider)
     assert provider.num_open == 0
 
@@ -377,3 +378,33 @@ def test_a_server_that_goes_on_later_is_believed_then() -> None:
         run_virtual(decoder.decode("q"))
     assert len(target.requests) == 3  # and its rest breaks, too
     assert caught.value.partial_text == "".join(split_pieces(WEEK)[:6])
+
+
+@pytest.mark.parametrize("strategy", ["plain", "race"])
+def test_a_silent_trial_is_waited_for_no_longer_than_a_first_chunk(strategy: str) -> None:
+    """By a broken answer at each of its attempts; by a race by text once, and then the target answers alone."""
+
+    class Silent(Claiming):
+        async def discover(self, feature: str) -> None:
+            self.features.append(feature)
+            if feature == "continue_prefix":
+                await asyncio.sleep(1e6)
+
+    breaks = {3: TransientError("it broke")} if strategy == "plain" else None
+    target = Silent(lambda: True, fail_at=breaks)
+    retry = RetryPolicy(first_wait_s=0.0)
+    config = SpeculativeConfig(strategy=strategy, baseline_every=0, retry=retry, timeouts=Timeouts(first_chunk_s=2.0))  # type: ignore[arg-type]
+
+    async def run() -> tuple[object, float]:
+        async with SpeculativeDecoder(GivenText(WEEK), target, config) as decoder:
+            try:
+                result = await decoder.decode("q", temperature=0.0)
+                return result.plain_reason, asyncio.get_running_loop().time()
+            except TransientError as error:
+                return error.partial_text, asyncio.get_running_loop().time()
+
+    if strategy == "plain":
+        assert run_virtual(run()) == ("".join(split_pieces(WEEK)[:3]), 4.0)
+    else:
+        assert run_virtual(run()) == ("discovery", 2.0)
+    assert target.features.count("continue_prefix") == 1

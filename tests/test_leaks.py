@@ -23,6 +23,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 
 from llm_spec import (
     ChatRequest,
+    Discoverable,
     DraftError,
     DraftPiece,
     GivenText,
@@ -201,6 +202,9 @@ class World:
             self.targets.append(
                 (await stack.enter_async_context(provider_at(double.url, kind, model=model)), names, False)
             )
+        for target, _, _ in self.targets:
+            if isinstance(target, Discoverable):
+                await target.discover("continue_prefix")
         self.drafts += [
             GivenText(WORDS),
             GivenText(disagreeing(WORDS, 0.9, 3)),

@@ -11,6 +11,7 @@ from llm_spec.discovery import Discovery
 from llm_spec.errors import TransientError, UnsupportedError, one_line
 from llm_spec.planner import Planner
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
+from llm_spec.resilience import within
 from llm_spec.result import PlainReason
 from llm_spec.strategies.base import Promise, Strategy, refuse_request
 from llm_spec.strategies.plain import PLAIN
@@ -42,7 +43,8 @@ async def choose_strategy(
     """The strategy asked for, or for `auto` the exact one that pair and request support and that pays, else plain.
 
     A request that samples with a seed is answered plain where batches or several streams would need more than one.
-    A strategy asked for by name waits until it is known what the target can do; `auto` means plain until then.
+    A strategy asked for by name waits until it is known what the target can do, as long as for a first chunk; `auto`
+    means plain until then.
     Raises UnsupportedError when the one asked for by name cannot serve them.
     """
     if config.strategy == "auto":
@@ -50,10 +52,9 @@ async def choose_strategy(
     strategy = _named(config.strategy)
     if strategy is PLAIN:
         return Choice(PLAIN, "configured")
+    silence_s = config.timeouts.first_chunk_s
     try:
-        await discovery.wait_for(strategy.needs)
-        if strategy.promise(target, config).guarantee == "exact-text":
-            await discovery.wait_for("continue_prefix")
+        await within(_find_out(strategy, target, config, discovery), silence_s, f"not known after {silence_s} s")
     except TransientError as error:  # the target may answer all the same, and is tried again with the next request
         return Choice(PLAIN, "discovery", one_line(error))
     refusal = strategy.supports(draft, target, request)
@@ -103,6 +104,12 @@ def _choose_remote(
     if in_request is not None:
         return Choice(PLAIN, "request", in_request)
     return Choice(PLAIN, "target", "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items()))
+
+
+async def _find_out(strategy: Strategy, target: LlmProvider, config: SpeculativeConfig, discovery: Discovery) -> None:
+    await discovery.wait_for(strategy.needs)
+    if strategy.promise(target, config).guarantee == "exact-text":
+        await discovery.wait_for("continue_prefix")
 
 
 def _is_seeded(request: ChatRequest) -> bool:
