@@ -139,7 +139,7 @@ def virtual(*, quick: bool) -> list[Reading]:
 
 async def in_situation(strategy: StrategyName, situation: Situation) -> list[Reading]:
     answer = answer_of(200, 1)
-    latency = {"first_token_s": situation.first_token_s, "token_s": situation.token_s}
+    latency: dict[str, Any] = {"first_token_s": situation.first_token_s, "token_s": situation.token_s}
     if strategy in ("predict", "judge"):
         hosted = HostedModel(answer, predicted_token_s=situation.token_s / 4, **latency)
         target: LlmProvider = hosted

@@ -20,7 +20,7 @@ from llm_spec_torch import TorchModel, TorchProvider, pass_queue
 from llm_spec_torch.caches import CHUNK_TOKENS
 from llm_spec_torch.network import Attention, Cache, Network
 from llm_spec_torch.session import TorchSession
-from promises import check_greedy_text, check_rows, check_texts
+from text_checks import check_greedy_text, check_rows, check_texts
 
 from llm_spec import (
     ChatRequest,
@@ -658,7 +658,8 @@ async def test_without_the_check_it_promises_nothing(tiny_folder: Path, monkeypa
 @pytest.mark.parametrize("options", [{}, {"exact": False}, {"max_requests": 2}, {"max_context": 300}])
 def test_keeps_the_promises_of_a_token_model(tiny_folder: Path, options: dict[str, Any]) -> None:
     """Shared passes or not, it is a token model like any other."""
-    model = TorchModel(tiny_folder, batched=True, max_width=WIDTH, **{"max_requests": 4, **options})
+    options = {"max_requests": 4, **options}
+    model = TorchModel(tiny_folder, batched=True, max_width=WIDTH, **options)
     assert options.get("exact", True) or not model.same_text
     check_token_model(model)
 

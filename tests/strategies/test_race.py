@@ -210,7 +210,7 @@ async def read(decoder: SpeculativeDecoder, request: ChatRequest, into: Reading 
 
 
 def racing(draft: DraftProvider, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="race", **({"baseline_every": 0} | options)))
+    return SpeculativeDecoder(draft, target, SpeculativeConfig(**({"strategy": "race", "baseline_every": 0} | options)))
 
 
 async def read_plain(target: LlmProvider, request: ChatRequest) -> Reading:
