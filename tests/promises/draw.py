@@ -11,7 +11,7 @@ from llm_spec.tokens.rules import AcceptanceName
 from promises.drafts import BROKEN, DRAFTS, DraftKind
 from promises.language import Language
 from promises.local_drafts import LOCAL_DRAFTS, ODD_TOKENS, LocalDraftKind
-from promises.target import Fault, Kind
+from promises.target import FAILING_CALLS, ODD_TARGETS, FailingCall, Fault, Kind, OddTarget
 
 __all__ = ["Ask", "Case", "draw_case", "simpler"]
 
@@ -65,6 +65,13 @@ class Case:
     takes_prediction: bool = False
     judgement: Literal["honest", "lenient", "none"] = "honest"
     discover_s: float | None = None
+    continues: bool = True
+    num_failing_trials: int = 0
+    odd: OddTarget = ""
+    failing: FailingCall = ""
+    close_s: float = 0.0
+    thinks: bool = False
+    whole_answers: bool = False
     # the draft
     draft: DraftKind | LocalDraftKind = "right"
     broken: str = ""
@@ -127,6 +134,7 @@ def draw_case(seed: int) -> Case:
         together=num > 1 and num <= 4 and rng.random() < 0.4,
     )
     twists = [_sampling, _stops, _caps, _faults, _draft_oddities, _consumers, _limits, _deadline, _wire, _streams]
+    twists += [_target_oddities]
     for twist in rng.sample(twists, rng.choice((0, 1, 1, 2, 2, 3, 4))):
         case = twist(rng, case)
     if case.together:
@@ -213,7 +221,7 @@ def _sampling(rng: random.Random, case: Case) -> Case:
         way = rng.random()
         if way < 0.1 and not case.is_local:
             return replace(ask, odd=rng.choice(("presence_penalty", "frequency_penalty", "extra", "tools")))
-        return replace(ask, temperature=rng.choice((0.5, 1.0)), top_k=top_k, seed=seed)
+        return replace(ask, temperature=rng.choice((None, 0.5, 1.0, 1.0)), top_k=top_k, seed=seed)
 
     return _each(rng, replace(case, acceptance=acceptance), change)
 
@@ -323,9 +331,31 @@ def _wire(rng: random.Random, case: Case) -> Case:
         discover_s=rng.choice((None, 0.1)) if not case.is_local else None,
         frame=rng.choice((1, 1, 2, 5)),
     )
-    if rng.random() < 0.4 and case.kind in ("text", "ids", "scorer"):
+    if rng.random() < 0.4 and case.kind in ("text", "ids", "scorer") and case.continues:
         case = _each(rng, case, lambda ask: replace(ask, prefix=rng.choice((0, 3, 10))))
     return case
+
+
+def _target_oddities(rng: random.Random, case: Case) -> Case:
+    if case.is_local:
+        return case
+    case = replace(
+        case,
+        close_s=rng.choice((0.0, 0.05)),
+        thinks=rng.random() < 0.3,
+        whole_answers=rng.random() < 0.3,
+        discover_s=rng.choice((None, 0.1)),
+        num_failing_trials=rng.choice((0, 0, 1)),
+    )
+    match rng.choice(("", "begins anew", "odd", "failing")):
+        case "begins anew":
+            return replace(case, continues=False, asks=tuple(replace(ask, prefix=0) for ask in case.asks))
+        case "odd":
+            return replace(case, odd=rng.choice(ODD_TARGETS))
+        case "failing":
+            return replace(case, failing=rng.choice(FAILING_CALLS))
+        case _:
+            return case
 
 
 def _streams(rng: random.Random, case: Case) -> Case:

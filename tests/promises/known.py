@@ -75,7 +75,7 @@ KNOWN: Final = (
         "judge shows whitespace twice where a target that takes no prefix goes on alone",
         "text",
         "judged text .* is neither approved nor generated",
-        lambda case, _ask, _strategy: case.kind in ("chat", "ids only"),
+        lambda case, _ask, _strategy: case.kind in ("chat", "ids only") or not case.continues,
     ),
     Known(
         "between_chunks_s bounds a round of probe or score, which is a new call, or two, after one of the draft",
@@ -88,6 +88,12 @@ KNOWN: Final = (
         "answers",
         "does not go on where its answer was broken off",
         lambda _case, ask, _strategy: bool(ask.temperature),
+    ),
+    Known(
+        "a deadline ends rounds of probe and score before they are told apart from what is wasted",
+        "usage",
+        "output tokens are not wasted ones; the answer has",
+        lambda case, _ask, strategy: strategy in _BY_IDS and case.deadline_s is not None,
     ),
     Known(
         "judge raises what a verdict's call raises, although the target would answer alone",

@@ -17,6 +17,7 @@ from llm_spec import (
     Budget,
     ChatRequest,
     ConcurrencyLimit,
+    Price,
     RetryPolicy,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -34,10 +35,16 @@ from promises.language import EOS, Context, Language, cut_at_stop, to_text
 from promises.local_drafts import make_local_draft
 from promises.target import Ledger, Pace, Target
 
-__all__ = ["HANG_S", "Answer", "Outcome", "Shown", "answer_alone", "request_of", "run_case"]
+__all__ = ["HANG_S", "PRICES", "Answer", "Outcome", "Shown", "answer_alone", "request_of", "run_case"]
 
 MakeDecoder: TypeAlias = Callable[[Any, Any, SpeculativeConfig], SpeculativeDecoder]
 
+PRICES: Final = {
+    "promises:target": Price(input=2.0, output=8.0, cached_input=0.5),
+    "promises:draft": Price(input=0.5, output=1.0),
+    "table:model": Price(input=1.0, output=3.0),
+    "table:draft": Price(input=0.25, output=0.5),
+}
 HANG_S: Final = 3000.0  # by virtual clock: nothing that ends takes that long
 _PATIENCE_S: Final = 5.0  # real seconds that a loop waits for nothing
 
@@ -293,6 +300,7 @@ def _decoder(outcome: Outcome) -> SpeculativeDecoder:
         budget=None if case.budget is None else Budget(max_tokens=case.budget),
         max_request_tokens=case.max_request_tokens,
         stream_always=case.stream_always,
+        prices=PRICES,
     )
     outcome.budget = config.budget
     if case.is_local:
@@ -309,6 +317,13 @@ def _decoder(outcome: Outcome) -> SpeculativeDecoder:
         takes_prediction=case.takes_prediction,
         judgement=case.judgement,
         discover_s=case.discover_s,
+        continues=case.continues,
+        num_failing_trials=case.num_failing_trials,
+        odd=case.odd,
+        failing=case.failing,
+        close_s=case.close_s,
+        thinks=case.thinks,
+        whole_answers=case.whole_answers,
         faults={shown.tag: shown.ask.fault for shown in outcome.shown if shown.ask.fault is not None},
         prefixes={shown.tag: shown.request.prefix for shown in outcome.shown},
     )

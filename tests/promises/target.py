@@ -7,10 +7,10 @@ import json
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from llm_spec import (
     Capabilities,
@@ -19,6 +19,7 @@ from llm_spec import (
     Finish,
     InvalidRequestError,
     NextToken,
+    ReasoningDelta,
     Sampling,
     ScoredToken,
     StreamEvent,
@@ -32,7 +33,21 @@ from llm_spec.strategies.verdict import split_passages
 from llm_spec.testing.hosted import _Question, _read_question  # pyright: ignore[reportPrivateUsage]
 from promises.language import BOS, EOS, Context, Language, cut_at_stop, to_text
 
-__all__ = ["FOREVER_S", "Fault", "Kind", "Ledger", "Pace", "Target", "tag_of", "topic_of"]
+__all__ = [
+    "FAILING_CALLS",
+    "FOREVER_S",
+    "ODD_TARGETS",
+    "REASONING",
+    "FailingCall",
+    "Fault",
+    "OddTarget",
+    "Kind",
+    "Ledger",
+    "Pace",
+    "Target",
+    "tag_of",
+    "topic_of",
+]
 
 FOREVER_S: Final = 1e7
 _GONE: Final = "the connection broke"
@@ -40,6 +55,30 @@ _GONE: Final = "the connection broke"
 Kind: TypeAlias = Literal["chat", "text", "ids", "ids only", "scorer"]
 Scope: TypeAlias = Literal["any", "root", "continued", "ids", "verdict"]
 How: TypeAlias = Literal["break", "status 500", "status 429", "error", "refuse", "silence", "cut", "lost"]
+
+
+# How a target by token ids breaks its contract.
+OddTarget: TypeAlias = Literal[
+    *("", "fewer tokens", "more tokens", "no ids", "rows are None", "fewer rows", "more rows", "empty rows", "nan"),
+]
+ODD_TARGETS: Final[tuple[OddTarget, ...]] = get_args(OddTarget)[1:]
+FailingCall: TypeAlias = Literal[
+    *("", "encode, breaks", "encode, is refused", "decode, breaks", "decode, is refused"),
+    *("encode_chat, breaks", "encode_chat, is refused"),
+]
+FAILING_CALLS: Final[tuple[FailingCall, ...]] = get_args(FailingCall)[1:]
+_ODD_TOKENS: Final[Mapping[str, Callable[[list[NextToken]], Any]]] = {
+    "fewer tokens": lambda tokens: tokens[:-1],
+    "more tokens": lambda tokens: [*tokens, *tokens],
+}
+_ODD_ROWS: Final[Mapping[str, Callable[[list[ScoredToken]], Any]]] = {
+    "rows are None": lambda _: None,
+    "fewer rows": lambda rows: rows[:-1],
+    "more rows": lambda rows: [*rows, *rows],
+    "empty rows": lambda rows: [ScoredToken(())] * len(rows),
+    "nan": lambda rows: [ScoredToken(tuple((i, math.nan) for i, _ in row.top)) for row in rows],
+}
+REASONING: Final = "so then"  # what a target that thinks shows of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +150,10 @@ class Target:
 
     `frame` tokens come in one event. `says_why`: it gives `stopped_by`. `counts`: it gives a usage, `counts_eos`: with
     EOS as an output token. `takes_prediction`: predicted tokens take a fifth of the time. `judgement`: how it judges.
-    `discover_s`: what it can do is known after `discover`, which takes that long (None: at once).
+    `discover_s`: what it can do is known after `discover`, which takes that long (None: at once) and fails
+    `num_failing_trials` times. `continues`: it does as its kind says with a prefix; else it begins anew, which `discover`
+    finds out. `odd`: how it breaks its contract by token ids. `failing`: which call beside answers always fails.
+    `close_s`: how long leaving an answer takes. `thinks`: it shows some reasoning before an answer.
     """
 
     max_top = 4
@@ -132,6 +174,13 @@ class Target:
         takes_prediction: bool = False,
         judgement: Literal["honest", "lenient", "none"] = "honest",
         discover_s: float | None = None,
+        continues: bool = True,
+        num_failing_trials: int = 0,
+        odd: OddTarget = "",
+        failing: FailingCall = "",
+        close_s: float = 0.0,
+        thinks: bool = False,
+        whole_answers: bool = False,
         faults: Mapping[str, Fault] | None = None,
         prefixes: Mapping[str, str] | None = None,
     ) -> None:
@@ -147,6 +196,14 @@ class Target:
         self._counts_eos = counts_eos
         self._judgement = judgement
         self._discover_s = discover_s
+        self._continues = continues
+        self._num_failing_trials = num_failing_trials
+        self._odd = odd
+        self._failing = failing
+        self._close_s = close_s
+        self._thinks = thinks
+        self._whole_answers = whole_answers
+        self._is_seen_through = False
         self._faults = faults or {}
         self._prefixes = prefixes or {}
         self._rng = random.Random(f"target {seed}")  # noqa: S311 - a reproducible target, no secret
@@ -161,17 +218,22 @@ class Target:
     def capabilities(self) -> Capabilities:
         has = {feature for feature in self._found if feature not in self._lost}
         return Capabilities(
-            continue_prefix=self._kind in ("text", "ids", "scorer"),
+            continue_prefix=self._kind in ("text", "ids", "scorer") and not self._is_seen_through,
+            whole_answers=self._whole_answers,
             prediction=self._takes_prediction,
             token_endpoint=self if self._by_ids and "token_endpoint" in has else None,
             token_scorer=self if self._kind == "scorer" and "token_scorer" in has else None,
         )
 
     async def discover(self, feature: Feature) -> None:
-        if feature not in self._found and self._discover_s is not None:
-            await asyncio.sleep(self._discover_s)
-            self._found.add(feature)
-            self._found.add("token_endpoint")
+        await asyncio.sleep(0.0 if feature in self._found else self._discover_s or 0.0)
+        if self._num_failing_trials > 0:
+            self._num_failing_trials -= 1
+            raise TransientError("cannot be asked now")
+        if feature == "continue_prefix":
+            self._is_seen_through = not self._continues
+        else:
+            self._found |= {feature, "token_endpoint"}
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
@@ -185,7 +247,7 @@ class Target:
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         tag, topic = tag_of(request.messages[0].text), topic_of(request.messages[0].text)
         question = _read_question(request.messages[-1].text)
-        prefix = request.prefix
+        prefix = request.prefix if self._continues else ""
         if question is None and len(request.messages) >= 3:  # "Your answer broke off"
             prefix = request.messages[-2].text
         if request.prefix and not self.capabilities.continue_prefix:
@@ -205,25 +267,24 @@ class Target:
         else:
             context = Context(topic, tuple(self.language.encode(prefix)))
             made = self._write(tag, context, request, is_by_text=is_continued, with_ids=False)
-        with self.ledger.counted(tag):
-            async with aclosing(self._faulty(tag, {"any", scope}, made)) as events:
-                yield events
+        async with self._call(tag, {"any", scope}, made) as events:
+            yield events
 
     # ------------------------------------------------------------------------------------------ by ids
 
     async def encode(self, text: str) -> list[int]:
-        await asyncio.sleep(self._pace.round_trip_s)
+        await self._fail_call("encode")
         if any("\ud800" <= c <= "\udfff" for c in text):
             raise InvalidRequestError("half of a surrogate pair is not text")
         return self.language.encode(text)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        await asyncio.sleep(self._pace.round_trip_s)
+        await self._fail_call("decode")
         self._check_ids("decode", token_ids)
         return self.language.data(token_ids).decode(errors="replace")
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
-        await asyncio.sleep(self._pace.round_trip_s)
+        await self._fail_call("encode_chat")
         words = [word for message in request.messages for word in message.text.split(" ")]
         return [BOS, *map(self.language.control_id, words), *self.language.encode(request.prefix)]
 
@@ -234,9 +295,8 @@ class Target:
         is_continued = request.prefix != self._prefixes.get(tag, "")
         scope: Scope = "continued" if is_continued else "root"
         made = self._write(tag, context, request, is_by_text=is_continued, with_ids=True)
-        with self.ledger.counted(tag):
-            async with aclosing(self._faulty(tag, {"any", "ids", scope}, made)) as events:
-                yield events
+        async with self._call(tag, {"any", "ids", scope}, made) as events:
+            yield events
 
     @asynccontextmanager
     async def stream_after(
@@ -244,9 +304,8 @@ class Target:
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         tag, context = self._read_ids(token_ids)
         made = self._write(tag, context, request, is_by_text=False, with_ids=True)
-        with self.ledger.counted(tag):
-            async with aclosing(self._faulty(tag, {"any", "ids", "continued"}, made)) as events:
-                yield events
+        async with self._call(tag, {"any", "ids", "continued"}, made) as events:
+            yield events
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
         read = [self._read_ids(prefix) for prefix in prefixes]
@@ -261,7 +320,7 @@ class Target:
                 self._log(tag, context, token_id, is_by_text=False, is_written=False)
                 text = self.language.data([token_id]).decode(errors="replace")
                 out.append(NextToken(token_id, text, token_id == EOS))
-            return out
+            return _ODD_TOKENS[self._odd](out) if self._odd in _ODD_TOKENS else out
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
         tag, _ = self._read_ids(token_ids)
@@ -278,7 +337,12 @@ class Target:
                 rows.append(ScoredToken(tuple((i, logit - total) for i, logit in logits[:top])))
                 for token_id, _ in logits[:top]:
                     self._log(tag, context, token_id, is_by_text=False, is_written=False)
-            return rows
+            return _ODD_ROWS[self._odd](rows) if self._odd in _ODD_ROWS else rows
+
+    async def _fail_call(self, name: str) -> None:
+        await asyncio.sleep(self._pace.round_trip_s)
+        if self._failing.startswith(f"{name}, "):
+            raise TransientError(_GONE) if self._failing.endswith("breaks") else InvalidRequestError("answered 404")
 
     def _check_ids(self, what: str, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
@@ -325,6 +389,10 @@ class Target:
         prediction = (request.prediction or "").encode()
         at_s = loop.time() + pace.round_trip_s + pace.first_token_s
         begun, ids = context, list[int]()
+        if self._thinks and not context.ids:
+            await asyncio.sleep(pace.round_trip_s)
+            yield ReasoningDelta(REASONING[:3])
+            yield ReasoningDelta(REASONING[3:])
         num_shown, frame = 0, list[int]()
         reason: Literal["eos", "max_tokens", "stop_string"] | None = None
         while reason is None:
@@ -351,7 +419,7 @@ class Target:
             end = len(text) if reason is not None else len(text) - _held(text, request.stop)
             shown, num_shown = text[num_shown:end], max(num_shown, end)
             if shown or (with_ids and frame):
-                yield TextDelta(shown, token_ids=tuple(frame) if with_ids else None)
+                yield TextDelta(shown, token_ids=tuple(frame) if with_ids and self._odd != "no ids" else None)
             frame = []
         yield self._finish(reason, request, begun, ids)
 
@@ -425,6 +493,18 @@ class Target:
                 raise InvalidRequestError("answered 404: not here any more")
             case _:
                 raise TransientError(_GONE)
+
+    @asynccontextmanager
+    async def _call(
+        self, tag: str, scopes: set[str], made: AsyncGenerator[StreamEvent]
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        """One answer, open until it is left."""
+        with self.ledger.counted(tag):
+            async with aclosing(self._faulty(tag, scopes, made)) as events:
+                try:
+                    yield events
+                finally:
+                    await asyncio.sleep(self._close_s)
 
     async def _faulty(
         self, tag: str, scopes: set[str], made: AsyncGenerator[StreamEvent]

@@ -54,12 +54,13 @@ def _refusal(outcome: Outcome, shown: Shown, error: UnsupportedError) -> Iterato
 
 def _can_score(case: Case, shown: Shown) -> bool:
     ask = shown.ask
-    return case.kind == "scorer" and (ask.temperature == 0.0 or (ask.top_k is not None and ask.top_k <= _TOPS))
+    has_few = ask.temperature is not None and ask.top_k is not None and ask.top_k <= _TOPS
+    return case.kind == "scorer" and (ask.temperature == 0.0 or has_few)
 
 
 # What README's table says of the strategies that are given by name.
 _SERVES: Final[Mapping[str, Callable[[Case, Shown], bool]]] = {
-    "race": lambda case, _: case.kind == "text" or case.kind in _BY_IDS,
+    "race": lambda case, _: (case.kind == "text" and case.continues) or case.kind in _BY_IDS,
     "probe": lambda case, _: case.kind in _BY_IDS,
     "score": _can_score,
     "predict": lambda case, _: case.takes_prediction,
@@ -104,5 +105,6 @@ def _would_survive(case: Case, shown: Shown, fault: Fault) -> bool:
             is_alone = case.strategy in ("plain", "predict", "regenerate")
             return is_alone or (case.strategy == "race" and not is_given_up)
         case _:
-            can_go_on = fault.at == 0 or case.kind in ("text", "ids", "scorer")
+            goes_on = case.kind in ("text", "ids", "scorer") and case.continues and not case.thinks
+            can_go_on = fault.at == 0 or goes_on
             return fault.how in _TRANSIENT and not is_given_up and not fault.first and can_go_on

@@ -51,7 +51,8 @@ def is_judged(case: Case, shown: Shown) -> bool:
 
 def can_be_plain(case: Case, shown: Shown) -> bool:
     """Where README says that servers' answers are plain."""
-    return bool(shown.ask.odd) or (is_sampled(shown) and shown.ask.seed is not None and not case.is_local)
+    has_seed = shown.ask.temperature != 0.0 and shown.ask.seed is not None and not case.is_local
+    return bool(shown.ask.odd) or has_seed
 
 
 def must_be_plain(case: Case, shown: Shown) -> bool:

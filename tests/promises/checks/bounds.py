@@ -49,7 +49,7 @@ def _deadline(outcome: Outcome, shown: Shown, deadline_s: float) -> Iterator[str
     A consumer that is slow gets what was verified in time, late; a pause of its own may hold up the end of the work.
     """
     case, latest = outcome.case, shown.started_s + deadline_s
-    late = shown.ended_s - latest - sum(end - start for start, end in shown.pauses)
+    late = shown.ended_s - latest - case.close_s - sum(end - start for start, end in shown.pauses)
     if late > (_LOCAL_SLACK_S if case.is_local else EPSILON_S):
         yield f"ends {late:.3f} s after its deadline of {deadline_s} s"
     latest = next((end for start, end in shown.pauses if start <= latest < end), latest)

@@ -49,8 +49,10 @@ def _strategy(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iter
         if name in ("judge", "regenerate"):
             yield f"auto chose {name}"
     elif name != case.strategy:
-        is_baseline = result.plain_reason == "baseline" and case.baseline_every > 0
-        is_plain = case.draft == "none" or can_be_plain(case, shown) or has_ended_before(shown) or is_baseline
+        is_tried = (result.plain_reason == "baseline" and case.baseline_every > 0) or (
+            result.plain_reason == "discovery" and case.num_failing_trials > 0
+        )
+        is_plain = case.draft == "none" or can_be_plain(case, shown) or has_ended_before(shown) or is_tried
         if not (is_plain and name == "plain"):
             yield f"strategy {case.strategy} was configured, the result says {name}"
     if name == "plain" and result.plain_reason is None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from llm_spec import Fallback, Finish, Retry, Round, SpeculativeFinish, SpeculativeResult
 from promises.checks.base import num_tokens
 from promises.run import Outcome, Shown
+from promises.target import REASONING
 
 __all__ = ["find_contradictions"]
 
@@ -26,6 +27,11 @@ def find_contradictions(outcome: Outcome, shown: Shown) -> Iterator[str]:
         yield from _round(result.strategy, item)
     yield from _sums(outcome, shown, result)
     yield from _times(outcome, shown, result)
+    is_disturbed = outcome.case.odd or outcome.case.failing or any(other.ask.fault for other in outcome.shown)
+    thoughts = REASONING if outcome.case.thinks and not shown.request.prefix else ""
+    is_disturbed = is_disturbed or result.strategy in ("probe", "score", "judge")  # which ask for the answer alone
+    if result.reasoning not in ("", thoughts) or (result.reasoning != thoughts and result.content and not is_disturbed):
+        yield f"reasoning is {result.reasoning!r}; the target's is {thoughts!r}"
     if not shown.ask.whole and not shown.has_left:
         yield from _events(shown, result)
 

@@ -53,11 +53,13 @@ def _is_measurable(outcome: Outcome) -> bool:
 def _is_undisturbed(outcome: Outcome, shown: Shown) -> bool:
     case = outcome.case
     has_faults = any(other.ask.fault is not None for other in outcome.shown)
+    if case.odd or case.failing:
+        return False
     return not (case.is_local or shown.ask.pause_s or has_faults or case.limit is not None)
 
 
 def _alone_s(case: Case, plain: Answer) -> float:
-    discovering_s = 0.0 if case.discover_s is None else 2 * case.discover_s
+    discovering_s = (2 + case.num_failing_trials) * (case.discover_s or 0.0) + 2 * case.close_s
     framed_s = (case.frame - 1) * case.token_s  # what follows a stop string in its event is waited for
     return 1.02 * plain.seconds + 4 * case.round_trip_s + EPSILON_S + discovering_s + framed_s
 
