@@ -222,6 +222,32 @@ class CallsItExact(Honest):
         return replace(result, guarantee="exact", same_text=True)
 
 
+class ForgetsTheDraft(Honest):
+    def change_result(self, result: SpeculativeResult) -> SpeculativeResult:
+        return replace(result, draft_usage=Usage(output_tokens=1))
+
+
+class AddsToTheCost(Honest):
+    def change_result(self, result: SpeculativeResult) -> SpeculativeResult:
+        return replace(result, cost=replace(result.cost, target=1.0))
+
+
+class GuessesPlain(Honest):
+    def change_result(self, result: SpeculativeResult) -> SpeculativeResult:
+        return replace(result, plain_s=99.0)
+
+
+class LosesReasoning(Honest):
+    def change_result(self, result: SpeculativeResult) -> SpeculativeResult:
+        return replace(result, reasoning="")
+
+
+class CountsNothing(Honest):
+    def change_result(self, result: SpeculativeResult) -> SpeculativeResult:
+        self.stats.reset()
+        return result
+
+
 class AcceptsMore(Honest):
     def change_result(self, result: SpeculativeResult) -> SpeculativeResult:
         rounds = (*result.rounds, Round(index=9, num_draft_tokens=1, num_accepted_tokens=2, num_emitted_tokens=9))
@@ -334,6 +360,11 @@ FAULTS: Final[Mapping[str, tuple[Case, type[SpeculativeDecoder], str]]] = {
         CallsItExact,
         "label",
     ),
+    "a draft's tokens forgotten": (replace(LONG, strategy="race"), ForgetsTheDraft, "usage"),
+    "a cost that is not that of the tokens": (LONG, AddsToTheCost, "usage"),
+    "plain_s not measured": (replace(LONG, strategy="race"), GuessesPlain, "time"),
+    "reasoning lost": (replace(LONG, thinks=True), LosesReasoning, "result"),
+    "statistics that do not add up": (LONG, CountsNothing, "result"),
     "more accepted than drafted": (LONG, AcceptsMore, "result"),
     "slower than plain": (LONG, Slow, "time"),
     "no end": (LONG, Unending, "answers"),

@@ -71,7 +71,7 @@ class DraftLedger:
 
     open: Counter[str] = field(default_factory=Counter[str])
     num_calls: Counter[str] = field(default_factory=Counter[str])
-    num_pieces: Counter[str] = field(default_factory=Counter[str])
+    num_words: Counter[str] = field(default_factory=Counter[str])
     most_requested: Counter[str] = field(default_factory=Counter[str])  # `max_tokens` of its calls
     most_read: Counter[str] = field(default_factory=Counter[str])  # pieces read of one call beyond its `max_tokens`
 
@@ -135,7 +135,7 @@ class RandomDraft:
         async with aclosing(self._pieces(request, max_tokens)) as pieces:
             async for piece in pieces:
                 number += 1
-                self._ledger.num_pieces[tag] += 1
+                self._ledger.num_words[tag] += isinstance(piece, DraftPiece) and bool(piece.text)
                 self._ledger.most_read[tag] = max(self._ledger.most_read[tag], number - max_tokens)
                 yield piece
 

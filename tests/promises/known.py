@@ -96,6 +96,12 @@ KNOWN: Final = (
         lambda case, _ask, strategy: strategy in _BY_IDS and case.deadline_s is not None,
     ),
     Known(
+        "judge raises what finding out raises whether the target continues a text, although it could try again",
+        "answers",
+        "cannot be asked now",
+        lambda case, _ask, strategy: strategy == "judge" and case.num_failing_trials > 0,
+    ),
+    Known(
         "judge raises what a verdict's call raises, although the target would answer alone",
         "answers",
         "where the target alone would have answered",

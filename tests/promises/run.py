@@ -27,6 +27,7 @@ from llm_spec import (
     TextDelta,
     Timeouts,
 )
+from llm_spec.decoder_stats import DecoderStats
 from llm_spec.testing import LocalProvider, TableModel, VirtualClockEventLoop
 from llm_spec.tokens.lookahead import CostAware, Fixed
 from promises.drafts import DraftLedger, make_draft
@@ -104,6 +105,7 @@ class Outcome:
     others: list[Ledger] = field(default_factory=list[Ledger])  # of providers that draft
     models: list[TableModel] = field(default_factory=list[TableModel])
     budget: Budget | None = None
+    stats: DecoderStats = field(default_factory=DecoderStats)
     places_lost: int = 0
     tasks_left: list[str] = field(default_factory=list[str])
     complaints: list[str] = field(default_factory=list[str])
@@ -274,6 +276,7 @@ async def _play(outcome: Outcome) -> None:
     else:
         for shown in outcome.shown:
             await _ask(decoder, shown, outcome)
+    outcome.stats = decoder.stats
     await decoder.aclose()
     outcome.tasks_left = sorted(task.get_name() for task in asyncio.all_tasks() - before)
     if limit is not None and case.limit is not None:

@@ -40,9 +40,9 @@ __all__ = [
     "REASONING",
     "FailingCall",
     "Fault",
-    "OddTarget",
     "Kind",
     "Ledger",
+    "OddTarget",
     "Pace",
     "Target",
     "tag_of",
@@ -57,21 +57,26 @@ Scope: TypeAlias = Literal["any", "root", "continued", "ids", "verdict"]
 How: TypeAlias = Literal["break", "status 500", "status 429", "error", "refuse", "silence", "cut", "lost"]
 
 
-# How a target by token ids breaks its contract.
 OddTarget: TypeAlias = Literal[
-    *("", "fewer tokens", "more tokens", "no ids", "rows are None", "fewer rows", "more rows", "empty rows", "nan"),
+    "", "fewer tokens", "more tokens", "no ids", "rows are None", "fewer rows", "more rows", "empty rows", "nan"
+]
+FailingCall: TypeAlias = Literal[
+    "",
+    "encode, breaks",
+    "encode, is refused",
+    "decode, breaks",
+    "decode, is refused",
+    "encode_chat, breaks",
+    "encode_chat, is refused",
 ]
 ODD_TARGETS: Final[tuple[OddTarget, ...]] = get_args(OddTarget)[1:]
-FailingCall: TypeAlias = Literal[
-    *("", "encode, breaks", "encode, is refused", "decode, breaks", "decode, is refused"),
-    *("encode_chat, breaks", "encode_chat, is refused"),
-]
 FAILING_CALLS: Final[tuple[FailingCall, ...]] = get_args(FailingCall)[1:]
-_ODD_TOKENS: Final[Mapping[str, Callable[[list[NextToken]], Any]]] = {
+Spoil: TypeAlias = Callable[[Any], Any]
+_ODD_TOKENS: Final[Mapping[str, Spoil]] = {
     "fewer tokens": lambda tokens: tokens[:-1],
     "more tokens": lambda tokens: [*tokens, *tokens],
 }
-_ODD_ROWS: Final[Mapping[str, Callable[[list[ScoredToken]], Any]]] = {
+_ODD_ROWS: Final[Mapping[str, Spoil]] = {
     "rows are None": lambda _: None,
     "fewer rows": lambda rows: rows[:-1],
     "more rows": lambda rows: [*rows, *rows],
@@ -151,7 +156,7 @@ class Target:
     `frame` tokens come in one event. `says_why`: it gives `stopped_by`. `counts`: it gives a usage, `counts_eos`: with
     EOS as an output token. `takes_prediction`: predicted tokens take a fifth of the time. `judgement`: how it judges.
     `discover_s`: what it can do is known after `discover`, which takes that long (None: at once) and fails
-    `num_failing_trials` times. `continues`: it does as its kind says with a prefix; else it begins anew, which `discover`
+    `num_failing_trials` times. `continues`: it does as its kind says with a prefix; else it begins anew, as `discover`
     finds out. `odd`: how it breaks its contract by token ids. `failing`: which call beside answers always fails.
     `close_s`: how long leaving an answer takes. `thinks`: it shows some reasoning before an answer.
     """
@@ -320,7 +325,8 @@ class Target:
                 self._log(tag, context, token_id, is_by_text=False, is_written=False)
                 text = self.language.data([token_id]).decode(errors="replace")
                 out.append(NextToken(token_id, text, token_id == EOS))
-            return _ODD_TOKENS[self._odd](out) if self._odd in _ODD_TOKENS else out
+            spoil: Spoil = _ODD_TOKENS.get(self._odd, list[NextToken])
+            return spoil(out)
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
         tag, _ = self._read_ids(token_ids)
@@ -337,7 +343,8 @@ class Target:
                 rows.append(ScoredToken(tuple((i, logit - total) for i, logit in logits[:top])))
                 for token_id, _ in logits[:top]:
                     self._log(tag, context, token_id, is_by_text=False, is_written=False)
-            return _ODD_ROWS[self._odd](rows) if self._odd in _ODD_ROWS else rows
+            spoil: Spoil = _ODD_ROWS.get(self._odd, list[ScoredToken])
+            return spoil(rows)
 
     async def _fail_call(self, name: str) -> None:
         await asyncio.sleep(self._pace.round_trip_s)

@@ -10,7 +10,7 @@ from promises.checks.answers import find_wrong_ends
 from promises.checks.bounds import find_broken_bounds, find_broken_limits
 from promises.checks.label import find_wrong_labels
 from promises.checks.remains import find_open_calls, find_remains
-from promises.checks.result import find_contradictions
+from promises.checks.result import find_contradictions, find_wrong_stats
 from promises.checks.text import find_wrong_text
 from promises.checks.times import find_delays
 from promises.checks.usage import find_wrong_spending, find_wrong_usage
@@ -45,6 +45,7 @@ _OF_CASES: Final[Mapping[str, CaseCheck]] = {
     "bounds": find_broken_limits,
     "usage": find_wrong_spending,
     "requests": _find_breaches,
+    "result": find_wrong_stats,
 }
 _OF_REQUESTS: Final[Mapping[str, RequestCheck]] = {
     "answers": find_wrong_ends,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 
-from llm_spec import Fallback, Finish, Retry, Round, SpeculativeFinish, SpeculativeResult
+from llm_spec import Fallback, Finish, Retry, Round, SpeculativeFinish, SpeculativeResult, SpeculativeStats, Usage
 from promises.checks.base import num_tokens
 from promises.run import Outcome, Shown
 from promises.target import REASONING
 
-__all__ = ["find_contradictions"]
+__all__ = ["find_contradictions", "find_wrong_stats"]
 
 
 def find_contradictions(outcome: Outcome, shown: Shown) -> Iterator[str]:
@@ -34,6 +35,24 @@ def find_contradictions(outcome: Outcome, shown: Shown) -> Iterator[str]:
         yield f"reasoning is {result.reasoning!r}; the target's is {thoughts!r}"
     if not shown.ask.whole and not shown.has_left:
         yield from _events(shown, result)
+
+
+def find_wrong_stats(outcome: Outcome) -> Iterator[str]:
+    """A decoder's statistics are the sums of its results; answers that were not waited for may be among them."""
+    answered = [s for s in outcome.shown if s.result is None or s.result.plain_reason != "budget"]  # not even begun
+    results = [shown.result for shown in answered if shown.result is not None]
+    stats, num_others = outcome.stats, sum(shown.result is None for shown in answered)
+    if not 0 <= stats.num_requests - len(results) <= num_others:
+        yield f"the decoder counts {stats.num_requests} answers; there are {len(results)}"
+    if num_others or any(not isinstance(result.draft_usage, Usage | None) for result in results):
+        return
+    if Counter(result.strategy for result in results) != stats.strategies:
+        yield f"the decoder counts {stats.strategies}"
+    if sum((result.usage or Usage() for result in results), Usage()) != stats.usage:
+        yield f"the decoder counts {stats.usage}"
+    total = sum((result.stats for result in results), SpeculativeStats())
+    if (stats.rounds.num_rounds, stats.rounds.num_draft_tokens) != (total.num_rounds, total.num_draft_tokens):
+        yield f"the decoder counts {stats.rounds}"
 
 
 def _round(strategy: str, item: Round) -> Iterator[str]:

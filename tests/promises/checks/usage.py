@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from llm_spec import Finish, SpeculativeResult, TargetError, Usage
 from promises.checks.base import is_cut, num_shown, num_tokens
-from promises.run import Outcome, Shown
+from promises.draw import Case
+from promises.run import PRICES, Outcome, Shown
 
 __all__ = ["find_wrong_spending", "find_wrong_usage"]
 
 
+_WORDS_ARE_COUNTED: Final = ("right", "wrong", "own ids", "trickling", "short", "from the start")
 _ESTIMATED: Final = 0.8  # of what was shown: words are not tokens
 
 
@@ -22,6 +24,8 @@ def find_wrong_usage(outcome: Outcome, shown: Shown) -> Iterator[str]:
     result = shown.result
     if result is None:
         return
+    yield from _wrong_cost(outcome.case, result)
+    yield from _wrong_drafting(outcome, shown, result)
     wrong = [*_not_counts("usage", result.usage), *_not_counts("draft_usage", result.draft_usage)]
     yield from wrong
     if result.usage is None or outcome.case.is_local or wrong:
@@ -31,6 +35,37 @@ def find_wrong_usage(outcome: Outcome, shown: Shown) -> Iterator[str]:
     finish = shown.events[-1][1] if shown.events else None
     if isinstance(finish, Finish) and finish.usage != result.usage:
         yield f"the last event's usage is {finish.usage}, the result's {result.usage}"
+
+
+def _wrong_cost(case: Case, result: SpeculativeResult) -> Iterator[str]:
+    """Money is that of the tokens, by the prices that are set."""
+    cost, price = result.cost, PRICES[result.target]
+    expected = None if result.usage is None else price.of(result.usage)
+    if cost.target != expected:
+        yield f"the target's cost is {cost.target}; its tokens cost {expected}: {result.usage}"
+    if (
+        cost.draft is not None
+        and not case.is_local
+        and case.draft in ("lookup", "suffix", "given")
+        and cost.draft != 0.0
+    ):
+        yield f"the draft's cost is {cost.draft}; it asks no model"
+    parts = [cost.target, cost.draft, cost.plain]
+    if any(part is not None and part < 0.0 for part in parts):
+        yield f"a cost is negative: {cost}"
+
+
+def _wrong_drafting(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iterator[str]:
+    """What a draft wrote is in `draft_usage`, also where it was left."""
+    num_words, usage = outcome.draft.num_words[shown.tag], result.draft_usage
+    if (
+        outcome.case.draft in _WORDS_ARE_COUNTED
+        and usage is not None
+        and usage.output_tokens < int(_ESTIMATED * num_words)
+    ):
+        yield f"draft_usage counts {usage.output_tokens} output tokens; the draft wrote {num_words} words"
+    if num_words and usage is None and result.strategy != "plain":
+        yield f"draft_usage is None; the draft wrote {num_words} words"
 
 
 def _not_counts(name: str, usage: Any) -> Iterator[str]:
@@ -84,6 +119,12 @@ def find_wrong_spending(outcome: Outcome) -> Iterator[str]:
     spent = [number for shown in outcome.shown for number in shown.spent]
     if not case.together and any(before > after for before, after in pairwise(spent)):
         yield f"the budget's spent tokens decreased: {spent}"
+    results = [shown.result for shown in outcome.shown if shown.result is not None and shown.result.usage is not None]
+    if len(results) == len(outcome.shown):
+        usages = [usage for result in results for usage in (result.usage, result.draft_usage) if usage is not None]
+        expected = sum(usage.input_tokens + usage.output_tokens - usage.free_output_tokens for usage in usages)
+        if budget.spent_tokens != expected:
+            yield f"the budget was charged {budget.spent_tokens} tokens; the results count {expected}"
     least = 0 if case.is_local else sum(_least_charge(outcome, shown) for shown in outcome.shown)
     if budget.spent_tokens < least:
         yield f"the budget was charged {budget.spent_tokens} tokens for answers of {least}"
