@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from llm_spec import (
     Capabilities,
@@ -325,8 +325,7 @@ class Target:
                 self._log(tag, context, token_id, is_by_text=False, is_written=False)
                 text = self.language.data([token_id]).decode(errors="replace")
                 out.append(NextToken(token_id, text, token_id == EOS))
-            spoil: Spoil = _ODD_TOKENS.get(self._odd, list[NextToken])
-            return spoil(out)
+            return cast("list[NextToken]", _ODD_TOKENS.get(self._odd, list[Any])(out))
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
         tag, _ = self._read_ids(token_ids)
@@ -343,8 +342,7 @@ class Target:
                 rows.append(ScoredToken(tuple((i, logit - total) for i, logit in logits[:top])))
                 for token_id, _ in logits[:top]:
                     self._log(tag, context, token_id, is_by_text=False, is_written=False)
-            spoil: Spoil = _ODD_ROWS.get(self._odd, list[ScoredToken])
-            return spoil(rows)
+            return cast("list[ScoredToken]", _ODD_ROWS.get(self._odd, list[Any])(rows))
 
     async def _fail_call(self, name: str) -> None:
         await asyncio.sleep(self._pace.round_trip_s)

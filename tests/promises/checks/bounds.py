@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from llm_spec import SpeculativeResult, TextDelta
-from promises.checks.base import EPSILON_S, has_one_text, is_cut, is_judged, num_tokens
+from promises.checks.base import EPSILON_S, has_by_text, has_one_text, is_cut, is_judged, num_shown, num_tokens
 from promises.run import Outcome, Shown
 
 __all__ = ["find_broken_bounds", "find_broken_limits"]
@@ -79,6 +79,8 @@ def _caps(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iterator
     caps = [cap for cap in (shown.ask.max_tokens, case.max_total_tokens) if cap is not None]
     if caps and not case.is_local and not is_judged(case, shown):
         least, _ = num_tokens(outcome, shown, result.content)
+        if has_by_text(outcome, shown):  # what is not seen of a text cannot be counted
+            least = num_shown(outcome, shown, result.content)
         if least > min(caps):
             yield f"the answer has {least} tokens; it may have {min(caps)}"
 
