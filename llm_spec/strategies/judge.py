@@ -27,7 +27,7 @@ from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, Feature, LlmProvider, complete_from_stream
 from llm_spec.strategies.base import Promise
 from llm_spec.strategies.plain import PLAIN
-from llm_spec.strategies.resume import can_continue, continue_by_text
+from llm_spec.strategies.resume import can_continue, continue_by_text, skip_repeated
 from llm_spec.strategies.verdict import JudgedDraft, Verdict, parse_verdict, printed, split_passages, verdict_request
 from llm_spec.text import StopMatcher
 
@@ -292,9 +292,11 @@ class _Judging:
                 async for event in events:
                     yield event
             return
-        begun = (ChatMessage("assistant", self._text.rstrip()), ChatMessage("user", _REST))
-        async with self._target.stream(replace(request, messages=(*request.messages, *begun))) as events:
-            async for event in events:
+        sent = self._text.rstrip()
+        begun = (ChatMessage("assistant", sent), ChatMessage("user", _REST))
+        chat = self._target.stream(replace(request, messages=(*request.messages, *begun)))
+        async with chat as written, aclosing(skip_repeated(written, self._text[len(sent) :])) as rest:
+            async for event in rest:
                 yield event
 
     def _ended(self, finish: Finish) -> Finish:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import takewhile
 from typing import Final
 
 from llm_spec.chat import ChatRequest, Finish, Guarantee, StreamEvent, TextDelta, Weakened
 from llm_spec.errors import LlmSpecError, TargetError
 from llm_spec.provider import Discoverable, LlmProvider, NextToken, TokenEndpoint
 
-__all__ = ["CannotContinueError", "can_continue", "continue_by_text", "resume_plain", "stream_one_token"]
+__all__ = [
+    "CannotContinueError",
+    "can_continue",
+    "continue_by_text",
+    "resume_plain",
+    "skip_repeated",
+    "stream_one_token",
+]
 
 _NO_ID: Final = -1  # of an end whose token is not told
 
@@ -113,6 +121,18 @@ async def continue_by_text(
             seam = seam[shared:]
             if event.text[shared:]:
                 yield replace(event, text=event.text[shared:])
+
+
+async def skip_repeated(events: AsyncIterator[StreamEvent], seam: str) -> AsyncGenerator[StreamEvent]:
+    """Events without the beginning of their text that repeats `seam`, as far as it does."""
+    async for event in events:
+        if not seam or not isinstance(event, TextDelta):
+            yield event
+            continue
+        num_shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(event.text, seam, strict=False)))
+        seam = seam[num_shared:] if num_shared == len(event.text) else ""
+        if num_shared < len(event.text):
+            yield replace(event, text=event.text[num_shared:])
 
 
 def _reseed(request: ChatRequest, num_characters: int) -> ChatRequest:

@@ -91,8 +91,10 @@ async def answer_in_rounds(
                     num_shown += count_answer_tokens(shown)
                     yield shown
                 if matcher.matched is not None:
+                    finish = Finish("stop", rounds.own_usage(num_shown), "stop_string")
                     break
-        yield finish or Finish("stop", rounds.own_usage(num_shown), "stop_string")
+        if finish is not None:  # else the target's own stream broke off without one
+            yield finish
     finally:
         await rounds.aclose()
 

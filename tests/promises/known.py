@@ -46,12 +46,6 @@ KNOWN: Final = (
         lambda case, _ask, _strategy: case.frame > 1,
     ),
     Known(
-        "probe and score take a stream that ends without a finish reason for a stop string",
-        "(bounds|text)",
-        "(stopped_by stop_string, which is not set|is not the plain answer .*stopped by stop_string)",
-        lambda _case, ask, strategy: strategy in _BY_IDS and ask.fault is not None and ask.fault.how == "cut",
-    ),
-    Known(
         "what is drafted without token ids is counted in words, of each of which a target may make several tokens",
         "bounds",
         "tokens were drafted; max_draft_tokens is",
@@ -70,12 +64,6 @@ KNOWN: Final = (
         lambda case, _ask, strategy: (
             strategy in ("race", "auto") and any(a.fault is not None and a.fault.scope == "ids" for a in case.asks)
         ),
-    ),
-    Known(
-        "judge shows whitespace twice where a target that takes no prefix goes on alone",
-        "text",
-        "judged text .* is neither approved nor generated",
-        lambda case, _ask, _strategy: case.kind in ("chat", "ids only") or not case.continues,
     ),
     Known(
         "between_chunks_s bounds a round of probe or score, which is a new call, or two, after one of the draft",

@@ -24,6 +24,7 @@ from llm_spec import (
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
+    StreamEvent,
     TransientError,
     UnsupportedError,
 )
@@ -174,6 +175,24 @@ def test_a_target_that_only_chats_is_asked_for_the_rest() -> None:
     begun = judge.provider.requests[-1].messages[-2]
     assert begun.role == "assistant"
     assert TRUE.startswith(begun.text)
+
+
+@pytest.mark.parametrize("num_again", [0, 1, 2])
+def test_whitespace_that_a_target_writes_again_is_not_shown_twice(num_again: int) -> None:
+    """A target that only chats does not see the whitespace that its answer broke off with; it may write some again."""
+    judge = Judge("One.\n\nTwo.\n\nThree.\n\nFour.")
+    script = judge.provider.script
+    assert callable(script)
+
+    def respond(request: ChatRequest) -> str | Sequence[StreamEvent]:
+        begun = request.messages[-2].text if len(request.messages) > 2 else ""
+        return judge.answer[len(begun) + 2 - num_again :] if begun else script(request)
+
+    judge.provider.script = respond
+    result = judged(judge, judge.answer, {"judge": JudgeConfig(max_share=0.5)})
+    assert result.content == judge.answer
+    assert result.approved_spans
+    assert len(judge.provider.requests) == 2
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3, 5, 12, 30])

@@ -922,6 +922,30 @@ def test_a_failing_call_of_a_sampled_request_leaves_the_rest_to_the_target_alone
     assert "sample_next is broken" in result.fallbacks[0]
 
 
+class Unfinished(TokenTarget):
+    """Its streams just end."""
+
+    @asynccontextmanager
+    async def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async def without_finish(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+            async for event in events:
+                if not isinstance(event, Finish):
+                    yield event
+
+        async with super().stream_after(token_ids, request) as events:
+            yield without_finish(events)
+
+
+def test_a_rest_without_a_finish_is_an_error() -> None:
+    """As of the target alone: nobody knows whether it was the whole answer."""
+    target = Unfinished(bytewise(WORDS), fails={"sample_next": 3})
+    with pytest.raises(TargetError, match="without a finish reason") as caught:
+        probed(TextDraft(WORDS), target, lookahead=Fixed(4))
+    assert caught.value.partial_text == WORDS
+
+
 @pytest.mark.parametrize("method", ["encode", "encode_chat"])
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_text_that_cannot_be_encoded_any_more_ends_speculation_alone(method: str, at: int) -> None:

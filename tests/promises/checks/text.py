@@ -94,6 +94,8 @@ def _judged(outcome: Outcome, shown: Shown, text: str, result: SpeculativeResult
     if not is_ordered or (spans and (spans[0][0] < 0 or spans[-1][1] > len(text))):
         yield f"approved spans {spans} of {len(text)} characters"
         return
+    if outcome.case.by == "ids" and has_by_text(outcome, shown):
+        return  # at the seam it may write other whitespace than was shown, or none
     reached = _walk_judged(outcome, shown, text, spans)
     far = max(reached)
     if far < len(text.encode()):
