@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from copy import copy
 
+from llm_spec.errors import LlmSpecError
 from llm_spec.provider import Discoverable, Feature, LlmProvider
 
 __all__ = ["Discovery"]
@@ -28,7 +30,11 @@ class Discovery:
         await asyncio.wait([trial])
         if trial.cancelled():
             return False
-        trial.result()
+        error = trial.exception()
+        if isinstance(error, LlmSpecError):
+            raise copy(error) from error  # each request puts its own text into what it raises
+        if error is not None:
+            raise error
         return True
 
     async def is_done(self, feature: Feature | None) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llm_spec import SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
+from llm_spec import SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, TransientError
 from llm_spec.discovery import Discovery
 from llm_spec.provider import Feature
 from llm_spec.testing import run_virtual
@@ -131,6 +131,22 @@ def test_a_trial_that_fails_is_no_answers_failure() -> None:
 
 
 # ------------------------------------------------------------------------------------------ closing
+
+
+def test_each_who_waits_has_an_error_of_its_own() -> None:
+    """Requests put their text so far into the error that they end with."""
+    failure = TransientError("busy", status=503, retry_after_s=2.0)
+
+    async def check() -> None:
+        discovery = Discovery(Shy(1.0, failure))
+        waiting = [discovery.wait_for("token_endpoint") for _ in range(3)]
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+        assert len({id(error) for error in errors}) == 3
+        for error in errors:
+            assert isinstance(error, TransientError)
+            assert (str(error), error.status, error.retry_after_s) == ("busy", 503, 2.0)
+
+    run_virtual(check())
 
 
 def test_closing_the_decoder_ends_it() -> None:
