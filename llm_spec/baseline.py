@@ -6,8 +6,6 @@ draft.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Final
 
 from llm_spec.chat import ChatRequest, Round
@@ -31,8 +29,8 @@ class Baseline:
         # without evidence for a slope there is none
         self._first_s = CostLine(half_life=_ANSWERS, prior_ratio=1.0)
         self._token_s = CostAverage(half_life=_ANSWERS)
-        # hiccups of this machine are part of an answer's time, with and without speculation
-        self._step_s = CostLine(half_life=_STEPS, prior_ratio=1.0, max_outlier=math.inf)
+        # a hiccup of this machine counts, but one among the few steps of an answer must not tell the whole figure
+        self._step_s = CostLine(half_life=_STEPS, prior_ratio=1.0, max_outlier=2.0)
 
     @property
     def num_missing_steps(self) -> int:
