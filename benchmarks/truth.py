@@ -253,7 +253,9 @@ PARTS: dict[str, Callable[..., list[Reading]]] = {"virtual": virtual, "local": l
 def report(part: str, readings: Sequence[Reading]) -> list[str]:
     """Print a line for each strategy; gives what misses a bound."""
     missed: list[str] = []
-    columns = f"{'answers':>8}{'no figure':>11}{'median off':>12}{'95 % below':>12}{'worst':>8}{'worst cell':>12}  the worst"
+    columns = (
+        f"{'answers':>8}{'no figure':>11}{'median off':>12}{'95 % below':>12}{'worst':>8}{'worst cell':>12}  the worst"
+    )
     print(f"\n{part}: {'strategy':<12}{columns}")
     for strategy in sorted({reading.strategy for reading in readings}):
         rows = [reading for reading in readings if reading.strategy == strategy]

@@ -6,6 +6,7 @@ draft.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from llm_spec.chat import ChatRequest, Round

@@ -265,7 +265,9 @@ class SpeculativeDecoder:
         choosing = choose_strategy(
             self._draft, self._target, request, self.config, self._planner, discovery=self._discovery
         )
+        began_s = seconds()
         choice = await upstream.deadline.wait_for(choosing) or Choice(PLAIN, "discovery")  # it ends before it begins
+        recording.choosing_s = seconds() - began_s
         strategy = choice.strategy
         recording.promise = strategy.promise(self._target, self.config)  # what the target can do may change meanwhile
         self._log_start(strategy, request, upstream)

@@ -52,6 +52,7 @@ class Recording:
         self._clock = clock()
         self._started = self._clock()
         self.consumer_s = 0.0  # that the consumer of the events took
+        self.choosing_s = 0.0  # that finding out what the target can do took, before it was asked
         self._first_text_s: float | None = None
         self._texts: list[TextDelta] = []
         self._reasoning: list[str] = []
@@ -284,7 +285,7 @@ class Recording:
         if choice.plain_reason in ("configured", "no_draft"):
             return None, None  # there was nothing to gain
         if choice.strategy.name == "plain":
-            return total_s, "itself: it is the target's own answer"
+            return max(0.0, total_s - self.choosing_s), "itself: it is the target's own answer"
         num_tokens = self._num_tokens
         if usage is not None:
             num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)

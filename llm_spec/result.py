@@ -211,6 +211,7 @@ class SpeculativeResult:
     def speedup(self) -> float | None:
         """The target's time alone / the whole time taken, both measured; 1 for the target's own answer.
 
+        Less for one that waited until it was known what the target can do.
         None where the former was not measured yet, and where nothing could be speculated (`configured`, `no_draft`).
         """
         return None if self.plain_s is None or not self.timings.total_s else self.plain_s / self.timings.total_s

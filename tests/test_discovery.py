@@ -97,6 +97,19 @@ def test_a_strategy_by_name_waits_for_it_until_its_deadline() -> None:
     run_virtual(check())
 
 
+def test_waiting_for_it_is_no_part_of_the_targets_own_time() -> None:
+    """Of an answer that is plain after all; its speedup says that it was slower."""
+
+    async def check() -> None:
+        decoder = decoder_of(Shy(trial_s=8.0), strategy="race")
+        _, (result, took_s) = await asyncio.gather(*(seconds(decoder) for _ in range(2)))
+        assert (result.strategy, result.plain_reason) == ("plain", "baseline")
+        assert result.plain_s == pytest.approx(took_s - 8.0)
+        assert result.speedup == pytest.approx(1 - 8.0 / took_s)
+
+    run_virtual(check())
+
+
 def test_a_request_that_is_cancelled_leaves_it_to_the_others() -> None:
     """Each of which waits as long as it likes."""
 

@@ -37,7 +37,7 @@ def find_delays(outcome: Outcome, shown: Shown) -> Iterator[str]:
         return
     took_s, longest_s = shown.ended_s - shown.started_s, _LONGEST.get(result.strategy, _alone_s)(case, plain)
     slack_s = _MEASURED * plain.seconds + 2 * case.token_s + 2 * case.round_trip_s
-    alone_s = plain.seconds if result.plain_s is None or result.strategy == "plain" else result.plain_s
+    alone_s = plain.seconds if result.plain_s is None else result.plain_s
     if _is_measurable(outcome) and abs(alone_s - plain.seconds) > slack_s:
         yield f"says that plain takes {alone_s:.3f} s; it takes {plain.seconds:.3f} s"
     if took_s > longest_s:
