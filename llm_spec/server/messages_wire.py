@@ -34,6 +34,8 @@ _KNOWN: Final = frozenset(
         "tools",
     }
 )
+# By this code the SDK's message threads and tool runner know to send the whole conversation instead
+_NO_THREADS: Final = "thread is set; this server keeps no conversations: send all messages, without thread"
 _CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
 _STOP_REASONS: Final[Mapping[str, str]] = {
     "stop": "end_turn",
@@ -44,12 +46,14 @@ _STOP_REASONS: Final[Mapping[str, str]] = {
 
 
 def read_messages_api(body: Body, *, is_local: bool) -> Asked:
-    """A body of the messages API; raises InvalidRequestError naming the field that is wrong.
+    """A body of the messages API; raises InvalidRequestError naming the field that is wrong, Problem for a thread.
 
     A last message of the assistant is continued.
     """
     if body.get("max_tokens") is None:
         raise InvalidRequestError("max_tokens is missing; this API wants it")
+    if body.get("thread") is not None:  # what it holds of the conversation is not in `messages`
+        raise Problem(400, _NO_THREADS, code="thread_unsupported_request", param="thread")
     messages = [*_system(body), *_messages(body)]
     prefix = ""
     if messages and messages[-1].role == "assistant" and not messages[-1].tool_calls:

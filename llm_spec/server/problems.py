@@ -91,7 +91,8 @@ class Problem(Exception):  # noqa: N818 - it is sent as well as raised
 
     def to_anthropic(self) -> dict[str, Any]:
         """The error object of Anthropic's API."""
-        return {"type": "error", "error": {"type": self.type, "message": self.message}}
+        details = {} if self.code is None else {"details": {"error_code": self.code}}
+        return {"type": "error", "error": {"type": self.type, "message": self.message, **details}}
 
 
 def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:

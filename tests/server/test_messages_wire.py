@@ -126,7 +126,7 @@ async def test_a_stream_that_breaks_says_so() -> None:
         address = upstream.url.split("/")[2]
     last = reply.frames[-1]
     assert (last.event, last.data["type"]) == ("error", "error")
-    assert set(last.data["error"]) == {"type", "message"}
+    assert set(last.data["error"]) == {"type", "message", "details"}
     assert address not in reply.data.decode()
 
 
@@ -139,3 +139,14 @@ async def test_a_last_message_of_the_assistant_is_continued() -> None:
     ):
         reply = await server.post(PATH, ask(PATH, messages=messages))
     assert reply.json["content"][0]["text"] == " three four"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+async def test_a_thread_is_refused_in_the_sdks_words(thread: dict[str, str], *, stream: bool) -> None:
+    """The SDK's threads hear that the whole conversation is wanted; half of it is not answered."""
+    reply = await message(thread=thread, stream=stream)
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+    assert reply.error["details"]["error_code"] == "thread_unsupported_request"
+    assert (await message(thread=None)).status == 200

@@ -39,7 +39,9 @@ def test_every_error_has_its_status(error: Exception, status: int, is_final: boo
     assert problem.status == status
     assert (problem.headers.get("x-should-retry") == "false") is is_final
     assert set(problem.to_openai()["error"]) == {"message", "type", "param", "code"}
-    assert set(problem.to_anthropic()["error"]) == {"message", "type"}
+    told = problem.to_anthropic()["error"]
+    assert told.get("details", {}).get("error_code") == problem.code
+    assert set(told) - {"details"} == {"type", "message"}
 
 
 def test_a_mistake_of_ones_own_is_not_explained() -> None:
