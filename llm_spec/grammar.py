@@ -4,6 +4,10 @@ The library is llguidance (extra `grammar`). A draft walks ahead of what is conf
 rejected must be taken back before the next token is judged (not doing so is vLLM #34650). So nobody who asks has to
 keep a state: `mask` is a function of the answer alone, and the matcher behind it goes back by itself to where the
 answer asked about and the one that it has read part.
+
+The library reads a source by recursion: about 6,000 rules in a chain take 16 MiB of stack, and to overflow it ends the
+process. A regular expression takes time and memory by the square of its length: 8 KiB 1 s and 70 MB, 32 KiB 30 s and
+1 GB. So sources are bounded, and compiled one at a time on a deep stack. Masks take no stack to speak of.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 
 from llm_spec.errors import InvalidRequestError, MissingExtraError
 from llm_spec.provider import GrammarTokenizer, Tokenizer, TokenModel
+from llm_spec.worker import call_on_deep_stack
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -35,6 +40,7 @@ _LIBRARY: Final = "llguidance"
 # Whitespace between the parts of JSON: with no limit, a model that has begun to indent may never come to an end.
 _WHITESPACE: Final = r"[ \t\n\r]{1,32}"
 _DRAWING: Final = re.compile(r"\n(<state>| +\d+ \|)")
+_MAX_SOURCE: Final = {"json_schema": 64 * 1024, "regex": 8 * 1024, "grammar": 8 * 1024}  # bytes
 _CACHED_POSITIONS: Final = 34  # the longest draft, its bonus and one more
 _CACHED_TOKENIZERS: Final = 4  # of 128,000 ids one takes 0.6 s to make
 
@@ -49,12 +55,13 @@ def open_constraint(target: TokenModel, request: ChatRequest) -> TokenConstraint
 
     The formats are OpenAI's `text`, `json_object` and `json_schema`, and `{"type": "regex", "pattern": …}` (Rust's
     syntax, for the whole answer) and `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark, rule `start`).
-    A schema is kept to the letter, `strict` or not. Raises InvalidRequestError for what cannot be kept, and
-    MissingExtraError without the library.
+    A schema is kept to the letter, `strict` or not. A schema may be 64 KiB long (as compact JSON), the others 8 KiB.
+    Raises InvalidRequestError for what is longer or cannot be kept, and MissingExtraError without the library.
     """
     wanted = None if request.response_format is None else _Format.read(request.response_format)
     if wanted is None:
         return None
+    wanted.check_length()
     tokenizer = target.tokenizer
     if not isinstance(tokenizer, GrammarTokenizer):
         raise InvalidRequestError(f"response_format is set; {target.name} does not tell its vocabulary to grammars")
@@ -161,6 +168,12 @@ class _Format(NamedTuple):
                 kinds = "text, json_object, json_schema, regex, grammar"
                 raise InvalidRequestError(f"response_format.type is {kind!r}; it must be one of {kinds}")
 
+    def check_length(self) -> None:
+        """Raise InvalidRequestError for what would take too long, or too much stack, to compile."""
+        num_bytes, most = len(self.source.encode(errors="surrogatepass")), _MAX_SOURCE[self.kind]
+        if num_bytes > most:
+            raise InvalidRequestError(f"response_format {self.kind} has {num_bytes} bytes; it may have {most}")
+
     def compile(self) -> str:
         """The library's own text of it; what is wrong with it shows when a matcher is made."""
         from llguidance import LLMatcher
@@ -185,7 +198,7 @@ def _field(fields: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
 def _as_json(schema: Mapping[str, Any]) -> str:
     options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}  # llguidance's own place for them
     try:
-        return json.dumps({**options, **schema}, allow_nan=False)
+        return json.dumps({**options, **schema}, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"response_format.json_schema.schema is no JSON: {error}") from error
 
@@ -226,7 +239,8 @@ def _read_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLTokeni
 def _matcher(wanted: _Format, target: TokenModel, tokenizer: GrammarTokenizer) -> LLMatcher:
     from llguidance import LLMatcher
 
-    matcher = LLMatcher(_tokenizer(target, tokenizer), wanted.compile(), log_level=0)
+    vocabulary = _tokenizer(target, tokenizer)
+    matcher = call_on_deep_stack(lambda: LLMatcher(vocabulary, wanted.compile(), log_level=0))
     if matcher.is_error():
         raise InvalidRequestError(f"response_format {wanted.kind} cannot be used: {_one_line(matcher.get_error())}")
     return matcher

@@ -3,6 +3,9 @@
 Work has one of asyncio's own threads, of which there are few: on two cores six. That is a bound on what runs at once
 for models that set none, and too few for a model that admits eight requests and joins their forward passes. So what a
 model has admitted runs in `admitted_threads`, as many as are needed.
+
+Native code that recurses as deep as its input wants takes more stack than any of these threads have, and to overflow it
+ends the process: `call_on_deep_stack`.
 """
 
 from __future__ import annotations
@@ -11,13 +14,13 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing
 from typing import Final, TypeVar
 
 from llm_spec._iterators import closable
 
-__all__ = ["admitted_threads", "iterate_in_thread"]
+__all__ = ["admitted_threads", "call_on_deep_stack", "iterate_in_thread"]
 
 T = TypeVar("T")
 
@@ -25,6 +28,34 @@ _MOST_THREADS: Final = 1024  # far above what models of one process admit togeth
 
 # Those that are idle are used again: a new one costs little itself, but so does not what a backend keeps for each.
 admitted_threads: Final = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="llm_spec")
+
+_STACK_BYTES: Final = 128 * 1024 * 1024  # of addresses; memory is taken as far as it is used
+_deep_call = threading.Lock()
+
+
+def call_on_deep_stack(function: Callable[[], T]) -> T:
+    """What `function` returns or raises, called in a thread with 128 MiB of stack; one call at a time.
+
+    `threading.stack_size` is the process's. A thread that another part of it starts just then gets as much, which costs
+    it addresses alone.
+    """
+    result: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
+            result.set_exception(error)
+
+    with _deep_call:
+        thread = threading.Thread(target=work, name="llm_spec_deep", daemon=True)
+        usual_bytes = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual_bytes)
+        thread.join()
+    return result.result()
 
 
 @asynccontextmanager

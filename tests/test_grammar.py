@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -469,6 +471,55 @@ async def test_bad_formats_are_a_one_line_error(response_format: dict[str, Any],
         assert "\n" not in str(caught.value)
         for word in words:
             assert word in str(caught.value)
+
+
+def chain_of_schemas(num_links: int) -> dict[str, Any]:
+    links = {str(i): {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(num_links)}
+    return schema(**{"$defs": {**links, str(num_links): {"type": "string"}}, "$ref": "#/$defs/0"})
+
+
+def chain_of_rules(num_links: int) -> dict[str, Any]:
+    links = "".join(f"a{i}:a{i + 1}\n" for i in range(num_links))
+    return {"type": "grammar", "grammar": f'start:a0\n{links}a{num_links}:"z"'}
+
+
+@pytest.mark.parametrize(
+    "response_format", [chain_of_schemas(1640), chain_of_rules(820)], ids=["64 KiB of schemas", "8 KiB of rules"]
+)
+def test_the_deepest_source_that_may_be_asked_for_ends_no_process(response_format: dict[str, Any]) -> None:
+    """In a process of its own: where the stack is too small, there is no error to catch."""
+    program = """
+import json, sys, threading
+from test_grammar import ask, open_constraint, stub
+threading.stack_size(512 * 1024)
+request = ask(json.loads(sys.stdin.read()))
+thread = threading.Thread(target=lambda: print(open_constraint(stub(), request).mask([]).sum()))
+thread.start()
+thread.join()
+print(threading.stack_size())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(response_format),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    num_allowed, stack_bytes = map(int, done.stdout.split())
+    assert num_allowed > 0
+    assert stack_bytes == 512 * 1024
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [chain_of_schemas(1800), chain_of_rules(1000), {"type": "regex", "pattern": "a?" * 4100}],
+    ids=["schemas", "rules", "regex"],
+)
+def test_a_longer_source_is_refused_by_its_length(response_format: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"response_format \w+ has \d+ bytes; it may have (65536|8192)"):
+        open_constraint(stub(), ask(response_format))
 
 
 def test_what_cannot_be_written_is_an_error() -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from llm_spec.worker import admitted_threads, iterate_in_thread
+from llm_spec.worker import admitted_threads, call_on_deep_stack, iterate_in_thread
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
 
@@ -236,3 +236,32 @@ async def test_leaving_admitted_work_ends_its_thread() -> None:
     async with iterate_in_thread(make, executor=admitted_threads) as items:
         await anext(items)
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()], ids=["Exception", "BaseException"])
+def test_a_deep_call_raises_what_it_raises(error: BaseException) -> None:
+    """And leaves the stacks of other threads as they were."""
+
+    def fail() -> None:
+        raise error
+
+    before = threading.stack_size()
+    with pytest.raises(type(error)) as caught:
+        call_on_deep_stack(fail)
+    assert caught.value is error
+    assert threading.stack_size() == before
+
+
+def test_one_deep_call_at_a_time() -> None:
+    """Each of them may take much memory."""
+    inside: list[int] = []
+
+    def call(number: int) -> int:
+        inside.append(number)
+        assert inside == [number]
+        time.sleep(0.001)
+        inside.remove(number)
+        return number
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda number: call_on_deep_stack(lambda: call(number)), range(20))) == list(range(20))
