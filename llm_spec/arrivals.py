@@ -1,7 +1,7 @@
 """When the pieces of the target's own answer arrive, whatever their consumer does meanwhile.
 
 They are read in a task of its own, so neither a slow consumer nor the wait between two attempts counts as the server's
-time.
+time. Where a consumer falls far behind, reading waits for it, and only what came before that is timed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import Final
 
 from llm_spec._clock import clock
 from llm_spec.baseline import count_characters
@@ -16,6 +17,8 @@ from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, Text
 from llm_spec.figures import PairFigures
 
 __all__ = ["time_arrivals"]
+
+_READ_AHEAD: Final = 1024  # events of an answer that may wait for a slow consumer
 
 
 class _Arrivals:
@@ -27,19 +30,31 @@ class _Arrivals:
         self._first_s: float | None = None
         self._last_s = 0.0
         self._num_pieces = 0
+        self._num_timed = 0  # of them
+        self._is_timing = True
         self._has_reasoning = False
 
     def add(self, event: StreamEvent) -> None:
         if not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
             return
-        self._last_s = self._clock()
         self._num_pieces += 1
         self._has_reasoning |= isinstance(event, ReasoningDelta)
+        if not self._is_timing:
+            return
+        self._last_s = self._clock()
+        self._num_timed += 1
         if self._first_s is None:
             self._first_s = self._last_s
 
+    def stop(self) -> None:
+        """What comes from now on comes when its consumer lets it."""
+        self._is_timing = False
+
     def teach(self, figures: PairFigures, request: ChatRequest, finish: Finish) -> None:
-        """The answer is whole; its tokens are those that the server counted, else its pieces."""
+        """The answer is whole; its tokens are those that the server counted, else its pieces.
+
+        Where only its beginning was timed, so much of them.
+        """
         if self._first_s is None:
             return
         num_tokens, usage = self._num_pieces, finish.usage
@@ -47,6 +62,7 @@ class _Arrivals:
             is_hidden = usage.reasoning_tokens and not self._has_reasoning  # written before the first piece
             num_tokens = usage.output_tokens - (usage.reasoning_tokens if is_hidden else 0)
         num_characters = count_characters(request)
+        num_tokens = round(num_tokens * self._num_timed / self._num_pieces)
         figures.add_answer(num_characters, num_tokens, self._first_s - self._opened_s, self._last_s - self._first_s)
 
 
@@ -57,7 +73,7 @@ async def time_arrivals(
     request: ChatRequest,
 ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
     """The events of `run`, an answer of the target alone, read as they come; a whole answer is added to `figures`."""
-    arrived: asyncio.Queue[StreamEvent | BaseException | None] = asyncio.Queue()
+    arrived: asyncio.Queue[StreamEvent | BaseException | None] = asyncio.Queue(_READ_AHEAD)
 
     async def read() -> None:
         arrivals = _Arrivals()
@@ -67,13 +83,14 @@ async def time_arrivals(
                     arrivals.add(event)
                     if isinstance(event, Finish):
                         arrivals.teach(figures, request, event)
-                    arrived.put_nowait(event)
-            arrived.put_nowait(None)
-        except asyncio.CancelledError as error:
-            arrived.put_nowait(error)  # the reader ends with it, should nobody have cancelled this task
-            raise
-        except Exception as error:  # noqa: BLE001 - raised again where the answer is read
-            arrived.put_nowait(error)
+                    if arrived.full():
+                        arrivals.stop()
+                    await arrived.put(event)
+            await arrived.put(None)
+        except (Exception, asyncio.CancelledError) as error:
+            if reading.cancelling():
+                raise  # nobody reads on
+            await arrived.put(error)  # raised again where the answer is read
 
     reading = asyncio.create_task(read())
     try:

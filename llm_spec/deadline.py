@@ -21,6 +21,11 @@ class Deadline:
         self._at = None if seconds is None else now() + seconds
         self.is_reached = False
 
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until then, negative afterwards; None: there is none."""
+        return None if self._at is None else self._at - now()
+
     async def wait_for(self, awaitable: Awaitable[T]) -> T | None:
         """Await it; None when the deadline comes first, and has cancelled it."""
         if self._at is None:

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self, TypeVar, Unpack
@@ -65,7 +65,7 @@ from llm_spec.strategies import Choice, Strategy, choose_strategy
 from llm_spec.strategies.plain import PLAIN
 from llm_spec.telemetry import get_ready, is_logged, log_event
 from llm_spec.tokens.sampling import random_seed
-from llm_spec.upstream import Run, Upstream
+from llm_spec.upstream import Upstream
 
 __all__ = ["SpeculativeDecoder"]
 
@@ -291,7 +291,10 @@ class SpeculativeDecoder:
             if self._spending.is_bounded:
                 self._spending.charge(recording.target_meter.usage, recording.draft_usage)
         finish = self._finish(recording, upstream, asked)
-        yield SpeculativeFinish.of(finish, self._conclude(choice, recording, upstream, finish))
+        result = self._conclude(choice, recording, upstream, finish)
+        if choice.plain_reason == "discovery":
+            await upstream.deadline.wait_for(self._discovery.make_up())
+        yield SpeculativeFinish.of(finish, result)
 
     @staticmethod
     def _is_shown(event: StreamEvent, *, rounds: bool) -> bool:
@@ -358,10 +361,15 @@ class SpeculativeDecoder:
     def _verified(self, strategy: Strategy, request: ChatRequest, upstream: Upstream) -> AsyncGenerator[StreamEvent]:
         """The answer's events, up to its Finish or the deadline."""
         draft = None if self._draft is None else MeteredDraft(self._draft, upstream.recording.draft_meter)
-        run: Run = partial(strategy.run, draft, upstream.target, request, self.config, self._planner.figures)
-        plain = partial(PLAIN.run, None, upstream.target, request, self.config, self._planner.figures)
+
+        def run() -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+            return strategy.run(draft, upstream.target, request, upstream.config_now, self._planner.figures)
+
+        def plain() -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+            return PLAIN.run(None, upstream.target, request, self.config, self._planner.figures)
+
         if strategy is PLAIN and self._can_speculate:  # what speculation gives will be compared with this
-            run = partial(time_arrivals, run, self._planner.figures, request)
+            return upstream.events(partial(time_arrivals, run, self._planner.figures, request), None)
         return upstream.events(run, None if strategy is PLAIN else plain)
 
     def _finish(self, recording: Recording, upstream: Upstream, asked: ChatRequest) -> Finish:

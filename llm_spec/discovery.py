@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from copy import copy
+from typing import Final
 
+from llm_spec._clock import now
 from llm_spec.errors import LlmSpecError
 from llm_spec.provider import Discoverable, Feature, LlmProvider
 
 __all__ = ["Discovery"]
+
+_MOST_PATIENCE_S: Final = 10.0
 
 
 class Discovery:
@@ -21,6 +25,7 @@ class Discovery:
         self._target = target if isinstance(target, Discoverable) else None
         self._latest: dict[Feature, asyncio.Task[None]] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._patience_s: float | None = None  # what `make_up` may still wait; None: nothing was cut off yet
 
     async def wait_for(self, feature: Feature | None) -> bool:
         """Wait until a feature has been tried; raises what the trial raised. False: it was ended by `aclose`."""
@@ -45,6 +50,21 @@ class Discovery:
         await asyncio.wait([trial], timeout=0)  # one turn of the loop: a target that knows needs no more
         return trial.done() and not trial.cancelled() and trial.exception() is None
 
+    async def make_up(self) -> None:
+        """Wait for the trials under way, 10 s in all, if one before was cut off by the end of its event loop.
+
+        Else programs that run every answer in a loop of its own would begin one with each, and finish none.
+        """
+        if not self._patience_s:
+            return
+        started_s = now()
+        trials = [trial for trial in self._running if trial.get_loop() is asyncio.get_running_loop()]
+        try:
+            if trials:
+                await asyncio.wait(trials, timeout=self._patience_s)
+        finally:
+            self._patience_s = max(0.0, self._patience_s - (now() - started_s))
+
     async def aclose(self) -> None:
         """End the trials that are under way."""
         loop = asyncio.get_running_loop()
@@ -56,6 +76,8 @@ class Discovery:
     def _try(self, target: Discoverable, feature: Feature) -> asyncio.Task[None]:
         """The trial that is under way, or a new one: what a target knew it may have lost since."""
         trial = self._latest.get(feature)
+        if trial is not None and trial.get_loop().is_closed() and (trial.cancelled() or not trial.done()):
+            self._patience_s = _MOST_PATIENCE_S if self._patience_s is None else self._patience_s
         if trial is None or trial.done() or trial.get_loop() is not asyncio.get_running_loop():
             trial = self._latest[feature] = asyncio.create_task(target.discover(feature))
             self._running.add(trial)

@@ -179,7 +179,7 @@ class ConcurrencyLimit:
 
     A target waits for its turn, behind other targets alone. A draft never waits: it takes a place that is free, or is
     left out, and it loses its place to a target that finds none free. So speculation delays nobody's target, and a pair
-    that shares one limit never waits for itself.
+    that shares one limit never waits for itself. A draft that asks no model (`is_free`) takes none.
 
     One event loop at a time: raises ConfigError where it is in use on another one that still runs.
     """
@@ -351,7 +351,7 @@ class GuardedDraft:
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         async with AsyncExitStack() as stack:
             place = None
-            if self._limit is not None:
+            if self._limit is not None and not self.is_free:  # what is copied asks no server
                 place = await stack.enter_async_context(self._limit.spare_place())
             stack.enter_context(self._breaker.attempt())
             watch = _Watch(self._breaker, self._patience_s)

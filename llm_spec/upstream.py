@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from llm_spec.chat import ChatRequest, ChatResponse, Fallback, Finish, Progress, Retry, StreamEvent
 from llm_spec.config import SpeculativeConfig
@@ -22,6 +23,8 @@ __all__ = ["Run", "Upstream"]
 
 T = TypeVar("T")
 Run: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[StreamEvent]]]
+
+_LEAST_S: Final = 1e-6  # a deadline is never 0
 
 
 class Upstream:
@@ -41,6 +44,12 @@ class Upstream:
     def deadline_reached(self) -> bool:
         """Whether the deadline ended the answer."""
         return self.deadline.is_reached and self.recording.finish is None
+
+    @property
+    def config_now(self) -> SpeculativeConfig:
+        """The configuration, with as much time as is left until the deadline."""
+        left_s = self.deadline.left_s
+        return self.config if left_s is None else replace(self.config, deadline_s=max(left_s, _LEAST_S))
 
     def events(self, run: Run, plain: Run | None) -> AsyncGenerator[StreamEvent]:
         """The answer that `run` gives, up to its Finish or the deadline; all behind it is closed at the end.

@@ -200,6 +200,25 @@ def test_every_event_loop_has_its_own() -> None:
     assert run_virtual(begin())
 
 
+def test_programs_with_a_loop_for_each_answer_find_out_too() -> None:
+    """What the end of a loop cuts off is begun with the next answer, which waits for the rest of it behind its text."""
+    target = Shy(trial_s=3.0)
+    decoder = decoder_of(target)
+    answers = [run_virtual(seconds(decoder)) for _ in range(5)]
+    assert [result.plain_reason for result, _ in answers] == ["baseline", "discovery", "discovery", None, None]
+    assert target.features == ["token_endpoint"] * 2
+    assert [took_s for _, took_s in answers[:3]] == pytest.approx([answers[0][1], answers[0][1], 3.0])
+    assert answers[2][0].timings.total_s == pytest.approx(answers[0][1])
+
+
+def test_a_trial_that_does_not_end_is_not_waited_for_again_and_again() -> None:
+    """Ten seconds in all; a loop that goes on waits for none."""
+    decoder = decoder_of(Shy(trial_s=60.0))
+    plain_s = run_virtual(seconds(decoder))[1]
+    taken = [run_virtual(seconds(decoder))[1] for _ in range(5)]
+    assert taken == pytest.approx([plain_s, 10.0 + plain_s, plain_s, plain_s, plain_s])
+
+
 def test_what_needs_no_trial_is_known() -> None:
     """A target that cannot be tried, and a strategy that needs nothing."""
 

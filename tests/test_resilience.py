@@ -25,6 +25,7 @@ from llm_spec import (
     DraftError,
     DraftPiece,
     Finish,
+    GivenText,
     InvalidRequestError,
     ProviderDraft,
     ReasoningDelta,
@@ -557,6 +558,17 @@ def test_a_pair_that_shares_one_place_does_not_wait_for_itself(strategy: Any) ->
         assert draft.requests == []
 
     run_virtual(check())
+
+
+@pytest.mark.parametrize("strategy", ["race", "regenerate"])
+def test_a_draft_that_copies_takes_no_place(strategy: Any) -> None:
+    """It asks no server: the only place is the target's, and the text is drafted all the same."""
+    target = ScriptedProvider(WORDS, capabilities=CONTINUES, delay_piece_s=0.01)
+    config = SpeculativeConfig(strategy=strategy, limit=ConcurrencyLimit(1))
+    result = run_virtual(SpeculativeDecoder(GivenText(WORDS), target, config).decode("q"))
+    assert result.content == WORDS
+    assert result.fallbacks == ()
+    assert result.stats.num_draft_tokens > 0
 
 
 class Crowd:

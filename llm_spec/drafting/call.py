@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from llm_spec.chat import ChatRequest, FinishReason
@@ -38,6 +38,8 @@ class DraftCall:
         if max_pieces is not None:
             self._max_pieces = min(self._max_pieces, max_pieces)
         self._has_ended = self._is_over = False
+        self._patience: asyncio.Timeout | None = None  # while its draft is being read
+        self._task: asyncio.Task[object] | None = None
         self._finish_reason: FinishReason | None = None
 
     @property
@@ -55,21 +57,38 @@ class DraftCall:
 
         Raises whatever the draft raises. CancelledError that nobody caused becomes DraftError.
         """
-        task = asyncio.current_task()
+        task = self._task = asyncio.current_task()
         num_cancelling = 0 if task is None else task.cancelling()
         try:
             async with self._draft.draft(self._request, self._max_tokens) as pieces:
+                await self._read(pieces, take)
+        except asyncio.CancelledError as error:
+            if task is None or task.cancelling() > num_cancelling:
+                raise
+            raise DraftError("the draft was cancelled, and nobody cancelled the request") from error
+
+    def give_up(self) -> None:
+        """It takes too long: end `read`. The draft sees TimeoutError, so that its circuit breaker counts a failure."""
+        patience, self._patience = self._patience, None
+        if patience is not None:
+            patience.reschedule(0.0)
+        elif self._task is not None:
+            self._task.cancel()
+
+    async def _read(self, pieces: AsyncIterator[DraftPiece], take: Callable[[str, int], None]) -> None:
+        patience = asyncio.timeout(None)
+        async with patience:
+            self._patience = patience
+            try:
                 async for piece in pieces:
                     take(*self._count(piece))
                     if self._is_over:
                         return
                     if self._num_given % _TURN_PIECES == 0:
                         await asyncio.sleep(0)
-            self._has_ended = True
-        except asyncio.CancelledError as error:
-            if task is None or task.cancelling() > num_cancelling:
-                raise
-            raise DraftError("the draft was cancelled, and nobody cancelled the request") from error
+                self._has_ended = True
+            finally:
+                self._patience = None
 
     def _count(self, piece: DraftPiece) -> tuple[str, int]:
         """What may be used of a piece, and how many tokens it is."""

@@ -99,13 +99,15 @@ class DraftFeed:
         left = None if self._max_tokens is None else self._max_tokens - self.num_tokens
         call = DraftCall(self._draft, request, self._allowed(num_tokens), max_pieces=left)
         task = asyncio.create_task(self._collect(run, call))
-        run.task = task
+        run.task, run.call = task, call
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def stop(self, failure: str) -> None:
-        """Leave the draft as one that failed; what it has written is all that it says."""
-        self._cancel()
+        """Leave the draft as one that takes too long; what it has written is all that it says."""
+        if self._run is not None and self._run.call is not None:
+            self._run.call.give_up()
+        self._run = None
         self.failure, self.ended, self.is_complete = failure, True, False
 
     async def aclose(self) -> None:
@@ -175,6 +177,7 @@ class _Run:
         self.written = ""
         self.ended = self.is_cut = self.is_complete = False
         self.task: asyncio.Task[None] | None = None
+        self.call: DraftCall | None = None
         self._seam = prefix[len(self.prefix) :]
         self._start: int | None = 0  # in what it wrote; None: not found yet
         self._answer = ""  # where it was last realigned, of a draft that writes once

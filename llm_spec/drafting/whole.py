@@ -25,6 +25,7 @@ class WholeDraft:
         self._max_tokens = whole_answer_tokens(request, _DRAFT_TOKENS)
         if config.max_draft_tokens is not None:
             self._max_tokens = min(self._max_tokens, config.max_draft_tokens)
+        self._patience_s = config.draft_timeout_s
         self._call = DraftCall(draft, request, self._max_tokens, max_pieces=config.max_draft_tokens)
         self._task: asyncio.Task[None] | None = None
         self._is_left = False
@@ -48,7 +49,10 @@ class WholeDraft:
         _, unfinished = await asyncio.wait([self._task], timeout=timeout_s)
         if unfinished:
             self._is_left, self.failure = True, late
-            self._task.cancel()
+            if timeout_s < self._patience_s:  # it was not given the time that it may take
+                self._task.cancel()
+            else:
+                self._call.give_up()
 
     async def _read(self) -> None:
         if self._max_tokens < 1:

@@ -53,17 +53,17 @@ class RegenerateStrategy:
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         if draft is None:
             raise UnsupportedError("strategy 'regenerate' cannot be used: there is no draft")
-        guess = WholeDraft(draft, request, config)
+        guess, patience = WholeDraft(draft, request, config), _patience(config)
         async with (
             guess.reading(),
             PLAIN.run(None, target, request, config, figures) as events,
-            aclosing(_compared(events, guess, config)) as out,
+            aclosing(_compared(events, guess, patience, config)) as out,
         ):
             yield out
 
 
 def _patience(config: SpeculativeConfig) -> Callable[[], float]:
-    """How long (s) a finished answer may still wait for its draft: never into the request's deadline."""
+    """How long (s) a finished answer may still wait for its draft, which is asked now: never into the deadline."""
     started = now()
 
     def patience() -> float:
@@ -75,9 +75,9 @@ def _patience(config: SpeculativeConfig) -> Callable[[], float]:
 
 
 async def _compared(
-    events: AsyncIterator[StreamEvent], guess: WholeDraft, config: SpeculativeConfig
+    events: AsyncIterator[StreamEvent], guess: WholeDraft, patience: Callable[[], float], config: SpeculativeConfig
 ) -> AsyncGenerator[StreamEvent]:
-    answer, patience = "", _patience(config)
+    answer = ""
     async for event in events:
         match event:
             case TextDelta():

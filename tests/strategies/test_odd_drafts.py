@@ -135,6 +135,42 @@ def test_the_wait_for_a_draft_is_bounded(strategy: str, write: Any) -> None:
     assert draft.num_open == 0
 
 
+@pytest.mark.parametrize("strategy", ["judge", "predict", "regenerate"])
+def test_a_draft_that_is_always_late_is_left_alone(strategy: Any) -> None:
+    """Also one that is never silent for long: each of its answers cost a target all of its patience."""
+    config = SpeculativeConfig(strategy=strategy, draft_timeout_s=PATIENCE_S, baseline_every=0)
+    decoder = SpeculativeDecoder(Draft(trickling), target_of(strategy), config)
+
+    async def check() -> None:
+        for _ in range(5):
+            assert not decoder.is_draft_left_alone
+            result = await decoder.decode("go", temperature=0)
+            assert (result.content, result.fallbacks[0].partition(":")[0]) == (WORDS, "late")
+        assert decoder.is_draft_left_alone
+        assert (await decoder.decode("go", temperature=0)).timings.total_s < 3.0
+
+    run_virtual(check())
+
+
+def test_a_draft_that_writes_long_is_not_left_alone() -> None:
+    """Where nobody waits for all of it, a draft may take its time, and be left when the answer has ended."""
+    config = SpeculativeConfig(strategy="race", draft_timeout_s=0.3, baseline_every=0)
+
+    async def slowly(request: ChatRequest) -> AsyncGenerator[DraftPiece]:
+        for word in WORDS[len(request.prefix) :].split(" "):
+            await asyncio.sleep(0.2)
+            yield DraftPiece(word + " ")
+
+    decoder = SpeculativeDecoder(Draft(slowly), target_of("race"), config)
+
+    async def check() -> None:
+        for _ in range(6):
+            assert (await decoder.decode("go", temperature=0)).content == WORDS
+        assert not decoder.is_draft_left_alone
+
+    run_virtual(check())
+
+
 def test_what_a_late_draft_wrote_is_used() -> None:
     """One word of it, by the time that its patience ends, goes along as the prediction."""
     target = target_of("predict")

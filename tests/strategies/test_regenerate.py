@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llm_spec import (
+    ConcurrencyLimit,
     Fixed,
     GivenText,
     Round,
@@ -164,6 +165,24 @@ def test_a_slow_draft_does_not_change_how_a_finished_answer_ended() -> None:
     assert result.timings.total_s <= 3.0
     assert result.finish_reason == "stop"
     assert result.stopped_by != "deadline"
+
+
+def test_what_a_request_waited_before_counts_for_its_deadline() -> None:
+    """An answer that is whole waits for its draft no longer than that leaves, however late it began."""
+    limit = ConcurrencyLimit(2)
+    config = SpeculativeConfig(strategy="regenerate", deadline_s=2.0, limit=limit)
+    draft, target = ScriptedProvider(ANSWER, delay_piece_s=1000.0), ScriptedProvider(ANSWER, stopped_by="eos")
+    decoder = SpeculativeDecoder(draft, target, config)
+
+    async def check() -> SpeculativeResult:
+        async with limit.place(), limit.place():
+            answering = asyncio.create_task(decoder.decode("tell"))
+            await asyncio.sleep(1.5)
+        return await answering
+
+    result = run_virtual(check())
+    assert (result.content, result.finish_reason, result.stopped_by) == (ANSWER, "stop", "eos")
+    assert result.timings.total_s < 2.0
 
 
 def test_a_deadline_gives_the_verified_text_so_far() -> None:

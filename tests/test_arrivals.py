@@ -1,0 +1,105 @@
+"""Arrivals of the target's own answer: they are timed as they come, and no answer piles up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from llm_spec import ChatRequest, Finish, StreamEvent, TextDelta, Usage
+from llm_spec.arrivals import time_arrivals
+from llm_spec.figures import PairFigures
+from llm_spec.testing import run_virtual
+
+QUESTION = ChatRequest.create("q")
+
+
+class Answer:
+    """So many pieces, one each 10 ms after a first one at 0.5 s."""
+
+    def __init__(self, num_pieces: int, usage: Usage | None = None, error: BaseException | None = None) -> None:
+        self.num_given = self.num_open = 0
+        self._num_pieces = num_pieces
+        self._usage = usage
+        self._error = error
+
+    @asynccontextmanager
+    async def run(self) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        self.num_open += 1
+        try:
+            async with aclosing(self._events()) as events:
+                yield events
+        finally:
+            self.num_open -= 1
+
+    async def _events(self) -> AsyncGenerator[StreamEvent]:
+        for number in range(self._num_pieces):
+            await asyncio.sleep(0.01 if number else 0.5)
+            self.num_given += 1
+            yield TextDelta("a")
+        if self._error is not None:
+            raise self._error
+        yield Finish("stop", self._usage)
+
+
+async def read(answer: Answer, pause_s: float, figures: PairFigures) -> tuple[int, int]:
+    """Read it with a pause after each event: how many there were, and how many were ahead of the reader at most."""
+    num_read = most = 0
+    async with time_arrivals(answer.run, figures, QUESTION) as events:
+        async for _ in events:
+            num_read += 1
+            most = max(most, answer.num_given - num_read)
+            await asyncio.sleep(pause_s)
+    return num_read, most
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 1.0])
+@pytest.mark.parametrize("tokens_a_piece", [1, 2])
+def test_a_slow_consumer_changes_no_time_and_lets_nothing_pile_up(pause_s: float, tokens_a_piece: int) -> None:
+    """Reading waits for it; the answer's time is that of what came before."""
+    answer, figures = Answer(5000, Usage(output_tokens=5000 * tokens_a_piece)), PairFigures()
+    num_read, most = run_virtual(read(answer, pause_s, figures))
+    assert num_read == 5001
+    assert most <= 1100
+    expected_s = 0.5 + (5000 * tokens_a_piece - 1) * 0.01 / tokens_a_piece
+    assert figures.baseline.answer_s(1, 5000 * tokens_a_piece) == pytest.approx(expected_s, rel=0.002)
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), asyncio.CancelledError()])
+@pytest.mark.parametrize("num_pieces", [3, 2000])
+def test_what_the_answer_raises_comes_behind_its_pieces(num_pieces: int, error: BaseException) -> None:
+    """Also where the reader is far behind, and where it is a cancellation that nobody caused."""
+    answer, figures = Answer(num_pieces, error=error), PairFigures()
+    num_read = 0
+
+    async def check() -> None:
+        nonlocal num_read
+        async with time_arrivals(answer.run, figures, QUESTION) as events:
+            async for _ in events:
+                num_read += 1
+                await asyncio.sleep(0.1)
+
+    with pytest.raises(type(error)):
+        run_virtual(check())
+    assert num_read == num_pieces
+    assert not figures.baseline.can_tell
+
+
+@pytest.mark.parametrize("num_read", [1, 10])
+def test_leaving_closes_it(num_read: int) -> None:
+    """Also while reading waits for the consumer."""
+
+    async def check() -> None:
+        answer, left = Answer(5000), num_read
+        async with time_arrivals(answer.run, PairFigures(), QUESTION) as events:
+            async for _ in events:
+                await asyncio.sleep(30.0)
+                left -= 1
+                if not left:
+                    break
+        assert answer.num_given < 1100
+        assert answer.num_open == 0
+
+    run_virtual(check())
