@@ -15,6 +15,8 @@ from llm_spec._checks import check_number
 from llm_spec.errors import InvalidRequestError
 
 __all__ = [
+    "LABELS",
+    "ApiName",
     "ChatMessage",
     "ChatRequest",
     "ChatResponse",
@@ -24,9 +26,11 @@ __all__ = [
     "Guarantee",
     "LocalTimes",
     "Messages",
+    "NativeMessage",
     "Origin",
     "Progress",
     "ReasoningDelta",
+    "ReasoningDetail",
     "RequestOptions",
     "Retry",
     "Role",
@@ -64,6 +68,23 @@ Origin = Literal["plain", "accepted", "correction", "bonus"]
 # approved what it did not write. lossy: the rule, or what was lost on the way, may have changed it.
 Guarantee: TypeAlias = Literal["exact", "exact-text", "judged", "lossy"]
 ContentPart: TypeAlias = Mapping[str, Any]
+ApiName: TypeAlias = Literal["chat", "messages"]  # OpenAI's chat completions, Anthropic's messages
+# Of `ChatRequest.extra` what says nothing of the answer: who asks, how the server queues, bills and caches
+LABELS: Final = frozenset(
+    {
+        "betas",
+        "cache_control",
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+_MESSAGE_FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+_CALL_FIELDS: Final = frozenset({"id", "type", "function", "index"})
 
 
 @dataclass(frozen=True)
@@ -76,14 +97,26 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
+class NativeMessage:
+    """A message as its client wrote it in the words of one API; targets of that API are sent it as it is."""
+
+    api: ApiName
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class ChatMessage:
-    """One message; `content` is text, or OpenAI content parts (kept as they are), or None beside tool calls."""
+    """One message; `content` is text, or OpenAI content parts (kept as they are), or None beside tool calls.
+
+    `native` is there where a client said more than these fields hold, such as a model's reasoning of earlier turns.
+    """
 
     role: Role
     content: str | tuple[ContentPart, ...] | None = None
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    native: NativeMessage | None = None
 
     def __post_init__(self) -> None:
         if self.role not in _ROLES:
@@ -107,12 +140,15 @@ class ChatMessage:
                 ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
                 for call in message.get("tool_calls") or ()
             )
-            return cls(message["role"], content, message.get("name"), calls, message.get("tool_call_id"))
+            native = _native(message)
+            return cls(message["role"], content, message.get("name"), calls, message.get("tool_call_id"), native)
         except (KeyError, TypeError) as error:
             raise InvalidRequestError(f"message is not in OpenAI's chat format: {error!r}") from error
 
     def to_openai(self) -> dict[str, Any]:
         """The message as an OpenAI chat dict, absent fields left out."""
+        if self.native is not None and self.native.api == "chat":
+            return dict(self.native.value)
         out: dict[str, Any] = {"role": self.role}
         out["content"] = list(self.content) if isinstance(self.content, tuple) else self.content
         if self.name is not None:
@@ -132,6 +168,17 @@ class ChatMessage:
         if isinstance(self.content, tuple):
             return "".join(str(part.get("text", "")) for part in self.content if part.get("type") == "text")
         return self.content or ""
+
+
+def _native(message: Mapping[str, Any]) -> NativeMessage | None:
+    """The message as it is, where it says more than a ChatMessage's own fields; what is null or empty says nothing."""
+    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
+    if message.keys() <= _MESSAGE_FIELDS and all(call.keys() <= _CALL_FIELDS for call in calls):  # nearly always
+        return None
+    more = any(message[name] for name in message.keys() - _MESSAGE_FIELDS)
+    if not more and not any(call[name] for call in calls for name in call.keys() - _CALL_FIELDS):
+        return None
+    return NativeMessage("chat", {name: value for name, value in message.items() if value or name in _MESSAGE_FIELDS})
 
 
 def _check_type(name: str, value: object, kind: type, wanted: str) -> None:
@@ -261,6 +308,9 @@ class ChatRequest:
 class Usage:
     """Tokens as the provider counted them; addition adds field by field.
 
+    `input_tokens` are all of the prompt: those read from a cache (`cached_input_tokens`) and those newly written to one
+    (`cache_write_input_tokens`, where the provider tells them) are among them.
+
     `extra_input_tokens` and `cancelled_output_tokens` are those of the input and output that the target alone would not
     have read or written (`race`, `probe`, `judge`); `approved_output_tokens` it would have written, but only approved
     (`judge`) or rated (`score`). `free_output_tokens` are those of a draft's output that no model wrote (`lookup`).
@@ -269,6 +319,7 @@ class Usage:
     input_tokens: int = 0
     output_tokens: int = 0
     cached_input_tokens: int = 0
+    cache_write_input_tokens: int = 0
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
@@ -304,6 +355,17 @@ class ReasoningDelta:
     """The next piece of the model's reasoning, where a provider shows it."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDetail:
+    """What a provider says beside its reasoning and wants back with the next turn, in the words of its API.
+
+    Of messages a `signature_delta` or a `redacted_thinking` block, of chat completions one of `reasoning_details`.
+    """
+
+    api: ApiName
+    value: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +499,7 @@ class Finish:
 
 # How an answer comes about, none of its text.
 Progress: TypeAlias = Started | Round | TargetStream | LocalTimes | Fallback | Retry | Weakened
-StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta | Progress | Finish
+StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ReasoningDetail | ToolCallDelta | Progress | Finish
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, cast
 
-from llm_spec.chat import Finish, FinishReason, ReasoningDelta, StoppedBy, StreamEvent, TextDelta, ToolCallDelta, Usage
+from llm_spec.chat import (
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    ReasoningDetail,
+    StoppedBy,
+    StreamEvent,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 
 __all__ = ["ChunkReader", "ReadTokenIds", "choice_finish", "ends_a_choice", "read_usage"]
 
@@ -91,6 +101,10 @@ class ChunkReader:
     def _before(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if reasoning := _text(delta.get("reasoning_content") or delta.get("reasoning")):
             yield ReasoningDelta(reasoning)
+        details: object = delta.get("reasoning_details")
+        for detail in cast("list[object]", details) if isinstance(details, list) else ():
+            if isinstance(detail, dict):
+                yield ReasoningDetail("chat", cast("Mapping[str, Any]", detail))
         if refusal := _text(delta.get("refusal")):
             self._has_refused = self._has_text = True
             yield TextDelta(refusal)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from llm_spec.chat import (
+    ApiName,
     ChatMessage,
     ChatRequest,
     ChatResponse,
@@ -169,6 +170,8 @@ class Capabilities:
     `discover("continue_prefix")` has tried it.
     `prediction`: it takes predicted outputs (`ChatRequest.prediction`) and answers faster where they are right.
     `whole_answers`: `complete` is one call of its own, which costs it less than a stream, and stops when it is left.
+    `api`: whose words its server speaks. What a client says in them (`ChatMessage.native`, `ChatRequest.extra`) is sent
+    to it as it is.
     """
 
     context_length: int | None = None
@@ -177,6 +180,7 @@ class Capabilities:
     continue_prefix: bool = False
     prediction: bool = False
     whole_answers: bool = False
+    api: ApiName = "chat"
     token_model: TokenModel | None = None
     token_endpoint: TokenEndpoint | None = None
     token_scorer: TokenScorer | None = None

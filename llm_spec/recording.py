@@ -15,6 +15,7 @@ from llm_spec.chat import (
     LocalTimes,
     Progress,
     ReasoningDelta,
+    ReasoningDetail,
     Retry,
     Round,
     StreamEvent,
@@ -55,7 +56,7 @@ class Recording:
         self.choosing_s = 0.0  # that finding out what the target can do took, before it was asked
         self._first_text_s: float | None = None
         self._texts: list[TextDelta] = []
-        self._reasoning: list[str] = []
+        self._reasoning: list[ReasoningDelta | ReasoningDetail] = []
         self._calls: dict[int, ToolCall] = {}
         self._rounds: list[Round] = []
         self._fallbacks: list[Fallback] = []
@@ -169,7 +170,9 @@ class Recording:
         match event:
             case ReasoningDelta():
                 self._others.append(event)
-                self._reasoning.append(event.text)
+                self._reasoning.append(event)
+            case ReasoningDetail():
+                self._reasoning.append(event)
             case ToolCallDelta():
                 self._others.append(event)
                 self._calls[event.index] = add_call(self._calls.get(event.index), event)
@@ -258,7 +261,8 @@ class Recording:
             fallbacks=tuple(fallback.reason for fallback in self._fallbacks),
             retries=tuple(retry.reason for retry in self._retries),
             tool_calls=tuple(call for _, call in sorted(self._calls.items())),
-            reasoning="".join(self._reasoning),
+            reasoning="".join(event.text for event in self._reasoning if isinstance(event, ReasoningDelta)),
+            reasoning_events=tuple(self._reasoning),
             approved_spans=self._approved_spans() if promise.guarantee == "judged" else (),
             cost=spending.cost(usage, draft_usage, has_drafted=draft is not None),
             plain_s=plain_s,

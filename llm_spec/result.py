@@ -9,7 +9,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
-from llm_spec.chat import ChatMessage, Finish, FinishReason, Guarantee, Round, StoppedBy, ToolCall, Usage
+from llm_spec.chat import (
+    ChatMessage,
+    Finish,
+    FinishReason,
+    Guarantee,
+    ReasoningDelta,
+    ReasoningDetail,
+    Round,
+    StoppedBy,
+    ToolCall,
+    Usage,
+)
 from llm_spec.money import Cost
 
 __all__ = [
@@ -173,6 +184,7 @@ class SpeculativeResult:
     `plain_s` is what the target alone takes for this answer, by the measurement that `speedup_basis` names; None: not
     measured yet. `plain_reason` says why nothing was speculated (`PLAIN_REASONS`), `plain_detail` more of it; None:
     something was.
+    `reasoning_events` are the reasoning as it came, with what its provider wants back with the next turn.
     `lookahead` is the state of the lookahead policy at the end (`LookaheadController.describe`), of local models.
     """
 
@@ -194,6 +206,7 @@ class SpeculativeResult:
     retries: tuple[str, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
+    reasoning_events: tuple[ReasoningDelta | ReasoningDetail, ...] = ()
     approved_spans: tuple[tuple[int, int], ...] = ()
     cost: Cost = field(default_factory=Cost)
     plain_s: float | None = None

@@ -59,8 +59,10 @@ def test_the_public_names_are_these() -> None:
         ConcurrencyLimit ConfigError Cost CostAware DecoderStats DeviceRound DeviceRounds Discoverable DraftError
         DraftPiece DraftProvider DraftToken Ewma Fallback Finish Fixed Generation GenerationLimits GivenText
         GrammarTokenizer InvalidRequestError JoinedDraft JudgeConfig LlmProvider LlmSpecError LocalTimes LookaheadPolicy
-        MissingExtraError ModelLoadError ModelOutputError NextToken PLAIN_REASONS PlainReason Price PromptLookup
-        ProviderDraft ProviderEntry ReasoningDelta Rediscoverable RequestDrafter Retry RetryPolicy ReusingSession
+        MissingExtraError ModelLoadError ModelOutputError NativeMessage NextToken PLAIN_REASONS PlainReason Price
+        PromptLookup
+        ProviderDraft ProviderEntry ReasoningDelta ReasoningDetail Rediscoverable RequestDrafter Retry RetryPolicy
+        ReusingSession
         Round RoundModel
         Sampling ScoredToken
         SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats Started StopMatcher

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
-from llm_spec.chat import ChatRequest, Finish, StreamEvent, TextDelta
+from llm_spec.chat import LABELS, ChatRequest, Finish, StreamEvent, TextDelta
 from llm_spec.errors import DraftError
 from llm_spec.provider import (
     DraftPiece,
@@ -44,7 +44,7 @@ class ProviderDraft:
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         prefix = request.prefix if self._provider.capabilities.continue_prefix else ""
-        request = replace(request, max_tokens=max_tokens, prefix=prefix, tools=(), tool_choice=None)
+        request = replace(_portable(request), max_tokens=max_tokens, prefix=prefix, tools=(), tool_choice=None)
         async with self._provider.stream(request) as events, aclosing(_pieces(events)) as pieces:
             yield pieces
 
@@ -112,6 +112,14 @@ class _ModelDraft:
         self._num_confirmed = agree
         del self._cached_ids[agree:]
         self._session.truncate(agree)
+
+
+def _portable(request: ChatRequest) -> ChatRequest:
+    """The request without what was said to the target alone: its own words, and labels for its server."""
+    if not request.extra and all(message.native is None for message in request.messages):  # nearly always
+        return request
+    extra = {name: value for name, value in request.extra.items() if name not in LABELS}
+    return replace(request, messages=tuple(replace(m, native=None) for m in request.messages), extra=extra)
 
 
 async def _pieces(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[DraftPiece]:

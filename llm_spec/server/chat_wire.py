@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 from llm_spec.chat import (
     Fallback,
     ReasoningDelta,
+    ReasoningDetail,
     Retry,
     Round,
     Started,
@@ -62,6 +63,7 @@ _KNOWN: Final = frozenset(
         "top_logprobs",
     }
 )
+_DETAIL_TEXTS: Final = ("text", "summary", "data")
 
 
 def read_chat(body: Body, *, is_local: bool) -> Asked:
@@ -150,6 +152,8 @@ def chat_body(result: SpeculativeResult, *, answer_id: str, model: str) -> Json:
         message = {**result.message.to_openai(), "refusal": None}
     if result.reasoning:
         message["reasoning_content"] = result.reasoning
+    if details := _reasoning_details(result):
+        message["reasoning_details"] = details
     usage = chat_usage(result)
     return {
         "id": f"chatcmpl-{answer_id}",
@@ -159,6 +163,22 @@ def chat_body(result: SpeculativeResult, *, answer_id: str, model: str) -> Json:
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason_of(result)}],
         **({} if usage is None else {"usage": usage}),
     }
+
+
+def _reasoning_details(result: SpeculativeResult) -> list[Json]:
+    """The details that came in pieces, each whole: neighbours of one type and index are one, their texts joined."""
+    whole: list[Json] = []
+    for event in result.reasoning_events:
+        if not isinstance(event, ReasoningDetail) or event.api != "chat":
+            continue
+        piece = {name: value for name, value in event.value.items() if value is not None}
+        before = whole[-1] if whole else {}
+        if before and all(before.get(name) == piece.get(name) for name in ("type", "index")):
+            texts = {name: before[name] + piece[name] for name in _DETAIL_TEXTS if name in before and name in piece}
+            whole[-1] = before | piece | texts
+        else:
+            whole.append(piece)
+    return whole
 
 
 class ChatEncoder:
@@ -219,6 +239,8 @@ class ChatEncoder:
                 return {"content": event.text}
             case ReasoningDelta():
                 return {"reasoning_content": event.text}
+            case ReasoningDetail("chat", detail):
+                return {"reasoning_details": [detail]}
             case ToolCallDelta():
                 return {"tool_calls": [self._call(event)]}
             case _:

@@ -56,6 +56,7 @@ def usage_counts(result: SpeculativeResult) -> Mapping[str, int]:
         "input": usage.input_tokens,
         "output": usage.output_tokens,
         "cached": usage.cached_input_tokens,
+        "cache_write": usage.cache_write_input_tokens,
         "reasoning": usage.reasoning_tokens,
         "accepted": accepted,
         "rejected": rejected,

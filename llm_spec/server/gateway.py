@@ -33,6 +33,8 @@ __all__ = ["Gateway"]
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _OPENAI: Final = APIS["/v1/chat/completions"]
+_MESSAGES: Final = APIS["/v1/messages"]
+_BETAS: Final = "anthropic-beta"  # features that some of its fields need
 _NAME: Final = {"Server": "llm-spec"}  # not which version of what
 _PAGE_HEADERS: Final = {
     **_NAME,
@@ -205,7 +207,9 @@ class Gateway:
         body = await self._body(request)
         model = self._models.find(read_model(body), client)
         self._metrics.count_request(api.name, model.name)
-        asked = api.read(body, model.is_local)
+        if api is _MESSAGES and _BETAS in request.headers:
+            body["betas"] = [name.strip() for name in request.headers[_BETAS].split(",")]
+        asked = api.read(body, model.speaks)
         naming = Naming(
             answer_id=new_request_id(),
             model=model.name,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final, cast, get_args
 from urllib.parse import urlsplit
 
+from llm_spec.chat import ApiName
 from llm_spec.config import SpeculativeConfig, StrategyName
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting.model import ProviderDraft
@@ -40,6 +41,11 @@ class ServedModel:
     def is_local(self) -> bool:
         """Whether its target runs in this process."""
         return self.target.capabilities.token_model is not None
+
+    @property
+    def speaks(self) -> ApiName | None:
+        """The API of its target's server; None: it runs in this process."""
+        return None if self.is_local else self.target.capabilities.api
 
     def decoder_for(self, client: Client, strategy: str | None) -> SpeculativeDecoder:
         """The decoder of a client's request; raises InvalidRequestError for a strategy that there is not."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple, Protocol, get_args
 
-from llm_spec.chat import ChatRequest, Guarantee, StreamEvent
+from llm_spec.chat import LABELS, ChatRequest, Guarantee, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
@@ -71,7 +71,7 @@ def refuse_request(request: ChatRequest) -> str | None:
         "raw": request.raw,
         "tools": request.tools,
         "response_format": request.response_format,
-        "extra": request.extra,  # whatever it is: it may depend on what has been written
+        "extra": request.extra.keys() - LABELS,  # whatever it is: it may depend on what has been written
         "presence_penalty": sampling.presence_penalty,  # servers count penalties over what one call wrote
         "frequency_penalty": sampling.frequency_penalty,
     }

@@ -16,6 +16,7 @@ from llm_spec.chat import (
     Fallback,
     Finish,
     ReasoningDelta,
+    ReasoningDetail,
     Round,
     StreamEvent,
     TargetStream,
@@ -310,10 +311,10 @@ class _Race:
                 self._chain.end(runner, event)
             case Exception():
                 self._fail(runner, event)
-            case ReasoningDelta() | ToolCallDelta() if runner is self._chain.runners[0]:
+            case ReasoningDelta() | ReasoningDetail() | ToolCallDelta() if runner is self._chain.runners[0]:
                 self._give_up(UnsupportedError("the target does more than write text"))
                 self._chain.out.append(event)
-            case ReasoningDelta() | ToolCallDelta():
+            case ReasoningDelta() | ReasoningDetail() | ToolCallDelta():
                 self._fail(runner, UnsupportedError("a later stream does more than write text"))
             case _:
                 pass

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from llm_spec import Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
-from llm_spec.chat import FinishReason, StoppedBy
+from llm_spec.chat import FinishReason, ReasoningDetail, StoppedBy
 
 __all__ = ["AnswerReader"]
 
@@ -92,13 +92,17 @@ class AnswerReader:
             yield ToolCallDelta(call.index, arguments=piece)
 
     def _say(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        """The text or thought of a block's beginning or of a delta, if it has any."""
+        """What a block's beginning or a delta says, if it is of those that are known."""
         match piece:
             case {"type": "text" | "text_delta", "text": str(text)} if text:
                 self.text += text
                 yield TextDelta(text)
             case {"type": "thinking" | "thinking_delta", "thinking": str(thought)} if thought:
                 yield ReasoningDelta(thought)
+            case {"type": "signature_delta", "signature": str(signature)} if signature:
+                yield ReasoningDetail("messages", piece)
+            case {"type": "redacted_thinking"}:
+                yield ReasoningDetail("messages", piece)
             case _:
                 pass
 
@@ -120,6 +124,7 @@ class AnswerReader:
             input_tokens=sum(inputs),  # input_tokens are told without the cached ones
             output_tokens=output,
             cached_input_tokens=self._counts.get("cache_read_input_tokens", 0),
+            cache_write_input_tokens=self._counts.get("cache_creation_input_tokens", 0),
             reasoning_tokens=self._num_reasoning_tokens,
         )
 

@@ -8,7 +8,7 @@ built, unknown fields and events are no matter, and nothing of the SDK can leak.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, cast
 
@@ -22,6 +22,7 @@ from anthropic import (
     AsyncStream,
     DefaultAioHttpClient,
     DefaultAsyncHttpxClient,
+    RequestOptions,
     Timeout,
 )
 
@@ -73,11 +74,14 @@ class MessagesClient:
         )
         self._secrets = [secret for secret in (self._sdk.api_key, self._sdk.auth_token) if secret]
 
-    async def open(self, stack: AsyncExitStack, body: Mapping[str, Any]) -> Events:
+    async def open(self, stack: AsyncExitStack, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> Events:
         """Send a request; its stream, once the status is good. It is closed by the stack."""
         client = await self._client_here()
         try:
-            sending = client.post("/v1/messages", body=body, cast_to=object, stream=True, stream_cls=Events)
+            options: RequestOptions = {"headers": {"anthropic-beta": ",".join(betas)}} if betas else {}
+            sending = client.post(
+                "/v1/messages", body=body, options=options, cast_to=object, stream=True, stream_cls=Events
+            )
             return await stack.enter_async_context(await sending)
         except (TypeError, RuntimeError, *_BROKEN) as error:
             failed = self._given_loop.mismatch(error) or self._failure(error, sending=True)

@@ -1,7 +1,7 @@
 """From this library's requests, in OpenAI's words, to bodies of Anthropic's messages. Pure.
 
-Content parts and tools that are in Anthropic's own words already pass as they are. Participants' names (`name`) and
-seeds have no counterpart there and are left out.
+Messages, content parts and tools that are in Anthropic's own words already pass as they are. Participants' names
+(`name`) and seeds have no counterpart there and are left out.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ def request_body(request: ChatRequest, model: str) -> Body:
     Raises InvalidRequestError for what Anthropic's messages cannot say.
     """
     sampling = _checked(request.sampling)
+    system, conversation = _parted(request.messages)
     body: Body = {
         "model": model,
         "max_tokens": request.max_tokens or default_max_tokens(model),
-        "messages": _turns(request.messages),
+        "messages": _turns(conversation),
         "stream": True,
     }
     optional: Body = {
-        "system": _system(request.messages),
+        "system": _system_text(system),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -122,32 +123,64 @@ def _output_config(response_format: Mapping[str, Any] | None) -> Body | None:
 # -------------------------------------------------------------------------------------------- messages
 
 
-def _system(messages: Sequence[ChatMessage]) -> str | list[Body] | None:
-    """Everything that the system says, wherever it stands: text where it is one text, else blocks."""
-    contents = [message.content for message in messages if message.role in _SYSTEM_ROLES]
-    if len(contents) == 1 and isinstance(contents[0], str):
-        return contents[0]
+def _parted(messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], list[ChatMessage]]:
+    """What the system says, wherever it stands, and the conversation; what came inside of that natively stays there."""
+    system: list[ChatMessage] = []
+    conversation: list[ChatMessage] = []
+    for message in messages:
+        stays = message.role not in _SYSTEM_ROLES or (conversation and _is_native(message))
+        (conversation if stays else system).append(message)
+    return system, conversation
+
+
+def _system_text(messages: Sequence[ChatMessage]) -> str | list[Body] | None:
+    """Text where it is one text, else blocks."""
+    contents = [_message_content(message) for message in messages]
+    if len(contents) == 1:
+        return contents[0] or None
     return [block for content in contents for block in _blocks(content)] or None
 
 
 def _turns(messages: Sequence[ChatMessage]) -> list[Body]:
-    """The conversation; results of tools that follow one another are one turn, as they answer one turn."""
+    """The conversation; results of tools that follow one another are one turn, as they answer one turn.
+
+    So is what a native message says behind its results.
+    """
     turns: list[Body] = []
     role_before = ""
     for message in messages:
-        if message.role in _SYSTEM_ROLES:
-            continue
-        if message.role == "tool":
+        is_behind = role_before == "tool" and message.role == "user" and _is_native(message)
+        if message.role == "tool" or is_behind:
             if role_before != "tool":
                 turns.append({"role": "user", "content": []})
-            turns[-1]["content"].append(_tool_result(message))
-        elif message.tool_calls:
-            calls = [_tool_use(call) for call in message.tool_calls]
-            turns.append({"role": message.role, "content": [*_blocks(message.content), *calls]})
+            turns[-1]["content"] += _blocks(_message_content(message))
         else:
-            turns.append({"role": message.role, "content": _content(message.content)})
+            turns.append({"role": message.role, "content": _message_content(message)})
         role_before = message.role
     return turns
+
+
+def _is_native(message: ChatMessage) -> bool:
+    return message.native is not None and message.native.api == "messages"
+
+
+def _message_content(message: ChatMessage) -> str | list[Body]:
+    """Text or blocks: those that the message came in, else what its fields say."""
+    native = message.native
+    if native is not None and native.api == "messages":
+        content: str | list[Body] = native.value["content"]
+        return content
+    if message.role == "tool":
+        content = [_tool_result(message)]
+    elif message.tool_calls:
+        content = [*_blocks(message.content), *map(_tool_use, message.tool_calls)]
+    else:
+        content = _content(message.content)
+    mark = {} if native is None else _cache_control(native.value)
+    if not mark or not content:
+        return content
+    *blocks, last = _blocks(content)
+    return [*blocks, last | mark]  # a message is cached up to its end
 
 
 def _tool_use(call: ToolCall) -> Body:
@@ -168,14 +201,14 @@ def _tool_result(message: ChatMessage) -> Body:
     return {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": _content(message.content)}
 
 
-def _content(content: str | tuple[ContentPart, ...] | None) -> str | list[Body]:
-    return _blocks(content) if isinstance(content, tuple) else content or ""
+def _content(content: str | Sequence[ContentPart] | None) -> str | list[Body]:
+    return content or "" if isinstance(content, str | None) else _blocks(content)
 
 
-def _blocks(content: str | tuple[ContentPart, ...] | None) -> list[Body]:
-    if isinstance(content, tuple):
-        return [_block(part) for part in content]
-    return [{"type": "text", "text": content}] if content else []  # a block of empty text would be refused
+def _blocks(content: str | Sequence[ContentPart] | None) -> list[Body]:
+    if isinstance(content, str | None):
+        return [{"type": "text", "text": content}] if content else []  # a block of empty text would be refused
+    return [_block(part) for part in content]
 
 
 def _block(part: ContentPart) -> Body:

@@ -41,7 +41,8 @@ class AnthropicProvider:
 
     There are no seeds: one that is asked for is not sent and has no effect. The API wants a limit: a request without
     `max_tokens` gets 32,000, or 4,096 for Claude 3, older ones and names that tell no version. Models up to 4.5
-    continue a `prefix`. `extra` holds fields of the API itself, such as `thinking`.
+    continue a `prefix`. `extra` holds fields of the API itself, such as `thinking`; `betas` in it, a list of names, go
+    into the header of that purpose.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class AnthropicProvider:
         api_key: str | None = None,
     ) -> None:
         self.name = f"anthropic:{model}"
-        self.capabilities = Capabilities(tools=True, response_format=True, continue_prefix=continues_prefix(model))
+        self.capabilities = Capabilities(
+            tools=True, response_format=True, continue_prefix=continues_prefix(model), api="messages"
+        )
         self._model = model
         self._client = MessagesClient(self.name, client, base_url=base_url, api_key=api_key)
         self._continuation = ContinuationTrial(self.name, self.stream)
@@ -62,7 +65,7 @@ class AnthropicProvider:
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         body = request_body(request, self._model)
         async with AsyncExitStack() as stack:
-            stream = await self._client.open(stack, body)
+            stream = await self._client.open(stack, body, betas=body.pop("betas", None) or ())
             yield await stack.enter_async_context(aclosing(self._answer(stream)))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:

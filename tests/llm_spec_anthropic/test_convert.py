@@ -112,6 +112,23 @@ async def test_parts(wire: MessagesWire) -> None:
     ]
 
 
+async def test_a_mark_on_a_message_goes_to_its_last_block(wire: MessagesWire) -> None:
+    """A cache mark beside a chat message's content, as some clients write it, is none that is lost."""
+    messages = [
+        {"role": "system", "content": "s", **CACHED},
+        {"role": "user", "content": "q", **CACHED},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "1", **CACHED},
+    ]
+    body = await body_of(wire, messages)
+    assert body["system"] == [{"type": "text", "text": "s", **CACHED}]
+    assert body["messages"][0]["content"] == [{"type": "text", "text": "q", **CACHED}]
+    assert body["messages"][2]["content"] == [{"type": "tool_result", "tool_use_id": "a", "content": "1", **CACHED}]
+
+
 async def test_tool_calls_and_their_results(wire: MessagesWire) -> None:
     """Calls become blocks with parsed arguments; results that follow one another become one turn."""
     calls = [

@@ -27,6 +27,7 @@ from llm_spec import (
     InvalidRequestError,
     MissingExtraError,
     ReasoningDelta,
+    ReasoningDetail,
     SpeculativeConfig,
     SpeculativeDecoder,
     StreamEvent,
@@ -90,11 +91,14 @@ async def test_text_and_usage(wire: MessagesWire, transport: str) -> None:
         frame("message_delta", delta={"stop_reason": None}, usage={"output_tokens": 5}),
         *end(output_tokens=9, output_tokens_details={"thinking_tokens": 2}),
     ]
+    usage = Usage(
+        input_tokens=13, output_tokens=9, cached_input_tokens=4, cache_write_input_tokens=2, reasoning_tokens=2
+    )
     async with provider_of(wire, transport) as provider, provider.stream(QUESTION) as events:
         assert [event async for event in events] == [
             TextDelta("héllo"),
             TextDelta(" world"),
-            Finish("stop", Usage(input_tokens=13, output_tokens=9, cached_input_tokens=4, reasoning_tokens=2), "eos"),
+            Finish("stop", usage, "eos"),
         ]
     assert any(KEY in value for value in wire.headers[0].values())
 
@@ -107,7 +111,8 @@ async def test_counts_that_are_lowered(wire: MessagesWire) -> None:
         *end(input_tokens=181, cache_read_input_tokens=0, cache_creation_input_tokens=None, output_tokens=9),
     ]
     (*_, finish) = await events_of(wire)
-    assert finish == Finish("stop", Usage(input_tokens=181 + 96, output_tokens=9), "eos")
+    usage = Usage(input_tokens=181 + 96, cache_write_input_tokens=96, output_tokens=9)
+    assert finish == Finish("stop", usage, "eos")
 
 
 async def test_a_server_that_does_not_count(wire: MessagesWire) -> None:
@@ -156,7 +161,7 @@ async def test_input_that_comes_with_the_call(wire: MessagesWire) -> None:
 
 
 async def test_thinking(wire: MessagesWire) -> None:
-    """Thoughts are told apart from text; their signature is for the API alone."""
+    """Thoughts are told apart from text, and from what the API alone can read of them."""
     wire.frames = [
         *begin(),
         frame("content_block_start", index=0, content_block={"type": "thinking", "thinking": "", "signature": ""}),
@@ -168,7 +173,12 @@ async def test_thinking(wire: MessagesWire) -> None:
         *text_frames("x", index=2),
         *end(),
     ]
-    assert (await events_of(wire))[:-1] == [ReasoningDelta("hm"), TextDelta("x")]
+    assert (await events_of(wire))[:-1] == [
+        ReasoningDelta("hm"),
+        ReasoningDetail("messages", {"type": "signature_delta", "signature": "c2ln"}),
+        ReasoningDetail("messages", {"type": "redacted_thinking", "data": "eA=="}),
+        TextDelta("x"),
+    ]
 
 
 async def test_what_is_unknown_is_passed_over(wire: MessagesWire) -> None:
