@@ -253,9 +253,8 @@ PARTS: dict[str, Callable[..., list[Reading]]] = {"virtual": virtual, "local": l
 def report(part: str, readings: Sequence[Reading]) -> list[str]:
     """Print a line for each strategy; gives what misses a bound."""
     missed: list[str] = []
-    columns = (
-        f"{'answers':>8}{'no figure':>11}{'median off':>12}{'95 % below':>12}{'worst':>8}{'worst cell':>12}  the worst"
-    )
+    headings = (f"{heading:>12}" for heading in ("no figure", "median off", "95 % below", "worst", "worst cell"))
+    columns = f"{'answers':>8}{''.join(headings)}  the worst"
     print(f"\n{part}: {'strategy':<12}{columns}")
     for strategy in sorted({reading.strategy for reading in readings}):
         rows = [reading for reading in readings if reading.strategy == strategy]
@@ -266,9 +265,9 @@ def report(part: str, readings: Sequence[Reading]) -> list[str]:
             continue
         worst = told[-1]
         print(
-            f"{'':<{len(part) + 2}}{strategy:<12}{len(rows):>8}{share:>11.1%}"
+            f"{'':<{len(part) + 2}}{strategy:<12}{len(rows):>8}{share:>12.1%}"
             f"{statistics.median(row.off for row in told):>12.2%}{told[int(0.95 * (len(told) - 1))].off:>12.2%}"
-            f"{worst.off:>8.2%}{max(sums_off(told)):>12.2%}  says {worst.told:.3f}, is {worst.true:.3f} ({worst.cell})"
+            f"{worst.off:>12.2%}{max(sums_off(told)):>12.2%}  says {worst.told:.3f}, is {worst.true:.3f} ({worst.cell})"
         )
         if share > MOST_NONE:
             missed.append(f"{part}, {strategy}: {share:.1%} of the answers have no figure")

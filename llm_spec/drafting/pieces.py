@@ -17,6 +17,7 @@ __all__ = [
     "check_piece",
     "count_pieces",
     "count_tokens",
+    "count_words",
     "draft_pieces",
     "iter_piece_ends",
     "last_pieces",
@@ -32,6 +33,7 @@ _NUM_WINDOWS: Final = 64  # … at so many places, which takes about a milliseco
 
 # A word with the space before it, a run of spaces, one newline, or one other sign: about what tokenizers make of text.
 _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
+_WORD: Final = re.compile(r"\w+(?:['\u2019]\w+)*")  # "don't" is one
 
 
 def split_pieces(text: str) -> list[str]:
@@ -40,8 +42,19 @@ def split_pieces(text: str) -> list[str]:
 
 
 def count_tokens(piece: TextDelta | DraftPiece) -> int:
-    """How many tokens a stretch of text is: as many as it has ids, else as many as it has pieces."""
-    return len(split_pieces(piece.text)) if piece.token_ids is None else len(piece.token_ids)
+    """How many tokens a stretch of text is that came at once: as many as it has ids.
+
+    Without ids: one where it has no two words, since servers send a token at a time and a token may be `()` or a line
+    break with its indentation; else as many as it has pieces.
+    """
+    if piece.token_ids is not None:
+        return len(piece.token_ids)
+    return len(split_pieces(piece.text)) if count_words(piece.text) > 1 else bool(piece.text)
+
+
+def count_words(text: str) -> int:
+    """How many words a text has. No token of a common tokenizer has two, so it has at least as many tokens."""
+    return len(_WORD.findall(text))
 
 
 def check_piece(piece: object) -> DraftPiece:

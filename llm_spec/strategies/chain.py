@@ -24,7 +24,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from llm_spec.chat import Finish, Origin, Round, StoppedBy, StreamEvent, TextDelta, Usage
-from llm_spec.drafting.pieces import count_tokens, iter_piece_ends, split_pieces
+from llm_spec.drafting.pieces import count_tokens, count_words, iter_piece_ends, split_pieces
 from llm_spec.figures import PairFigures, StreamWatch
 
 __all__ = ["Chain", "Runner", "find_boundary"]
@@ -49,14 +49,16 @@ class _Judged(NamedTuple):
 class Runner:
     """One stream of the target.
 
-    `prefix` is the answer's text before it; `expected` what it should write, as far as the draft says; `end` the length
-    of `expected` at which the next runner began (None: there is none). `token_ids` are its own; None: not told.
-    `prefix_ids` (prompt and answer before it) and `expected_ids` are known once encoded; `encoded` is set then.
+    `prefix` is the answer's text before it, of about `num_prefix_tokens`, and of `min_prefix_tokens` at least;
+    `expected` what it should write, as far as the draft says; `end` the length of `expected` at which the next runner
+    began (None: there is none). `token_ids` are its own; None: not told. `prefix_ids` (prompt and answer before it) and
+    `expected_ids` are known once encoded; `encoded` is set then.
     """
 
     prefix: str
     watch: StreamWatch
     num_prefix_tokens: int = 0
+    min_prefix_tokens: int = 0
     expected: str = ""
     end: int | None = None
     text: str = ""
@@ -309,8 +311,9 @@ class Chain:
     def append(self, child: Runner, end: int) -> None:
         """A new runner, begun `end` characters into what is expected of the last one."""
         parent = self.tail
-        num_ahead = sum(1 for _ in iter_piece_ends(parent.expected[:end], len(parent.text)))
-        child.num_prefix_tokens = parent.num_prefix_tokens + parent.num_tokens + num_ahead  # until it is encoded
+        ahead = parent.expected[len(parent.text) : end]
+        child.num_prefix_tokens = parent.num_prefix_tokens + parent.num_tokens + len(split_pieces(ahead))
+        child.min_prefix_tokens = parent.min_prefix_tokens + parent.num_tokens + count_words(ahead)
         child.expected = parent.expected[end:]
         parent.end, parent.expected = end, parent.expected[:end]
         self.runners.append(child)

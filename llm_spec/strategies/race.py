@@ -242,7 +242,7 @@ class _Race:
             if self._endpoint is None:
                 if parent is not None:
                     request = replace(request, prefix=request.prefix + runner.prefix)
-                    request = self._reseeded(self._limited(request, runner))
+                    request = self._reseeded(self._limited(request, runner.min_prefix_tokens))
                     self._num_extra_input_tokens += self._num_prompt_tokens + runner.num_prefix_tokens
                 opened = self._target.stream(request)
             elif parent is None:
@@ -277,14 +277,14 @@ class _Race:
         runner.prefix_ids = parent.prefix_ids + written_ids + added_ids
         runner.num_prefix_tokens = len(runner.prefix_ids) - self._num_prompt_tokens
         runner.encoded.set()
-        request = self._limited(request, runner)
+        request = self._limited(request, runner.num_prefix_tokens)
         self._num_extra_input_tokens += len(runner.prefix_ids)
         return endpoint.stream_after(runner.prefix_ids, self._reseeded(request))
 
-    def _limited(self, request: ChatRequest, runner: Runner) -> ChatRequest:
-        """With as many tokens as are left for it."""
+    def _limited(self, request: ChatRequest, num_before: int) -> ChatRequest:
+        """With as many tokens as are left behind so many."""
         if request.max_tokens is not None:
-            left = request.max_tokens - runner.num_prefix_tokens
+            left = request.max_tokens - num_before
             if left < 1:
                 self._is_near_end = True
                 raise UnsupportedError("the answer ends before it would begin")

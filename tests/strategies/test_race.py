@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -603,6 +604,40 @@ def test_a_cap_by_text_where_several_tokens_come_at_once(agreement: float, size:
             for request in target.requests:
                 num_prefix = len(split_pieces(request.prefix))
                 assert request.max_tokens == max_tokens - num_prefix
+
+    run_virtual(check())
+
+
+CODE = "".join(f"def area{i}(radius, *rest):\n    return [math.pi * radius ** 2, {{}}]\n\n" for i in range(12))
+
+
+class Tokenizing(Target):
+    """Its tokens, one a frame, are neither pieces nor words: `()):` is one, `radius` are two."""
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        rest = SimulatedTarget("", **SLOW)
+        rest._pieces = TOKEN.findall(CODE.removeprefix(request.prefix))
+        async with rest.stream(replace(request, prefix="")) as events:
+            yield events
+
+
+TOKEN = re.compile(r" ?\w{1,3}|[^\w\s]+|\s+")
+
+
+@pytest.mark.parametrize("agreement", [0.98, 1.0])
+def test_a_cap_by_text_counts_the_targets_tokens_not_pieces(agreement: float) -> None:
+    """Where a frame is a token, an answer has as many as the target alone would write."""
+
+    async def check() -> None:
+        won = 0
+        for max_tokens in range(40, 160, 3):
+            target = Tokenizing(CODE)
+            raced = await read(racing(SimulatedDraft(CODE, agreement, 5), target), request_of(max_tokens=max_tokens))
+            assert raced.text == "".join(TOKEN.findall(CODE)[:max_tokens])
+            assert (raced.finish.finish_reason, raced.finish.stopped_by) == ("length", "max_tokens")
+            won += raced.num_won
+        assert won > 500
 
     run_virtual(check())
 
