@@ -1,6 +1,6 @@
 """Prometheus metrics of the server, over all its workers.
 
-Several workers write theirs into files of one folder (PROMETHEUS_MULTIPROC_DIR), and prometheus_client reads them all.
+Several workers write theirs into files of one folder (see metrics_files.py), and prometheus_client reads them all.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from prometheus_client import (
 
 from llm_spec.chat import Usage
 from llm_spec.result import SpeculativeResult
+from llm_spec.server.metrics_files import VARIABLE
 from llm_spec.server.models import ServedModel
+from llm_spec.server.problems import Problem
 
-__all__ = ["CONTENT_TYPE", "Metrics", "forget_worker"]
+__all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -36,11 +38,12 @@ _NO_USAGE: Final = Usage()
 
 
 class Metrics:
-    """What a worker counts: an event loop's turn later, so that no answer waits for it."""
+    """What one of `num_workers` counts: an event loop's turn later, so that no answer waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, num_workers: int = 1) -> None:
         self._soon = asyncio.get_running_loop().call_soon
-        self._is_shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        self._is_shared = VARIABLE in os.environ
+        self._is_partial = num_workers > 1 and not self._is_shared
         self._registry = CollectorRegistry()
         r = self._registry
         by_model = ("model",)
@@ -105,7 +108,9 @@ class Metrics:
         self.strategies.labels(model, "plain").inc()
 
     def text(self, models: Iterable[ServedModel]) -> bytes:
-        """All of it in Prometheus' text format."""
+        """All of it in Prometheus' text format; raises Problem where the workers could not share theirs."""
+        if self._is_partial:
+            raise Problem(503, "there are no metrics: when the server was started, its disk was full")
         for model in models:
             self._left_alone.labels(model.name, "target").set(model.decoder.is_target_left_alone)
             self._left_alone.labels(model.name, "draft").set(model.decoder.is_draft_left_alone)
@@ -147,8 +152,3 @@ class _OfModel:
         if result.timings.first_text_s is not None:
             self._first.observe(result.timings.first_text_s)
         self._total.observe(result.timings.total_s)
-
-
-def forget_worker(pid: int) -> None:
-    """A worker has died: what it had open is open no more."""
-    multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call] # it has no types

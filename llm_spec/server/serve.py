@@ -7,33 +7,31 @@ import contextlib
 import gc
 import logging
 import multiprocessing
-import multiprocessing.connection
-import os
 import signal
 import socket
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Coroutine, Generator, MutableMapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from multiprocessing.process import BaseProcess
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any, Final, Self
 
 from aiohttp import web
 
-from llm_spec.errors import ConfigError
+from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.server.clients import Clients, Ledger
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.gateway import Gateway
-from llm_spec.server.metrics import Metrics, forget_worker
+from llm_spec.server.metrics import Metrics
+from llm_spec.server.metrics_files import forget_worker, metrics_folder, share_metrics
 from llm_spec.server.models import ServedModels
+from llm_spec.server.supervisor import READY, Supervisor
 
 __all__ = ["Server", "check", "serve"]
 
 _BACKLOG: Final = 1024
 _GARBAGE: Final = 20_000  # objects more than before; at the default 700 every other request would look for cycles
 _LINGERING_S: Final = 10.0  # what is left of a refused body is read for so long, or its sender would miss the answer
-_AT_ONCE_S: Final = 1.0  # a worker that ends so soon is not begun again
 
 
 class _TypesAlone(logging.LoggerAdapter[logging.Logger]):
@@ -59,9 +57,11 @@ class Server:
         worker: int = 0,
     ) -> None:
         config.check_address()
+        ledger = ledger or Ledger(1, len(config.keys))
         self._config = config
         self._socket = sock
-        self._clients = Clients(config.keys, ledger or Ledger(1, len(config.keys)), worker)
+        self._clients = Clients(config.keys, ledger, worker)
+        self._metrics = partial(Metrics, num_workers=ledger.num_workers)
         self._models = ServedModels(config)
         self._stack = AsyncExitStack()
         self._gateway: Gateway | None = None
@@ -71,7 +71,7 @@ class Server:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._models.aclose)
             self._models.open(self._clients.all)
-            self._gateway = Gateway(self._config, self._models, self._clients, Metrics())
+            self._gateway = Gateway(self._config, self._models, self._clients, self._metrics())
             runner = web.AppRunner(
                 self._gateway.app(),
                 handler_cancellation=True,
@@ -119,15 +119,22 @@ def check(config: ServerConfig) -> None:
 def serve(config: ServerConfig, *, told: Callable[[str], None] = print) -> None:
     """Serve until SIGINT or SIGTERM; then running answers end, for `shutdown_s` seconds at most.
 
-    `told` hears the address once the server listens. Raises ConfigError for an address that cannot be bound.
+    The workers are processes, started by `spawn` (a program that calls this needs `if __name__ == "__main__":`), and
+    started again when they die. `told` hears the address once one of them serves. Raises ConfigError for what keeps
+    them from it.
     """
     config.check_address()
-    with _listening(config) as sock:
-        if config.workers == 1:
-            ledger = Ledger(1, len(config.keys))
-            _work(config, sock, ledger, 0, lambda server: told(f"llm-spec serves at {server.url}"))
-        else:
-            _serve_with_workers(config, sock, told)
+    with _listening(config) as sock, ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
+        stack.enter_context(metrics_folder(config))
+        ledger = Ledger(config.workers, len(config.keys))
+        supervisor = Supervisor(config.workers, _work_apart, (config, sock, ledger), on_death=forget_worker)
+        stack.callback(supervisor.end, config.shutdown_s + 5.0)
+        signal.signal(signal.SIGTERM, _end)
+        supervisor.start()
+        host, port = sock.getsockname()[:2]
+        many = f" with {config.workers} workers" if config.workers > 1 else ""
+        told(f"llm-spec serves at http://{f'[{host}]' if ':' in host else host}:{port}{many}")
+        supervisor.watch()
 
 
 @contextmanager
@@ -160,10 +167,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _work(
-    config: ServerConfig, sock: socket.socket, ledger: Ledger, worker: int, ready: Callable[[Server], None]
-) -> None:
-    """One worker's life."""
+def _work(config: ServerConfig, sock: socket.socket, ledger: Ledger, worker: int, ready: Callable[[], None]) -> None:
+    """One worker's life; it calls `ready` once it serves."""
 
     async def run() -> None:
         ended = asyncio.Event()
@@ -173,87 +178,27 @@ def _work(
         parent = multiprocessing.parent_process()
         if parent is not None:
             loop.add_reader(parent.sentinel, ended.set)  # a worker does not outlive who began it
-        async with Server(config, sock=sock, ledger=ledger, worker=worker) as server:
+        async with Server(config, sock=sock, ledger=ledger, worker=worker):
             gc.collect()
             gc.freeze()  # what is here by now stays: it need not be looked through again and again
             gc.set_threshold(_GARBAGE)
-            ready(server)
+            ready()
             await ended.wait()
 
     ledger.forget_open(worker)
     _run(run)
 
 
-# ---------------------------------------------------------------------------------------------- workers
-
-
-def _serve_with_workers(config: ServerConfig, sock: socket.socket, told: Callable[[str], None]) -> None:
-    """Several processes accept from one socket; one that dies is begun again."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="llm_spec-metrics-"))
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
-        stack.callback(os.environ.pop, "PROMETHEUS_MULTIPROC_DIR", None)
-        ledger = Ledger(config.workers, len(config.keys))
-        workers = _Workers(config, sock, ledger)
-        stack.callback(workers.end)
-        signal.signal(signal.SIGTERM, _end)
-        workers.begin()
-        host, port = sock.getsockname()[:2]
-        told(f"llm-spec serves at http://{f'[{host}]' if ':' in host else host}:{port} with {config.workers} workers")
-        with contextlib.suppress(KeyboardInterrupt):
-            workers.watch()
-
-
 def _end(*_: object) -> None:
     sys.exit(0)
 
 
-class _Workers:
-    def __init__(self, config: ServerConfig, sock: socket.socket, ledger: Ledger) -> None:
-        self._config = config
-        self._socket = sock
-        self._ledger = ledger
-        self._context = multiprocessing.get_context("spawn")  # a forked process would share the threads' locks
-        self._processes: list[BaseProcess] = []
-        self._begun_s: list[float] = []
-
-    def begin(self) -> None:
-        """Begin all of them; raises ConfigError where one cannot."""
-        for worker in range(self._config.workers):
-            self._processes.append(self._begin(worker))
-            self._begun_s.append(time.monotonic())
-
-    def watch(self) -> None:
-        """Wait, and begin again what has died; raises ConfigError for one that ends as soon as it begins."""
-        while True:
-            multiprocessing.connection.wait([process.sentinel for process in self._processes])
-            for worker, process in enumerate(self._processes):
-                if process.is_alive():
-                    continue
-                if time.monotonic() - self._begun_s[worker] < _AT_ONCE_S:
-                    raise ConfigError(f"worker {worker} ended as soon as it had begun, with code {process.exitcode}")
-                if process.pid is not None:
-                    forget_worker(process.pid)
-                self._begun_s[worker] = time.monotonic()
-                self._processes[worker] = self._begin(worker)
-
-    def end(self) -> None:
-        """End all, letting running answers end."""
-        for process in self._processes:
-            if process.is_alive() and process.pid is not None:
-                os.kill(process.pid, signal.SIGTERM)
-        for process in self._processes:
-            process.join(self._config.shutdown_s + 5.0)
-            if process.is_alive():
-                process.kill()
-
-    def _begin(self, worker: int) -> BaseProcess:
-        process = self._context.Process(
-            target=_work_apart, args=(self._config, self._socket, self._ledger, worker), name=f"llm-spec-{worker}"
-        )
-        process.start()
-        return process
-
-
-def _work_apart(config: ServerConfig, sock: socket.socket, ledger: Ledger, worker: int) -> None:
-    _work(config, sock, ledger, worker, lambda _: None)
+def _work_apart(config: ServerConfig, sock: socket.socket, ledger: Ledger, worker: int, reports: Connection) -> None:
+    """A worker's process; what keeps it from serving is told to who started it."""
+    share_metrics(worker)
+    with reports:
+        try:
+            _work(config, sock, ledger, worker, lambda: reports.send(READY))
+        except LlmSpecError as error:
+            reports.send(str(error))
+            sys.exit(1)

@@ -43,7 +43,14 @@ class Process:
         """The ids of its worker processes."""
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        return [int(child) for child in children if b"spawn_main" in command_of(child)]
+
+
+def command_of(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""
 
 
 @asynccontextmanager
@@ -151,19 +158,23 @@ max_concurrent = 2
             await asyncio.gather(*held, return_exceptions=True)
 
 
-async def test_a_worker_that_died_is_begun_again(tmp_path: Path) -> None:
-    """Requests are answered while it is away and when it is back."""
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_worker_that_died_is_started_again(workers: int, tmp_path: Path) -> None:
+    """Also one that dies soon after its start, and again; requests are answered meanwhile if there is another."""
     config = '[models.fast]\ntarget = "rules:any"\n'
-    async with served("--workers", "2", config=config, folder=tmp_path) as server:
-        await until(lambda: len(server.workers) == 2)
-        await asyncio.sleep(1.2)  # one that dies as soon as it has begun is not begun again
-        first, second = server.workers
-        subprocess.run(["kill", "-KILL", str(first)], check=True)  # noqa: ASYNC221 - takes no time
-        async with asyncio.timeout(HANGS_S):
-            while len(set(server.workers) - {first}) < 2:
-                assert (await server.asking.chat()).status == 200
-                await asyncio.sleep(0.05)
-        assert second in server.workers
+    async with served("--workers", str(workers), config=config, folder=tmp_path) as server:
+        await until(lambda: len(server.workers) == workers)
+        first, *others = server.workers
+        for _ in range(2):
+            subprocess.run(["kill", "-KILL", str(first)], check=True)  # noqa: ASYNC221 - takes no time
+            async with asyncio.timeout(HANGS_S):
+                while not (started := set(server.workers) - {first, *others}):
+                    if others:
+                        assert (await server.asking.chat()).status == 200
+                    await asyncio.sleep(0.05)
+            (first,) = started
+        assert (await server.asking.chat()).status == 200
+        assert set(others) <= set(server.workers)
         assert await server.end() == 0
 
 
@@ -191,6 +202,16 @@ def test_a_port_that_is_taken_is_told(workers: str) -> None:
         done = run("--port", str(port), "--workers", workers)
     assert done.returncode != 0
     assert str(port) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_model_that_cannot_be_opened_is_told(workers: str, tmp_path: Path) -> None:
+    """One line, although it is a worker that opens it."""
+    (tmp_path / "server.toml").write_text('[models.fast]\ntarget = "onnx:/nowhere"\n')
+    done = run("--config", str(tmp_path / "server.toml"), "--port", "0", "--workers", workers)
+    assert done.returncode != 0
+    assert "models.fast: model folder /nowhere does not exist" in done.stderr
     assert "Traceback" not in done.stderr
 
 
