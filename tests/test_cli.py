@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,9 @@ from llama_onnx import build_onnx, random_weights
 from serving import HANGS_S
 from tiny_models import TINY, write_tiny_model
 
+from llm_spec import ChatRequest, open_provider
 from llm_spec.cli import main
+from llm_spec.cli_screen import Spinner, harmless
 from llm_spec.testing.server import Latency, ModelServer
 
 PROMPT = "def test_spawnl(self):"
@@ -75,6 +79,26 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a plain run beside" in report["speedup_basis"]
 
 
+def test_system_message_files_and_stop_strings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """They become a system message, the rest of the user's message, and where the answer ends."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"# {name}\n", encoding="utf-8")
+    files = ["--file", str(tmp_path / "a"), "--file", str(tmp_path / "b")]
+    plain = ("--no-speculation", "--json", "--max-tokens", "24")
+    code, out, _ = run(capsys, "run", PROMPT, *files, "--system", "brief", "--stop", "?", "--stop", "(", *plain)
+    messages = [{"role": "system", "content": "brief"}, {"role": "user", "content": f"{PROMPT}\n\n# a\n\n\n# b\n"}]
+    result = json.loads(out)
+    target = open_provider("builtin:target").capabilities.token_model
+    assert target is not None
+    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create(messages))
+    assert code == 0
+    assert result["usage"]["target"]["input_tokens"] == len(prompt_ids)
+    assert result["stopped_by"] == "stop_string"
+    assert "(" not in result["content"]
+    alone = run(capsys, "run", *files, "--max-tokens", "8")
+    assert alone == run(capsys, "run", "# a\n\n\n# b\n", "--max-tokens", "8")
+
+
 def test_no_speculation(capsys: pytest.CaptureFixture[str]) -> None:
     """--no-speculation reports a plain run, without a speedup that nothing measured."""
     report = json.loads(run(capsys, "run", PROMPT, "--json", "--no-speculation", "--max-tokens", "8")[1])
@@ -99,10 +123,10 @@ def test_providers(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def terminal(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """What a terminal shows."""
+    """What a terminal shows; a dumb one, without what moves."""
     pid, descriptor = pty.fork()
     if pid == 0:
-        os.execve(LLM_SPEC, [LLM_SPEC, *arguments], dict(os.environ) | {"TERM": "xterm"} | (environment or {}))
+        os.execve(LLM_SPEC, [LLM_SPEC, *arguments], dict(os.environ) | {"TERM": "dumb"} | (environment or {}))
     shown = b""
     while True:
         try:
@@ -134,9 +158,7 @@ def test_no_color() -> None:
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
     """What a model writes is data: it cannot move the cursor or ring the bell."""
-    from llm_spec.cli import _harmless  # pyright: ignore[reportPrivateUsage]
-
-    assert _harmless("a\033[2Jb\a\n\tc é 漢") == "a\ufffd[2Jb\ufffd\n\tc é 漢"
+    assert harmless("a\033[2Jb\a\n\tc é 漢") == "a\ufffd[2Jb\ufffd\n\tc é 漢"
 
 
 @pytest.mark.parametrize("where", ["here", "at a server"])
@@ -160,6 +182,71 @@ async def test_interrupt(where: str) -> None:
             process.kill()
         assert process.returncode == 130
         assert b"Traceback" not in err
+
+
+INTERRUPTED_IMPORT = """
+import importlib.abc, os, signal, sys
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+
+import llm_spec_cli
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["llm-spec", "providers"]
+sys.exit(llm_spec_cli.main())
+"""
+
+
+def test_interrupt_while_starting() -> None:
+    """Ctrl-C while the package is being imported is one line."""
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "llm-spec: interrupted\n")
+
+
+def test_interrupt_while_loading(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a model is being loaded is one line."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("llm_spec.cli_run.open_provider", interrupted)
+    assert run(capsys, "run", PROMPT) == (130, "", "llm-spec: interrupted\n")
+
+
+class Terminal(io.StringIO):
+    """Tells when enough was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_two_frames = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self.getvalue().count("\r") >= 2:
+            self.has_two_frames.set()
+        return written
+
+
+def test_spinner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal is shown what is waited for, until it is there; a pipe is shown nothing."""
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    with Spinner("loading x", out) as spinner:
+        assert out.has_two_frames.wait(HANGS_S)
+        spinner.stop()
+        shown = out.getvalue()
+    assert shown == out.getvalue()
+    assert shown.startswith("\r| loading x ...\r/ loading x ...")
+    assert shown.endswith("\r" + " " * len("/ loading x ...") + "\r")
+    pipe = io.StringIO()
+    with Spinner("loading x", pipe):
+        pass
+    assert pipe.getvalue() == ""
 
 
 def test_reader_that_goes_away() -> None:
@@ -245,9 +332,10 @@ def test_a_draft_of_another_vocabulary(capsys: pytest.CaptureFixture[str], tmp_p
 
 def test_empty_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     """An empty prompt is refused before anything is loaded."""
-    code, _, err = run(capsys, "run", " ")
-    assert code == 2
-    assert "prompt is empty" in err
+    for prompt in ([" "], []):
+        code, _, err = run(capsys, "run", *prompt)
+        assert code == 2
+        assert "prompt is empty" in err
 
 
 def test_missing_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +367,7 @@ def test_prices_and_a_bound_in_money(capsys: pytest.CaptureFixture[str]) -> None
         (["--target-price", "1:2:3:4"], "IN:OUT"),
         (["--max-cost", "-1"], "max_request_cost"),
         (["--prediction", "no/such/file"], "no/such/file"),
+        (["--file", "no/such/text"], "no/such/text"),
     ],
 )
 def test_bad_money_and_predictions(capsys: pytest.CaptureFixture[str], arguments: list[str], named: str) -> None:

@@ -1,0 +1,178 @@
+"""`llm-spec run`: answer a prompt, show how, and compare with the target alone."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+from llm_spec.chat import ChatRequest, TextDelta
+from llm_spec.cli_screen import Screen, Spinner
+from llm_spec.config import SpeculativeConfig, StrategyName
+from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.errors import ConfigError, InvalidRequestError, TargetError
+from llm_spec.money import read_price
+from llm_spec.provider import DraftProvider, LlmProvider
+from llm_spec.registry import open_draft, open_provider
+from llm_spec.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.tokens.lookahead import CostAware, Fixed, LookaheadPolicy
+
+__all__ = ["add_run", "run"]
+
+
+def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add the command to a parser."""
+    run = commands.add_parser("run", help="answer a prompt, the draft helping the target")
+    run.add_argument("prompt", metavar="PROMPT", nargs="?", help="the user's message; - reads it from standard input")
+    run.add_argument("--system", metavar="TEXT", help="the system message")
+    run.add_argument(
+        "--file", metavar="FILE", action="append", default=[], help="a text that follows the prompt; may be repeated"
+    )
+    run.add_argument("--target", default="builtin:target", help="the model whose answer counts (%(default)s)")
+    run.add_argument(
+        "--draft", default="lookup+builtin:draft", help="who drafts: a model, lookup, or both (%(default)s)"
+    )
+    run.add_argument("--strategy", default="auto", choices=get_args(StrategyName), help="how to verify (%(default)s)")
+    run.add_argument(
+        "--lookahead", default="adaptive", metavar="N", help="tokens a draft proposes, 1 to 32 (%(default)s)"
+    )
+    run.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer (%(default)s)")
+    run.add_argument(
+        "--stop", metavar="TEXT", action="append", default=[], help="the answer ends before this; may be repeated"
+    )
+    run.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (the target's default)")
+    run.add_argument("--top-p", type=float, metavar="P")
+    run.add_argument("--seed", type=int, metavar="N", help="one seed, one text, with and without speculation")
+    run.add_argument("--prediction", metavar="FILE", help="what the answer will probably be (strategy predict)")
+    run.add_argument("--target-price", metavar="IN:OUT[:CACHED]", help="for a million tokens, for the summary's cost")
+    run.add_argument("--draft-price", metavar="IN:OUT[:CACHED]")
+    run.add_argument("--max-cost", type=float, metavar="X", help="end the answer where it would cost more")
+    run.add_argument("--no-speculation", action="store_true", help="the target alone")
+    run.add_argument("--compare", action="store_true", help="also run the target alone: same text? how much faster?")
+    run.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer, and report; the models are loaded before there is an event loop, which a long load would hold."""
+    request, config = _request(arguments), _config(arguments)
+    draft_name = None if config.strategy == "plain" else arguments.draft
+    with Spinner(f"loading {' and '.join(filter(None, (arguments.target, draft_name)))}", sys.stderr):
+        target = open_provider(arguments.target)
+        draft = None if draft_name is None else open_draft(draft_name)
+    result, same_text = asyncio.run(_run(request, config, target, draft, arguments))
+    _report(result, same_text, as_json=arguments.json)
+    return 0
+
+
+def _request(arguments: argparse.Namespace) -> ChatRequest:
+    messages = [{"role": "user", "content": _prompt(arguments.prompt, arguments.file)}]
+    if arguments.system is not None:
+        messages.insert(0, {"role": "system", "content": arguments.system})
+    return ChatRequest.create(
+        messages,
+        max_tokens=arguments.max_tokens,
+        stop=arguments.stop,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        prediction=None if arguments.prediction is None else _read(arguments.prediction, "prediction"),
+    )
+
+
+def _prompt(prompt: str | None, files: list[str]) -> str:
+    first = sys.stdin.read() if prompt == "-" else prompt or ""
+    text = "\n\n".join(part for part in (first, *(_read(path, "file") for path in files)) if part)
+    if not text.strip():
+        raise InvalidRequestError("the prompt is empty; give the user's message, or - and a message on standard input")
+    return text
+
+
+def _read(path: str, what: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidRequestError(f"the {what} {path} cannot be read: {error}") from error
+
+
+def _config(arguments: argparse.Namespace) -> SpeculativeConfig:
+    given = {arguments.target: arguments.target_price, arguments.draft: arguments.draft_price}
+    return SpeculativeConfig(
+        strategy="plain" if arguments.no_speculation else arguments.strategy,
+        lookahead=_lookahead(arguments.lookahead),
+        prices={name.partition("@")[0]: read_price(price) for name, price in given.items() if price is not None},
+        max_request_cost=arguments.max_cost,
+    )
+
+
+def _lookahead(argument: str) -> LookaheadPolicy:
+    if argument == "adaptive":
+        return CostAware()
+    try:
+        return Fixed(int(argument))
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"lookahead is {argument!r}; it must be 'adaptive' or an integer from 1 to 32") from error
+
+
+async def _run(
+    request: ChatRequest,
+    config: SpeculativeConfig,
+    target: LlmProvider,
+    draft: DraftProvider | None,
+    arguments: argparse.Namespace,
+) -> tuple[SpeculativeResult, bool | None]:
+    """The result and, compared with the target alone, whether its text is the same."""
+    try:
+        screen = Screen(sys.stdout, silent=arguments.json)
+        result = await _answer(SpeculativeDecoder(draft, target, config), request, screen)
+        if not arguments.compare:
+            return result, None
+        request = replace(request, sampling=replace(request.sampling, seed=result.seed))
+        with Spinner(f"running {target.name} alone, to compare", sys.stderr):
+            plain = await SpeculativeDecoder(None, target).decode(request)
+        result = replace(result, plain_s=plain.timings.total_s, speedup_basis="a plain run beside this one")
+        return result, plain.content == result.content
+    finally:
+        await target.aclose()
+        if draft is not None:
+            await draft.aclose()
+
+
+async def _answer(decoder: SpeculativeDecoder, request: ChatRequest, screen: Screen) -> SpeculativeResult:
+    screen.legend()
+    with Spinner(f"waiting for {decoder.name}", sys.stderr) as spinner:
+        async with decoder.stream(request) as events:
+            async for event in events:
+                match event:
+                    case TextDelta():
+                        spinner.stop()
+                        screen.show(event)
+                    case SpeculativeFinish(result=SpeculativeResult() as result):
+                        spinner.stop()
+                        screen.end()
+                        return result
+                    case _:
+                        pass
+    raise TargetError(f"{decoder.name} ended without a result")
+
+
+def _report(result: SpeculativeResult, same_text: bool | None, *, as_json: bool) -> None:
+    """The figures: on a terminal below the answer; of a comparison on standard error where a pipe gets the answer."""
+    for reason in result.fallbacks:
+        print(f"llm-spec: the draft failed and the target went on alone: {reason}", file=sys.stderr)
+    if as_json:
+        extra = {} if same_text is None else {"same_text_as_plain": same_text}
+        print(json.dumps(result.to_dict() | extra))
+        return
+    if not sys.stdout.isatty() and same_text is None:
+        return
+    out = sys.stdout if sys.stdout.isatty() else sys.stderr
+    print(f"\n{result.summary()}", file=out)
+    if same_text is not None:
+        told = "the same text" if same_text else "a different text"
+        print(f"the target alone: {result.plain_s:.3f} s, {told}", file=out)

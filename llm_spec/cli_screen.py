@@ -1,0 +1,102 @@
+"""What `llm-spec` shows: an answer as it comes, and that something is being waited for."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import threading
+from types import TracebackType
+from typing import Final, Self, TextIO
+
+from llm_spec.chat import Origin, TextDelta
+
+__all__ = ["Screen", "Spinner", "harmless"]
+
+_COLOURS: Final[dict[Origin, str]] = {"accepted": "32", "correction": "33", "bonus": "36", "plain": "0"}
+_LEGEND: Final[dict[Origin, str]] = {
+    "accepted": "drafted and accepted",
+    "correction": "the target's correction",
+    "bonus": "the target's bonus",
+    "plain": "plain step",
+}
+_FRAMES: Final = "|/-\\"
+_PATIENCE_S: Final = 0.2  # what ends sooner shows no spinner
+_FRAME_S: Final = 0.1
+
+
+class Screen:
+    """Where the answer appears: in colours on a terminal, as the text alone in a pipe or file."""
+
+    def __init__(self, out: TextIO, *, silent: bool) -> None:
+        self._out = out
+        self._silent = silent
+        self._terminal = out.isatty() and not silent
+        self._colours = self._terminal and "NO_COLOR" not in os.environ
+
+    def legend(self) -> None:
+        if self._colours:
+            self._write("  ".join(self._paint(text, origin) for origin, text in _LEGEND.items()) + "\n\n")
+
+    def show(self, delta: TextDelta) -> None:
+        if not self._silent:
+            self._write(self._paint(harmless(delta.text), delta.origin) if self._terminal else delta.text)
+
+    def end(self) -> None:
+        if self._terminal:
+            self._write("\n")
+
+    def _paint(self, text: str, origin: Origin) -> str:
+        return f"\033[{_COLOURS[origin]}m{text}\033[0m" if self._colours else text
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
+def harmless(text: str) -> str:
+    """What a model wrote, unable to steer the terminal: control characters show as symbols."""
+    return "".join(c if c in "\n\t" or c.isprintable() or c == "\u00a0" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+class Spinner:
+    """A line on a terminal that moves while something is waited for, and is gone when it ends or is stopped.
+
+    Elsewhere than on a terminal nothing is shown.
+    """
+
+    def __init__(self, line: str, out: TextIO) -> None:
+        self._line = line
+        self._out = out
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._spin, daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._out.isatty() and os.environ.get("TERM") != "dumb":
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the line away; also twice."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _spin(self) -> None:
+        if self._ended.wait(_PATIENCE_S):
+            return
+        line = f"{self._line} ..."[: shutil.get_terminal_size().columns - 3]  # one that wraps could not be taken away
+        for frame in itertools.cycle(_FRAMES):
+            self._write(f"\r{frame} {line}")
+            if self._ended.wait(_FRAME_S):
+                break
+        self._write(f"\r{' ' * (len(line) + 2)}\r")
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
