@@ -1,20 +1,24 @@
-"""Pictures of the page that `llm-spec serve` shows, for the README: docs/page-light.png and docs/page-dark.png.
+"""Pictures of the page that `llm-spec serve` shows, for the docs: light, dark, and on a phone.
 
-    pip install -r tests/integrations/page/requirements.txt && python tools/screenshot.py [URL]
+    pip install -r tests/integrations/page/requirements.txt && python tools/screenshot.py [--opened] [--to FOLDER] [URL]
 
-Without a URL the recorded run of the built-in pair is shown, with the figures measured when it was recorded. The fonts
-are those of the machine: Inter and JetBrains Mono where they are installed.
+They show a race that was run here with the built-in pair, or with the first model of the server at URL; with `--opened`
+the page as it is met, playing its recording. The fonts are those of the machine: Inter and JetBrains Mono where they
+are installed.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, Page, async_playwright
+
+from llm_spec.server import Server, ServerConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,9 +27,13 @@ ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "integrations" / "page"))
 
 from browser import CHROMIUM  # noqa: E402 - found by the line above
-from scripted_server import serve_scripts  # noqa: E402 - as above
 
-_SIZE: Final = {"width": 1280, "height": 800}
+_DESKTOP: Final = {"viewport": {"width": 1280, "height": 960}}
+_LOOKS: Final[dict[str, dict[str, Any]]] = {
+    "light": _DESKTOP | {"color_scheme": "light"},
+    "dark": _DESKTOP | {"color_scheme": "dark"},
+    "phone": {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True},
+}
 
 
 @asynccontextmanager
@@ -33,34 +41,47 @@ async def _page_url(url: str | None) -> AsyncIterator[str]:
     if url is not None:
         yield url
         return
-    async with serve_scripts() as server:
+    async with Server(ServerConfig.builtin(port=0)) as server:
         yield server.url
 
 
-async def _picture(browser: Browser, url: str, scheme: str) -> None:
-    context = await browser.new_context(viewport=_SIZE, color_scheme=scheme, reduced_motion="reduce")
+async def _race(page: Page) -> None:
+    for _ in range(3):  # the first finds cold caches
+        await page.get_by_role("button", name="Run", exact=True).click()
+        await page.locator("#run[aria-disabled=false]").wait_for()
+    await page.get_by_text("Done:").wait_for()
+
+
+async def _picture(browser: Browser, url: str, look: str, arguments: argparse.Namespace) -> None:
+    motion = "no-preference" if arguments.opened else "reduce"
+    context = await browser.new_context(**_LOOKS[look], reduced_motion=motion)
     page = await context.new_page()
+    if arguments.opened:
+        await page.clock.install(time=0)
+        await page.clock.pause_at(1)
     await page.goto(url)
     await page.locator("#model option").first.wait_for(state="attached")
-    await page.get_by_label("Temperature").fill("0.5")
-    await page.get_by_label("Seed").fill("1")
-    await page.get_by_role("button", name="Run", exact=True).click()
-    await page.get_by_text("Done:").wait_for()
-    await page.get_by_role("button", name="Run plain beside").click()
-    await page.locator("#verdict").wait_for()
-    await page.evaluate("document.querySelectorAll('.text').forEach((text) => { text.scrollTop = 0; })")
-    path = ROOT / "docs" / f"page-{scheme}.png"
+    if arguments.opened:
+        await page.clock.run_for(1300)  # a part of the recording
+    else:
+        await _race(page)
+    path = arguments.to / f"page-{look}{'-opened' * arguments.opened}.png"
     await page.screenshot(path=path)
-    print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+    print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
     await context.close()
 
 
 async def main() -> None:
-    (ROOT / "docs").mkdir(exist_ok=True)
-    async with async_playwright() as playwright, _page_url(sys.argv[1] if len(sys.argv) > 1 else None) as url:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", nargs="?", help="of a running server")
+    parser.add_argument("--opened", action="store_true", help="before a run: the recording, half played")
+    parser.add_argument("--to", type=Path, default=ROOT / "docs", help="folder (docs)")
+    arguments = parser.parse_args()
+    arguments.to.mkdir(exist_ok=True)
+    async with async_playwright() as playwright, _page_url(arguments.url) as url:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for scheme in ("light", "dark"):
-            await _picture(browser, url, scheme)
+        for look in _LOOKS:
+            await _picture(browser, url, look, arguments)
 
 
 if __name__ == "__main__":

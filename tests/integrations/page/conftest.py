@@ -44,8 +44,9 @@ async def browser() -> AsyncIterator[Browser]:
     """A real browser without a window."""
     if CHROMIUM is None:
         pytest.skip("no chromium found (apt-get install chromium, or set CHROMIUM)")
-    from playwright.async_api import async_playwright  # what collects all tests may not have it
+    from playwright.async_api import async_playwright, expect  # what collects all tests may not have it
 
+    expect.set_options(timeout=30_000)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -54,9 +55,9 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture
 async def page(browser: Browser, seen: Seen) -> Page:
-    """An empty page that notes what it does."""
-    page = await browser.new_page(viewport={"width": 1280, "height": 800})
-    page.set_default_timeout(10_000)
+    """An empty page that notes what it does, and replays nothing unasked."""
+    page = await browser.new_page(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    page.set_default_timeout(30_000)
     page.on("console", lambda told: seen.console.append(told.text) if told.type in {"warning", "error"} else None)
     page.on("pageerror", lambda error: seen.console.append(str(error)))
     page.on("request", lambda request: seen.urls.append(request.url))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,16 +16,20 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
-__all__ = ["HOSTILE_TEXT", "PAGE", "RACE_STREAMS", "TRACE", "ScriptedServer", "serve_scripts"]
+__all__ = ["HOSTILE_TEXT", "PAGE", "RACE_STREAMS", "RECORDING", "ScriptedServer", "parts_of", "serve_scripts"]
 
 PAGE: Final = Path(__file__).parents[3] / "llm_spec" / "server" / "page.html"
-TRACE: Final[dict[str, Any]] = json.loads((Path(__file__).parent / "trace.json").read_text())
+RECORDING: Final[dict[str, Any]] = json.loads(
+    re.findall(r'<script type="application/json" id="recording">(.*)</script>', PAGE.read_text())[0]
+)
 POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
 HOSTILE_TEXT: Final = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> &amp; <b>b</b>"
 )
+ORIGINS: Final = ("accepted", "correction", "bonus", "plain")  # as the recording counts them
+COUNTS: Final = ("index", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")  # of a recorded round
 RACE_STREAMS: Final = (  # begins_at, started_s, ended_s, outcome, num_tokens
     (0, 0.00, 0.95, "emitted", 40),
     (40, 0.12, 1.30, "emitted", 44),
@@ -34,7 +39,7 @@ RACE_STREAMS: Final = (  # begins_at, started_s, ended_s, outcome, num_tokens
     (144, 1.00, 2.10, "emitted", 48),
 )
 
-Part: TypeAlias = dict[str, Any]  # as record_trace.py writes them
+Part: TypeAlias = dict[str, Any]  # of a script: what one chunk tells
 Script: TypeAlias = Callable[["Asked"], AsyncIterator[Part]]
 
 
@@ -80,16 +85,61 @@ def started(strategy: str, guarantee: str = "exact") -> Part:
     return {"started": about}
 
 
+def parts_of(lane: dict[str, Any]) -> list[Part]:
+    """A recorded lane, as tools/record_race.py writes it."""
+    parts: list[Part] = []
+    for t_ms, *told in lane["events"]:
+        if isinstance(told[0], str):
+            parts.append({"text": told[0], "origin": ORIGINS[told[1]], "t": t_ms / 1000})
+        else:
+            counts = dict(
+                zip(("index", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens"), told, strict=False)
+            )
+            parts.append({"round": counts | {"draft_s": told[4] / 1000, "verify_s": told[5] / 1000, "t": t_ms / 1000}})
+    parts.append({"finish_reason": lane["finish_reason"], "num_tokens": lane["usage"]["completion_tokens"]})
+    return [*parts, result(**lane["result"])]
+
+
 async def recorded(asked: Asked, server: ScriptedServer) -> AsyncIterator[Part]:
     """The built-in pair, at the recording's pace."""
-    name = "plain" if asked.strategy == "plain" else "tokens"
-    yield started(name)
+    is_plain = asked.strategy == "plain"
+    yield started("plain" if is_plain else "tokens")
     now = 0.0
-    for part in TRACE[name]:
+    for part in parts_of(RECORDING["lanes"][is_plain]):
         t = part.get("t") or part.get("round", {}).get("t") or now
         await asyncio.sleep(max(0.0, t - now) / server.speed)
         now = t
         yield part
+
+
+async def measured(asked: Asked) -> AsyncIterator[Part]:
+    """A request that is plain to measure the target alone; the next one is not."""
+    del asked
+    yield started("plain")
+    yield {"text": "One two three.", "origin": "plain", "t": 1.0}
+    yield {"finish_reason": "stop", "num_tokens": 4}
+    reason = "the target alone is being measured, to compare with"
+    yield result(strategy="plain", plain_reason="baseline", plain_text=reason)
+
+
+async def alone(asked: Asked) -> AsyncIterator[Part]:
+    """A model without a draft."""
+    del asked
+    yield started("plain")
+    yield {"text": "One two three.", "origin": "plain", "t": 1.0}
+    yield {"finish_reason": "stop", "num_tokens": 4}
+    yield result(strategy="plain", plain_reason="no_draft", plain_text="there is no draft")
+
+
+async def behind(asked: Asked) -> AsyncIterator[Part]:
+    """A draft that costs more than it saves, and says by how much."""
+    is_plain = asked.strategy == "plain"
+    yield started("plain" if is_plain else "tokens")
+    total_s = 1.0 if is_plain else 1.5
+    yield {"text": "One two three.", "origin": "plain" if is_plain else "accepted", "t": total_s}
+    yield {"finish_reason": "stop", "num_tokens": 4}
+    told = {} if is_plain else {"speedup": 0.8, "speedup_basis": "7 plain steps", "seed": 41}
+    yield result(timings={"total_s": total_s, "first_text_s": total_s}, **told)
 
 
 async def race(asked: Asked) -> AsyncIterator[Part]:
@@ -290,9 +340,12 @@ def make_app(server: ScriptedServer) -> web.Application:
 
 def describe(name: str) -> dict[str, Any]:
     """What the list of models tells of one."""
+    about: dict[str, Any]
     pair = {"target": "builtin:target", "draft": "lookup+builtin:draft"}
     about = pair if name == "builtin" else {"target": "scripted:target", "draft": "scripted:draft"}
     strategies = ["auto", "plain", "race" if name == "race" else "tokens"]
+    if name == "alone":
+        about, strategies = about | {"draft": None}, ["auto", "plain"]
     told = about | {"strategy": "auto", "strategies": strategies}
     return {"id": name, "object": "model", "created": 0, "owned_by": "llm-spec", "llm_spec": told}
 
@@ -302,7 +355,9 @@ async def serve_scripts(port: int = 0) -> AsyncIterator[ScriptedServer]:
     """A server on 127.0.0.1, closed on exit."""
     server = ScriptedServer(url="")
     server.scripts = {"builtin": lambda asked: recorded(asked, server)}
-    server.scripts |= {s.__name__: s for s in (race, slow, broken, cut, torn, hostile, long, lines)}
+    server.scripts |= {
+        s.__name__: s for s in (race, measured, alone, behind, slow, broken, cut, torn, hostile, long, lines)
+    }
     runner = web.AppRunner(make_app(server), handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:

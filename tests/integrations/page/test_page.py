@@ -18,7 +18,7 @@ pytest.importorskip("playwright")
 from playwright.async_api import Browser, Page, expect
 
 from .browser import Seen
-from .scripted_server import HOSTILE_TEXT, PAGE, RACE_STREAMS, TRACE, ScriptedServer
+from .scripted_server import HOSTILE_TEXT, PAGE, RACE_STREAMS, RECORDING, ScriptedServer, parts_of
 
 PAINTED_TEXT: Final = """() => {
   const channel = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
@@ -48,6 +48,14 @@ PAINTED_TEXT: Final = """() => {
 }"""
 
 
+LOOKS: Final = """(all) => all.map((node) => {
+  const style = getComputedStyle(node);
+  const line = style.textDecorationLine === "none" ? "none" : style.textDecorationStyle;
+  return [node.className, style.backgroundColor, line];
+})"""
+NO_TINT: Final = "rgba(0, 0, 0, 0)"
+
+
 async def open_page(page: Page, url: str) -> None:
     await page.goto(url)
     await expect(page.get_by_label("Model").locator("option").first).to_be_attached()
@@ -64,8 +72,8 @@ async def run(page: Page, url: str, model: str | None = None, *, until: str | No
         await expect(page.get_by_role("status")).to_contain_text(until)
 
 
-async def text_of(page: Page, name: str) -> str:
-    return await page.get_by_role("group", name=f"Text of the {name}").evaluate("(group) => group.textContent")
+async def text_of(page: Page, lane: str = "with the draft") -> str:
+    return await page.get_by_role("group", name=f"Text {lane}").evaluate("(group) => group.textContent")
 
 
 class TestAnyServer:
@@ -74,7 +82,7 @@ class TestAnyServer:
     async def test_answer_figures_and_rounds_agree(self, page: Page, page_server: str, seen: Seen) -> None:
         """As many bars as rounds, counts that add up to the tokens, no word on the console, no request elsewhere."""
         await run(page, page_server)
-        assert await text_of(page, "answer")
+        assert await text_of(page)
         told = await page.locator("#tokens-a-round small").inner_text()
         assert await page.locator("#timeline g.round").count() == int(told.split()[0])
         counts = [int(await slot.inner_text()) for slot in await page.locator("#legend [data-origin]").all()]
@@ -85,76 +93,141 @@ class TestAnyServer:
         assert seen.console == []
         assert all(url.startswith((page_server, "data:")) for url in seen.urls), seen.urls
 
-    async def test_each_origin_has_a_colour_and_another_cue(self, page: Page, page_server: str) -> None:
-        """The four origins differ in colour and in the line below, in the legend as in the text."""
+    async def test_each_origin_has_its_own_look(self, page: Page, page_server: str) -> None:
+        """What was accepted is tinted, the exceptions are underlined, in the legend as in the text."""
         await run(page, page_server)
-        looks = await page.locator("#legend b").evaluate_all(
-            "(all) => all.map((b) => [getComputedStyle(b).color, getComputedStyle(b).textDecoration.split(' ')"
-            ".filter((word) => /none|solid|wavy|double/.test(word)).join()])"
-        )
-        assert len({colour for colour, _ in looks}) == len({line for _, line in looks}) == 4
-        in_text = await page.locator("#answer span").evaluate_all(
-            "(all) => all.map((s) => [s.className, getComputedStyle(s).color])"
-        )
-        names = await page.locator("#legend b").all_inner_texts()
-        assert {tuple(pair) for pair in in_text} <= set(zip(names, (colour for colour, _ in looks), strict=True))
-        assert len({name for name, _ in in_text}) >= 2
+        legend = {name: (tint, line) for name, tint, line in await page.locator("#legend b").evaluate_all(LOOKS)}
+        assert list(legend) == ["accepted", "correction", "bonus", "plain"]
+        none = (NO_TINT, "none")
+        assert {name for name, (tint, _) in legend.items() if tint != NO_TINT} == {"accepted"}
+        assert {name: line for name, (_, line) in legend.items() if line != "none"} == {
+            "correction": "wavy",
+            "bonus": "double",
+        }
+        assert legend["plain"] == none
+        in_text = {tuple(look) for look in await page.locator("#answer span").evaluate_all(LOOKS)}
+        assert in_text <= {(name, *look) for name, look in legend.items()}
+        assert len(in_text) >= 2
 
-    async def test_plain_beside_has_the_same_text_and_a_ratio(self, page: Page, page_server: str) -> None:
-        """The target alone, on demand: its text, its time, the ratio, and whether the text is the same."""
+    async def test_the_race_is_run_unasked(self, page: Page, page_server: str) -> None:
+        """The same request once more without the draft: its text, both times, and one large line of what that says."""
         await run(page, page_server)
-        await page.get_by_role("button", name="Run plain beside").click()
-        await expect(page.get_by_text("The same text.", exact=True)).to_be_visible()
-        assert await text_of(page, "plain run") == await text_of(page, "answer")
-        assert re.fullmatch(r"[\d.]+x", await page.locator("#ratio").inner_text())
-        assert re.fullmatch(r"[\d.]+ m?s", await page.locator("#plain-time").inner_text())
-        assert "plain" in await page.locator("#speedup small").inner_text()
+        headline = page.locator("#headline")
+        await expect(headline).to_have_text(re.compile(r"^([\d.]+x (sooner|later)|As soon), same text$"))
+        assert await text_of(page, "of the target alone") == await text_of(page)
+        for clock in await page.locator(".clock").all_inner_texts():
+            assert re.fullmatch(r"[\d.]+ m?s", clock)
+        assert "target alone" in await page.locator("#alone-lane h3").inner_text()
+        large = await headline.evaluate("(node) => parseFloat(getComputedStyle(node).fontSize)")
+        others = await page.locator("body *:not(#headline, #headline *)").evaluate_all(
+            "(all) => Math.max(...all.map((node) => parseFloat(getComputedStyle(node).fontSize)))"
+        )
+        assert large >= 1.8 * others
 
 
 async def first_line(page: Page, figure: str) -> str:
     return (await page.locator(f"#{figure}").inner_text()).splitlines()[0]
 
 
-async def test_the_recorded_answer_is_shown_whole(page: Page, scripted: ScriptedServer) -> None:
-    """Every token's text, with its origin; figures as the result tells them."""
+async def number_in(page: Page, figure: str) -> float:
+    return float((await first_line(page, figure)).split()[0])
+
+
+async def test_every_token_is_shown_with_its_origin(page: Page, scripted: ScriptedServer) -> None:
+    """The whole text, each part marked as it came about; figures as the result tells them."""
     await run(page, scripted.url)
-    texts = [part for part in TRACE["tokens"] if "text" in part]
-    assert await text_of(page, "answer") == "".join(part["text"] for part in texts)
+    parts = parts_of(RECORDING["lanes"][0])
+    texts = [part for part in parts if "text" in part]
+    assert await text_of(page) == "".join(part["text"] for part in texts)
     for origin in ("accepted", "correction", "bonus"):
         marked = "".join(await page.locator(f"#answer .{origin}").all_inner_texts())
         expected = "".join(part["text"] for part in texts if part["origin"] == origin)
         assert "".join(marked.split()) == "".join(expected.split())
-    told = TRACE["tokens"][-1]["result"]
-    assert await first_line(page, "acceptance") == f"{told['acceptance_rate']:.0%}".replace("%", " %")
-    assert await first_line(page, "tokens-a-round") == f"{told['metrics']['mean_acceptance_length']:.2f}"
-    assert await first_line(page, "first-text") == f"{told['timings']['first_text_s'] * 1000:.0f} ms"
-    assert await first_line(page, "speedup") == "\u2013"  # too few plain steps: not given
+    told = parts[-1]["result"]
+    assert await number_in(page, "acceptance") == pytest.approx(100 * told["acceptance_rate"], abs=0.51)
+    assert await number_in(page, "tokens-a-round") == pytest.approx(told["metrics"]["mean_acceptance_length"], abs=0.01)
+    assert await number_in(page, "first-text") == pytest.approx(1000 * told["timings"]["first_text_s"], abs=0.51)
+
+
+async def test_tokens_a_second_where_no_price_is_known(page: Page, scripted: ScriptedServer) -> None:
+    """A pace for a model without a price, the cost for one that has it."""
+    await run(page, scripted.url)
+    lane = RECORDING["lanes"][0]
+    pace = lane["usage"]["completion_tokens"] / lane["result"]["timings"]["total_s"]
+    assert await page.locator("#pace-name").inner_text() == "Tokens a second"
+    assert await number_in(page, "pace") == pytest.approx(pace, abs=0.51)
+    await run(page, scripted.url, "race")
+    assert await page.locator("#pace-name").inner_text() == "Cost"
+    assert await first_line(page, "pace") == "0.00127"
 
 
 async def test_request_is_what_the_fields_say(page: Page, scripted: ScriptedServer) -> None:
-    """The body and headers of the wire; an empty seed is left to the server, and the plain run takes the one used."""
+    """The body and headers of the wire; an empty seed is left to the server, and the target alone gets the one used."""
     await open_page(page, scripted.url)
+    await page.get_by_label("Model").select_option("behind")
     await page.get_by_label("Prompt").fill("def push(self):")
     await page.get_by_label("Max tokens").fill("77")
     await page.get_by_label("Temperature").fill("0.7")
     await page.get_by_label("Strategy").select_option("tokens")
     await page.get_by_role("button", name="Run", exact=True).click()
     await expect(page.get_by_role("status")).to_contain_text("Done:")
-    await page.get_by_label("Prompt").fill("changed since")
-    await page.get_by_role("button", name="Run plain beside").click()
-    await expect(page.locator("#ratio")).to_be_visible()
     first, second = scripted.asked
-    body: dict[str, Any] = {"model": "builtin", "stream": True, "stream_options": {"include_usage": True}}
+    body: dict[str, Any] = {"model": "behind", "stream": True, "stream_options": {"include_usage": True}}
     body |= {"max_tokens": 77, "temperature": 0.7, "messages": [{"role": "user", "content": "def push(self):"}]}
     assert first.body == body
-    assert second.body == body | {"seed": TRACE["settings"]["seed"]}
+    assert second.body == body | {"seed": 41}
     assert (first.headers["x-llm-spec-trace"], first.headers["x-llm-spec-strategy"]) == ("1", "tokens")
     assert second.strategy == "plain"
     assert "authorization" not in first.headers
     await page.get_by_label("Strategy").select_option("auto")
+    await page.get_by_label("Race the target alone").uncheck()
     await page.get_by_role("button", name="Run", exact=True).click()
+    await expect(page.locator("#alone-lane")).to_be_hidden()
     await expect(page.get_by_role("status")).to_contain_text("Done:")
+    assert len(scripted.asked) == 3
     assert "x-llm-spec-strategy" not in scripted.asked[-1].headers
+
+
+async def test_the_lanes_run_one_after_the_other(page: Page, scripted: ScriptedServer) -> None:
+    """At once they would slow each other: the target alone is asked when the other answer has ended."""
+    were_open: list[list[bool]] = []
+    play = scripted.scripts["builtin"]
+
+    def noting(asked: Any) -> Any:
+        were_open.append([other.is_open for other in scripted.asked if other is not asked])
+        return play(asked)
+
+    scripted.scripts["builtin"] = noting
+    await run(page, scripted.url)
+    assert were_open == [[], [False]]
+
+
+async def test_a_draft_that_costs_time_is_said_to(page: Page, scripted: ScriptedServer) -> None:
+    """Later is called later; without a race it is what the server has measured, and against what."""
+    await run(page, scripted.url, "behind")
+    await expect(page.locator("#headline")).to_have_text("1.50x later, same text")
+    await expect(page.locator("#basis")).to_contain_text("1.50 s with the draft, 1.00 s alone")
+    await page.get_by_label("Race the target alone").uncheck()
+    await page.get_by_role("button", name="Run", exact=True).click()
+    await expect(page.locator("#headline")).to_have_text("1.25x later")
+    await expect(page.locator("#basis")).to_have_text("Against 7 plain steps.")
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("measured", "Why: the target alone is being measured, to compare with. Run it again."),
+        ("alone", "Why: there is no draft. Give this model a draft in the server\u2019s config."),
+    ],
+)
+async def test_what_is_plain_says_why(page: Page, scripted: ScriptedServer, model: str, reason: str) -> None:
+    """Where nothing was speculated there is nothing to race: the reason stands there instead, and what to do."""
+    await run(page, scripted.url, model)
+    await expect(page.locator("#headline")).to_have_text("No speculation")
+    await expect(page.locator("#basis")).to_have_text(reason)
+    await expect(page.locator("#alone-lane")).to_be_hidden()
+    assert await page.locator("#draft-lane h3").inner_text() == "The target alone"
+    assert len(scripted.asked) == 1
 
 
 async def test_race_shows_concurrent_streams_and_what_went_wrong(page: Page, scripted: ScriptedServer) -> None:
@@ -174,18 +247,15 @@ async def test_race_shows_concurrent_streams_and_what_went_wrong(page: Page, scr
     notices = await page.locator("#notices li").all_inner_texts()
     assert len(notices) == 2
     assert "<b>busy</b>" in notices[0]
-    assert await first_line(page, "speedup") == "2.10x"
-    assert "the plain answers of this server" in await page.locator("#speedup").inner_text()
-    assert await first_line(page, "cost") == "0.00127"
-    await page.get_by_role("button", name="Run plain beside").click()
-    verdict = page.locator("#verdict")
-    await expect(verdict).to_contain_text("Another text from character 14; race does not promise the same text")
-    await expect(verdict).to_contain_text("2.00x")
+    await expect(page.locator("#headline")).to_have_text("2.00x sooner, another text")
+    await expect(page.locator("#basis")).to_contain_text(
+        "differ from character 14: race does not promise the same text"
+    )
 
 
 async def test_text_arrives_while_it_is_made_and_stop_ends_it(page: Page, scripted: ScriptedServer) -> None:
     """Stop closes the connection, keeps what came, and the page can run again."""
-    await run(page, scripted.url, "slow", until="Running.")
+    await run(page, scripted.url, "slow", until="Running with the draft.")
     await expect(page.locator("#answer")).to_contain_text("word3")
     await page.get_by_role("button", name="Stop").click()
     await expect(page.get_by_role("status")).to_contain_text("Stopped")
@@ -194,12 +264,13 @@ async def test_text_arrives_while_it_is_made_and_stop_ends_it(page: Page, script
             break
         await asyncio.sleep(0.02)
     assert not scripted.asked[0].is_open
-    assert "word3" in await text_of(page, "answer")
+    assert "word3" in await text_of(page)
+    assert len(scripted.asked) == 1
     await expect(page.get_by_role("alert")).to_be_hidden()
     await page.get_by_label("Model").select_option("builtin")
     await page.get_by_role("button", name="Run", exact=True).click()
     await expect(page.get_by_role("status")).to_contain_text("Done:")
-    assert "word3" not in await text_of(page, "answer")
+    assert "word3" not in await text_of(page)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +286,9 @@ async def test_text_arrives_while_it_is_made_and_stop_ends_it(page: Page, script
 async def test_error_is_one_clear_line(page: Page, scripted: ScriptedServer, model: str, message: str) -> None:
     """Before the stream and within it: the message, what came before it, and a page that works on."""
     await run(page, scripted.url, model, until="Failed.")
-    await expect(page.get_by_role("alert")).to_have_text(message)
-    assert await text_of(page, "answer") == ("Half an " if model in {"broken", "cut", "torn"} else "")
+    await expect(page.locator("#race").get_by_role("alert")).to_have_text(message)
+    await expect(page.locator("#headline")).to_be_hidden()
+    assert await text_of(page) == ("Half an " if model in {"broken", "cut", "torn"} else "")
     await page.get_by_label("Model").select_option("builtin")
     await page.get_by_role("button", name="Run", exact=True).click()
     await expect(page.get_by_role("status")).to_contain_text("Done:")
@@ -235,8 +307,8 @@ async def test_unreachable_server_is_told(page: Page, scripted: ScriptedServer) 
 async def test_keyboard_is_enough(page: Page, scripted: ScriptedServer) -> None:
     """Every control is reached by Tab with a visible focus; Ctrl+Enter runs, Esc stops."""
     await open_page(page, scripted.url)
-    order = ["prompt", "model", "strategy", "max-tokens", "temperature", "seed", "run", "stop"]
-    order += ["SUMMARY", "plain", "answer"]
+    order = [*["BUTTON"] * 4, "prompt", "model", "SUMMARY", "strategy", "max-tokens", "temperature", "seed", "alone"]
+    order += ["run", "SUMMARY", "stop", "replay", "answer", "alone-answer"]
     reached = []
     for _ in order:
         await page.keyboard.press("Tab")
@@ -256,9 +328,9 @@ async def test_keyboard_is_enough(page: Page, scripted: ScriptedServer) -> None:
     await page.keyboard.type("builtin")
     await page.keyboard.press("Meta+Enter")
     await expect(page.get_by_role("status")).to_contain_text("Done:")
-    await page.get_by_role("button", name="Run plain beside").focus()
+    await page.get_by_role("button", name="Test a folder").focus()
     await page.keyboard.press("Enter")
-    await expect(page.get_by_text("The same text.", exact=True)).to_be_visible()
+    await expect(page.get_by_label("Prompt")).to_have_value("def test_mkdir(self):")
 
 
 async def test_every_field_has_a_name_and_what_is_missing_is_said(page: Page, scripted: ScriptedServer) -> None:
@@ -286,8 +358,9 @@ async def test_status_is_not_read_out_with_every_token(page: Page, scripted: Scr
     await page.keyboard.press("Control+Enter")
     await expect(page.get_by_role("status")).to_contain_text("Done:")
     said = await page.evaluate("said")
-    assert said[0] == "Running."
-    assert len(said) == 2
+    assert said[:2] == ["Running with the draft.", "Running the target alone."]
+    assert re.match(r"Done: 59 tokens in \d+ ms\. [\d.]+x sooner, same text\. \d+ ms with the draft", said[2])
+    assert len(said) == 3
     live = await page.locator("[aria-live], [role=status], [role=alert], [role=log]").evaluate_all(
         "(all) => all.map((node) => node.id)"
     )
@@ -300,12 +373,12 @@ async def test_text_has_contrast_in_both_themes(
     browser: Browser, scripted: ScriptedServer, scheme: Any, model: str
 ) -> None:
     """Every text that is shown stands out by at least 4.5 : 1, errors and disabled buttons too."""
-    page = await browser.new_page(color_scheme=scheme)
-    await run(page, scripted.url, model)
-    await page.get_by_role("button", name="Run plain beside").click()
-    await expect(page.locator("#ratio")).to_be_visible()
-    await page.evaluate("document.getElementById('key-box').open = true")
+    page = await browser.new_page(color_scheme=scheme, reduced_motion="reduce")
+    await open_page(page, scripted.url)
     painted = await page.evaluate(PAINTED_TEXT)
+    await run(page, scripted.url, model)
+    await page.evaluate("document.getElementById('key-box').open = true")
+    painted += await page.evaluate(PAINTED_TEXT)
     await run(page, scripted.url, "broken", until="Failed.")
     painted += await page.evaluate(PAINTED_TEXT)
     assert len(painted) > 60
@@ -318,7 +391,7 @@ async def test_text_has_contrast_in_both_themes(
 async def test_what_a_model_writes_stays_text(page: Page, scripted: ScriptedServer, seen: Seen) -> None:
     """Markup in the text, the reasoning, names and reasons is shown and never parsed."""
     await run(page, scripted.url, "hostile")
-    assert await text_of(page, "answer") == HOSTILE_TEXT * 2
+    assert await text_of(page) == HOSTILE_TEXT * 2
     assert await page.locator("#reasoning pre").text_content() == HOSTILE_TEXT
     assert HOSTILE_TEXT in await page.locator("#notices").inner_text()
     assert await page.locator("#results img, #results script, #answer b").count() == 0
@@ -332,11 +405,10 @@ async def test_what_a_model_writes_stays_text(page: Page, scripted: ScriptedServ
 
 @pytest.mark.parametrize("model", ["builtin", "race", "hostile", "long"])
 async def test_a_narrow_screen_does_not_scroll_sideways(browser: Browser, scripted: ScriptedServer, model: str) -> None:
-    """360 pixels are enough, with the plain run beside too."""
-    page = await browser.new_page(viewport={"width": 360, "height": 740})
+    """360 pixels are enough, with both lanes and the settings."""
+    page = await browser.new_page(viewport={"width": 360, "height": 740}, reduced_motion="reduce")
     await run(page, scripted.url, model)
-    await page.get_by_role("button", name="Run plain beside").click()
-    await expect(page.locator("#ratio")).to_be_visible()
+    await page.locator("#settings summary").click()
     assert await page.evaluate("document.documentElement.scrollWidth") <= 360
     drawn = await page.locator("#timeline").evaluate("(node) => [node.clientWidth, node.parentElement.clientWidth]")
     assert drawn[0] <= drawn[1]
@@ -362,9 +434,10 @@ async def test_a_long_answer_stays_responsive(page: Page, scripted: ScriptedServ
     )
     await page.get_by_label("Model").select_option("long")
     await page.get_by_label("Prompt").fill("hello")
+    await page.get_by_label("Race the target alone").uncheck()
     await page.keyboard.press("Control+Enter")
     await expect(page.get_by_role("status")).to_contain_text("Done: 5000 tokens", timeout=30_000)
-    assert len((await text_of(page, "answer")).split()) == 5000
+    assert len((await text_of(page)).split()) == 5000
     assert await page.locator("#timeline g.round").count() == 1000
     longest_ms, num_frames, num_drawn = await page.evaluate("[longest_ms, numFrames, numDrawn]")
     assert num_drawn <= num_frames + 2
@@ -401,7 +474,7 @@ async def test_api_key_is_asked_for_sent_and_kept_nowhere(page: Page, scripted: 
 async def test_odd_but_legal_events_are_read(page: Page, scripted: ScriptedServer) -> None:
     """Comments, ids, carriage returns, a character and a line end cut in two."""
     await run(page, scripted.url, "lines")
-    assert await text_of(page, "answer") == "caf\u00e9 \u2192 \U0001f40d"
+    assert await text_of(page) == "caf\u00e9 \u2192 \U0001f40d"
 
 
 async def test_models_bring_their_strategies(page: Page, scripted: ScriptedServer) -> None:
@@ -410,6 +483,140 @@ async def test_models_bring_their_strategies(page: Page, scripted: ScriptedServe
     await page.get_by_label("Model").select_option("race")
     assert await page.get_by_label("Strategy").locator("option").all_inner_texts() == ["auto", "plain", "race"]
     await expect(page.locator("#pair")).to_have_text("scripted:draft → scripted:target")
+
+
+async def test_a_recorded_race_plays_on_opening(browser: Browser, scripted: ScriptedServer, seen: Seen) -> None:
+    """It types both lanes on one clock, slowed down as its title says, is called a recording, and asks no model."""
+    page = await browser.new_page()
+    page.on("pageerror", lambda error: seen.console.append(str(error)))
+    await page.clock.install(time=0)
+    await page.clock.pause_at(1)  # nothing moves unless it is told to
+    await open_page(page, scripted.url)
+    with_draft, alone = (parts_of(lane) for lane in RECORDING["lanes"])
+    assert await page.locator("#badge").inner_text() == "Recording"
+    await expect(page.get_by_role("status")).to_contain_text("recorded on")
+    await expect(page.locator("#headline")).to_have_text(re.compile(r"x sooner, same text$"))
+    slowdown = int(re.findall(r"Race, (\d+) times slower", await page.locator("#race-title").inner_text())[0])
+    middle_s = with_draft[-1]["result"]["timings"]["total_s"] / 2
+    await page.clock.run_for(int(middle_s * 1000 * slowdown))
+    drawn = await text_of(page), await text_of(page, "of the target alone")
+    whole = tuple("".join(part.get("text", "") for part in parts) for parts in (with_draft, alone))
+    assert whole[0] == whole[1]
+    assert 0 < len(drawn[1]) < len(drawn[0]) < len(whole[0])
+    assert [text for text in drawn if not whole[0].startswith(text)] == []
+    await page.clock.run_for(20_000)
+    assert (await text_of(page), await text_of(page, "of the target alone")) == whole
+    assert await page.locator("#race-title").inner_text() == "Race"
+    assert (scripted.asked, seen.console) == ([], [])
+    await page.close()
+
+
+async def test_a_replay_is_ended_and_begun_again(browser: Browser, scripted: ScriptedServer) -> None:
+    """Escape shows the end at once, Replay begins anew, and a run of one's own is replayed if it was too quick."""
+    page = await browser.new_page()
+    await page.clock.install(time=0)
+    await page.clock.pause_at(1)
+    await open_page(page, scripted.url)
+    assert await text_of(page) == ""
+    await page.keyboard.press("Escape")
+    whole = await text_of(page)
+    assert whole
+    assert await page.get_by_role("button", name="Stop").get_attribute("aria-disabled") == "true"
+    await page.get_by_role("button", name="Replay").click()
+    assert await text_of(page) == ""
+    await page.keyboard.press("Control+Enter")
+    await expect(page.get_by_role("status")).to_contain_text("Done:")
+    assert await page.locator("#badge").is_hidden()
+    assert "times slower" in await page.locator("#race-title").inner_text()
+    assert await text_of(page) == ""
+    await page.clock.run_for(20_000)
+    assert await text_of(page) == whole
+    await page.close()
+
+
+async def test_what_could_be_watched_is_not_replayed(browser: Browser, scripted: ScriptedServer) -> None:
+    """Answers of seconds were seen as they came; Replay shows them at their own pace."""
+    page = await browser.new_page()
+    await page.clock.install(time=0)
+    await page.clock.pause_at(1)
+    await run(page, scripted.url, "race")
+    whole = await text_of(page)
+    assert whole.startswith("One two three.")
+    await page.get_by_role("button", name="Replay").click()
+    assert await page.locator("#race-title").inner_text() == "Race"
+    assert await text_of(page) == ""
+    await page.clock.run_for(1500)
+    clock = await page.locator("#draft-lane .clock").inner_text()
+    assert float(clock.removesuffix(" s")) == pytest.approx(1.5, abs=0.05)  # a frame or two less
+    await page.close()
+
+
+def test_the_recording_is_small_and_agrees_with_itself() -> None:
+    """A few kilobytes; times that go up, rounds that make up the answer, the same text on both sides."""
+    source = PAGE.read_text()
+    assert len(json.dumps(RECORDING)) < 5_000
+    assert len(source.encode()) < 64_000
+    assert f"prompt: {json.dumps(RECORDING['prompt'])} }}," in source  # it is of the first example
+    texts: set[str] = set()
+    for lane in RECORDING["lanes"]:
+        times = [event[0] for event in lane["events"]]
+        assert times == sorted(times)
+        texts.add("".join(event[1] for event in lane["events"] if isinstance(event[1], str)))
+    assert len(texts) == 1
+    rounds = [part["round"] for part in parts_of(RECORDING["lanes"][0]) if "round" in part]
+    told = RECORDING["lanes"][0]["result"]
+    assert sum(each["num_accepted_tokens"] for each in rounds) == told["accepted_tokens"]
+    assert sum(each["num_draft_tokens"] for each in rounds) == told["draft_tokens"]
+    assert len(rounds) == told["metrics"]["num_rounds"]
+
+
+async def test_examples_fill_the_form(page: Page, scripted: ScriptedServer) -> None:
+    """Three or four a kind of model, with the settings that their answers were chosen with; one's own text stays."""
+    await open_page(page, scripted.url)
+    examples = page.get_by_role("group", name="Examples").get_by_role("button")
+    assert await examples.count() == 4
+    prompts = set()
+    for example in await examples.all():
+        await example.click()
+        assert await example.get_attribute("aria-pressed") == "true"
+        prompts.add(await page.get_by_label("Prompt").input_value())
+    assert len(prompts) == 4
+    assert await page.get_by_label("Seed").input_value() != ""
+    await examples.first.click()
+    assert await page.get_by_label("Seed").input_value() == ""
+    await page.get_by_label("Model").select_option("race")
+    assert await examples.count() == 3
+    assert "planets" not in await page.get_by_label("Prompt").input_value()
+    await page.get_by_label("Prompt").fill("my own")
+    assert await page.locator("#examples [aria-pressed=true]").count() == 0
+    await page.get_by_label("Model").select_option("builtin")
+    assert await page.get_by_label("Prompt").input_value() == "my own"
+
+
+async def test_the_examples_have_answers_that_end_and_read_well(page: Page, real: str) -> None:
+    """Each of the built-in pair's is Python, ends by itself, and says no line twice."""
+    await open_page(page, real)
+    for example in await page.get_by_role("group", name="Examples").get_by_role("button").all():
+        await example.click()
+        await page.get_by_role("button", name="Run", exact=True).click()
+        await expect(page.get_by_role("status")).to_contain_text("Done:")
+        assert "max tokens" not in await page.get_by_role("status").inner_text()
+        answer = await text_of(page)
+        compile(f"{await page.get_by_label('Prompt').input_value()}\n{answer}", "the answer", "exec")
+        lines = [line.strip() for line in answer.splitlines() if line.strip()]
+        assert len(lines) >= 3
+        assert len(lines) == len(set(lines))
+
+
+async def test_a_phone_is_shown_the_answer(browser: Browser, scripted: ScriptedServer) -> None:
+    """The answer's card comes into view when it is asked for, and so does an error, which is in it."""
+    page = await browser.new_page(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
+    for model, until in (("builtin", "Done:"), ("refused", "Failed.")):
+        await run(page, scripted.url, model, until=until)
+        top = await page.locator("#race").evaluate("(card) => card.getBoundingClientRect().top")
+        assert 0 <= top < 80
+    await expect(page.get_by_role("alert")).to_be_in_viewport()
+    await page.close()
 
 
 async def test_motion_is_left_out_where_it_is_not_wanted(browser: Browser, scripted: ScriptedServer) -> None:

@@ -1,0 +1,87 @@
+"""Records the race that the server's page plays when it is opened: its first example, with the draft and without.
+
+    pip install '.[onnx]' && python tools/record_race.py        # writes it into llm_spec/server/page.html
+
+Of many runs on either side, one after the other, the fastest is kept: the one that the machine disturbed least. Events
+are lists, times in milliseconds: `[t, text, origin]`, and with the draft also rounds, as
+`[t, index, drafted, accepted, emitted, drafting, verifying]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from llm_spec import Round, SpeculativeDecoder, SpeculativeFinish, TextDelta
+
+PAGE: Final = Path(__file__).parents[1] / "llm_spec" / "server" / "page.html"
+_ORIGINS: Final = ("accepted", "correction", "bonus", "plain")  # as the page has them
+_PROMPT: Final = "def getregentry():"
+_PAIR: Final = {"draft": "lookup+builtin:draft", "target": "builtin:target"}
+_NUM_RUNS: Final = 60
+_FIGURES: Final = (
+    *("strategy", "guarantee", "same_text", "seed", "draft_tokens", "accepted_tokens", "acceptance_rate"),
+    *("speedup", "speedup_basis", "plain_reason", "plain_text"),
+)
+
+
+async def _record(decoder: SpeculativeDecoder, *, rounds: bool) -> dict[str, Any]:
+    events: list[list[Any]] = []
+    lane: dict[str, Any] = {"events": events}
+    began = time.perf_counter()
+    async with decoder.stream(_PROMPT, rounds=rounds, max_tokens=160) as stream:
+        async for event in stream:
+            t_ms = _ms(time.perf_counter() - began)
+            if isinstance(event, TextDelta):
+                events.append([t_ms, event.text, _ORIGINS.index(event.origin)])
+            elif isinstance(event, Round):
+                counts = (event.num_draft_tokens, event.num_accepted_tokens, event.num_emitted_tokens)
+                events.append([t_ms, event.index, *counts, _ms(event.draft_s), _ms(event.verify_s)])
+            elif isinstance(event, SpeculativeFinish) and event.result is not None:
+                told = event.result.to_dict()
+                lane["finish_reason"] = told["finish_reason"]
+                lane["usage"] = {"completion_tokens": told["usage"]["target"]["output_tokens"]}
+                lane["result"] = _figures(told)
+    return lane
+
+
+def _ms(time_s: float) -> float:
+    return round(time_s * 1000, 2)
+
+
+def _figures(told: dict[str, Any]) -> dict[str, Any]:
+    """Of a result what the page shows."""
+    timings = {name: round(told["timings"][name], 5) for name in ("total_s", "first_text_s")}
+    metrics = {name: told["metrics"][name] for name in ("num_rounds", "mean_acceptance_length")}
+    figures = {name: round(told[name], 4) if isinstance(told[name], float) else told[name] for name in _FIGURES}
+    return {**figures, "metrics": metrics, "timings": timings}
+
+
+def _total_s(lane: dict[str, Any]) -> float:
+    return float(lane["result"]["timings"]["total_s"])
+
+
+async def main() -> None:
+    async with (
+        SpeculativeDecoder(_PAIR["draft"], _PAIR["target"]) as decoder,
+        SpeculativeDecoder(None, _PAIR["target"]) as plain,
+    ):
+        runs = [(await _record(decoder, rounds=True), await _record(plain, rounds=False)) for _ in range(_NUM_RUNS)]
+    lanes = [min(side, key=_total_s) for side in zip(*runs, strict=True)]
+    recording = {"prompt": _PROMPT, **_PAIR, "num_runs": _NUM_RUNS, "lanes": lanes}
+    text = json.dumps(recording, separators=(",", ":")).replace("<", "\\u003c")  # no end of the element within it
+    page, num_replaced = re.subn(
+        r'(?<=<script type="application/json" id="recording">).*(?=</script>)', lambda _: text, PAGE.read_text()
+    )
+    if num_replaced != 1:
+        raise SystemExit(f"{PAGE} has no place for a recording")
+    PAGE.write_text(page)
+    print(f"{' and alone '.join(f'{_total_s(lane) * 1000:.0f} ms' for lane in lanes)}; {len(text) / 1000:.1f} kB")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
