@@ -3,6 +3,7 @@
 Start with `SpeculativeDecoder`. Providers load on demand; importing this package imports none of them.
 """
 
+from llm_spec.budget import Budget
 from llm_spec.chat import (
     ChatMessage,
     ChatRequest,
@@ -30,6 +31,7 @@ from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.drafting import GivenText, JoinedDraft, PromptLookup, ProviderDraft, SuffixDraft
 from llm_spec.errors import (
+    BudgetError,
     CircuitOpenError,
     ConfigError,
     DraftError,
@@ -45,7 +47,7 @@ from llm_spec.errors import (
 )
 from llm_spec.generation import Generation, GenerationLimits, TokenRound
 from llm_spec.local import generate_events, stream_token_model
-from llm_spec.money import Budget, Cost, Price
+from llm_spec.money import Cost, Price
 from llm_spec.provider import (
     AdmittingModel,
     Capabilities,
@@ -87,6 +89,7 @@ __all__ = [
     "PLAIN_REASONS",
     "AdmittingModel",
     "Budget",
+    "BudgetError",
     "Capabilities",
     "ChatMessage",
     "ChatRequest",

@@ -6,10 +6,12 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from llm_spec.chat import ChatRequest, Usage
+from llm_spec.budget import Hold
+from llm_spec.chat import ChatRequest, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
+from llm_spec.counting import TokenCap, count_input_tokens
 from llm_spec.deadline import Deadline
-from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
+from llm_spec.drafting.pieces import count_tokens
 from llm_spec.errors import TransientError
 from llm_spec.openai_chat import read_usage
 from llm_spec.provider import ChunkStreaming
@@ -19,7 +21,10 @@ __all__ = ["CountedChunks"]
 
 
 class CountedChunks:
-    """One answer's chunks, counted as they pass: `usage` is the server's own, or as many pieces as came."""
+    """One answer's chunks, counted as they pass: `usage` is the server's own, or as many pieces as came.
+
+    They end where a choice has its tokens, or where no more of a budget can be held.
+    """
 
     def __init__(
         self,
@@ -28,6 +33,8 @@ class CountedChunks:
         request: ChatRequest,
         config: SpeculativeConfig,
         breaker: CircuitBreaker,
+        *,
+        hold: Hold | None = None,
     ) -> None:
         self._name = name
         self._target = target
@@ -39,18 +46,24 @@ class CountedChunks:
         self._told: Usage | None = None
         self._num_pieces = 0
         self._is_complete = False
+        self._hold = hold
+        self._open: dict[int, TokenCap | None] = {}  # the choices that have begun and not ended
 
     @property
     def usage(self) -> Usage:
         """What the answer took so far."""
-        return self._told or Usage(input_tokens=num_prompt_pieces(self._request), output_tokens=self._num_pieces)
+        return self._told or Usage(input_tokens=count_input_tokens(self._request), output_tokens=self._num_pieces)
 
     async def chunks(self) -> AsyncGenerator[Mapping[str, Any]]:
         """The chunks; raises TransientError at the deadline, and what the target raises. Nothing is asked again."""
         async with aclosing(self._deadline.bound(self._chunks())) as chunks:
             async for chunk in chunks:
-                self._count(chunk)
+                is_over = self._count(chunk)
                 yield chunk
+                if is_over:
+                    self._is_complete = True
+                    yield self._end(chunk)
+                    break
         if self._deadline.is_reached and not self._is_complete:
             raise TransientError(f"{self._name} was not done by the deadline")
 
@@ -68,15 +81,41 @@ class CountedChunks:
             self._is_complete = True
             self._breaker.see(None)
 
-    def _count(self, chunk: Mapping[str, Any]) -> None:
+    def _count(self, chunk: Mapping[str, Any]) -> bool:
+        """Take in a chunk; whether it is to be the last."""
         self._told = read_usage(chunk) or self._told
         choices: list[Mapping[str, Any]] = chunk.get("choices") or []
         self._num_pieces += sum(map(_count_pieces, choices))
+        has_enough = [self._has_enough(choice) for choice in choices]
+        return any(has_enough) or not (self._hold is None or self._hold.covers(self._num_pieces))
+
+    def _has_enough(self, choice: Mapping[str, Any]) -> bool:
+        """Whether a choice has more than it may."""
+        index, limit = choice.get("index", 0), self._request.max_tokens
+        if choice.get("finish_reason"):
+            self._open.pop(index, None)
+            return False
+        cap = self._open.setdefault(index, None if limit is None else TokenCap(limit))
+        delta: Mapping[str, Any] = choice.get("delta") or {}
+        text = delta.get("content") or choice.get("text")
+        if cap is None or not isinstance(text, str):
+            return False
+        given = TextDelta(text)
+        return cap.take(given) is not given
+
+    def _end(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The end of all choices that have none, in the form of a chunk."""
+        rest: dict[str, Any] = {"text": ""} if self._request.raw else {"delta": {}}
+        choices = [{"index": index, **rest, "finish_reason": "length"} for index in self._open]
+        return {
+            **{name: chunk[name] for name in ("id", "object", "created", "model") if name in chunk},
+            "choices": choices,
+        }
 
 
 def _count_pieces(choice: Mapping[str, Any]) -> int:
     """Pieces of text in a choice, one at least where it brings anything."""
     delta: Mapping[str, Any] = choice.get("delta") or {}
     texts = [choice.get("text"), delta.get("content"), delta.get("reasoning_content")]
-    num_pieces = sum(len(split_pieces(text)) for text in texts if isinstance(text, str))
+    num_pieces = sum(count_tokens(TextDelta(text)) for text in texts if isinstance(text, str))
     return num_pieces or bool(delta)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from llm_spec._checks import check_number
+from llm_spec.budget import Budget
 from llm_spec.errors import ConfigError
-from llm_spec.money import Budget, Price
+from llm_spec.money import Price
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.rules import AcceptanceName
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 
 from llm_spec._clock import clock
 from llm_spec.arrivals import time_arrivals
+from llm_spec.budget import Budget, Spending
 from llm_spec.chat import (
     ChatRequest,
     ChatResponse,
@@ -32,11 +33,12 @@ from llm_spec.chat import (
 )
 from llm_spec.chunks import CountedChunks
 from llm_spec.config import SpeculativeConfig, Timeouts
+from llm_spec.counting import count_input_tokens
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import Discovery
 from llm_spec.drafting.model import ProviderDraft
-from llm_spec.drafting.pieces import num_prompt_pieces
 from llm_spec.errors import (
+    BudgetError,
     DraftError,
     InvalidRequestError,
     LlmSpecError,
@@ -45,8 +47,8 @@ from llm_spec.errors import (
     UnsupportedError,
     one_line,
 )
-from llm_spec.metering import MeteredDraft, MeteredTarget
-from llm_spec.money import Budget, Spending, find_draft_price, find_price
+from llm_spec.metered import MeteredDraft, MeteredTarget
+from llm_spec.money import find_draft_price, find_price
 from llm_spec.planner import Planner
 from llm_spec.provider import (
     Capabilities,
@@ -194,7 +196,7 @@ class SpeculativeDecoder:
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         """The target's own chunks (`ChunkStreaming`): neither speculation nor retries, but the same caps and budgets.
 
-        Raises UnsupportedError for a target that has none to give.
+        Raises UnsupportedError for a target that has none to give, and BudgetError where no budget is left.
         """
         target = self._target
         if not isinstance(target, ChunkStreaming):
@@ -203,14 +205,17 @@ class SpeculativeDecoder:
         num_choices = max(1, int(request.extra.get("n") or 1))
         if affordable is not None:
             affordable //= num_choices
-        prepared = self._prepared(request, affordable)
-        counted = CountedChunks(target.name, target, prepared, self.config, self._breaker)
+        prepared, allowance = self._prepared(request, affordable), self._spending.begin()
+        hold = None
+        if allowance is not None:
+            most = None if prepared.max_tokens is None else prepared.max_tokens * num_choices
+            hold = allowance.open(self._spending.target_price, count_input_tokens(request), max_output=most)
+        counted = CountedChunks(target.name, target, prepared, self.config, self._breaker, hold=hold)
         try:
             async with aclosing(counted.chunks()) as chunks:
                 yield chunks
         finally:
-            if self._spending.is_bounded:
-                self._spending.charge(counted.usage, None)
+            self._spending.settle(allowance, counted.usage, None)
 
     async def discover(self, feature: Feature) -> None:
         """Try whether the target goes on from a text (`Discoverable`); of its other features none are passed on."""
@@ -237,7 +242,7 @@ class SpeculativeDecoder:
 
     def _affordable(self, request: ChatRequest) -> int | None:
         """How many tokens its answer may have by the budgets; None: there is none, and nothing to count."""
-        return self._spending.affordable(num_prompt_pieces(request)) if self._spending.is_bounded else None
+        return self._spending.affordable(count_input_tokens(request)) if self._spending.is_bounded else None
 
     def _prepared(self, request: ChatRequest, affordable: int | None) -> ChatRequest:
         """The request with this decoder's token caps and seed, where it brings none that binds more."""
@@ -254,11 +259,9 @@ class SpeculativeDecoder:
     async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:
         affordable = self._affordable(asked)
         request = self._prepared(asked, affordable)
-        recording, seconds = Recording(request), clock()
+        recording, seconds = Recording(request, self._spending), clock()
         if affordable == 0:
-            nothing = Finish("length", Usage(), "budget")
-            recording.add(nothing)
-            yield SpeculativeFinish.of(nothing, self._result(nothing, recording, Choice(PLAIN, "budget")))
+            yield self._finish_empty(recording)
             return
         target = MeteredTarget(self._target, recording.target_meter, self._discovery)
         upstream = Upstream(target, self.config, recording, self._breaker)
@@ -284,17 +287,27 @@ class SpeculativeDecoder:
                         given_s = seconds()
                         yield event
                         recording.consumer_s += seconds() - given_s
+        except BudgetError:
+            recording.add(Finish("length", None, "budget"))  # what came before stays
         except BaseException as error:
             self._log_break(error, upstream)
             raise
         finally:
-            if self._spending.is_bounded:
-                self._spending.charge(recording.target_meter.usage, recording.draft_usage)
+            self._spending.settle(recording.allowance, recording.target_meter.usage, recording.draft_usage)
+        if recording.is_refused_by_budget:
+            yield self._finish_empty(recording)
+            return
         finish = self._finish(recording, upstream, asked)
         result = self._conclude(choice, recording, upstream, finish)
         if choice.plain_reason == "discovery":
             await upstream.deadline.wait_for(self._discovery.make_up())
         yield SpeculativeFinish.of(finish, result)
+
+    def _finish_empty(self, recording: Recording) -> SpeculativeFinish:
+        """The end of an answer that no budget was left for: nothing was asked."""
+        nothing = Finish("length", Usage(), "budget")
+        recording.add(nothing)
+        return SpeculativeFinish.of(nothing, self._result(nothing, recording, Choice(PLAIN, "budget")))
 
     @staticmethod
     def _is_shown(event: StreamEvent, *, rounds: bool) -> bool:

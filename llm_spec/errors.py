@@ -10,6 +10,7 @@
     └── TargetError              the target failed while answering; `partial_text` is what had been verified
         ├── TransientError           it may answer if asked again: overloaded, out of reach, silent for too long
         ├── CircuitOpenError         it failed so often that it is left alone for a while: ask later
+        ├── BudgetError              no budget is left to ask it: raise the budget, or wait for requests under way
         └── ModelOutputError         a local model computed something that is no law (NaN logits)
 
 A failing draft raises none of these to the caller: it is logged, counted (`DraftError` names it there) and the target
@@ -19,6 +20,7 @@ goes on alone. `asyncio.CancelledError` is never translated.
 from __future__ import annotations
 
 __all__ = [
+    "BudgetError",
     "CircuitOpenError",
     "ConfigError",
     "DraftError",
@@ -95,6 +97,10 @@ class CircuitOpenError(TargetError):
     """The target failed several times in a row and is left alone for a while; nothing was sent."""
 
 
+class BudgetError(TargetError):
+    """No budget is left for a call; it was not made. `decode` and `stream` end with what there is instead."""
+
+
 class ModelOutputError(TargetError):
     """A local target computed logits that define no probability law (NaN, or nothing but minus infinity)."""
 
@@ -105,7 +111,7 @@ class DraftError(LlmSpecError):
 
 def is_refusal(error: Exception) -> bool:
     """Whether a target did not do what a call asked of it, for a reason that will not pass by itself."""
-    return not isinstance(error, TransientError | CircuitOpenError | UnsupportedError)
+    return not isinstance(error, TransientError | CircuitOpenError | BudgetError | UnsupportedError)
 
 
 def one_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Money: what tokens cost, what an answer cost against plain, and budgets.
+"""Money: what tokens cost, and what an answer cost against plain.
 
 Prices are those of vendors' lists in US dollars, as of the date in `PRICES_AS_OF`; they change, so set your own
 (`SpeculativeConfig.prices`). A price that is not known is None, never 0.
@@ -7,7 +7,7 @@ Prices are those of vendors' lists in US dollars, as of the date in `PRICES_AS_O
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -19,18 +19,17 @@ from llm_spec.provider import DraftProvider, is_free
 
 __all__ = [
     "FREE",
+    "PER_TOKENS",
     "PRICES",
     "PRICES_AS_OF",
-    "Budget",
     "Cost",
     "Price",
-    "Spending",
     "find_draft_price",
     "find_price",
     "read_price",
 ]
 
-_PER: Final = 1e6
+PER_TOKENS: Final = 1e6  # what a price is for
 _DATE: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}\Z")
 
 
@@ -52,7 +51,7 @@ class Price:
         cached = min(usage.cached_input_tokens, usage.input_tokens)
         fresh = usage.input_tokens - cached
         output = usage.output_tokens - usage.free_output_tokens
-        return (fresh * self.input + cached * cached_price + output * self.output) / _PER
+        return (fresh * self.input + cached * cached_price + output * self.output) / PER_TOKENS
 
 
 PRICES_AS_OF: Final = "2026-11"
@@ -131,114 +130,3 @@ class Cost:
     def saving(self) -> float | None:
         """Against plain; negative when speculation cost more."""
         return None if self.total is None or self.plain is None else self.plain - self.total
-
-
-def _plain_usage(usage: Usage) -> Usage:
-    """The tokens that a target would have read and written alone."""
-    return Usage(
-        input_tokens=usage.input_tokens - usage.extra_input_tokens,
-        output_tokens=usage.answer_tokens,
-        cached_input_tokens=max(0, usage.cached_input_tokens - usage.extra_input_tokens),  # it reads the prompt once
-    )
-
-
-def _num_paid_tokens(usage: Usage) -> int:
-    """Tokens that a model read or wrote."""
-    return usage.input_tokens + usage.output_tokens - usage.free_output_tokens
-
-
-class Budget:
-    """What may be spent, in tokens and in money, by all requests of the decoders that are given it; wasted ones count.
-
-    A request begins while anything is left, and is cut where the target's answer would use up the rest; what drafts,
-    cancelled streams and other requests use meanwhile can exceed it by that much.
-    """
-
-    def __init__(self, *, max_tokens: int | None = None, max_cost: float | None = None) -> None:
-        check_number(ConfigError, "max_tokens", max_tokens, 0, integer=True)
-        check_number(ConfigError, "max_cost", max_cost, 0.0)
-        self._max_tokens = max_tokens
-        self._max_cost = max_cost
-        self._spent_tokens = 0
-        self._spent_cost = 0.0
-
-    @property
-    def spent_tokens(self) -> int:
-        """Tokens spent so far."""
-        return self._spent_tokens
-
-    @property
-    def spent_cost(self) -> float:
-        """Money spent so far."""
-        return self._spent_cost
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether it bounds anything."""
-        return self._max_tokens is not None or self._max_cost is not None
-
-    def spend(self, num_tokens: int, cost: float) -> None:
-        """Count what a request has used."""
-        self._spent_tokens += num_tokens
-        self._spent_cost += cost
-
-    def affordable(self, num_input: int, price: Price | None) -> int | None:
-        """How many output tokens a request with so much input can afford: None: no bound, 0: not even to begin.
-
-        Raises ConfigError for a bound in money without a price.
-        """
-        bounds: list[int] = []
-        if self._max_tokens is not None:
-            bounds.append(self._max_tokens - self.spent_tokens - num_input)
-        if self._max_cost is not None:
-            if price is None:
-                raise ConfigError("max_cost is set, and the target's price is not known; set prices")
-            left = self._max_cost - self.spent_cost - price.of(Usage(input_tokens=num_input))
-            if price.output > 0.0:
-                bounds.append(int(left * _PER / price.output))
-            elif left < 0.0:
-                bounds.append(0)
-        return max(0, min(bounds)) if bounds else None
-
-
-class Spending:
-    """What one decoder's answers cost, and what they may.
-
-    Raises ConfigError for a bound in money where the target's price is not known.
-    """
-
-    def __init__(
-        self, *, target: Price | None, draft: Price | None, budget: Budget | None, for_each: Callable[[], Budget]
-    ) -> None:
-        self._target = target
-        self._draft = draft
-        self._budget = budget
-        self._for_each = for_each
-        self.is_bounded = budget is not None or for_each().is_bounded  # whether there is any budget
-        self.affordable(0)
-
-    def affordable(self, num_input: int) -> int | None:
-        """How many tokens an answer to so much input may have; None: as many as it likes."""
-        budgets = [self._for_each()] if self._budget is None else [self._for_each(), self._budget]
-        bounds = [budget.affordable(num_input, self._target) for budget in budgets]
-        return min((bound for bound in bounds if bound is not None), default=None)
-
-    def charge(self, usage: Usage, draft_usage: Usage | None) -> None:
-        """Count what an answer took; what has no price costs no money."""
-        if self._budget is None:
-            return
-        cost = 0.0 if self._target is None else self._target.of(usage)
-        num_tokens = _num_paid_tokens(usage)
-        if draft_usage is not None:
-            cost += 0.0 if self._draft is None else self._draft.of(draft_usage)
-            num_tokens += _num_paid_tokens(draft_usage)
-        self._budget.spend(num_tokens, cost)
-
-    def cost(self, usage: Usage | None, draft_usage: Usage | None, *, has_drafted: bool) -> Cost:
-        """The cost of an answer by its usage; a draft that was not asked cost nothing."""
-        draft = None if self._draft is None or draft_usage is None else self._draft.of(draft_usage)
-        if not has_drafted or self._draft == FREE:
-            draft = 0.0
-        if usage is None or self._target is None:
-            return Cost(target=None, draft=draft, plain=None)
-        return Cost(target=self._target.of(usage), draft=draft, plain=self._target.of(_plain_usage(usage)))

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from llm_spec._clock import clock
 from llm_spec.baseline import Baseline, count_characters
+from llm_spec.budget import Allowance, Spending
 from llm_spec.chat import (
     ChatRequest,
     ChatResponse,
@@ -25,9 +26,9 @@ from llm_spec.chat import (
     Usage,
     Weakened,
 )
+from llm_spec.counting import count_answer_tokens
 from llm_spec.drafting.pieces import count_tokens
-from llm_spec.metering import Meter, count_answer_tokens
-from llm_spec.money import Spending
+from llm_spec.metering import Meter
 from llm_spec.provider import add_call
 from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.strategies import Choice, Promise
@@ -41,15 +42,17 @@ _Comparison: TypeAlias = tuple[float, str] | tuple[None, None]
 class Recording:
     """One request's events, added as they come; the event loop's clock starts when it is made.
 
-    Its target and its draft are to be called through `target_meter` and `draft_meter`.
+    Its target and its draft are to be called through `target_meter` and `draft_meter`, which hold of the allowance what
+    they use.
     """
 
-    def __init__(self, request: ChatRequest) -> None:
+    def __init__(self, request: ChatRequest, spending: Spending | None = None) -> None:
         self.request = request
         self.promise = Promise("exact", same_text=True)  # of the strategy, as it was chosen
         self.finish: Finish | None = None
-        self.target_meter = Meter(request)
-        self.draft_meter = Meter(request)
+        self.allowance: Allowance | None = None if spending is None else spending.begin()
+        self.target_meter = Meter(request, self.allowance, None if spending is None else spending.target_price)
+        self.draft_meter = Meter(request, self.allowance, None if spending is None else spending.draft_price)
         self._clock = clock()
         self._started = self._clock()
         self.consumer_s = 0.0  # that the consumer of the events took
@@ -80,6 +83,12 @@ class Recording:
     def has_begun(self) -> bool:
         """Whether anything of the answer has been emitted."""
         return bool(self._texts or self._reasoning or self._calls)
+
+    @property
+    def is_refused_by_budget(self) -> bool:
+        """Whether it ended before anything was asked, as no budget was left."""
+        is_cut = self.finish is not None and self.finish.stopped_by == "budget"
+        return is_cut and not self.target_meter.num_calls
 
     @property
     def is_continued(self) -> bool:
@@ -125,7 +134,10 @@ class Recording:
         """What all calls of the draft read and wrote; None: it was not called."""
         if self.draft_meter.num_calls:
             return self.draft_meter.usage
-        return None if self.finish is None else self.finish.draft_usage
+        if self.finish is not None and self.finish.draft_usage is not None:
+            return self.finish.draft_usage
+        num_drafted = self.target_meter.num_drafted_tokens  # by a model in this process, for an answer that was cut
+        return Usage(output_tokens=num_drafted) if num_drafted else None
 
     @property
     def is_full(self) -> bool:

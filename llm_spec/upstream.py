@@ -11,6 +11,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from llm_spec.chat import ChatRequest, ChatResponse, Fallback, Finish, Progress, Retry, StreamEvent
 from llm_spec.config import SpeculativeConfig
+from llm_spec.counting import cap_response
 from llm_spec.deadline import Deadline
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, is_refusal, one_line
 from llm_spec.provider import LlmProvider
@@ -79,7 +80,8 @@ class Upstream:
 
     async def _complete(self) -> ChatResponse:
         with self.breaker.attempt():
-            return await self.target.complete(self.recording.request)
+            request = self.recording.request
+            return cap_response(await self.target.complete(request), request.max_tokens)
 
     def place(self) -> AbstractAsyncContextManager[None]:
         """The answer's place, where there is a limit; waits for it."""

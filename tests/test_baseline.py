@@ -24,8 +24,8 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.baseline import Baseline
+from llm_spec.budget import Budget, Spending
 from llm_spec.config import StrategyName
-from llm_spec.money import Budget, Spending
 from llm_spec.recording import Recording
 from llm_spec.strategies import Choice
 from llm_spec.strategies.tokens import TOKENS

@@ -20,10 +20,11 @@ from llm_spec import (
     TransientError,
     Usage,
 )
+from llm_spec.budget import Spending
 from llm_spec.chat import Finish, StreamEvent
 from llm_spec.config import StrategyName
 from llm_spec.drafting import JoinedDraft, PromptLookup, ProviderDraft, SuffixDraft
-from llm_spec.money import FREE, PRICES, Cost, Spending, find_draft_price, find_price
+from llm_spec.money import FREE, PRICES, Cost, find_draft_price, find_price
 from llm_spec.provider import Capabilities, DraftProvider
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 from llm_spec.testing.clock import run_virtual

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.sharedctypes import RawArray
 from typing import Final, Protocol
 
-from llm_spec.money import Budget
+from llm_spec.budget import SPENT_OF_HELD, Budget
 from llm_spec.server.config import KeyConfig
 from llm_spec.server.problems import Problem
 
 __all__ = ["Client", "Clients", "Ledger"]
 
-_OPEN, _TOKENS, _COST = range(3)
-_COLUMNS: Final = 3
+_OPEN: Final = 4  # behind the columns of a budget
+_COLUMNS: Final = 5
 
 
 class _Array(Protocol):
@@ -25,7 +25,7 @@ class _Array(Protocol):
 
 
 class Ledger:
-    """What every client has used, in memory that all workers share: [worker, client, (open, tokens, cost)].
+    """What every client uses, in memory that all workers share: [worker, client, (columns of its budget, open)].
 
     Each worker writes its own rows alone, so no lock is needed and one that dies leaves none held; a check against the
     sum of all may be late by what other workers let in at that very moment.
@@ -44,10 +44,13 @@ class Ledger:
         """Count for one worker."""
         self._array[self._at(worker, client, column)] += value
 
-    def forget_open(self, worker: int) -> None:
-        """A worker that begins has no request open, whatever the one before it left."""
+    def begin(self, worker: int) -> None:
+        """A worker that begins has no request open, whatever the one before it left; what that one held is spent."""
         for client in range(self.num_clients):
             self._array[self._at(worker, client, _OPEN)] = 0.0
+            for spent, held in SPENT_OF_HELD:
+                self.add(worker, client, spent, self._array[self._at(worker, client, held)])
+                self._array[self._at(worker, client, held)] = 0.0
 
     def _at(self, worker: int, client: int, column: int) -> int:
         return (worker * self.num_clients + client) * _COLUMNS + column
@@ -62,17 +65,11 @@ class _SharedBudget(Budget):
         self._worker = worker
         self._client = client
 
-    @property
-    def spent_tokens(self) -> int:
-        return int(self._ledger.total(self._client, _TOKENS))
+    def _total(self, column: int) -> float:
+        return self._ledger.total(self._client, column)
 
-    @property
-    def spent_cost(self) -> float:
-        return self._ledger.total(self._client, _COST)
-
-    def spend(self, num_tokens: int, cost: float) -> None:
-        self._ledger.add(self._worker, self._client, _TOKENS, num_tokens)
-        self._ledger.add(self._worker, self._client, _COST, cost)
+    def _add(self, column: int, value: float) -> None:
+        self._ledger.add(self._worker, self._client, column, value)
 
 
 class Client:

@@ -10,9 +10,9 @@ from aiohttp import web
 
 from llm_spec._clock import clock
 from llm_spec.chat import Progress, Started, StreamEvent
+from llm_spec.counting import count_input_tokens
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.drafting.pieces import num_prompt_pieces
-from llm_spec.errors import InvalidRequestError
+from llm_spec.errors import BudgetError, InvalidRequestError
 from llm_spec.json_text import dumps
 from llm_spec.money import find_price
 from llm_spec.provider import ChunkStreaming
@@ -36,6 +36,7 @@ _STREAM_HEADERS: Final = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
+_HELD_S: Final = 1.0  # to wait for requests under way that hold a budget
 _RELAYED: Final = {STRATEGY_HEADER: "plain", "x-llm-spec-guarantee": "exact"}
 
 
@@ -70,32 +71,30 @@ class Exchange:
 
     async def respond(self) -> web.StreamResponse:
         """The response, sent where it is a stream; raises what goes wrong before anything was sent."""
-        self._check_budget()
         first = self._asked[0]
         decoder = self._model.decoder_for(self._client, self._request.headers.get(STRATEGY_HEADER))
         if first.num_choices > 1 or first.logprobs:
             return await self._relay(decoder, first)
         return await self._stream(decoder, first) if first.stream else await self._whole(decoder)
 
-    def _check_budget(self) -> None:
-        budget = self._client.budget
-        if budget is None:
-            return
-        price = find_price(self._model.target.name, self._model.decoder.config.prices)
-        if budget.affordable(sum(num_prompt_pieces(asked.request) for asked in self._asked), price) == 0:
-            raise Problem(
-                429,
-                "this key's budget is spent, or too small for what is asked",
-                code="insufficient_quota",
-                is_final=True,
-            )
+    def _refuse_without_budget(self) -> Problem:
+        """What a client hears whose budget is spent, or is held by its other requests."""
+        budget, price = self._client.budget, find_price(self._model.target.name, self._model.decoder.config.prices)
+        num_input = sum(count_input_tokens(asked.request) for asked in self._asked)
+        if budget is not None and budget.affordable(num_input, price, held=False) != 0:
+            told = "the rest of this key's budget is held by its requests under way; ask again when they have ended"
+            return Problem(429, told, code="budget_in_use", retry_after_s=_HELD_S)
+        told = "this key's budget is spent, or too small for what is asked"
+        return Problem(429, told, code="insufficient_quota", is_final=True)
 
     # ------------------------------------------------------------------------------------------ whole answers
 
     async def _whole(self, decoder: SpeculativeDecoder) -> web.Response:
         results: list[SpeculativeResult] = []
         for asked in self._asked:
-            results.append(await decoder.decode(asked.request))  # noqa: PERF401 - one after the other
+            results.append(await decoder.decode(asked.request))
+            if results[0].plain_reason == "budget":
+                raise self._refuse_without_budget()
         spent_s = sum(result.timings.total_s for result in results)
         overhead_s = self._clock() - self._naming.started_s - spent_s
         for result in results:
@@ -115,6 +114,8 @@ class Exchange:
         async with decoder.stream(asked.request, rounds=True) as events:
             early = await _up_to_the_answer(events)  # until then an error has a status of its own
             for event in early:
+                if isinstance(event, SpeculativeFinish) and event.result and event.result.plain_reason == "budget":
+                    raise self._refuse_without_budget()
                 if isinstance(event, Started):
                     headers |= {STRATEGY_HEADER: event.strategy, "x-llm-spec-guarantee": event.guarantee}
             async with self._sending(encoder.keep_alive, headers) as outbox:
@@ -183,6 +184,8 @@ class Exchange:
                     return await self._pass_on(asked, first, chunks, merger)
                 async for chunk in chunks:
                     merger.add(chunk)
+        except BudgetError:
+            raise self._refuse_without_budget() from None
         finally:
             self._metrics.count_relayed(self._model.name, merger.usage)
         kind = "text_completion" if asked.request.raw else "chat.completion"

@@ -185,7 +185,7 @@ def _work(config: ServerConfig, sock: socket.socket, ledger: Ledger, worker: int
             ready()
             await ended.wait()
 
-    ledger.forget_open(worker)
+    ledger.begin(worker)
     _run(run)
 
 

@@ -11,7 +11,7 @@ from llm_spec.config import SpeculativeConfig
 from llm_spec.figures import PairFigures
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
-from llm_spec.metering import count_call
+from llm_spec.metered import count_call
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.strategies.base import Promise
 

@@ -24,11 +24,11 @@ from typing import Final, NamedTuple, TypeAlias
 from llm_spec._clock import clock
 from llm_spec.chat import ChatRequest, Fallback, Finish, Origin, Round, StreamEvent, TextDelta, Usage, Weakened
 from llm_spec.config import SpeculativeConfig
+from llm_spec.counting import count_answer_tokens
 from llm_spec.drafting.feed import DraftFeed
 from llm_spec.drafting.guess import EncodedGuess
 from llm_spec.errors import LlmSpecError, TargetError, is_refusal, one_line
 from llm_spec.figures import PairFigures
-from llm_spec.metering import count_answer_tokens
 from llm_spec.provider import DraftProvider, LlmProvider, NextToken, TokenEndpoint
 from llm_spec.strategies.resume import resume_plain, stream_one_token
 from llm_spec.text import StopMatcher

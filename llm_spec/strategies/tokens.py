@@ -12,8 +12,8 @@ from llm_spec.errors import UnsupportedError, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
-from llm_spec.metering import MeteredDraft, count_call
-from llm_spec.provider import DraftProvider, Feature, LlmProvider, TokenDrafter
+from llm_spec.metered import MeteredDraft, count_call
+from llm_spec.provider import DraftProvider, Feature, LlmProvider, TokenDrafter, is_free
 from llm_spec.strategies.base import Promise
 
 __all__ = ["TOKENS", "TokensStrategy"]
@@ -70,7 +70,7 @@ class TokensStrategy:
                 min_plain_steps=figures.baseline.num_missing_steps if config.baseline_every else 0,
             ),
         )
-        return count_call(target, opened, request)
+        return count_call(target, opened, request, counts_drafts=not is_free(draft))
 
 
 def _token_drafter(draft: object) -> TokenDrafter | None:

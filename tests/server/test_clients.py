@@ -162,13 +162,14 @@ def test_workers_count_together() -> None:
 
 
 def test_a_worker_that_died_leaves_no_request_open() -> None:
-    """One that begins in its place forgets what was open, and keeps what was spent."""
+    """One that begins in its place forgets what was open, keeps what was spent, and counts as spent what was held."""
     ledger = Ledger(2, 1)
     keys = {"ann": KeyConfig(key="secret-of-ann", max_concurrent=1, max_tokens=100)}
     client = Clients(keys, ledger, 0).find({"x-api-key": "secret-of-ann"})
     assert client.budget is not None
     client.budget.spend(60, 0.0)
+    assert client.budget.hold(30, 0.0)
     client.begin()
-    ledger.forget_open(0)
-    assert client.budget.spent_tokens == 60
+    ledger.begin(0)
+    assert (client.budget.spent_tokens, client.budget.held_tokens) == (90, 0)
     client.begin()

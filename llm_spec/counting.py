@@ -1,0 +1,130 @@
+"""How many tokens a request and its answer have, where nobody has counted them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from llm_spec.chat import ChatMessage, ChatRequest, ChatResponse, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.drafting.pieces import count_tokens, num_prompt_pieces, split_pieces
+
+__all__ = ["TokenCap", "cap_response", "count_answer_tokens", "count_input_tokens"]
+
+_TOKEN_BYTES: Final = 4  # of text in a token, at most, on the average of what is sent
+_IMAGE_TOKENS: Final = 1600  # what vendors count for a large one
+_IMAGES: Final = ("image", "image_url", "input_image")
+_WORD: Final = re.compile(r"\S+")
+_LONGEST_TOKEN: Final = 128  # bytes; vocabularies have runs of so many spaces and signs …
+_DENSE: Final = 32  # … but no text has tokens of so many on the average
+
+
+def count_answer_tokens(event: StreamEvent) -> int:
+    """How many tokens of an answer came with an event: by ids, else in pieces."""
+    match event:
+        case TextDelta():
+            return count_tokens(event)
+        case ReasoningDelta():
+            return len(split_pieces(event.text))
+        case ToolCallDelta():
+            return max(1, len(split_pieces(event.arguments)))
+        case _:
+            return 0
+
+
+def count_input_tokens(request: ChatRequest) -> int:
+    """How many tokens a request has without its prefix: its text in pieces, or a token for 4 bytes if that is more.
+
+    Tools, schemas and fields that this library knows nothing of count by their bytes, an image as a large one.
+    """
+    num_bytes = sum(_num_bytes(message.text) for message in request.messages)
+    others = [request.tools, request.response_format, request.extra]
+    num_others = sum(map(_num_json_bytes, others)) + sum(map(_num_other_bytes, request.messages))
+    num_images = sum(map(_num_images, request.messages))
+    num_text = max(num_prompt_pieces(request), num_bytes // _TOKEN_BYTES)
+    return num_text + num_others // _TOKEN_BYTES + num_images * _IMAGE_TOKENS
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def _num_images(message: ChatMessage) -> int:
+    parts = message.content if isinstance(message.content, tuple) else ()
+    return sum(part.get("type") in _IMAGES for part in parts)
+
+
+def _num_other_bytes(message: ChatMessage) -> int:
+    """Of the parts that are neither text nor images, and of tool calls."""
+    parts = message.content if isinstance(message.content, tuple) else ()
+    others = [part for part in parts if part.get("type") not in ("text", *_IMAGES)]
+    calls = sum(_num_bytes(call.name) + _num_bytes(call.arguments) for call in message.tool_calls)
+    return sum(map(_num_json_bytes, others)) + calls
+
+
+def _num_json_bytes(value: object) -> int:
+    """About as many as a JSON value has when it is written."""
+    total, left = 0, [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            total += _num_bytes(value) + 2
+        elif isinstance(value, Mapping):
+            fields = cast("Mapping[str, Any]", value)
+            left += fields.keys()
+            left += fields.values()
+        elif isinstance(value, Sequence):
+            left += cast("Sequence[object]", value)
+        else:
+            total += 2
+    return total
+
+
+class TokenCap:
+    """Cuts the text of a target that writes more than it was asked for: `max_tokens`.
+
+    Token ids are counted. Of text without ids it is the least number of tokens that it can have: as many as it has
+    words between spaces, none of which shares a token with another. So what keeps to its limit is not cut.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._num_ids = 0
+        self._num_words = 0
+        self._num_bytes = 0
+        self._ends_in_word = False
+
+    def take(self, delta: TextDelta) -> TextDelta | None:
+        """What of the next text is within the limit; None: nothing of it is."""
+        if delta.token_ids is not None:
+            is_full = self._num_ids >= self._max_tokens and bool(delta.token_ids)
+            self._num_ids += len(delta.token_ids)
+            return None if is_full else delta
+        text = self._within(delta.text)
+        return delta if text == delta.text else TextDelta(text, delta.origin) if text else None
+
+    def _within(self, text: str) -> str:
+        most_bytes = self._max_tokens * _DENSE + _LONGEST_TOKEN - self._num_bytes
+        self._num_bytes += _num_bytes(text)
+        if self._num_bytes > self._max_tokens * _DENSE + _LONGEST_TOKEN:
+            text = text.encode(errors="surrogatepass")[: max(0, most_bytes)].decode(errors="ignore")
+        for word in _WORD.finditer(text):
+            if word.start() == 0 and self._ends_in_word:
+                continue
+            if self._num_words == self._max_tokens:
+                return text[: word.start()].rstrip()
+            self._num_words += 1
+        if text:
+            self._ends_in_word = not text[-1].isspace()
+        return text
+
+
+def cap_response(response: ChatResponse, max_tokens: int | None) -> ChatResponse:
+    """A whole answer, cut as a stream would be."""
+    whole = TextDelta(response.content)
+    kept = whole if max_tokens is None else TokenCap(max_tokens).take(whole)
+    if kept is whole:
+        return response
+    message = replace(response.message, content="" if kept is None else kept.text)
+    return replace(response, message=message, finish_reason="length", stopped_by="max_tokens")
