@@ -19,9 +19,10 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 2 for anything wrong with input or model, 130 for Ctrl-C."""
-    logging.getLogger("llm_spec").addHandler(logging.NullHandler())  # what matters here is said in one line of its own
     try:
         arguments = _parser().parse_args(argv)
+        if arguments.command != "serve":  # a server's log is all that its operator sees
+            logging.getLogger("llm_spec").addHandler(logging.NullHandler())  # what matters has its own line
         return _COMMANDS[arguments.command](arguments)
     except LlmSpecError as error:
         print(f"llm-spec: error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -199,6 +199,7 @@ class _TextEmitter:
 
 def _check_servable(target: TokenModel, request: ChatRequest) -> None:
     """Refuse what a local model would have to leave out, rather than leave it out silently."""
+    _check_length(target, request)
     asked = {"tools": request.tools, "extra": request.extra}
     for name, value in asked.items():
         if value:
@@ -206,3 +207,15 @@ def _check_servable(target: TokenModel, request: ChatRequest) -> None:
     for message in request.messages:
         if isinstance(message.content, tuple) and any(part.get("type") != "text" for part in message.content):
             raise InvalidRequestError(f"a message has a part that is not text; {target.name} reads text alone")
+
+
+def _check_length(target: TokenModel, request: ChatRequest) -> None:
+    """Refuse what cannot fit, however it is encoded: a message has at least a token, which is only so long."""
+    most = target.context_length
+    num_messages = len(request.messages)
+    if num_messages >= most:
+        raise InvalidRequestError(f"there are {num_messages} messages; {target.name} has room for {most} tokens")
+    longest: int | None = getattr(target.tokenizer, "max_token_chars", None)
+    num_chars = len(request.prefix) + sum(len(message.text) for message in request.messages)
+    if longest is not None and num_chars > most * longest:
+        raise InvalidRequestError(f"the prompt has {num_chars} characters; {target.name} has room for {most} tokens")

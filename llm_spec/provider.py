@@ -322,7 +322,11 @@ class TokenScorer(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Equal `fingerprint`: the same ids mean the same text."""
+    """Text to token ids and back. Equal `fingerprint`: the same ids mean the same text.
+
+    One that knows it has an attribute `max_token_chars`, the characters of its longest token: a prompt that cannot fit
+    into a model is then refused before it is encoded, which may take seconds.
+    """
 
     @property
     def fingerprint(self) -> str: ...

@@ -609,6 +609,30 @@ async def test_bad_input_is_a_one_line_error(messages: Any, options: dict[str, A
     assert model.num_open == 0
 
 
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("x" * 200, ["200 characters", "20 tokens"]),
+        ([{"role": "user", "content": ""}] * 20, ["20 messages", "20 tokens"]),
+        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y" * 200}], ["201 characters"]),
+    ],
+    ids=["text", "messages", "two texts"],
+)
+async def test_what_cannot_fit_is_refused_before_it_is_encoded(messages: Any, words: list[str]) -> None:
+    """To encode a long text takes seconds."""
+
+    class Longest(CharTokenizer):
+        max_token_chars = 9
+
+        def encode_chat(self, request: ChatRequest) -> list[int]:
+            raise AssertionError(request)
+
+    with pytest.raises(InvalidRequestError) as caught:
+        await decoder_of(None, TableModel(tokenizer=Longest("xy"), context_length=20)).decode(messages)
+    for word in words:
+        assert word in str(caught.value)
+
+
 @pytest.mark.parametrize("value", [0, 33, -1])
 def test_bad_lookahead_and_caps_are_refused(value: int) -> None:
     """At the API: field, value and range in one line."""

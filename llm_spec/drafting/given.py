@@ -54,7 +54,9 @@ class GivenText:
         return None
 
     def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
-        return _GivenDraft(Follower(target.tokenizer.encode(self._text)), len(prompt_ids))
+        longest: int | None = getattr(target.tokenizer, "max_token_chars", None)
+        text = self._text if longest is None else self._text[: longest * target.context_length]  # no answer is longer
+        return _GivenDraft(Follower(target.tokenizer.encode(text)), len(prompt_ids))
 
 
 class _GivenDraft:

@@ -38,6 +38,7 @@ class FolderTokenizer:
         self._special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
         self.eos_token_ids = self._find_eos_ids(folder)
         self.fingerprint = _fingerprint(text)
+        self.max_token_chars = max(map(len, self._prompts.get_vocab(with_added_tokens=True)), default=1)
         self._template = _template(folder, config)
 
     @property
@@ -46,14 +47,14 @@ class FolderTokenizer:
         return self._prompts.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        return self._answers.encode(text, add_special_tokens=False).ids
+        return _ids(self._answers, text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._prompts.decode(token_ids, skip_special_tokens=True)
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
         if request.raw:
-            return self._prompts.encode(request.messages[0].text).ids + self.encode(request.prefix)
+            return _ids(self._prompts, request.messages[0].text, add_special_tokens=True) + self.encode(request.prefix)
         if self._template is None:
             raise InvalidRequestError(f"the model in {self._folder} has no chat template and cannot take messages")
         messages = [{**m.to_openai(), "role": _role(m), "content": m.text} for m in request.messages]
@@ -61,7 +62,7 @@ class FolderTokenizer:
             prompt = self._template.render(messages=messages, add_generation_prompt=True, **self._special)
         except TemplateError as error:
             raise InvalidRequestError(f"the chat template in {self._folder} refuses these messages: {error}") from error
-        return self._prompts.encode(prompt, add_special_tokens=False).ids + self.encode(request.prefix)
+        return _ids(self._prompts, prompt) + self.encode(request.prefix)
 
     def to_tokenizer_json(self) -> str:
         whole: dict[str, Any] = json.loads(self._prompts.to_str())
@@ -81,6 +82,11 @@ def _load(text: str, path: Path) -> RustTokenizer:
         return RustTokenizer.from_str(text)
     except Exception as error:  # the package raises bare Exception
         raise ModelLoadError(f"{path} is no tokenizer file: {error}") from error
+
+
+def _ids(tokenizer: RustTokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    """The ids of a text; of the package's calls only those for several let other threads run meanwhile."""
+    return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def _token_text(token: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,31 @@ def folder(tmp_path: Path) -> Path:
 def test_round_trip(text: str) -> None:
     """Any text, control tokens spelled out among it, is the same after encoding and decoding."""
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+def test_no_token_is_longer_than_the_longest() -> None:
+    """By this a prompt that cannot fit is known before it is encoded."""
+    texts = [TOKENIZER.decode([token_id]) for token_id in range(TOKENIZER.vocab_size)]
+    assert max(map(len, texts)) <= TOKENIZER.max_token_chars < 100
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """Or every other answer would stand still."""
+    turns, counted, ended = [0], list[int](), threading.Event()
+
+    def encode() -> None:
+        text = "word " * 100_000
+        counted.append(turns[0])
+        TOKENIZER.encode(text)
+        counted.append(turns[0])
+        ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not ended.wait(0.001):
+        turns[0] += 1
+    thread.join()
+    assert counted[1] - counted[0] >= 5
 
 
 def test_control_tokens_in_an_answer_are_text() -> None:
