@@ -61,7 +61,7 @@ from llm_spec.provider import (
 )
 from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
-from llm_spec.resilience import CircuitBreaker, GuardedDraft
+from llm_spec.resilience import CircuitBreaker, GuardedDraft, asked_again
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies import Choice, Strategy, choose_strategy
 from llm_spec.strategies.plain import PLAIN
@@ -173,7 +173,7 @@ class SpeculativeDecoder:
         asked = _asked(request, options)
         if self._needs_no_pieces:
             return await self._answer_at_once(asked)
-        async with aclosing(self._answer(asked, rounds=False)) as events:
+        async with aclosing(self._answer(asked, rounds=False, is_whole=True)) as events:
             async for event in events:
                 if isinstance(event, SpeculativeFinish) and event.result is not None:
                     return event.result
@@ -217,6 +217,18 @@ class SpeculativeDecoder:
         finally:
             self._spending.settle(allowance, counted.usage, None)
 
+    async def collect_chunks(self, request: ChatRequest) -> list[Mapping[str, Any]]:
+        """All of `stream_chunks`, asked again under the rules of retries where the target fails for a while."""
+
+        async def collect() -> list[Mapping[str, Any]]:
+            async with self.stream_chunks(request) as chunks:
+                return [chunk async for chunk in chunks]
+
+        policy = self.config.retry
+        return await asked_again(
+            collect, policy, self._breaker, max_attempts=policy.max_attempts, told=lambda _error, _wait_s: None
+        )
+
     async def discover(self, feature: Feature) -> None:
         """Try whether the target goes on from a text (`Discoverable`); of its other features none are passed on."""
         if feature == "continue_prefix":
@@ -256,7 +268,8 @@ class SpeculativeDecoder:
             seed = random_seed()  # so that the result can tell it
         return request if seed == sampling.seed else replace(request, sampling=replace(sampling, seed=seed))
 
-    async def _answer(self, asked: ChatRequest, *, rounds: bool) -> AsyncGenerator[StreamEvent]:
+    async def _answer(self, asked: ChatRequest, *, rounds: bool, is_whole: bool = False) -> AsyncGenerator[StreamEvent]:
+        """The answer's events; `is_whole`: the caller goes by the last one alone."""
         affordable = self._affordable(asked)
         request = self._prepared(asked, affordable)
         recording, seconds = Recording(request, self._spending), clock()
@@ -278,7 +291,7 @@ class SpeculativeDecoder:
             guarantee = recording.promise.guarantee
             yield Started(strategy.name, guarantee, self._target.name, self._draft_of(strategy))
         try:
-            async with aclosing(self._verified(strategy, request, upstream)) as events:
+            async with aclosing(self._verified(strategy, request, upstream, is_whole=is_whole)) as events:
                 async for event in events:
                     recording.add(event)
                     if isinstance(event, Progress):
@@ -371,7 +384,9 @@ class SpeculativeDecoder:
     def _draft_of(self, strategy: Strategy) -> str | None:
         return None if self._draft is None or strategy.name == "plain" else self._draft.name
 
-    def _verified(self, strategy: Strategy, request: ChatRequest, upstream: Upstream) -> AsyncGenerator[StreamEvent]:
+    def _verified(
+        self, strategy: Strategy, request: ChatRequest, upstream: Upstream, *, is_whole: bool
+    ) -> AsyncGenerator[StreamEvent]:
         """The answer's events, up to its Finish or the deadline."""
         draft = None if self._draft is None else MeteredDraft(self._draft, upstream.recording.draft_meter)
 
@@ -382,8 +397,9 @@ class SpeculativeDecoder:
             return PLAIN.run(None, upstream.target, request, self.config, self._planner.figures)
 
         if strategy is PLAIN and self._can_speculate:  # what speculation gives will be compared with this
-            return upstream.events(partial(time_arrivals, run, self._planner.figures, request), None)
-        return upstream.events(run, None if strategy is PLAIN else plain)
+            timed = partial(time_arrivals, run, self._planner.figures, request)
+            return upstream.events(timed, None, is_whole=is_whole)
+        return upstream.events(run, None if strategy is PLAIN else plain, is_whole=is_whole)
 
     def _finish(self, recording: Recording, upstream: Upstream, asked: ChatRequest) -> Finish:
         """How the answer ended, in this decoder's words."""

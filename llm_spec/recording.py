@@ -155,6 +155,14 @@ class Recording:
         left = None if request.max_tokens is None else request.max_tokens - self._num_tokens
         return replace(request, max_tokens=left)
 
+    def begin_anew(self) -> None:
+        """Forget the answer so far, which nobody was given; what its calls read and wrote stays counted."""
+        self._first_text_s = None
+        self._num_before = 0
+        for kept in (self._texts, self._reasoning, self._others, self._rounds, self._weakened):
+            kept.clear()
+        self._calls.clear()
+
     @property
     def _is_all_plain(self) -> bool:
         return all(delta.origin == "plain" for delta in self._texts)

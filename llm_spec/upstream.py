@@ -52,14 +52,15 @@ class Upstream:
         left_s = self.deadline.left_s
         return self.config if left_s is None else replace(self.config, deadline_s=max(left_s, _LEAST_S))
 
-    def events(self, run: Run, plain: Run | None) -> AsyncGenerator[StreamEvent]:
+    def events(self, run: Run, plain: Run | None, *, is_whole: bool) -> AsyncGenerator[StreamEvent]:
         """The answer that `run` gives, up to its Finish or the deadline; all behind it is closed at the end.
 
         `plain` takes its place where it fails before it has given anything: at once, or (a target that fails for a
-        while) later. None: it is plain itself. An answer that has begun goes on from where it is. Where there is a
-        limit the whole answer has one place.
+        while) later. None: it is plain itself. An answer that has begun goes on from where it is; where it cannot, and
+        nobody has been given any of it (`is_whole`), it begins anew. Where there is a limit the whole answer has one
+        place.
         """
-        attempts = _Attempts(self, run, plain)
+        attempts = _Attempts(self, run, plain, is_whole=is_whole)
         return attempts.events() if self.config.deadline_s is None else self._events_in_time(attempts)
 
     async def _events_in_time(self, attempts: _Attempts) -> AsyncGenerator[StreamEvent]:
@@ -116,12 +117,14 @@ class Upstream:
 
 
 class _Attempts:
-    """The attempts at one answer. The first that writes something is the last that begins anew."""
+    """The attempts at one answer. The first that writes something is the last that begins anew, unless it is whole."""
 
-    def __init__(self, upstream: Upstream, run: Run, plain: Run | None) -> None:
+    def __init__(self, upstream: Upstream, run: Run, plain: Run | None, *, is_whole: bool) -> None:
         self._upstream = upstream
         self._run = run
         self._plain = plain  # to be run instead of a speculative attempt; None: there is no such attempt any more
+        self._from_the_start = plain or run
+        self._is_whole = is_whole
         self._num_made = 0
         self._broken_by: TransientError | None = None  # what the attempt goes on from that is being made
         self._progress: list[StreamEvent] = []  # what happened before anything was written
@@ -156,16 +159,23 @@ class _Attempts:
 
     async def _next_attempt(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         """The next attempt that comes to an event; raises the error that the others end with."""
-        upstream, policy = self._upstream, self._upstream.config.retry
-        left = policy.max_attempts - self._num_made
         try:
-            return await upstream.step(
-                asked_again(self._begin, policy, upstream.breaker, max_attempts=left, told=self._anew)
-            )
+            return await self._next_begun()
         except CannotContinueError:
             if self._broken_by is None:
                 raise
-            raise self._broken_by from None
+            if not self._is_whole:
+                raise self._broken_by from None
+        self._num_made -= 1  # nothing was asked
+        self._begin_anew()
+        return await self._next_begun()
+
+    async def _next_begun(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+        upstream, policy = self._upstream, self._upstream.config.retry
+        left = policy.max_attempts - self._num_made
+        return await upstream.step(
+            asked_again(self._begin, policy, upstream.breaker, max_attempts=left, told=self._anew)
+        )
 
     def take_progress(self) -> list[StreamEvent]:
         """What happened since this was last called."""
@@ -234,17 +244,26 @@ class _Attempts:
             self._run, self._plain = self._plain, None
 
     def _go_on(self, error: TransientError) -> None:
-        """An answer broke off: the next attempt goes on from there; raises the error where it cannot."""
+        """An answer broke off: the next attempt goes on from there, or anew; raises the error where it cannot."""
         upstream = self._upstream
         recording, target = upstream.recording, upstream.target
         upstream.breaker.see(error)
         rest = recording.rest()
         is_spent = self._num_made >= upstream.config.retry.max_attempts or upstream.breaker.is_open
-        if is_spent or rest is None:
+        if is_spent or (rest is None and not self._is_whole):
             raise error
         self._anew(error, 0.0)
         self._broken_by = error
-        self._run = partial(_continued, target, rest, recording.content)
+        if rest is None:
+            self._begin_anew()
+        else:
+            self._run = partial(_continued, target, rest, recording.content)
+
+    def _begin_anew(self) -> None:
+        """The next attempt begins at the start: nobody was given what there is."""
+        self._upstream.recording.begin_anew()
+        self._progress = [replace(e, is_continued=False) if isinstance(e, Retry) else e for e in self._progress]
+        self._run, self._plain, self._broken_by = self._from_the_start, None, None
 
 
 @asynccontextmanager

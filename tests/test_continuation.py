@@ -28,6 +28,7 @@ from llm_spec import (
     Timeouts,
     TransientError,
     UnsupportedError,
+    complete_from_stream,
 )
 from llm_spec.continuation import ContinuationTrial
 from llm_spec.drafting.pieces import split_pieces
@@ -304,7 +305,7 @@ async def test_a_broken_answer_is_not_continued_by_a_server_that_begins_anew() -
     async with ModelServer(WEEK, faults=faults) as server:
         provider = HttpProvider("m", base_url=server.url, dialect=DIALECTS["vllm"])
         with pytest.raises(TransientError, match="broke the connection") as caught:
-            await SpeculativeDecoder(None, provider).decode("q", temperature=0.0)
+            await complete_from_stream(SpeculativeDecoder(None, provider), ChatRequest.create("q", temperature=0.0))
         await provider.aclose()
     assert caught.value.partial_text == "".join(split_pieces(WEEK)[:10])
 
@@ -373,10 +374,10 @@ def test_a_server_that_goes_on_later_is_believed_then() -> None:
     decoder = SpeculativeDecoder(None, target, SpeculativeConfig(retry=RetryPolicy(first_wait_s=0.0, max_attempts=2)))
     with pytest.raises(TransientError, match="it broke"):
         run_virtual(decoder.decode("q"))
-    assert len(target.requests) == 1
+    assert [request.prefix for request in target.requests] == ["", ""]
     with pytest.raises(TransientError, match="it broke") as caught:
         run_virtual(decoder.decode("q"))
-    assert len(target.requests) == 3  # and its rest breaks, too
+    assert [bool(request.prefix) for request in target.requests[2:]] == [False, True]  # and its rest breaks, too
     assert caught.value.partial_text == "".join(split_pieces(WEEK)[:6])
 
 

@@ -81,6 +81,18 @@ async def outcome_of(decoder: SpeculativeDecoder) -> SpeculativeResult | Transie
         return error
 
 
+async def streamed_outcome_of(decoder: SpeculativeDecoder) -> SpeculativeResult | TransientError:
+    """The same of a caller who is given each piece, so that nothing can begin anew."""
+    try:
+        async with decoder.stream("q") as events:
+            *_, finish = [event async for event in events]
+    except TransientError as error:
+        return error
+    assert isinstance(finish, SpeculativeFinish)
+    assert finish.result is not None
+    return finish.result
+
+
 async def known_to_continue(target: LlmProvider) -> None:
     """It was tried before, which takes two requests."""
     assert isinstance(target, Discoverable)
@@ -130,7 +142,7 @@ async def test_the_clients_own_timeout(stall_after: int, monkeypatch: pytest.Mon
     async def check(double: Double, kind: str) -> None:
         async with provider_at(double.url, kind, timeout_s=PATIENCE_S) as target:
             double.reset(*[Failure(stall_after=stall_after)] * 3)
-            outcome = await outcome_of(plainly(target, 2))
+            outcome = await streamed_outcome_of(plainly(target, 2))
             await double.until_idle()
         assert isinstance(outcome, TransientError)
         assert "was silent for too long" in str(outcome)
@@ -248,11 +260,44 @@ async def test_a_model_that_cannot_go_on_is_asked_once(
     async with provider_at(double.url, kind, **options) as target:
         for place in places:
             double.reset(Failure(drop_after=place) if way == "drop" else Failure(stall_after=place))
-            outcome = await outcome_of(plainly(target, 3, timeouts=timeouts))
+            outcome = await streamed_outcome_of(plainly(target, 3, timeouts=timeouts))
             await double.until_idle()
             assert isinstance(outcome, TransientError)
             assert outcome.partial_text == "".join(PIECES[:place])
             assert len(double.bodies) == 1
+
+
+@pytest.mark.parametrize(("kind", "options"), NOT_CONTINUING, ids=str)
+async def test_a_whole_answer_begins_anew(double: Double, kind: str, options: dict[str, Any]) -> None:
+    """Whose caller was given nothing: the same request again, as often as the policy says, and one text."""
+    async with provider_at(double.url, kind, **options) as target:
+        for num_breaks, max_attempts in itertools.product((1, 2, 3), (1, 2, 3)):
+            double.reset(*[Failure(drop_after=5)] * num_breaks)
+            outcome = await outcome_of(plainly(target, max_attempts))
+            assert len(double.bodies) == min(num_breaks + 1, max_attempts)
+            assert all(body == double.bodies[0] for body in double.bodies)
+            if num_breaks < max_attempts:
+                assert isinstance(outcome, SpeculativeResult)
+                assert (outcome.content, len(outcome.retries)) == (TEXT, num_breaks)
+                assert (outcome.guarantee, outcome.rounds) == ("exact", ())
+                assert outcome.usage is not None
+                assert outcome.usage.cancelled_output_tokens > 0
+            else:
+                assert isinstance(outcome, TransientError)
+
+
+async def test_a_whole_answer_of_speculation_begins_anew(double: Double) -> None:
+    """As well where there is a draft, and where the answer that broke off was an attempt to go on."""
+    double.continues = False
+    async with provider_at(double.url, "aiohttp", dialect="vllm") as target:
+        assert isinstance(target, Discoverable)
+        await target.discover("continue_prefix")
+        for draft in (GivenText("something else"), None):
+            double.reset(Failure(drop_after=5), Failure(drop_after=7))
+            policy = RetryPolicy(max_attempts=3, **NO_WAIT)
+            outcome = await SpeculativeDecoder(draft, target, SpeculativeConfig(retry=policy)).decode("q")
+            assert outcome.content == TEXT
+            assert len(double.bodies) == 3
 
 
 @pytest.mark.parametrize(("kind", "options"), CONTINUING, ids=str)
@@ -311,7 +356,7 @@ async def test_a_server_that_begins_anew_gives_nothing_twice(
     async with provider_at(double.url, kind, **options) as target:
         for num_requests in (3, 1):
             double.reset(Failure(drop_after=5))
-            outcome = await outcome_of(plainly(target, 3))
+            outcome = await streamed_outcome_of(plainly(target, 3))
             assert isinstance(outcome, TransientError)
             assert outcome.partial_text == "".join(PIECES[:5])
             assert len(double.bodies) == num_requests

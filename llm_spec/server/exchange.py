@@ -168,22 +168,26 @@ class Exchange:
     # ------------------------------------------------------------------------------------------ passed on
 
     async def _relay(self, decoder: SpeculativeDecoder, asked: Asked) -> web.StreamResponse:
-        """Several choices, or log-probabilities: the target's own chunks, without speculation and retries."""
+        """Several choices, or log-probabilities: the target's own chunks, without speculation."""
         has_chunks = isinstance(self._model.target, ChunkStreaming)
         if not self._api.relays or not has_chunks or len(self._asked) > 1:
             name = "n" if asked.num_choices > 1 else "logprobs"
             raise InvalidRequestError(f"{name} is set, which {self._model.name} cannot serve here")
         merger = ChunkMerger()
+        nothing = Problem(502, f"{self._model.name} ended its answer before it began", is_final=True)
         try:
-            async with decoder.stream_chunks(asked.request) as chunks:
-                first = await anext(chunks, None)
-                if first is None:
-                    raise Problem(502, f"{self._model.name} ended its answer before it began", is_final=True)
-                merger.add(first)
-                if asked.stream:
+            if asked.stream:
+                async with decoder.stream_chunks(asked.request) as chunks:
+                    first = await anext(chunks, None)
+                    if first is None:
+                        raise nothing
+                    merger.add(first)
                     return await self._pass_on(asked, first, chunks, merger)
-                async for chunk in chunks:
-                    merger.add(chunk)
+            whole = await decoder.collect_chunks(asked.request)
+            if not whole:
+                raise nothing
+            for chunk in whole:
+                merger.add(chunk)
         except BudgetError:
             raise self._refuse_without_budget() from None
         finally:

@@ -378,3 +378,16 @@ async def test_a_stream_ends_in_whole_frames_however_it_is_cut() -> None:
     async with serving({"fast": RULES}) as server:
         reply = await server.chat(" ".join(map(str, range(3000))), stream=True)
     assert len(frames_of(reply.data)) > 3000
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_a_whole_answer_that_breaks_off_once_is_given_all_the_same(path: str) -> None:
+    """Its client has been given nothing, so that the target is asked again instead of the client."""
+    faults = Faults(num_requests=1, drop_after=2)
+    async with (
+        ModelServer("one two three", faults=faults) as upstream,
+        serving(remote(upstream.url, draft="lookup")) as server,
+    ):
+        reply = await server.post(path, ask(path))
+        assert reply.status == 200
+        assert b"one two three" in reply.data

@@ -153,3 +153,15 @@ def test_calls_are_put_together() -> None:
     ]
     assert told == [("a", "add", '{"a": 1}'), ("b", "sub", "{}")]
     assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_a_whole_answer_that_breaks_off_is_asked_for_again() -> None:
+    """Its client has been given nothing; one that is streamed breaks off there, too."""
+    faults = Faults(num_requests=1, drop_after=2)
+    async with ModelServer(TEXT, faults=faults) as upstream, serving(remote(upstream.url)) as server:
+        whole = await server.chat(n=2)
+        assert [choice["message"]["content"] for choice in whole.json["choices"]] == [TEXT]  # it knows no `n`
+        assert len(upstream.requests) == 2
+    async with ModelServer(TEXT, faults=faults) as upstream, serving(remote(upstream.url)) as server:
+        assert (await server.chat(n=2, stream=True)).chunks[-1]["error"]
+        assert len(upstream.requests) == 1
