@@ -64,6 +64,7 @@ _OURS: Final = frozenset(
         "stream_options",
     }
 )
+_MAX_STOPS: Final = 256  # each of them is looked for in each piece of the answer
 _HARMLESS: Final[Sequence[Any]] = (0, 1, "", [], {})
 # What would change the answer; a model in this process has none of it
 _NOT_LOCAL: Final = ("audio", "best_of", "function_call", "functions", "suffix", "web_search_options")
@@ -184,7 +185,10 @@ def read_stop(body: Body, name: str = "stop") -> tuple[str, ...]:
         return (stop,)
     if not isinstance(stop, list):
         raise InvalidRequestError(f"{name} is of type {type(stop).__name__}; it must be a text or a list of texts")
-    return tuple(cast("list[str]", stop))  # the request checks each of them
+    texts = cast("list[str]", stop)
+    if len(texts) > _MAX_STOPS:
+        raise InvalidRequestError(f"{name} has {len(texts)} texts; it may have {_MAX_STOPS}")
+    return tuple(texts)  # the request checks each of them
 
 
 def read_num_choices(body: Body) -> int:

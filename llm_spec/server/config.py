@@ -67,7 +67,8 @@ class ServerConfig:
 
     default_model: answers names that are not in `models`; None: such names are answered with 404.
     keys: clients by name; none: everybody may ask, and only on a loopback address.
-    max_body_bytes: longest request. max_requests: requests at once in one worker, more are answered with 503.
+    max_body_bytes: longest request. max_bodies_bytes: all those over 64 KiB that a worker holds at a time; None: four
+    of the longest. max_requests: requests at once in one worker. More of either are answered with 503.
     cors_origins: web pages that may ask from a browser, beside the server's own.
     keep_alive_s: how often a comment is sent while an answer pauses. body_timeout_s: how long a request's body may
     take. idle_s: how long a connection may say nothing, or take for a request's headers. shutdown_s: how long
@@ -81,7 +82,8 @@ class ServerConfig:
     port: int = 8700
     workers: int = 1
     default_model: str | None = None
-    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_bodies_bytes: int | None = None
     max_requests: int = 2000
     cors_origins: tuple[str, ...] = ()
     keep_alive_s: float = 10.0
@@ -95,6 +97,7 @@ class ServerConfig:
         check_number(ConfigError, "port", self.port, 0, 65535, integer=True)
         check_number(ConfigError, "workers", self.workers, 1, 256, integer=True)
         check_number(ConfigError, "max_body_bytes", self.max_body_bytes, 1, integer=True)
+        check_number(ConfigError, "max_bodies_bytes", self.max_bodies_bytes, self.max_body_bytes, integer=True)
         check_number(ConfigError, "max_requests", self.max_requests, 1, integer=True)
         for name in ("keep_alive_s", "body_timeout_s", "idle_s"):
             check_number(ConfigError, name, getattr(self, name), 0.0, above=True)

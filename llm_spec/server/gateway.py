@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import math
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
 from importlib.resources import files
-from typing import Any, Final, TypeAlias, cast
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
@@ -19,12 +17,14 @@ from llm_spec._clock import now
 from llm_spec.errors import LlmSpecError
 from llm_spec.json_text import dumps
 from llm_spec.server.apis import APIS, Api, Naming
-from llm_spec.server.bodies import Json, read_model
+from llm_spec.server.bodies import read_model
 from llm_spec.server.clients import Client, Clients
 from llm_spec.server.config import ServerConfig, is_loopback
 from llm_spec.server.exchange import Exchange
+from llm_spec.server.intake import Intake, Received
 from llm_spec.server.metrics import CONTENT_TYPE, Metrics
 from llm_spec.server.models import ServedModels
+from llm_spec.server.parsing import apart
 from llm_spec.server.problems import Problem, problem_of
 from llm_spec.telemetry import log_event, new_request_id
 
@@ -58,6 +58,7 @@ class Gateway:
         self._metrics = metrics
         self._hidden = models.addresses
         self._num_open = 0
+        self._intake = Intake(config)
         self._page = files("llm_spec.server").joinpath("page.html").read_bytes()
         self._origin_refusal = lru_cache(1024)(self._find_origin_refusal)  # nearly always the same host
         self.is_ending = False
@@ -199,17 +200,21 @@ class Gateway:
         client = self._clients.find(request.headers)
         self._begin(client)
         try:
-            return await self._exchange(api, request, client, started_s)
+            async with self._intake.body(request) as received:
+                return await self._exchange(api, request, received, client, started_s)
         finally:
             self._end(client)
 
-    async def _exchange(self, api: Api, request: web.Request, client: Client, started_s: float) -> web.StreamResponse:
-        body = await self._body(request)
+    async def _exchange(
+        self, api: Api, request: web.Request, received: Received, client: Client, started_s: float
+    ) -> web.StreamResponse:
+        body = received.fields
         model = self._models.find(read_model(body), client)
         self._metrics.count_request(api.name, model.name)
         if api is _MESSAGES and _BETAS in request.headers:
             body["betas"] = [name.strip() for name in request.headers[_BETAS].split(",")]
-        asked = api.read(body, model.speaks)
+        reading = partial(api.read, body, model.speaks)
+        asked = await apart(reading) if received.is_long else reading()
         naming = Naming(
             answer_id=new_request_id(),
             model=model.name,
@@ -230,26 +235,6 @@ class Gateway:
         )
         return await exchange.respond()
 
-    async def _body(self, request: web.Request) -> Json:
-        try:
-            if request.content.is_eof():  # it came with its headers
-                data = await request.read()
-            else:
-                async with asyncio.timeout(self._config.body_timeout_s):
-                    data = await request.read()
-        except TimeoutError:
-            raise Problem(408, "the request's body did not come in time", code="timeout") from None
-        except web.HTTPRequestEntityTooLarge:
-            told = f"the request's body is longer than {self._config.max_body_bytes} bytes"
-            raise Problem(413, told, code="request_too_large") from None
-        try:
-            body: Any = _parsed(data)
-        except (ValueError, RecursionError) as error:
-            raise Problem(400, f"the body is no JSON: {error}", code="invalid_json") from None
-        if not isinstance(body, dict):
-            raise Problem(400, f"the body is of type {type(body).__name__}; it must be a JSON object")
-        return cast("Json", body)
-
     def _begin(self, client: Client) -> None:
         """Let a request in; raises Problem where there are too many."""
         if self._num_open >= self._config.max_requests:
@@ -262,29 +247,6 @@ class Gateway:
         client.end()
         self._num_open -= 1
         self._metrics.count_open(self._num_open)
-
-
-def _parsed(data: bytes) -> Any:
-    """JSON by RFC 8259: UTF-8, without NaN and Infinity, and every text whole; raises ValueError for anything else."""
-    text = data.decode()
-    value = _DECODER.decode(text)
-    if "\\ud" in text or "\\uD" in text:  # half a character, unless its other half follows
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError(f"{digits[:40]} is too large a number")
-    return value
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _is_same(origin: str, host: str) -> bool:

@@ -19,6 +19,8 @@ __all__ = ["HttpClient", "MissingError"]
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=120.0)
 _WRITING_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
 _QUOTED: Final = 300  # characters of a server's own words in an error
+_MAX_REFUSAL: Final = 64 * 1024  # bytes that are read of a refusal …
+_MAX_ANSWER: Final = 64 * 1024 * 1024  # … and of an answer that comes whole
 
 
 class MissingError(TargetError):
@@ -87,7 +89,7 @@ class HttpClient:
         """Send a request and read the JSON that answers it; raises as `open`."""
         async with await self.open(path, body, limits) as response:
             try:
-                return self.parsed((await response.read()).decode(errors="replace"))
+                return self.parsed((await _read(response, _MAX_ANSWER)).decode(errors="replace"))
             except (aiohttp.ClientError, ValueError) as error:
                 raise self.broken(error) from error
 
@@ -150,7 +152,7 @@ class HttpClient:
 
     async def _refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
         try:
-            words = _error_text(loads(await response.text()))
+            words = _error_text(loads(await _read(response, _MAX_REFUSAL)))
         except (ValueError, aiohttp.ClientError):
             words = response.reason or ""
         advice = {
@@ -162,6 +164,17 @@ class HttpClient:
         if response.status in (404, 405, 501):
             raise MissingError(line)
         raise error_for_status(response.status, {k.lower(): v for k, v in response.headers.items()}, line)
+
+
+async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """A response's body; raises ValueError for one that is longer than `most` bytes."""
+    pieces: list[bytes] = []
+    while piece := await response.content.readany():
+        pieces.append(piece)
+        most -= len(piece)
+        if most < 0:
+            raise ValueError("it sent too many bytes")
+    return b"".join(pieces)
 
 
 def _new_session() -> aiohttp.ClientSession:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
+from aiohttp import web
 from llm_spec_http import DIALECTS, HttpProvider
 from wire import Wire, chunk, served, text_chunks
 
@@ -646,3 +648,32 @@ async def test_a_server_that_would_write_on_is_asked_for_a_stream(wire: Wire) ->
     await provider.aclose()
     assert wire.bodies[0]["stream"] is True
     assert not provider.capabilities.whole_answers
+
+
+async def test_of_a_long_refusal_only_the_beginning_is_read() -> None:
+    """A server that goes on refusing for ever ends the request, not this process."""
+    num_read = 0
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        nonlocal num_read
+        response = web.StreamResponse(status=500)
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"e" * 65536)
+                num_read += 1
+        return response
+
+    app = web.Application()
+    app.router.add_post("/{any:.*}", refuse)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        provider = HttpProvider("tiny", base_url=f"http://127.0.0.1:{runner.addresses[0][1]}", api_key=KEY)
+        with pytest.raises(TransientError, match="answered 500: Internal Server Error"):
+            await answered(provider)
+        await provider.aclose()
+    finally:
+        await runner.cleanup()
+    assert num_read < 200  # what sockets hold

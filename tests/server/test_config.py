@@ -78,7 +78,7 @@ def test_what_is_not_written_is_the_default(written: Written) -> None:
     config = load_config(written('[models.fast]\ntarget = "rules:any"\n'), {})
     assert config == ServerConfig(models={"fast": ModelConfig(target="rules:any")})
     assert (config.host, config.default_model, config.cors_origins) == ("127.0.0.1", None, ())
-    assert config.max_body_bytes == 32 * 1024 * 1024
+    assert config.max_body_bytes == 8 * 1024 * 1024
 
 
 MODEL = '[models.fast]\ntarget = "rules:any"\n'

@@ -212,11 +212,44 @@ async def test_a_body_of_megabytes_is_read() -> None:
     assert reply.status == 200
 
 
-async def test_the_default_limit_is_32_mib() -> None:
+async def test_the_default_limit_is_8_mib() -> None:
     """One byte less is read, the limit is not to be passed."""
     async with serving() as server:
-        reply = await server.post(CHAT, b"[" + b" " * (32 * 1024 * 1024) + b"]")
+        reply = await server.post(CHAT, b"[" + b" " * (8 * 1024 * 1024) + b"]")
     assert reply.status == 413
+
+
+async def test_all_long_bodies_together_are_bounded() -> None:
+    """One more is told to come again; short ones pass, and so does a long one when there is room again."""
+    long, gone_on = ask(CHAT, "x" * 300_000), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        data = json.dumps(long).encode()
+        yield data[:200_000]
+        await gone_on.wait()
+        yield data[200_000:]
+
+    async with serving(max_body_bytes=400_000, max_bodies_bytes=450_000) as server:
+        first = asyncio.create_task(server.send("POST", CHAT, slow()))
+        async with asyncio.timeout(HANGS_S):
+            while (refused := await server.post(CHAT, long)).status == 200:  # until the first has begun
+                pass
+        assert refused.status == 503
+        assert refused.headers["Retry-After"] == "1"
+        assert (await server.post(CHAT, ask(CHAT))).status == 200
+        gone_on.set()
+        assert (await first).status == 200
+        assert (await server.post(CHAT, long)).status == 200
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_a_long_body_of_many_small_things_is_refused(path: str) -> None:
+    """What takes seconds to read, or to go through, is not read."""
+    async with serving() as server:
+        for data in (b'{"messages": [' + b"{}," * 100_000 + b"{}]}", b'{"x": [' + b"0," * 300_000 + b"0]}"):
+            reply = await server.post(path, data)
+            assert reply.status == 400
+            check_error(path, reply)
 
 
 async def test_a_body_that_trickles_is_given_up() -> None:
