@@ -1,4 +1,7 @@
-"""Editing: the text being edited is the draft, and most of it is accepted."""
+"""Editing: the text being edited is the draft, and most of it is accepted.
+
+Needs: pip install 'llm-spec[onnx]'
+"""
 
 import asyncio
 
@@ -7,11 +10,11 @@ from llm_spec import GivenText, SpeculativeConfig, SpeculativeDecoder, open_prov
 
 async def main() -> None:
     target = open_provider("builtin:target")
-    prompt = "def test_missing_link(self):"
-    before = (await SpeculativeDecoder(None, target).decode(prompt, max_tokens=48)).content
-    draft = GivenText(before.replace("self", "this", 1))  # the same but for one word
+    prompt = "def getregentry():"
+    before = (await SpeculativeDecoder(None, target).decode(prompt, max_tokens=64)).content
+    draft = GivenText(before.replace("StreamReader", "Reader", 1))  # the same but for one word
     decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens"))
-    result = await decoder.decode(prompt, max_tokens=48)
+    result = await decoder.decode(prompt, max_tokens=64)
     assert result.content == before
     print(result.content)
     print(result.summary())

@@ -1,4 +1,7 @@
-"""An answer held to a JSON schema: valid at any temperature, and the same with and without speculation."""
+"""An answer held to a JSON schema: valid at any temperature, and the same with and without speculation.
+
+Needs: pip install 'llm-spec[onnx,grammar]'
+"""
 
 import asyncio
 import json

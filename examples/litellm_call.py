@@ -1,12 +1,18 @@
-"""A speculative pair as a model of LiteLLM: text as it is verified, then what became of the drafts."""
+"""A speculative pair as a model of LiteLLM: text as it is verified, then what became of the drafts.
 
-import litellm
+Needs: pip install 'llm-spec[litellm,onnx]'
+"""
 
-from llm_spec.integrations.litellm import register
+try:
+    import litellm
+
+    from llm_spec.integrations.litellm import register
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}; run: pip install 'llm-spec[litellm,onnx]'") from error
 
 
 def main() -> None:
-    messages = [{"role": "user", "content": "def test_spawnl(self):"}]
+    messages = [{"role": "user", "content": "def getregentry():"}]
     with register(model="fast", target="builtin:target", draft="lookup+builtin:draft"):
         told = {}
         for chunk in litellm.completion(model="llm_spec/fast", messages=messages, max_tokens=64, stream=True):

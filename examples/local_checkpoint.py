@@ -1,15 +1,20 @@
 """Hugging Face checkpoints in this process: three drafts for one target, and one text.
 
 python examples/local_checkpoint.py [TARGET_FOLDER DRAFT_FOLDER]
+
+Needs: pip install 'llm-spec[torch]'
 """
 
 import asyncio
 import sys
 from pathlib import Path
 
-from llm_spec_torch import TorchProvider
-
 from llm_spec import JoinedDraft, PromptLookup, ProviderDraft, SpeculativeDecoder
+
+try:
+    from llm_spec_torch import TorchProvider
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}; run: pip install 'llm-spec[torch]'") from error
 
 PAIR = Path(__file__).parents[1] / "tests" / "peers" / "models"
 
@@ -26,7 +31,7 @@ async def main() -> None:
     texts: set[str] = set()
     for name, proposing in drafts.items():
         decoder = SpeculativeDecoder(proposing, target)
-        result = await decoder.decode("def test_spawnl(self):", max_tokens=64, temperature=0.7, seed=1)
+        result = await decoder.decode("def decode(self, input, final=False):", max_tokens=64, temperature=0.7, seed=3)
         texts.add(result.content)
         print(f"{name:<30} {result.summary()}")
     print(texts.pop(), "\n\nfour answers, one text" if not texts else "the texts differ")

@@ -1,4 +1,7 @@
-"""A draft that breaks costs nothing but its time: the answer is the target's, and the result says what happened."""
+"""A draft that breaks costs nothing but its time: the answer is the target's, and the result says what happened.
+
+Needs: pip install 'llm-spec[onnx]'
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -23,7 +26,7 @@ class BrokenDraft:
 async def main() -> None:
     config = SpeculativeConfig(strategy="regenerate")
     async with SpeculativeDecoder(BrokenDraft(), "builtin:target", config) as decoder:
-        result = await decoder.decode("def close(self):", max_tokens=32)
+        result = await decoder.decode("def getregentry():", max_tokens=64)
     print(result.content)
     print(f"finished by {result.stopped_by}; fallbacks: {result.fallbacks}")
 

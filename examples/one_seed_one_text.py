@@ -1,8 +1,13 @@
-"""Sampling: one seed gives one text, whichever draft and lookahead, or none at all."""
+"""Sampling: one seed gives one text, whichever draft and lookahead, or none at all.
+
+Needs: pip install 'llm-spec[onnx]'
+"""
 
 import asyncio
 
 from llm_spec import Fixed, PromptLookup, SpeculativeConfig, SpeculativeDecoder, open_draft, open_provider
+
+PROMPT = "def decode(self, input, final=False):"
 
 
 async def main() -> None:
@@ -12,7 +17,9 @@ async def main() -> None:
     for name, draft in drafts.items():
         for lookahead in (1, 3, 8):
             decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(lookahead=Fixed(lookahead)))
-            result = await decoder.decode("def close(self):", max_tokens=48, temperature=0.8, seed=7)
+            result = await decoder.decode(
+                "def decode(self, input, final=False):", max_tokens=64, temperature=0.7, seed=3
+            )
             texts.add(result.content)
             print(f"draft {name:<7} lookahead {lookahead}: {result.stats.summary()}")
     assert len(texts) == 1, texts

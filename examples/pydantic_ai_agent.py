@@ -1,21 +1,27 @@
-"""A pydantic-ai agent on the built-in pair: the answer, and what speculation did for it."""
+"""A pydantic-ai agent on the built-in pair: the answer, and what speculation did for it.
+
+Needs: pip install 'llm-spec[pydantic-ai,onnx]'
+"""
 
 import asyncio
 
-from pydantic_ai import Agent
+try:
+    from pydantic_ai import Agent
 
-from llm_spec.integrations.pydantic_ai import SpeculativeModel
+    from llm_spec.integrations.pydantic_ai import SpeculativeModel
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}; run: pip install 'llm-spec[pydantic-ai,onnx]'") from error
 
 
 async def main() -> None:
     model = SpeculativeModel("builtin:target", draft="lookup+builtin:draft", settings={"max_tokens": 64})
     async with Agent(model) as agent:
-        result = await agent.run("def area(radius):")
+        result = await agent.run("def getregentry():")
         print(result.output)
         details = result.response.provider_details or {}
         print(f"{details['strategy']} ({details['guarantee']}): {details['acceptance_rate']:.0%} accepted")
 
-        async with agent.run_stream("class Stack:") as answer:
+        async with agent.run_stream("def decode(self, input, final=False):") as answer:
             async for piece in answer.stream_text(delta=True):
                 print(piece, end="")
         print()

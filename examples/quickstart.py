@@ -1,4 +1,7 @@
-"""The built-in pair: the same text as the target alone, and how long each took."""
+"""The built-in pair: the same text as the target alone, and how long each took.
+
+Needs: pip install 'llm-spec[onnx]'
+"""
 
 import asyncio
 
@@ -6,7 +9,7 @@ from llm_spec import SpeculativeDecoder
 
 
 async def main() -> None:
-    prompt = "def test_spawnl(self):"
+    prompt = "def getregentry():"
     async with SpeculativeDecoder("lookup+builtin:draft", "builtin:target") as decoder:
         result = await decoder.decode(prompt, max_tokens=96)
     async with SpeculativeDecoder(None, "builtin:target") as plain:

@@ -2,6 +2,8 @@
 
 The server here is a simulated one on 127.0.0.1 (450 ms to the first token, 60 tokens/s); with a real one, write
 `target = "vllm:model@http://host:8000/v1"`.
+
+Needs nothing but llm-spec itself.
 """
 
 import asyncio

@@ -1,10 +1,16 @@
-"""The server inside a program, and OpenAI's own client asking it: a stream, and what the draft did for it."""
+"""The server inside a program, and OpenAI's own client asking it: a stream, and what the draft did for it.
+
+Needs: pip install 'llm-spec[onnx,openai,server]'
+"""
 
 import asyncio
 
-from openai import AsyncOpenAI
+try:
+    from openai import AsyncOpenAI
 
-from llm_spec.server import Server, ServerConfig
+    from llm_spec.server import Server, ServerConfig
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}; run: pip install 'llm-spec[onnx,openai,server]'") from error
 
 
 async def main() -> None:
@@ -15,8 +21,8 @@ async def main() -> None:
     ):
         stream = await client.chat.completions.create(
             model="builtin",
-            messages=[{"role": "user", "content": "def test_spawnl(self):"}],
-            max_tokens=48,
+            messages=[{"role": "user", "content": "def getregentry():"}],
+            max_tokens=64,
             stream=True,
             stream_options={"include_usage": True},
         )

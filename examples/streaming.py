@@ -1,4 +1,7 @@
-"""Only verified text is streamed; each round says what became of its draft."""
+"""Only verified text is streamed; each round says what became of its draft.
+
+Needs: pip install 'llm-spec[onnx]'
+"""
 
 import asyncio
 
@@ -8,7 +11,7 @@ from llm_spec import Round, SpeculativeDecoder, SpeculativeFinish, TextDelta
 async def main() -> None:
     async with (
         SpeculativeDecoder("builtin:draft", "builtin:target") as decoder,
-        decoder.stream("def parse_header(self, line):", rounds=True, max_tokens=48) as events,
+        decoder.stream("def decode(self, input, final=False):", rounds=True, max_tokens=48) as events,
     ):
         async for event in events:
             match event:

@@ -129,7 +129,7 @@ async def _run(
     """The result and, compared with the target alone, whether its text is the same."""
     try:
         screen = Screen(sys.stdout, silent=arguments.json)
-        result = await _answer(SpeculativeDecoder(draft, target, config), request, screen)
+        result = await _answer(SpeculativeDecoder(draft, target, config), target.name, request, screen)
         if not arguments.compare:
             return result, None
         request = replace(request, sampling=replace(request.sampling, seed=result.seed))
@@ -143,9 +143,9 @@ async def _run(
             await draft.aclose()
 
 
-async def _answer(decoder: SpeculativeDecoder, request: ChatRequest, screen: Screen) -> SpeculativeResult:
+async def _answer(decoder: SpeculativeDecoder, target: str, request: ChatRequest, screen: Screen) -> SpeculativeResult:
     screen.legend()
-    with Spinner(f"waiting for {decoder.name}", sys.stderr) as spinner:
+    with Spinner(f"waiting for the first words of {target}", sys.stderr) as spinner:
         async with decoder.stream(request) as events:
             async for event in events:
                 match event:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,38 @@ def test_example(name: str) -> None:
     assert ended.returncode == 0, ended.stderr
     assert not {"Traceback", "Warning"} & set(ended.stderr.split()), ended.stderr  # a failed draft may be logged
     assert CLAIMS[name] in ended.stdout
+
+
+MISSING = {
+    "langchain_agent.py": ("langchain_core", "langchain,onnx"),
+    "litellm_call.py": ("litellm", "litellm,onnx"),
+    "local_checkpoint.py": ("torch", "torch"),
+    "openai_agents_run.py": ("agents", "openai-agents,onnx"),
+    "pydantic_ai_agent.py": ("pydantic_ai", "pydantic-ai,onnx"),
+    "serve_and_ask.py": ("openai", "onnx,openai,server"),
+}
+WITHOUT = "import runpy, sys; sys.modules[sys.argv[1]] = None; runpy.run_path(sys.argv[2], run_name='__main__')"
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_missing_extras_are_named(name: str) -> None:
+    """Where a package is not installed, one line says what installs it; so does the docstring."""
+    module, extras = MISSING[name]
+    command = f"pip install 'llm-spec[{extras}]'"
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT, module, EXAMPLES / name], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1)
+    assert ended.stderr.endswith(f"; run: {command}\n")
+    assert f"Needs: {command}" in (EXAMPLES / name).read_text("utf-8")
+
+
+def test_needs_are_named() -> None:
+    """Every example's docstring says what it needs."""
+    for path in EXAMPLES.glob("*.py"):
+        docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
+        assert docstring is not None
+        assert re.search(r"\n\nNeeds(: pip install 'llm-spec\[| nothing but llm-spec)", docstring), path
 
 
 def test_readme_example() -> None:
