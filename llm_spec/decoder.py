@@ -58,6 +58,7 @@ from llm_spec.provider import (
     LlmProvider,
     Rediscoverable,
     complete_from_stream,
+    open_for_client,
 )
 from llm_spec.recording import Recording
 from llm_spec.registry import open_draft, open_provider
@@ -114,6 +115,17 @@ class SpeculativeDecoder:
         other = copy.copy(self)
         other._owned = []  # noqa: SLF001 - it is one of us
         other._set(config)  # noqa: SLF001 - as above
+        return other
+
+    def for_client(self) -> SpeculativeDecoder:
+        """The same pair for those who may know of each other's answers: its draft remembers those of nobody else.
+
+        As with `using`, closing it closes nothing.
+        """
+        other = copy.copy(self)
+        other._owned = []  # noqa: SLF001 - it is one of us
+        other._bare_draft = None if self._bare_draft is None else open_for_client(self._bare_draft)  # noqa: SLF001
+        other._set(self.config)  # noqa: SLF001 - as above
         return other
 
     def _set(self, config: SpeculativeConfig) -> None:

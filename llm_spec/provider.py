@@ -39,6 +39,7 @@ __all__ = [
     "AdmittingModel",
     "Capabilities",
     "ChunkStreaming",
+    "ClientDrafter",
     "DeviceRound",
     "DeviceRounds",
     "Discoverable",
@@ -67,6 +68,7 @@ __all__ = [
     "add_call",
     "complete_from_stream",
     "is_free",
+    "open_for_client",
     "open_for_request",
     "read_prompt",
 ]
@@ -158,6 +160,18 @@ class RequestDrafter(Protocol):
         """The draft for all calls of one request, one call at a time.
 
         It forgets with the request; closing it closes nothing. `draft` itself keeps nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class ClientDrafter(Protocol):
+    """A draft that learns from the answers it drafted for; optional beside `DraftProvider`."""
+
+    def for_client(self) -> DraftProvider:
+        """The same draft for those who may know of each other's answers: it begins with none, and keeps its own.
+
+        Closing it closes nothing.
         """
         ...
 
@@ -599,6 +613,11 @@ async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> C
 def open_for_request(draft: DraftProvider) -> DraftProvider:
     """The draft for one request: one that remembers its calls where there is such, else the draft itself."""
     return draft.for_request() if isinstance(draft, RequestDrafter) else draft
+
+
+def open_for_client(draft: DraftProvider) -> DraftProvider:
+    """The draft with a memory of its own where it has one, else the draft itself."""
+    return draft.for_client() if isinstance(draft, ClientDrafter) else draft
 
 
 def add_call(call: ToolCall | None, delta: ToolCallDelta) -> ToolCall:

@@ -27,6 +27,7 @@ from llm_spec.provider import (
     TokenDrafter,
     TokenModel,
     is_free,
+    open_for_client,
     open_for_request,
 )
 
@@ -82,6 +83,9 @@ class JoinedDraft:
 
     def for_request(self) -> JoinedDraft:
         return JoinedDraft(*map(open_for_request, self._drafts), min_confidence=self._min_confidence)
+
+    def for_client(self) -> JoinedDraft:
+        return JoinedDraft(*map(open_for_client, self._drafts), min_confidence=self._min_confidence)
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:

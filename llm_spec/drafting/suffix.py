@@ -38,8 +38,9 @@ class SuffixDraft:
 
     The context is the conversation and the answer so far; earlier answers are those that targets of the same tokenizer
     gave to requests of this object, up to `max_stored_tokens` of them, the oldest forgotten first; 0 keeps none. What
-    one request was answered may so be proposed to another (prompts are never kept): use one object for those who may
-    know of each other. Matches have `min_match` to `max_match` tokens. Text drafts look at the conversation alone.
+    one request was answered may so be proposed to another, which can tell it by what is accepted (prompts are never
+    kept): use one object for those who may know of each other, and `for_client` for others. Matches have `min_match` to
+    `max_match` tokens. Text drafts look at the conversation alone.
     """
 
     name = "suffix"
@@ -51,10 +52,16 @@ class SuffixDraft:
         check_number(ConfigError, "max_stored_tokens", max_stored_tokens, 0, integer=True)
         self._max_match = max_match
         self._min_match = min_match
+        self._max_stored_tokens = max_stored_tokens
         self._outputs = PastOutputs(max_stored_tokens, max_match)
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         return self.for_request().draft(request, max_tokens)
+
+    def for_client(self) -> SuffixDraft:
+        return SuffixDraft(
+            max_match=self._max_match, min_match=self._min_match, max_stored_tokens=self._max_stored_tokens
+        )
 
     def for_request(self) -> CopyingDraft:
         index = ConversationIndex()

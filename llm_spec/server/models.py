@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -20,9 +21,10 @@ from llm_spec.server.clients import Client
 from llm_spec.server.config import ModelConfig, ServerConfig
 from llm_spec.server.problems import Problem
 
-__all__ = ["ServedModel", "ServedModels"]
+__all__ = ["MAX_CLIENTS", "ServedModel", "ServedModels"]
 
 _STRATEGIES: Final = get_args(StrategyName)
+MAX_CLIENTS: Final = 64  # of a model, whose answers are remembered for drafts; those of longest ago are forgotten
 _CREATED: Final = 0  # a time that the API wants, and nobody knows
 
 
@@ -34,7 +36,7 @@ class ServedModel:
         self.target = target
         self._config = config
         self._has_draft = draft is not None
-        self._decoders: dict[tuple[str, StrategyName], SpeculativeDecoder] = {}
+        self._clients: OrderedDict[str, _ClientDecoders] = OrderedDict()  # the latest last
         self.decoder = SpeculativeDecoder(draft, target, config.speculative)
 
     @property
@@ -54,11 +56,11 @@ class ServedModel:
             raise InvalidRequestError(
                 f"x-llm-spec-strategy is {chosen!r}; it must be one of {', '.join(self._usable())}"
             )
-        key = (client.name, cast("StrategyName", chosen))
-        if key not in self._decoders:
-            config: SpeculativeConfig = replace(self._config.speculative, strategy=key[1], budget=client.budget)
-            self._decoders[key] = self.decoder.using(config)
-        return self._decoders[key]
+        known = self._clients.pop(client.name, None) or _ClientDecoders(self.decoder.for_client(), client)
+        self._clients[client.name] = known
+        if len(self._clients) > MAX_CLIENTS:
+            self._clients.popitem(last=False)
+        return known.find(cast("StrategyName", chosen))
 
     def describe(self) -> Json:
         """The model object of OpenAI's API."""
@@ -77,6 +79,21 @@ class ServedModel:
         if self.is_local:
             return ("auto", "plain", "tokens", "judge", "regenerate")
         return tuple(name for name in _STRATEGIES if name != "tokens")
+
+
+class _ClientDecoders:
+    """One client's decoders: they share what its draft remembers."""
+
+    def __init__(self, decoder: SpeculativeDecoder, client: Client) -> None:
+        self._decoder = decoder
+        self._client = client
+        self._by_strategy: dict[StrategyName, SpeculativeDecoder] = {}
+
+    def find(self, strategy: StrategyName) -> SpeculativeDecoder:
+        if strategy not in self._by_strategy:
+            config: SpeculativeConfig = replace(self._decoder.config, strategy=strategy, budget=self._client.budget)
+            self._by_strategy[strategy] = self._decoder.using(config)
+        return self._by_strategy[strategy]
 
 
 class ServedModels:

@@ -127,6 +127,17 @@ def test_an_earlier_answer_is_proposed_again() -> None:
     assert proposed(forgetful, "a quick b") == ""
 
 
+def test_clients_know_nothing_of_each_other() -> None:
+    """A draft for a client begins with no answers, keeps its own, and gives none back."""
+    shared = SuffixDraft(min_match=2, max_match=16)
+    one, two = shared.for_client(), shared.for_client()
+    answer(shared, STORY)
+    answer(one, "another one, of the quick brown bear")
+    assert proposed(two, "the quick") == ""
+    assert proposed(one, "the quick brown") == " bear"
+    assert proposed(shared, "the quick brown") == " fox jum"
+
+
 def test_prompts_are_not_kept() -> None:
     """What one user asks is never proposed to another."""
     draft = SuffixDraft()
