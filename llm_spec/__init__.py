@@ -26,7 +26,7 @@ from llm_spec.chat import (
     Usage,
     Weakened,
 )
-from llm_spec.config import JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
+from llm_spec.config import BreakerPolicy, JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.drafting import GivenText, JoinedDraft, PromptLookup, ProviderDraft, SuffixDraft
@@ -88,6 +88,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PLAIN_REASONS",
     "AdmittingModel",
+    "BreakerPolicy",
     "Budget",
     "BudgetError",
     "Capabilities",

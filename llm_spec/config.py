@@ -16,7 +16,7 @@ from llm_spec.tokens.rules import AcceptanceName
 if TYPE_CHECKING:
     from llm_spec.resilience import ConcurrencyLimit
 
-__all__ = ["JudgeConfig", "RetryPolicy", "SpeculativeConfig", "StrategyName", "Timeouts"]
+__all__ = ["BreakerPolicy", "JudgeConfig", "RetryPolicy", "SpeculativeConfig", "StrategyName", "Timeouts"]
 
 StrategyName: TypeAlias = Literal["auto", "plain", "tokens", "probe", "score", "race", "predict", "judge", "regenerate"]
 
@@ -41,6 +41,22 @@ class RetryPolicy:
         check_number(ConfigError, "first_wait_s", self.first_wait_s, 0.0)
         check_number(ConfigError, "max_wait_s", self.max_wait_s, self.first_wait_s)
         check_number(ConfigError, "max_retry_after_s", self.max_retry_after_s, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakerPolicy:
+    """When a server that keeps failing is left alone: its circuit opens.
+
+    max_failures: requests in a row, whosever, that failed because the server did; 0: the circuit never opens.
+    open_s: seconds until one request is let through again, as a trial.
+    """
+
+    max_failures: int = 5
+    open_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_number(ConfigError, "max_failures", self.max_failures, 0, integer=True)
+        check_number(ConfigError, "open_s", self.open_s, 0.0, above=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +120,8 @@ class SpeculativeConfig:
     draft_timeout_s: seconds that a target waits for a draft (`judge`, `predict`, `regenerate`), and that a draft may be
         silent elsewhere, before the target goes on alone.
     judge: how far approval goes, with that strategy.
-    retry: when a target that fails for a while is asked again. timeouts: how long it may be silent.
+    retry: when a target that fails for a while is asked again. timeouts: how long it may be silent. breaker: when a
+        target or draft that keeps failing is left alone (that of the first decoder of a pair holds for `using`).
     limit: places shared by all decoders that are given the same one; None: no bound.
     prices: of models, by provider name (`openai:gpt-4.1`) or model; they come before the built-in list.
     budget: tokens and money shared by all decoders that are given the same one.
@@ -130,6 +147,7 @@ class SpeculativeConfig:
     judge: JudgeConfig = JudgeConfig()
     retry: RetryPolicy = RetryPolicy()
     timeouts: Timeouts = Timeouts()
+    breaker: BreakerPolicy = BreakerPolicy()
     limit: ConcurrencyLimit | None = None
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     budget: Budget | None = None

@@ -101,9 +101,11 @@ class SpeculativeDecoder:
         self._owned: list[DraftProvider | LlmProvider | Discovery] = []
         self._target = self._own(open_provider(target)) if isinstance(target, str) else target
         self._discovery = self._own(Discovery(self._target))
-        self._breaker = CircuitBreaker(self._target.name)
+        self._breaker = CircuitBreaker(self._target.name, self.config.breaker)
         self._bare_draft = self._opened(draft)
-        self._draft_breaker = None if self._bare_draft is None else CircuitBreaker(self._bare_draft.name)
+        self._draft_breaker = None
+        if self._bare_draft is not None:
+            self._draft_breaker = CircuitBreaker(self._bare_draft.name, self.config.breaker)
         self._set(self.config)
 
     def using(self, config: SpeculativeConfig) -> SpeculativeDecoder:
@@ -204,12 +206,17 @@ class SpeculativeDecoder:
         async with aclosing(self._answer(_asked(request, options), rounds=rounds)) as events:
             yield events
 
-    @asynccontextmanager
-    async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
+    def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
         """The target's own chunks (`ChunkStreaming`): neither speculation nor retries, but the same caps and budgets.
 
         Raises UnsupportedError for a target that has none to give, and BudgetError where no budget is left.
         """
+        return self._chunks(request, self._breaker)
+
+    @asynccontextmanager
+    async def _chunks(
+        self, request: ChatRequest, breaker: CircuitBreaker
+    ) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         target = self._target
         if not isinstance(target, ChunkStreaming):
             raise UnsupportedError(f"target {target.name} has no chunks to pass on")
@@ -222,7 +229,7 @@ class SpeculativeDecoder:
         if allowance is not None:
             most = None if prepared.max_tokens is None else prepared.max_tokens * num_choices
             hold = allowance.open(self._spending.target_price, count_input_tokens(request), max_output=most)
-        counted = CountedChunks(target.name, target, prepared, self.config, self._breaker, hold=hold)
+        counted = CountedChunks(target.name, target, prepared, self.config, breaker, hold=hold)
         try:
             async with aclosing(counted.chunks()) as chunks:
                 yield chunks
@@ -231,14 +238,14 @@ class SpeculativeDecoder:
 
     async def collect_chunks(self, request: ChatRequest) -> list[Mapping[str, Any]]:
         """All of `stream_chunks`, asked again under the rules of retries where the target fails for a while."""
+        policy, breaker = self.config.retry, self._breaker.for_request()
 
         async def collect() -> list[Mapping[str, Any]]:
-            async with self.stream_chunks(request) as chunks:
+            async with self._chunks(request, breaker) as chunks:
                 return [chunk async for chunk in chunks]
 
-        policy = self.config.retry
         return await asked_again(
-            collect, policy, self._breaker, max_attempts=policy.max_attempts, told=lambda _error, _wait_s: None
+            collect, policy, breaker, max_attempts=policy.max_attempts, told=lambda _error, _wait_s: None
         )
 
     async def discover(self, feature: Feature) -> None:

@@ -94,7 +94,11 @@ class TransientError(TargetError):
 
 
 class CircuitOpenError(TargetError):
-    """The target failed several times in a row and is left alone for a while; nothing was sent."""
+    """The target failed several times in a row and is left alone for `retry_after_s` seconds; nothing was sent."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class BudgetError(TargetError):

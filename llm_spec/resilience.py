@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from llm_spec._checks import check_number
 from llm_spec._clock import clock, now
 from llm_spec.chat import ChatRequest
-from llm_spec.config import RetryPolicy
+from llm_spec.config import BreakerPolicy, RetryPolicy
 from llm_spec.errors import CircuitOpenError, ConfigError, DraftError, TransientError
 from llm_spec.provider import DraftPiece, DraftProvider, is_free, open_for_request
 
@@ -25,8 +25,8 @@ __all__ = ["CircuitBreaker", "ConcurrencyLimit", "GuardedDraft", "asked_again", 
 
 T = TypeVar("T")
 
-_MAX_FAILURES: Final = 5
-_OPEN_S: Final = 30.0
+_UNAVAILABLE: Final = frozenset({502, 503, 504, *range(520, 530)})  # by a gateway or, overloaded, by itself
+_TRIAL_S: Final = 1.0  # after which it is worth asking whether a trial has ended
 
 
 async def asked_again(
@@ -100,20 +100,20 @@ async def within(waiting: Awaitable[T], seconds: float | None, message: str) -> 
 
 
 class CircuitBreaker:
-    """Leaves something alone that keeps failing: after `max_failures` in a row for `open_s` seconds, then one trial.
+    """Leaves something alone that keeps failing: after some failures in a row for some time, then one trial.
 
     The next trial waits until that one has ended; one that is left before its end decides nothing.
 
-    What counts is what a server cannot help: a connection that breaks, silence, a status of 500 or more. A refusal
-    (4xx) shows that it is alive; a cancelled attempt shows nothing. For one event loop at a time.
+    What counts is a failure of the server: it cannot be reached, breaks the connection, is silent, or says that it
+    cannot serve (502, 503, 504, 529). Any other answer shows that it is alive, 500 as well: that may be the request's
+    doing. A cancelled attempt shows nothing. For one event loop at a time.
     """
 
-    def __init__(self, name: str, *, max_failures: int = _MAX_FAILURES, open_s: float = _OPEN_S) -> None:
-        check_number(ConfigError, "max_failures", max_failures, 1, integer=True)
-        check_number(ConfigError, "open_s", open_s, 0.0, above=True)
+    def __init__(self, name: str, policy: BreakerPolicy | None = None) -> None:
+        policy = policy or BreakerPolicy()
         self._name = name
-        self._max_failures = max_failures
-        self._open_s = open_s
+        self._max_failures = policy.max_failures
+        self._open_s = policy.open_s
         self._num_failures = 0
         self._closed_until_s = 0.0  # nobody is let through before that …
         self._is_trying = False  # … and then one at a time
@@ -121,7 +121,11 @@ class CircuitBreaker:
     @property
     def is_open(self) -> bool:
         """Whether it failed too often; it is so also while one trial is made."""
-        return self._num_failures >= self._max_failures
+        return 0 < self._max_failures <= self._num_failures
+
+    def for_request(self) -> CircuitBreaker:
+        """The breaker for all attempts of one request, which count as one failure: it may be what breaks the server."""
+        return _RequestBreaker(self)
 
     @contextmanager
     def attempt(self) -> Generator[None]:
@@ -151,12 +155,12 @@ class CircuitBreaker:
         """The trial has ended; if nothing was seen of it, the next one may be made."""
         self._is_trying = False
 
-    def see(self, error: Exception | None) -> None:
-        """How an attempt ended; None: well."""
+    def see(self, error: Exception | None, *, is_counted: bool = True) -> None:
+        """How an attempt ended; None: well. A failure that is not counted keeps an open circuit open."""
         if error is None or not _is_breakdown(error):
             self._num_failures = 0
             return
-        self._num_failures += 1
+        self._num_failures += is_counted
         self._closed_until_s = now() + self._open_s
 
     def _refuse(self) -> None:
@@ -164,13 +168,34 @@ class CircuitBreaker:
         if left_s > 0 or self._is_trying:
             raise CircuitOpenError(
                 f"{self._name} failed {self._num_failures} times in a row and is left alone"
-                + (f" for {left_s:.1f} s more" if left_s > 0 else " until one trial has ended")
+                + (f" for {left_s:.1f} s more" if left_s > 0 else " until one trial has ended"),
+                retry_after_s=max(left_s, _TRIAL_S),
             )
+
+
+class _RequestBreaker(CircuitBreaker):
+    def __init__(self, breaker: CircuitBreaker) -> None:
+        self._breaker = breaker
+        self._has_failed = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._breaker.is_open
+
+    def begin(self) -> bool:
+        return self._breaker.begin()
+
+    def end_trial(self) -> None:
+        self._breaker.end_trial()
+
+    def see(self, error: Exception | None, *, is_counted: bool = True) -> None:
+        self._breaker.see(error, is_counted=is_counted and not self._has_failed)
+        self._has_failed = self._has_failed or (error is not None and _is_breakdown(error))
 
 
 def _is_breakdown(error: Exception) -> bool:
     if isinstance(error, TransientError):
-        return error.status is None or error.status >= 500
+        return error.status is None or error.status in _UNAVAILABLE
     return isinstance(error, (OSError, TimeoutError))
 
 

@@ -37,7 +37,7 @@ class Upstream:
         self.target = target
         self.config = config
         self.recording = recording
-        self.breaker = breaker
+        self.breaker = breaker.for_request()
         self.deadline = Deadline(config.deadline_s)
         self.log_context = RequestContext()
 

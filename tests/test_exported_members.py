@@ -54,7 +54,7 @@ def test_every_public_class_and_function_has_a_docstring(name: str) -> None:
 def test_the_public_names_are_these() -> None:
     """What users build on changes only on purpose."""
     expected = """
-        AdmittingModel Budget BudgetError Capabilities ChatMessage ChatRequest ChatResponse
+        AdmittingModel BreakerPolicy Budget BudgetError Capabilities ChatMessage ChatRequest ChatResponse
         ChunkStreaming CircuitOpenError
         ConcurrencyLimit ConfigError Cost CostAware DecoderStats DeviceRound DeviceRounds Discoverable DraftError
         DraftPiece DraftProvider DraftToken Ewma Fallback Finish Fixed Generation GenerationLimits GivenText

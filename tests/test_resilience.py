@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from llm_spec_http import DIALECTS, HttpProvider
 
 from llm_spec import (
+    BreakerPolicy,
     Capabilities,
     ChatRequest,
     CircuitOpenError,
@@ -315,7 +316,7 @@ def test_the_circuit_opens_lets_one_try_and_closes() -> None:
     """Closed, open, half open, closed."""
 
     async def check() -> None:
-        breaker = CircuitBreaker("a server", max_failures=3, open_s=10.0)
+        breaker = CircuitBreaker("a server", BreakerPolicy(max_failures=3, open_s=10.0))
         for _ in range(3):
             with pytest.raises(TransientError):
                 attempt(breaker, OVERLOADED)
@@ -350,7 +351,7 @@ def test_the_circuit_opens_lets_one_try_and_closes() -> None:
 )
 def test_refusals_and_cancellation_do_not_count(error: BaseException) -> None:
     async def check() -> None:
-        breaker = CircuitBreaker("a server", max_failures=2)
+        breaker = CircuitBreaker("a server", BreakerPolicy(max_failures=2))
         for _ in range(9):
             with pytest.raises(type(error)):
                 attempt(breaker, error)
@@ -363,7 +364,7 @@ def test_a_cancelled_trial_decides_nothing() -> None:
     """The next one may try."""
 
     async def check() -> None:
-        breaker = CircuitBreaker("a server", max_failures=1, open_s=1.0)
+        breaker = CircuitBreaker("a server", BreakerPolicy(max_failures=1, open_s=1.0))
         with pytest.raises(TransientError):
             attempt(breaker, OVERLOADED)
         await asyncio.sleep(1.0)
@@ -378,7 +379,7 @@ def test_one_trial_at_a_time() -> None:
     """Attempts that began before the circuit opened, and end meanwhile, let nobody else through."""
 
     async def check() -> None:
-        breaker = CircuitBreaker("a server", max_failures=1, open_s=1.0)
+        breaker = CircuitBreaker("a server", BreakerPolicy(max_failures=1, open_s=1.0))
         earlier = breaker.attempt()
         earlier.__enter__()
         with pytest.raises(TransientError):
@@ -436,7 +437,7 @@ def test_a_drafts_trial_lasts_until_it_is_left(ending: str) -> None:
         draft = Failing((5, OVERLOADED), delay_piece_s=0.01)
 
     async def check() -> None:
-        breaker = CircuitBreaker("a draft", max_failures=1, open_s=1.0)
+        breaker = CircuitBreaker("a draft", BreakerPolicy(max_failures=1, open_s=1.0))
         guarded = GuardedDraft(ProviderDraft(draft), breaker, None, 2.0)
         with pytest.raises(TransientError):
             attempt(breaker, OVERLOADED)
@@ -457,22 +458,22 @@ def test_a_drafts_trial_lasts_until_it_is_left(ending: str) -> None:
 
 
 def test_a_broken_target_is_left_alone() -> None:
-    """After five failures nothing is sent, until half a minute later."""
-    target = Failing(*[(0, OVERLOADED)] * 6)
+    """After five failed requests, of two attempts each, nothing is sent, until half a minute later."""
+    target = Failing(*[(0, OVERLOADED)] * 10)
 
     async def check() -> None:
         decoder = plainly(target, retry=replace(NO_WAIT, max_attempts=2))
-        for _ in range(2):
+        for _ in range(5):
             with pytest.raises(TransientError):
                 await decoder.decode("q")
-        for _ in range(5):
-            with pytest.raises((CircuitOpenError, TransientError)):
+        for _ in range(3):
+            with pytest.raises(CircuitOpenError):
                 await decoder.decode("q")
-        assert len(target.requests) == 5
+        assert len(target.requests) == 9  # the fifth was the last to be let through, once
         await asyncio.sleep(30.0)
         with pytest.raises(TransientError):
             await decoder.decode("q")
-        assert len(target.requests) == 6
+        assert len(target.requests) == 10
         await asyncio.sleep(30.0)
         assert (await decoder.decode("q")).content == WORDS
 
@@ -765,7 +766,7 @@ def test_a_draft_that_lost_its_place_is_not_blamed() -> None:
     """Not for its silence either; what a draft itself raises stays what it is."""
 
     async def check() -> None:
-        limit, breaker = ConcurrencyLimit(1), CircuitBreaker("a draft", max_failures=1)
+        limit, breaker = ConcurrencyLimit(1), CircuitBreaker("a draft", BreakerPolicy(max_failures=1))
         guarded = GuardedDraft(ProviderDraft(ScriptedProvider("a b", delay_first_s=60.0)), breaker, limit, 90.0)
 
         async def draft() -> None:
@@ -832,7 +833,7 @@ def test_a_limit_in_use_on_two_event_loops_is_refused() -> None:
         (lambda: Timeouts(first_chunk_s=0.0), "first_chunk_s"),
         (lambda: Timeouts(between_chunks_s=-1.0), "between_chunks_s"),
         (lambda: ConcurrencyLimit(0), "max_requests"),
-        (lambda: CircuitBreaker("a", max_failures=0), "max_failures"),
+        (lambda: BreakerPolicy(max_failures=-1), "max_failures"),
     ],
 )
 def test_values_out_of_range_are_named(make: Any, name: str) -> None:
@@ -995,3 +996,54 @@ def test_pieces_of_a_draft_pass_the_guard() -> None:
             return [piece async for piece in pieces]
 
     assert "".join(piece.text for piece in run_virtual(check())) == "a b"
+
+
+@pytest.mark.parametrize("status", [500, 501, 505])
+def test_an_answer_of_500_closes_a_model_to_nobody(status: int) -> None:
+    """It may be the request's doing; the server is alive, as it answers."""
+    target = Failing(*[(0, TransientError("an error", status=status))] * 20)
+
+    async def check() -> None:
+        decoder = plainly(target, retry=RetryPolicy(max_attempts=2, first_wait_s=0.0, max_wait_s=0.0))
+        for _ in range(10):
+            with pytest.raises(TransientError):
+                await decoder.decode("q")
+        assert not decoder.is_target_left_alone
+        assert (await decoder.decode("q")).content == WORDS
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("status", [None, 502, 503, 504, 522, 529])
+def test_all_attempts_of_a_request_are_one_failure(status: int | None) -> None:
+    """As it may be what breaks the server; as many requests as the policy says open the circuit, for so long."""
+    target = Failing(*[(0, TransientError("gone", status=status))] * 6)
+
+    async def check() -> None:
+        retry = RetryPolicy(max_attempts=3, first_wait_s=0.0, max_wait_s=0.0)
+        decoder = plainly(target, retry=retry, breaker=BreakerPolicy(max_failures=2, open_s=7.0))
+        with pytest.raises(TransientError):
+            await decoder.decode("q")
+        assert (len(target.requests), decoder.is_target_left_alone) == (3, False)
+        with pytest.raises(TransientError):
+            await decoder.decode("q")
+        assert decoder.is_target_left_alone
+        with pytest.raises(CircuitOpenError) as caught:
+            await decoder.decode("q")
+        assert caught.value.retry_after_s == pytest.approx(7.0)
+
+    run_virtual(check())
+
+
+def test_a_breaker_that_never_opens() -> None:
+    """Some have their own."""
+    target = Failing(*[(0, OVERLOADED)] * 30)
+
+    async def check() -> None:
+        decoder = plainly(target, retry=RetryPolicy(max_attempts=1), breaker=BreakerPolicy(max_failures=0))
+        for _ in range(30):
+            with pytest.raises(TransientError):
+                await decoder.decode("q")
+        assert (await decoder.decode("q")).content == WORDS
+
+    run_virtual(check())

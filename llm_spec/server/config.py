@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from llm_spec._checks import check_number
-from llm_spec.config import RetryPolicy, SpeculativeConfig, Timeouts
+from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, Timeouts
 from llm_spec.errors import ConfigError
 from llm_spec.money import Price, read_price
 from llm_spec.registry import NamedProvider, registered_providers
@@ -189,19 +189,21 @@ class _Reader:
         at = ("models", name)
         self._require(table, at, "target")
         known = [f.name for f in dataclasses.fields(SpeculativeConfig) if f.name in _MODEL_SETTINGS]
-        settings = self._settings(table, at, ["target", "draft", "prices", *known, *_RETRY, *_TIMEOUTS])
+        settings = self._settings(table, at, ["target", "draft", "prices", *known, *_RETRY, *_TIMEOUTS, *_BREAKER])
         for part in ("target", "draft"):
             if not isinstance(settings.get(part, ""), str):
                 raise self._error((*at, part), f"{part} is {settings[part]!r}; it must be a text")
         target, draft = settings.pop("target"), settings.pop("draft", None)
         retry = {key: settings.pop(key) for key in _RETRY if key in settings}
         timeouts = {key: settings.pop(key) for key in _TIMEOUTS if key in settings}
+        breaker = {key: settings.pop(key) for key in _BREAKER if key in settings}
         for key, read in _READERS.items():
             if key in settings:
                 settings[key] = self._made((*at, key), read, settings[key])
         settings.setdefault("stream_always", False)
         settings["retry"] = self._made(at, RetryPolicy, **retry)
         settings["timeouts"] = self._made(at, Timeouts, **timeouts)
+        settings["breaker"] = self._made(at, BreakerPolicy, **breaker)
         speculative = self._made(at, SpeculativeConfig, **settings)
         return ModelConfig(target=target, draft=draft, speculative=speculative)
 
@@ -278,6 +280,7 @@ class _Reader:
 
 
 _RETRY: Final = tuple(f.name for f in dataclasses.fields(RetryPolicy))
+_BREAKER: Final = tuple(f.name for f in dataclasses.fields(BreakerPolicy))
 _TIMEOUTS: Final = tuple(f.name for f in dataclasses.fields(Timeouts))
 _MODEL_SETTINGS: Final = (
     "strategy",

@@ -34,7 +34,6 @@ _TYPES: Final[Mapping[int, str]] = {
 _FIELD: Final = re.compile(r"[a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+)*(?= (?:is|has|holds|must|names)\b)")
 _STATUSES: Final[Mapping[type[Exception], tuple[int, str]]] = {
     UnsupportedError: (400, "unsupported"),
-    CircuitOpenError: (503, "target_left_alone"),
     TargetError: (502, "target_failed"),
     LlmSpecError: (500, "configuration"),
 }
@@ -108,6 +107,8 @@ def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:
     if isinstance(error, TransientError):
         status = error.status if error.status in (429, 503) else 504 if "silent" in message else 502
         return Problem(status, message, code="target_failed", retry_after_s=error.retry_after_s, is_final=True)
+    if isinstance(error, CircuitOpenError):  # a client that waits so long may find it closed
+        return Problem(503, message, code="target_left_alone", retry_after_s=error.retry_after_s)
     for kind, (status, code) in _STATUSES.items():
         if isinstance(error, kind):
             return Problem(status, message, code=code, is_final=status >= 500)

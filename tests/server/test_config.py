@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_spec import ConfigError, Fixed
+from llm_spec import BreakerPolicy, ConfigError, Fixed
 from llm_spec.cli import main
 from llm_spec.server import KeyConfig, ModelConfig, Server, ServerConfig, load_config
 
@@ -193,3 +193,13 @@ def test_a_check_finds_what_would_keep_it_from_serving(
     err = capsys.readouterr().err
     assert told in err
     assert "Traceback" not in err
+
+
+def test_a_models_circuit_is_set_in_toml(tmp_path: Path) -> None:
+    """Its two settings stand beside the others, and a wrong one is named with its line."""
+    path = tmp_path / "serve.toml"
+    path.write_text('[models.a]\ntarget = "builtin:target"\nmax_failures = 0\nopen_s = 2.5\n', encoding="utf-8")
+    assert load_config(path).models["a"].speculative.breaker == BreakerPolicy(max_failures=0, open_s=2.5)
+    path.write_text('[models.a]\ntarget = "builtin:target"\nopen_s = 0\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"line 3: models\.a\.open_s: open_s is 0"):
+        load_config(path)

@@ -103,7 +103,7 @@ async def test_a_target_that_is_left_alone_is_told() -> None:
     """The circuit breaker's state is a gauge of its own, for target and draft; its errors are 503."""
     once = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
     async with (
-        ModelServer("one", faults=Faults(status=500)) as upstream,
+        ModelServer("one", faults=Faults(status=503)) as upstream,
         serving(remote(upstream.url, speculative=once)) as server,
     ):
         before = await told(server)
@@ -113,8 +113,9 @@ async def test_a_target_that_is_left_alone_is_told() -> None:
     name = 'llm_spec_breaker_open{model="fast",role="target"}'
     assert (before[name], after[name]) == (0.0, 1.0)
     assert 'llm_spec_breaker_open{model="fast",role="draft"}' in after
-    assert statuses[0] == 502
+    assert statuses[0] == 503
     assert (reply.status, reply.error["code"]) == (503, "target_left_alone")
+    assert 0 < int(reply.headers["Retry-After"]) <= 30
 
 
 async def test_models_are_counted_apart() -> None:

@@ -21,7 +21,7 @@ from llm_spec.server.problems import Problem, problem_of, without_places
     [
         (InvalidRequestError("max_tokens is 0"), 400, False),
         (UnsupportedError("no"), 400, False),
-        (CircuitOpenError("left alone"), 503, True),
+        (CircuitOpenError("left alone", retry_after_s=29.5), 503, False),
         (TransientError("busy", status=429), 429, True),
         (TransientError("busy", status=503), 503, True),
         (TransientError("broken", status=500), 502, True),
