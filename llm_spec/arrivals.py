@@ -14,6 +14,7 @@ from typing import Final
 from llm_spec._clock import clock
 from llm_spec.baseline import count_characters
 from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.counting import count_answer_tokens
 from llm_spec.figures import PairFigures
 
 __all__ = ["time_arrivals"]
@@ -30,21 +31,22 @@ class _Arrivals:
         self._first_s: float | None = None
         self._last_s = 0.0
         self._num_pieces = 0
-        self._num_timed = 0  # of them
+        self._num_timed = self._num_first = 0  # of them; those that came first, at once
         self._is_timing = True
         self._has_reasoning = False
 
     def add(self, event: StreamEvent) -> None:
         if not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
             return
-        self._num_pieces += 1
+        num_new = count_answer_tokens(event)
+        self._num_pieces += num_new
         self._has_reasoning |= isinstance(event, ReasoningDelta)
         if not self._is_timing:
             return
         self._last_s = self._clock()
-        self._num_timed += 1
+        self._num_timed += num_new
         if self._first_s is None:
-            self._first_s = self._last_s
+            self._first_s, self._num_first = self._last_s, num_new
 
     def stop(self) -> None:
         """What comes from now on comes when its consumer lets it."""
@@ -55,15 +57,18 @@ class _Arrivals:
 
         Where only its beginning was timed, so much of them.
         """
-        if self._first_s is None:
+        if self._first_s is None or not self._num_pieces:
             return
         num_tokens, usage = self._num_pieces, finish.usage
         if usage is not None:
             is_hidden = usage.reasoning_tokens and not self._has_reasoning  # written before the first piece
             num_tokens = usage.output_tokens - (usage.reasoning_tokens if is_hidden else 0)
-        num_characters = count_characters(request)
-        num_tokens = round(num_tokens * self._num_timed / self._num_pieces)
-        figures.add_answer(num_characters, num_tokens, self._first_s - self._opened_s, self._last_s - self._first_s)
+        share = num_tokens / self._num_pieces
+        num_first, num_rest = max(1, round(share * self._num_first)), round(share * (self._num_timed - self._num_first))
+        first_s, rest_s = self._first_s - self._opened_s, self._last_s - self._first_s
+        if num_rest:  # several that come at once come with the last of them
+            first_s = max(0.0, first_s - (num_first - 1) * rest_s / num_rest)
+        figures.add_answer(count_characters(request), 1 + num_rest, first_s, rest_s)
 
 
 @asynccontextmanager

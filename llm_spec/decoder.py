@@ -295,7 +295,7 @@ class SpeculativeDecoder:
         if affordable == 0:
             yield self._finish_empty(recording)
             return
-        target = MeteredTarget(self._target, recording.target_meter, self._discovery)
+        target = MeteredTarget(self._target, recording.target_meter, self._discovery, self.config.timeouts)
         upstream = Upstream(target, self.config, recording, self._breaker)
         choosing = choose_strategy(
             self._draft, self._target, request, self.config, self._planner, discovery=self._discovery
@@ -305,6 +305,7 @@ class SpeculativeDecoder:
         recording.choosing_s = seconds() - began_s
         strategy = choice.strategy
         recording.promise = strategy.promise(self._target, self.config)  # what the target can do may change meanwhile
+        recording.is_rated = strategy.name == "score"
         self._log_start(strategy, request, upstream)
         if rounds:
             guarantee = recording.promise.guarantee

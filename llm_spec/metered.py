@@ -7,9 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from llm_spec.chat import ChatRequest, ChatResponse, Sampling, StreamEvent
+from llm_spec.config import Timeouts
 from llm_spec.counting import TokenCap
 from llm_spec.discovery import Discovery
 from llm_spec.errors import TransientError
@@ -28,22 +29,28 @@ from llm_spec.provider import (
     is_free,
     open_for_request,
 )
+from llm_spec.silence import Silence
 
 __all__ = ["MeteredDraft", "MeteredTarget", "count_call"]
 
 T = TypeVar("T")
 
+_NO_TIMEOUTS: Final = Timeouts()
+
 
 class MeteredTarget:
-    """A target whose calls are counted; otherwise the same. It is an `LlmProvider`, and `Discoverable`.
+    """A target whose calls are counted, and fail after silence; otherwise the same: `LlmProvider`, `Discoverable`.
 
     What is found out of it serves all requests, and is not counted.
     """
 
-    def __init__(self, target: LlmProvider, meter: Meter, discovery: Discovery) -> None:
+    def __init__(
+        self, target: LlmProvider, meter: Meter, discovery: Discovery, timeouts: Timeouts = _NO_TIMEOUTS
+    ) -> None:
         self._target = target
         self._meter = meter
         self._discovery = discovery
+        self._silence = Silence(target.name, timeouts)
 
     @property
     def name(self) -> str:
@@ -54,8 +61,8 @@ class MeteredTarget:
         can, meter = self._target.capabilities, self._meter
         if can.token_endpoint is None and can.token_scorer is None:
             return can
-        endpoint = None if can.token_endpoint is None else _MeteredEndpoint(can.token_endpoint, meter)
-        scorer = None if can.token_scorer is None else _MeteredScorer(can.token_scorer, meter)
+        endpoint = None if can.token_endpoint is None else _MeteredEndpoint(can.token_endpoint, meter, self._silence)
+        scorer = None if can.token_scorer is None else _MeteredScorer(can.token_scorer, meter, self._silence)
         return replace(can, token_endpoint=endpoint, token_scorer=scorer)
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
@@ -69,13 +76,14 @@ class MeteredTarget:
         counts_drafts: bool = False,
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """A call of the target, counted."""
-        return _counted(opened, partial(self._meter.open, request, counts_drafts=counts_drafts), request)
+        begin = partial(self._meter.open, request, counts_drafts=counts_drafts)
+        return self._silence.stream(_counted(opened, begin, request))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
 
     async def discover(self, feature: Feature) -> None:
-        if not await self._discovery.wait_for(feature):
+        if not await self._silence.first(self._discovery.wait_for(feature)):
             raise TransientError(f"{self.name} could not be tried: its decoder was closed")
 
     async def aclose(self) -> None:
@@ -97,43 +105,46 @@ def count_call(
 
 
 class _MeteredEndpoint:
-    def __init__(self, endpoint: TokenEndpoint, meter: Meter) -> None:
+    def __init__(self, endpoint: TokenEndpoint, meter: Meter, silence: Silence) -> None:
         self._endpoint = endpoint
         self._meter = meter
+        self._silence = silence
 
     @property
     def context_length(self) -> int | None:
         return self._endpoint.context_length
 
     async def encode(self, text: str) -> list[int]:
-        return await self._endpoint.encode(text)
+        return await self._silence.first(self._endpoint.encode(text))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        return await self._endpoint.decode(token_ids)
+        return await self._silence.first(self._endpoint.decode(token_ids))
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
-        token_ids = await self._endpoint.encode_chat(request)
+        token_ids = await self._silence.first(self._endpoint.encode_chat(request))
         self._meter.see_prompt(len(token_ids))
         return token_ids
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
         call = self._meter.open(num_input=sum(map(len, prefixes)), num_output=len(prefixes))
-        return await _result(call, self._endpoint.sample_next(prefixes, sampling))
+        return await self._silence.first(_result(call, self._endpoint.sample_next(prefixes, sampling)))
 
     def stream_chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        return _counted(self._endpoint.stream_chat(request), partial(self._meter.open, request), request)
+        counted = _counted(self._endpoint.stream_chat(request), partial(self._meter.open, request), request)
+        return self._silence.stream(counted)
 
     def stream_after(
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         opened = self._endpoint.stream_after(token_ids, request)
-        return _counted(opened, partial(self._meter.open, num_input=len(token_ids)), request)
+        return self._silence.stream(_counted(opened, partial(self._meter.open, num_input=len(token_ids)), request))
 
 
 class _MeteredScorer:
-    def __init__(self, scorer: TokenScorer, meter: Meter) -> None:
+    def __init__(self, scorer: TokenScorer, meter: Meter, silence: Silence) -> None:
         self._scorer = scorer
         self._meter = meter
+        self._silence = silence
 
     @property
     def max_top(self) -> int:
@@ -141,7 +152,8 @@ class _MeteredScorer:
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
         call = self._meter.open(num_input=len(token_ids), num_output=1)  # a server always writes one
-        return await _result(call, self._scorer.score(token_ids, num_rows=num_rows, top=top))
+        scored = _result(call, self._scorer.score(token_ids, num_rows=num_rows, top=top))
+        return await self._silence.first(scored)
 
 
 class MeteredDraft:

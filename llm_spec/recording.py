@@ -56,6 +56,7 @@ class Recording:
         self._clock = clock()
         self._started = self._clock()
         self.consumer_s = 0.0  # that the consumer of the events took
+        self.is_rated = False  # whether what rounds confirm is read off scores, not written
         self.choosing_s = 0.0  # that finding out what the target can do took, before it was asked
         self._first_text_s: float | None = None
         self._texts: list[TextDelta] = []
@@ -118,8 +119,8 @@ class Recording:
         num_own, num_approved = own.output_tokens, own.approved_output_tokens
         if counted is None:
             num_own = self._num_tokens - self._num_before
-        if self.promise.guarantee == "judged" and (counted is None or self.is_continued):
-            num_approved = sum(count_tokens(delta) for delta in self._texts if delta.origin == "accepted")
+        if (self.promise.guarantee == "judged" or self.is_rated) and (counted is None or self.is_continued):
+            num_approved = sum(count_tokens(delta) for delta in self._texts if self._is_approved(delta))
             num_own -= num_approved
         num_own = total.output_tokens if meter.num_calls == 1 else self._num_before + num_own
         return replace(
@@ -128,6 +129,10 @@ class Recording:
             cancelled_output_tokens=own.cancelled_output_tokens + max(0, total.output_tokens - num_own),
             approved_output_tokens=num_approved,
         )
+
+    def _is_approved(self, delta: TextDelta) -> bool:
+        """Whether the target did not write it, where that can be."""
+        return delta.origin != "plain" if self.is_rated else delta.origin == "accepted"
 
     @property
     def draft_usage(self) -> Usage | None:

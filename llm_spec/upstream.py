@@ -16,7 +16,7 @@ from llm_spec.deadline import Deadline
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, is_refusal, one_line
 from llm_spec.provider import LlmProvider
 from llm_spec.recording import Recording
-from llm_spec.resilience import CircuitBreaker, asked_again, within
+from llm_spec.resilience import CircuitBreaker, asked_again
 from llm_spec.strategies.resume import CannotContinueError, can_continue, continue_by_text
 from llm_spec.telemetry import RequestContext, log_event
 
@@ -89,16 +89,13 @@ class Upstream:
         limit = self.config.limit
         return nullcontext() if limit is None else limit.place()
 
-    async def step(self, awaitable: Awaitable[T], silence_s: float | None = None) -> T:
-        """Await one thing of the strategy, for `silence_s` at most.
-
-        What is not ours becomes TargetError, silence TransientError.
-        """
+    async def step(self, awaitable: Awaitable[T]) -> T:
+        """Await one thing of the strategy; an error that is not ours becomes TargetError."""
         try:
-            if silence_s is None and not self.log_context.is_wanted:
+            if not self.log_context.is_wanted:
                 return await awaitable
-            with self.log_context if self.log_context.is_wanted else nullcontext():
-                return await within(awaitable, silence_s, f"{self.target.name} was silent for {silence_s} s")
+            with self.log_context:
+                return await awaitable
         except LlmSpecError as error:
             if isinstance(error, TargetError):
                 error.partial_text = self.recording.content or error.partial_text
@@ -133,7 +130,6 @@ class _Attempts:
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
         upstream = self._upstream
-        silence_s = upstream.config.timeouts.between_chunks_s
         async with upstream.place():
             try:
                 while True:
@@ -147,7 +143,7 @@ class _Attempts:
                             yield event
                             if isinstance(event, Finish):
                                 return
-                            event = await upstream.step(anext(events, None), silence_s)
+                            event = await upstream.step(anext(events, None))
                         return
                     except TransientError as error:
                         if upstream.recording.is_full:  # only its end was missing
@@ -189,7 +185,7 @@ class _Attempts:
         await self._close()  # the attempt before
         self._is_trial = upstream.breaker.begin()
         try:
-            if self._broken_by is not None and not await self._in_time(can_continue(upstream.target)):
+            if self._broken_by is not None and not await can_continue(upstream.target):
                 raise CannotContinueError(f"{upstream.target.name} does not go on from a text")
             return await self._open()
         except Exception as error:
@@ -199,19 +195,14 @@ class _Attempts:
     async def _open(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         """Open an attempt; where speculation asks for what the target does not do, the target is asked plainly."""
         try:
-            return await self._in_time(self._first_event())
+            return await self._first_event()
         except Exception as error:
             if self._plain is None or isinstance(error, TransientError):
                 raise
             self._progress.append(Fallback(one_line(error), is_refusal=is_refusal(error)))
         self._run, self._plain = self._plain, None
         await self._close_run()
-        return await self._in_time(self._first_event())
-
-    async def _in_time(self, awaitable: Awaitable[T]) -> T:
-        """Await what the first chunk of an answer waits for."""
-        silence_s = self._upstream.config.timeouts.first_chunk_s
-        return await within(awaitable, silence_s, f"{self._upstream.target.name} was silent for {silence_s} s")
+        return await self._first_event()
 
     async def _first_event(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         run = self._run()

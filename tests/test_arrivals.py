@@ -19,11 +19,14 @@ QUESTION = ChatRequest.create("q")
 class Answer:
     """So many pieces, one each 10 ms after a first one at 0.5 s."""
 
-    def __init__(self, num_pieces: int, usage: Usage | None = None, error: BaseException | None = None) -> None:
+    def __init__(
+        self, num_pieces: int, usage: Usage | None = None, error: BaseException | None = None, *, frame: int = 1
+    ) -> None:
         self.num_given = self.num_open = 0
         self._num_pieces = num_pieces
         self._usage = usage
         self._error = error
+        self._frame = frame
 
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -38,7 +41,9 @@ class Answer:
         for number in range(self._num_pieces):
             await asyncio.sleep(0.01 if number else 0.5)
             self.num_given += 1
-            yield TextDelta("a")
+            if self.num_given % self._frame == 0 or self.num_given == self._num_pieces:
+                num_held = (self.num_given - 1) % self._frame + 1
+                yield TextDelta(" a" * num_held)
         if self._error is not None:
             raise self._error
         yield Finish("stop", self._usage)
@@ -65,6 +70,16 @@ def test_a_slow_consumer_changes_no_time_and_lets_nothing_pile_up(pause_s: float
     assert most <= 1100
     expected_s = 0.5 + (5000 * tokens_a_piece - 1) * 0.01 / tokens_a_piece
     assert figures.baseline.answer_s(1, 5000 * tokens_a_piece) == pytest.approx(expected_s, rel=0.002)
+
+
+@pytest.mark.parametrize("usage", [None, Usage(output_tokens=60)])
+@pytest.mark.parametrize("frame", [1, 2, 7, 25])
+def test_tokens_that_come_at_once_are_counted(frame: int, usage: Usage | None) -> None:
+    """The first event comes with the last of its tokens."""
+    answer, figures = Answer(60, usage, frame=frame), PairFigures()
+    run_virtual(read(answer, 0.0, figures))
+    assert figures.baseline.answer_s(1, 60) == pytest.approx(0.5 + 59 * 0.01, rel=0.02)
+    assert figures.baseline.answer_s(1, 1) == pytest.approx(0.5, rel=0.02)
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), asyncio.CancelledError()])

@@ -22,7 +22,7 @@ from llm_spec.config import SpeculativeConfig
 from llm_spec.drafting.call import whole_answer_tokens
 from llm_spec.drafting.feed import DraftFeed
 from llm_spec.drafting.pieces import split_pieces
-from llm_spec.errors import InvalidRequestError, UnsupportedError, one_line
+from llm_spec.errors import InvalidRequestError, TargetError, TransientError, UnsupportedError, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, Feature, LlmProvider, complete_from_stream
 from llm_spec.strategies.base import Promise
@@ -207,7 +207,7 @@ class _Judging:
         question = verdict_request(self._request, draft, nonce=nonce, with_schema=with_schema)
         try:
             answer = await complete_from_stream(self._target, question)
-        except InvalidRequestError as error:  # perhaps it is only the question that is too long
+        except (InvalidRequestError, TargetError) as error:  # perhaps it is only the question: it is too long, say
             self._fallback = one_line(error)
             return None
         if answer.finish_reason != "stop" or answer.message.tool_calls:
@@ -287,7 +287,7 @@ class _Judging:
                     return
 
     async def _rest(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        if await can_continue(self._target):
+        if await self._can_continue():
             async with aclosing(continue_by_text(self._target, request, self._text)) as events:
                 async for event in events:
                     yield event
@@ -298,6 +298,12 @@ class _Judging:
         async with chat as written, aclosing(skip_repeated(written, self._text[len(sent) :])) as rest:
             async for event in rest:
                 yield event
+
+    async def _can_continue(self) -> bool:
+        try:
+            return await can_continue(self._target)
+        except TransientError:  # it cannot be tried now; what follows asks for no continuation
+            return False
 
     def _ended(self, finish: Finish) -> Finish:
         """The end, with the tokens of all of the answer where those of its rest were counted."""

@@ -29,6 +29,7 @@ from llm_spec import (
     UnsupportedError,
 )
 from llm_spec.drafting.pieces import split_pieces
+from llm_spec.provider import Feature
 from llm_spec.strategies.verdict import Verdict, parse_verdict, printed, split_passages
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
@@ -482,21 +483,30 @@ class Dropping(Judge):
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_target_that_drops_anywhere(number: int, goes_on: bool) -> None:
-    """Nothing twice, nothing lost: the whole answer, or an error with as much of it as was shown."""
+    """Nothing twice, nothing lost, whichever verdict it was: the target writes the rest."""
     draft = TRUE.replace("Grass is green.", "Grass is red.").replace("white", "black")
     config = {"judge": JudgeConfig(min_accepted=0.0), "retry": RetryPolicy(first_wait_s=0.0)}
-    partial_texts: list[str] = []
     for at in range(14):
         judge = Dropping(number, at, **(ALONE if goes_on else {}))
-        try:
-            result = judged(judge, draft, config)
-        except TransientError as error:
-            partial_texts.append(error.partial_text)
-        else:
-            assert result.content == TRUE
+        assert judged(judge, draft, config).content == TRUE
         assert judge.provider.num_open == 0
-    assert all(text and TRUE.startswith(text) for text in partial_texts)
-    assert not partial_texts or (number > 0 and not goes_on)
+
+
+class Unknown(ScriptedProvider):
+    """Whether it goes on from a text cannot be tried now."""
+
+    async def discover(self, feature: Feature) -> None:  # noqa: ARG002 - whichever
+        raise TransientError("overloaded")
+
+
+def test_a_target_that_cannot_be_tried_is_asked_for_the_rest() -> None:
+    """As one that only chats."""
+    judge = Judge(respond=lambda v: "no" if len(judge.questions) > 1 else json.dumps(v), **ALONE)
+    judge.provider = Unknown(judge._script, piece_size=7, **ALONE)
+    draft = TRUE.replace("Grass is green.", "Grass is red.")
+    result = judged(judge, draft, {"judge": JudgeConfig(min_accepted=0.0)})
+    assert (result.content, result.guarantee) == (TRUE, "judged")
+    assert not any(request.prefix for request in judge.provider.requests)
 
 
 @pytest.mark.parametrize("at", range(12))

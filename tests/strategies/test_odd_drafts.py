@@ -19,6 +19,7 @@ from llm_spec import (
     SpeculativeDecoder,
     SpeculativeResult,
     TextDelta,
+    Timeouts,
     Usage,
 )
 from llm_spec.provider import LlmProvider
@@ -169,6 +170,20 @@ def test_a_draft_that_writes_long_is_not_left_alone() -> None:
         assert not decoder.is_draft_left_alone
 
     run_virtual(check())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_silent_draft_is_not_a_silent_target(strategy: str) -> None:
+    """What a target may take is counted from when it is asked, and not while others are waited for."""
+
+    async def late(request: ChatRequest) -> AsyncGenerator[DraftPiece]:
+        await asyncio.sleep(5.0)
+        yield DraftPiece(WORDS[len(request.prefix) :])
+
+    timeouts = Timeouts(first_chunk_s=1.0, between_chunks_s=0.5)
+    result = decode(strategy, Draft(late), timeouts=timeouts)
+    assert result.content == WORDS
+    assert not result.retries
 
 
 def test_what_a_late_draft_wrote_is_used() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from llm_spec import (
     SpeculativeDecoder,
     SpeculativeResult,
 )
+from llm_spec.drafting.pieces import split_pieces
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
@@ -47,6 +49,12 @@ class Scorer(SimulatedTarget):
         for forced_id in sampling.logit_bias:
             return [NextToken(forced_id, "", is_end=forced_id == 0)]
         return await super().sample_next(prefixes, sampling)
+
+
+class Slow(Scorer):
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
+        await asyncio.sleep(0.03)
+        return await super().score(token_ids, num_rows=num_rows, top=top)
 
 
 def each(change: Callable[[tuple[tuple[int, float], ...]], Any]) -> Callable[[Rows], Rows]:
@@ -93,6 +101,19 @@ def test_a_bad_report_is_not_believed(num_good: int, fault: str, options: dict[s
     assert target.num_scored == num_good + 1
     assert len(result.fallbacks) == 1
     assert "the target scored" in result.fallbacks[0]
+
+
+def test_an_answer_that_a_deadline_ends_is_rated_too() -> None:
+    """Its tokens are approved ones; what the calls wrote beside them is wasted."""
+    config = SpeculativeConfig(strategy="score", deadline_s=0.1)
+    decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 0.8, 3), Slow(lambda rows: rows), config)
+    result = run_virtual(decoder.decode("tell", temperature=0.0))
+    assert result.stopped_by == "deadline"
+    assert result.usage is not None
+    num_shown = len(split_pieces(result.content))
+    assert num_shown > result.usage.output_tokens > 0
+    own = result.usage.output_tokens - result.usage.cancelled_output_tokens
+    assert own + result.usage.approved_output_tokens == num_shown
 
 
 def test_a_top_k_of_one_draws_the_likeliest() -> None:

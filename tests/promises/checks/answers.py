@@ -83,7 +83,8 @@ def _failure(outcome: Outcome, shown: Shown, error: TargetError | InvalidRequest
 def _would_answer_alone(outcome: Outcome, shown: Shown) -> bool:
     """Whether the target alone would have answered this request, with as many attempts as the policy allows."""
     case, fault = outcome.case, shown.ask.fault
-    if case.between_chunks_s is not None and case.frame * case.token_s >= case.between_chunks_s:
+    silent_s = max(case.frame * case.token_s, case.first_token_s if case.thinks else 0.0)  # behind its thoughts
+    if case.between_chunks_s is not None and silent_s >= case.between_chunks_s:
         return False  # it is that slow
     if case.by == "ids" and has_by_text(outcome, shown):
         return False  # after the same text in other tokens it writes another one, also other whitespace at the seam

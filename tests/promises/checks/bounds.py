@@ -11,6 +11,7 @@ from promises.run import Outcome, Shown
 
 __all__ = ["find_broken_bounds", "find_broken_limits"]
 
+_BY_IDS: Final = ("provider", "provider from the start")  # others are counted in pieces of text
 _READ_AHEAD: Final = 16  # pieces of a draft that may have come before it is left
 _LOCAL_SLACK_S: Final = 5.0  # a local model's time is real
 _LOCAL_PIECES: Final = 8  # that may be ready when its deadline comes
@@ -66,7 +67,11 @@ def _drafted(outcome: Outcome, shown: Shown) -> Iterator[str]:
     if most is not None:
         if ledger.most_requested[shown.tag] > most:
             yield f"a draft may write {ledger.most_requested[shown.tag]} tokens; max_draft_tokens is {most}"
-        if result is not None and result.stats.num_draft_tokens > most:
+        num_words, num_calls = ledger.num_words[shown.tag], ledger.num_calls[shown.tag]
+        if num_words > most + num_calls:  # of each call it may have begun one more
+            yield f"{num_words} words were drafted; max_draft_tokens is {most}"
+        in_tokens = outcome.case.is_local or outcome.case.draft in _BY_IDS
+        if in_tokens and result is not None and result.stats.num_draft_tokens > most:
             yield f"{result.stats.num_draft_tokens} tokens were drafted; max_draft_tokens is {most}"
     if ledger.most_read[shown.tag] > _READ_AHEAD:
         yield f"{ledger.most_read[shown.tag]} pieces more were read of a draft than it may write"

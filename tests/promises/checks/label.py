@@ -58,7 +58,7 @@ def _strategy(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iter
     if name == "plain" and result.plain_reason is None:
         yield "the answer is plain, and nothing says why"
     for _, event in shown.events:
-        if isinstance(event, Started) and event.strategy != name:
+        if isinstance(event, Started) and event.strategy != name and not has_ended_before(shown):
             yield f"it started with {event.strategy} and ended with {name}"
 
 
