@@ -15,6 +15,8 @@ __all__ = ["TokenCap", "cap_response", "count_answer_tokens", "count_input_token
 _TOKEN_BYTES: Final = 4  # of text in a token, at most, on the average of what is sent
 _IMAGE_TOKENS: Final = 1600  # what vendors count for a large one
 _IMAGES: Final = ("image", "image_url", "input_image")
+_COUNTED_FIELDS: Final = ("role", "content", "name", "tool_calls", "tool_call_id")
+_COUNTED_BLOCKS: Final = ("text", "image", "tool_use", "tool_result")
 _WORD: Final = re.compile(r"\S+")
 _LONGEST_TOKEN: Final = 128  # bytes; vocabularies have runs of so many spaces and signs …
 _DENSE: Final = 32  # … but no text has tokens of so many on the average
@@ -42,6 +44,7 @@ def count_input_tokens(request: ChatRequest) -> int:
     others = [request.tools, request.response_format, request.extra]
     num_others = sum(map(_num_json_bytes, others)) + sum(map(_num_other_bytes, request.messages))
     num_images = sum(map(_num_images, request.messages))
+    num_others += sum(_num_json_bytes(_native_rest(message)) for message in request.messages if message.native)
     num_text = max(num_prompt_pieces(request), num_bytes // _TOKEN_BYTES)
     return num_text + num_others // _TOKEN_BYTES + num_images * _IMAGE_TOKENS
 
@@ -52,7 +55,7 @@ def _num_bytes(text: str) -> int:
 
 def _num_images(message: ChatMessage) -> int:
     parts = message.content if isinstance(message.content, tuple) else ()
-    return sum(part.get("type") in _IMAGES for part in parts)
+    return sum(part.get("type") in _IMAGES for part in (*parts, *_result_parts(message)))
 
 
 def _num_other_bytes(message: ChatMessage) -> int:
@@ -61,6 +64,29 @@ def _num_other_bytes(message: ChatMessage) -> int:
     others = [part for part in parts if part.get("type") not in ("text", *_IMAGES)]
     calls = sum(_num_bytes(call.name) + _num_bytes(call.arguments) for call in message.tool_calls)
     return sum(map(_num_json_bytes, others)) + calls
+
+
+def _native_rest(message: ChatMessage) -> Sequence[object]:
+    """What a native message says beside the fields that are counted already."""
+    native = message.native
+    if native is not None and native.api == "chat":
+        return [value for name, value in native.value.items() if name not in _COUNTED_FIELDS]
+    return [block for block in (*_blocks(message), *_result_parts(message)) if block.get("type") not in _COUNTED_BLOCKS]
+
+
+def _blocks(message: ChatMessage) -> Sequence[Mapping[str, Any]]:
+    """Those of a message that came in Anthropic's words."""
+    native = message.native
+    content: object = native.value["content"] if native is not None and native.api == "messages" else ()
+    return () if isinstance(content, str) else cast("Sequence[Mapping[str, Any]]", content)
+
+
+def _result_parts(message: ChatMessage) -> list[Mapping[str, Any]]:
+    """What their results of tools are made of."""
+    contents: list[object] = [block.get("content") for block in _blocks(message) if block.get("type") == "tool_result"]
+    return [
+        part for content in contents if isinstance(content, list) for part in cast("list[Mapping[str, Any]]", content)
+    ]
 
 
 def _num_json_bytes(value: object) -> int:

@@ -48,6 +48,7 @@ __all__ = [
     "DraftToken",
     "Feature",
     "GrammarTokenizer",
+    "InputCounting",
     "LlmProvider",
     "NextToken",
     "ProviderEntry",
@@ -206,6 +207,15 @@ class ChunkStreaming(Protocol):
 
     def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
         """As `stream`, in JSON objects of OpenAI's streams: for what events cannot say (choices, log-probabilities)."""
+        ...
+
+
+@runtime_checkable
+class InputCounting(Protocol):
+    """A provider whose server counts the tokens of a request without answering it; optional beside `LlmProvider`."""
+
+    async def count_input(self, request: ChatRequest) -> int:
+        """The tokens of a request's input; raises as `stream`."""
         ...
 
 

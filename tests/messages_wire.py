@@ -85,7 +85,16 @@ class MessagesWire:
         self.closed_at = 0.0  # when the last answer ended, whoever ended it, by the loop's clock
         self.url = ""
 
+    async def count(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        self.headers.append(dict(request.headers))
+        if self.status != 200:
+            return web.json_response(self.error, status=self.status)
+        return web.json_response({"input_tokens": 2095})
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/count_tokens"):
+            return await self.count(request)
         body = await request.json()
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
@@ -116,6 +125,6 @@ class MessagesWire:
 async def serve() -> AsyncIterator[MessagesWire]:
     """Run a server for one test."""
     wire = MessagesWire()
-    async with served("/v1/messages", wire.answer, shutdown_s=0.1) as root:
+    async with served("/v1/messages{_:(/count_tokens)?}", wire.answer, shutdown_s=0.1) as root:
         wire.url = root
         yield wire

@@ -17,15 +17,16 @@ from llm_spec._clock import now
 from llm_spec.errors import LlmSpecError
 from llm_spec.json_text import dumps
 from llm_spec.server.apis import APIS, Api, Naming
-from llm_spec.server.bodies import read_model
+from llm_spec.server.bodies import Asked, read_model
 from llm_spec.server.clients import Client, Clients
 from llm_spec.server.config import ServerConfig, is_loopback
 from llm_spec.server.exchange import Exchange
 from llm_spec.server.intake import Intake, Received
 from llm_spec.server.metrics import CONTENT_TYPE, Metrics
-from llm_spec.server.models import ServedModels
+from llm_spec.server.models import ServedModel, ServedModels
 from llm_spec.server.parsing import apart
 from llm_spec.server.problems import Problem, problem_of
+from llm_spec.server.token_count import count_tokens
 from llm_spec.telemetry import log_event, new_request_id
 
 __all__ = ["Gateway"]
@@ -70,8 +71,10 @@ class Gateway:
             for place in (path, path.removeprefix("/v1")):
                 app.router.add_post(place, partial(self._answer, api))
         for prefix in ("/v1", ""):
+            app.router.add_post(f"{prefix}/messages/count_tokens", self._count_tokens)
             app.router.add_get(f"{prefix}/models", self._list_models)
             app.router.add_get(f"{prefix}/models/{{name:.+}}", self._one_model)
+        app.router.add_get("/health", self._ready)
         app.router.add_get("/health/live", self._live)
         app.router.add_get("/health/ready", self._ready)
         app.router.add_get("/metrics", self._tell_metrics)
@@ -124,7 +127,8 @@ class Gateway:
             status=problem.status,
             code=problem.code,
         )
-        api = APIS.get(request.path) or APIS.get(f"/v1{request.path}") or _OPENAI
+        path = request.path.removesuffix("/count_tokens")
+        api = APIS.get(path) or APIS.get(f"/v1{path}") or _OPENAI
         headers = {"x-request-id": request_id, **problem.headers}
         return self._json(request, api.problem(problem), status=problem.status, headers=headers)
 
@@ -195,6 +199,18 @@ class Gateway:
 
     # ------------------------------------------------------------------------------------------ answers
 
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        client = self._clients.find(request.headers)
+        self._begin(client)
+        try:
+            async with self._intake.body(request) as received:
+                body = {**received.fields, "max_tokens": 1}  # it has no such field
+                asked, model = await self._read(_MESSAGES, request, received._replace(fields=body), client)
+                counted = await count_tokens(model.target, asked[0].request)
+        finally:
+            self._end(client)
+        return self._json(request, {"input_tokens": counted})
+
     async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
         started_s = now()
         client = self._clients.find(request.headers)
@@ -208,13 +224,8 @@ class Gateway:
     async def _exchange(
         self, api: Api, request: web.Request, received: Received, client: Client, started_s: float
     ) -> web.StreamResponse:
-        body = received.fields
-        model = self._models.find(read_model(body), client)
+        asked, model = await self._read(api, request, received, client)
         self._metrics.count_request(api.name, model.name)
-        if api is _MESSAGES and _BETAS in request.headers:
-            body["betas"] = [name.strip() for name in request.headers[_BETAS].split(",")]
-        reading = partial(api.read, body, model.speaks)
-        asked = await apart(reading) if received.is_long else reading()
         naming = Naming(
             answer_id=new_request_id(),
             model=model.name,
@@ -234,6 +245,17 @@ class Gateway:
             problem_of=self._problem,
         )
         return await exchange.respond()
+
+    async def _read(
+        self, api: Api, request: web.Request, received: Received, client: Client
+    ) -> tuple[list[Asked], ServedModel]:
+        """What is asked, and of which model."""
+        body = received.fields
+        model = self._models.find(read_model(body), client)
+        if api is _MESSAGES and _BETAS in request.headers:
+            body["betas"] = [name.strip() for name in request.headers[_BETAS].split(",")]
+        reading = partial(api.read, body, model.speaks)
+        return (await apart(reading) if received.is_long else reading()), model
 
     def _begin(self, client: Client) -> None:
         """Let a request in; raises Problem where there are too many."""

@@ -14,7 +14,7 @@ from llm_spec.server.config import ServerConfig
 from llm_spec.server.parsing import LONG_BYTES, apart, parse, parse_long
 from llm_spec.server.problems import Problem
 
-__all__ = ["Intake"]
+__all__ = ["Intake", "Received"]
 
 
 class Received(NamedTuple):

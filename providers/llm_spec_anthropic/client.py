@@ -78,13 +78,23 @@ class MessagesClient:
         """Send a request; its stream, once the status is good. It is closed by the stack."""
         client = await self._client_here()
         try:
-            options: RequestOptions = {"headers": {"anthropic-beta": ",".join(betas)}} if betas else {}
             sending = client.post(
-                "/v1/messages", body=body, options=options, cast_to=object, stream=True, stream_cls=Events
+                "/v1/messages", body=body, options=_options(betas), cast_to=object, stream=True, stream_cls=Events
             )
             return await stack.enter_async_context(await sending)
         except (TypeError, RuntimeError, *_BROKEN) as error:
             failed = self._given_loop.mismatch(error) or self._failure(error, sending=True)
+        raise failed
+
+    async def count(self, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> int:
+        """How many tokens a request has, as the server counts them."""
+        client = await self._client_here()
+        try:
+            path = "/v1/messages/count_tokens"
+            told: object = await client.post(path, body=body, options=_options(betas), cast_to=object)
+            return int(cast("Mapping[str, Any]", told)["input_tokens"])
+        except (KeyError, TypeError, RuntimeError, *_BROKEN) as error:
+            failed = self._given_loop.mismatch(error) or self._failure(error)
         raise failed
 
     async def events(self, stream: Events) -> AsyncGenerator[dict[str, Any]]:
@@ -165,6 +175,10 @@ class MessagesClient:
         }.get(error.status_code, "")
         headers = {name.lower(): value for name, value in error.response.headers.items()}
         return error_for_status(error.status_code, headers, self.told(f"answered {error.status_code}: {words}{advice}"))
+
+
+def _options(betas: Sequence[str]) -> RequestOptions:
+    return {"headers": {"anthropic-beta": ",".join(betas)}} if betas else {}
 
 
 def _own_client(base_url: str | None, api_key: str | None) -> AsyncAnthropic:

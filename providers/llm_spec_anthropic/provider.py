@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
+from typing import Final
 
 from anthropic import AsyncAnthropic
 
@@ -28,6 +29,20 @@ from llm_spec_anthropic.convert import request_body
 from llm_spec_anthropic.models import continues_prefix
 
 __all__ = ["AnthropicProvider"]
+
+_COUNTED: Final = (  # the fields that the API's counting takes
+    "cache_control",
+    "context_management",
+    "messages",
+    "model",
+    "output_config",
+    "output_format",
+    "speed",
+    "system",
+    "thinking",
+    "tool_choice",
+    "tools",
+)
 
 
 class AnthropicProvider:
@@ -70,6 +85,11 @@ class AnthropicProvider:
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
+
+    async def count_input(self, request: ChatRequest) -> int:
+        body = request_body(request, self._model)
+        betas = body.pop("betas", None) or ()
+        return await self._client.count({name: body[name] for name in _COUNTED if name in body}, betas=betas)
 
     async def aclose(self) -> None:
         await self._client.aclose()

@@ -1,0 +1,36 @@
+"""How many tokens a request has, told before it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+from llm_spec.chat import ChatRequest
+from llm_spec.counting import count_input_tokens
+from llm_spec.errors import InvalidRequestError, LlmSpecError
+from llm_spec.provider import InputCounting, LlmProvider
+
+__all__ = ["count_tokens"]
+
+
+async def count_tokens(target: LlmProvider, request: ChatRequest) -> int:
+    """The tokens of a request's input: as its server or tokenizer counts them, else an estimate, rather too many.
+
+    Raises InvalidRequestError for what the server calls invalid.
+    """
+    estimate = count_input_tokens(request)
+    try:
+        counted = await _counted(target, request, estimate)
+    except InvalidRequestError:
+        raise
+    except LlmSpecError:  # it does not know the call, or cannot be asked now
+        counted = None
+    return estimate if counted is None else counted
+
+
+async def _counted(target: LlmProvider, request: ChatRequest, estimate: int) -> int | None:
+    if isinstance(target, InputCounting):
+        return await target.count_input(request)
+    model, endpoint = target.capabilities.token_model, target.capabilities.token_endpoint
+    if model is not None and estimate <= 2 * model.context_length:  # what cannot fit need not be encoded
+        return len(await asyncio.to_thread(model.tokenizer.encode_chat, request))
+    return None if endpoint is None else len(await endpoint.encode_chat(request))
