@@ -579,7 +579,9 @@ async def test_examples_fill_the_form(page: Page, scripted: ScriptedServer) -> N
     assert await page.get_by_label("Seed").input_value() != ""
     await examples.first.click()
     assert await page.get_by_label("Seed").input_value() == ""
+    await expect(page.get_by_text("too small to chat")).to_be_visible()
     await page.get_by_label("Model").select_option("race")
+    await expect(page.get_by_text("too small to chat")).to_be_hidden()
     assert await examples.count() == 3
     assert "planets" not in await page.get_by_label("Prompt").input_value()
     await page.get_by_label("Prompt").fill("my own")
