@@ -52,10 +52,11 @@ class SpeculativeOptions(llm.Options):
 _NO_REQUEST_OPTIONS = ("json_object", "strategy")
 
 
-def to_request(prompt: llm.Prompt) -> ChatRequest:
-    """The request that a prompt means, with all that was said before."""
+def to_request(prompt: llm.Prompt, *, max_tokens: int | None = None) -> ChatRequest:
+    """The request that a prompt means, with all that was said before; `max_tokens` where its options say nothing."""
     chosen = cast("SpeculativeOptions", prompt.options)
     options: dict[str, Any] = chosen.model_dump(exclude_none=True, exclude=set(_NO_REQUEST_OPTIONS))
+    options.setdefault("max_tokens", max_tokens)
     if prompt.schema:
         schema = {"name": "output", "schema": prompt.schema}
         options["response_format"] = {"type": "json_schema", "json_schema": schema}

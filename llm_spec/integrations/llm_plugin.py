@@ -6,10 +6,11 @@
     llm logs -n 1 --json        # "response_json" has strategy, guarantee, acceptance_rate, speedup, …
 
 `llm_spec.json` in llm's directory (`dirname "$(llm logs path)"`) lists more models; its `strategy` is the one to use
-where `-o strategy` says nothing, `tools`, `schema` and `images` what the target takes:
+where `-o strategy` says nothing, `max_tokens` the longest answer where `-o max_tokens` says nothing (of the built-in
+pair, which may repeat itself without end, 128), `tools`, `schema` and `images` what the target takes:
 
     [{"name": "code", "target": "vllm:big@http://127.0.0.1:8000/v1", "draft": "vllm:small@http://127.0.0.1:8001/v1"},
-     {"name": "here", "target": "onnx:/path/to/folder", "draft": "lookup", "strategy": "tokens", "tools": false}]
+     {"name": "here", "target": "onnx:/path/to/folder", "draft": "lookup", "max_tokens": 500, "tools": false}]
 
 With it `llm-spec/builtin` is there only if listed. A model is opened when it is first asked, on one event loop on a
 thread of this module, which serves `llm`'s models and async models alike and ends with the process.
@@ -57,6 +58,7 @@ class ModelSpec:
     target: LlmProvider | str
     draft: DraftProvider | LlmProvider | str | None = None
     strategy: str = "auto"
+    max_tokens: int | None = None
     tools: bool = True
     schema: bool = True
     images: bool = False
@@ -72,10 +74,15 @@ class ModelSpec:
             value = getattr(spec, name)
             if not (isinstance(value, str) or (name == "draft" and value is None)):
                 raise ConfigError(f"{name} of a model of llm_spec.json is {value!r}; it must be a text")
+        limit: object = spec.max_tokens
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+            raise ConfigError(f"max_tokens of a model of llm_spec.json is {limit!r}; it must be an integer from 1")
         return spec
 
 
-_BUILTIN: Final = ModelSpec(name="builtin", target="builtin:target", draft="lookup+builtin:draft", tools=False)
+_BUILTIN: Final = ModelSpec(
+    name="builtin", target="builtin:target", draft="lookup+builtin:draft", max_tokens=128, tools=False
+)
 
 
 def read_specs(text: str | None, environment: Mapping[str, str]) -> list[ModelSpec]:
@@ -125,6 +132,7 @@ class _Shared:
 
     def __init__(self, spec: ModelSpec, pair: _Pair | None = None) -> None:
         self._pair = pair or _Pair(spec)
+        self._max_tokens = spec.max_tokens
         self.model_id = f"llm-spec/{spec.name}"
         self.supports_tools = spec.tools
         self.supports_schema = spec.schema
@@ -132,7 +140,11 @@ class _Shared:
 
     def _opens(self, prompt: llm.Prompt) -> Opens[chat.StreamEvent]:
         """What opens the answer to a prompt."""
-        return partial(self._pair.stream, to_request(prompt), cast("SpeculativeOptions", prompt.options).strategy)
+        return partial(
+            self._pair.stream,
+            to_request(prompt, max_tokens=self._max_tokens),
+            cast("SpeculativeOptions", prompt.options).strategy,
+        )
 
 
 class SpeculativeModel(_Shared, llm.Model):

@@ -97,6 +97,21 @@ def test_a_strategy_may_be_asked_for() -> None:
         model.prompt(PROMPT, strategy="wishful").text()
 
 
+def test_a_model_has_a_limit_of_its_own() -> None:
+    """`max_tokens` of the model holds where the option says nothing; the built-in pair has one, others where given."""
+    provider = ScriptedProvider("Hi")
+    model = SpeculativeModel(ModelSpec(name="scripted", target=provider, max_tokens=500))
+    model.prompt("Hello").text()
+    model.prompt("Hello", max_tokens=7).text()
+    assert [request.max_tokens for request in provider.requests] == [500, 7]
+    given = '[{"name": "x", "target": "builtin:target", "max_tokens": %s}]'
+    assert [spec.max_tokens for spec in read_specs(None, {"LLM_SPEC_TARGET": "a:b"})] == [128, None]
+    assert read_specs(given % 9, {})[0].max_tokens == 9
+    for wrong in ("0", "true", '"9"'):
+        with pytest.raises(ConfigError, match="max_tokens"):
+            read_specs(given % wrong, {})
+
+
 def test_streaming_comes_in_pieces() -> None:
     """A response is iterated piece by piece; without streaming it is the same text."""
     model = SpeculativeModel(RULES)
