@@ -63,10 +63,11 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from llm_spec.cli_plan import print_plan, read_situation
+    from llm_spec.cli_plan import possible_strategies, print_plan, read_situation
 
     situation, acceptances = asyncio.run(read_situation(arguments))
-    print_plan(situation, acceptances, names=(arguments.target, arguments.draft), out=sys.stdout)
+    names = (arguments.target, arguments.draft)
+    print_plan(situation, acceptances, names=names, strategies=possible_strategies(*names), out=sys.stdout)
     return 0
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final, TextIO
 
 from llm_spec.chat import ChatRequest
-from llm_spec.config import SpeculativeConfig
+from llm_spec.config import SpeculativeConfig, StrategyName
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, TargetError
 from llm_spec.money import FREE, PRICES_AS_OF, Price, find_price, read_price
 from llm_spec.plan import PLANNED, Estimate, Situation, Speed, break_even, estimate
-from llm_spec.provider import LlmProvider
-from llm_spec.registry import model_parts, open_provider
+from llm_spec.provider import DraftProvider, LlmProvider
+from llm_spec.registry import model_parts, open_draft, open_provider, target_strategies
 
-__all__ = ["add_plan", "print_plan", "read_situation"]
+__all__ = ["add_plan", "possible_strategies", "print_plan", "read_situation"]
 
 _ACCEPTANCES: Final = (0.5, 0.8, 0.95)
 _MEASURED_TOKENS: Final = 96
@@ -25,7 +26,7 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to a parser."""
     plan = commands.add_parser(
         "plan",
-        help="what each strategy would take, in time and money",
+        help="whether a draft would pay: time and money of each way to use it",
         description="Runs the strategies against models of the given speeds and prices, without asking anybody. "
         "Speeds are guesses unless they are given or, with --measure, taken from the models themselves.",
     )
@@ -56,56 +57,86 @@ async def read_situation(arguments: argparse.Namespace) -> tuple[Situation, tupl
         draft_price=_listed(arguments.draft_price, *model_parts(arguments.draft)),
         max_concurrent_streams=arguments.streams,
     )
+    if "tokens" in possible_strategies(arguments.target, arguments.draft):
+        situation = replace(situation, round_trip_s=0.0)
     if arguments.measure is not None:
         situation = await _measured(situation, arguments.target, arguments.draft, arguments.measure)
         return situation, (situation.acceptance,)
     return situation, _ACCEPTANCES if arguments.acceptance is None else (situation.acceptance,)
 
 
-def print_plan(situation: Situation, acceptances: tuple[float, ...], *, names: tuple[str, str], out: TextIO) -> None:
+def possible_strategies(target: str, draft: str) -> tuple[StrategyName, ...]:
+    """Those of `PLANNED` by which this target can verify this draft, as far as their names tell."""
+    can = target_strategies(target)
+    if can is None:
+        return tuple(name for name in PLANNED if name != "tokens")
+    if "tokens" in can and all("tokens" in (target_strategies(part) or ()) for part in model_parts(draft)):
+        return ("tokens",)
+    return tuple(name for name in PLANNED if name == "judge" or (name in can and name != "tokens"))
+
+
+def print_plan(
+    situation: Situation,
+    acceptances: tuple[float, ...],
+    *,
+    names: tuple[str, str],
+    strategies: tuple[StrategyName, ...],
+    out: TextIO,
+) -> None:
     """Print the table; not to be called on a running event loop, for the strategies are run by a clock of their own."""
     target, draft = situation.target, situation.draft
+    is_priced = situation.target_price is not None and situation.draft_price is not None
     print(
-        f"{names[0]} with {names[1]}: a prompt of {situation.context} tokens, an answer of {situation.output}\n"
-        f"first token {target.first_token_s:.2f} s, then {_rate(target)} tokens/s; draft {draft.first_token_s:.2f} s, "
-        f"{_rate(draft)} tokens/s; {situation.max_concurrent_streams} requests at once\n"
-        f"prices for a million tokens (list of {PRICES_AS_OF} unless given): target {_told(situation.target_price)}; "
-        f"draft {_told(situation.draft_price)}\n",
+        f"{names[0]}, helped by {names[1]}:\n"
+        f"an answer of {situation.output} tokens to a prompt of {situation.context}\n\n"
+        f"  target  {_speed_text(target)}; {_price_text(situation.target_price)}\n"
+        f"  draft   {_speed_text(draft)}; {_price_text(situation.draft_price)}\n"
+        f"  Speeds are assumed unless given or measured (--measure). Listed prices are of {PRICES_AS_OF}.\n",
         file=out,
     )
     plain = estimate("plain", situation)
-    print(f"{'':<9}{'accepted':>8}{'time':>10}{'':>8}{'money':>12}{'saved':>12}  faster, cheaper from", file=out)
-    print(_row("plain", "", plain, plain), file=out)
-    for strategy, needs in PLANNED.items():
-        faster, cheaper = break_even(strategy, situation)
+    columns = f"{'draft is right':>16}{'time':>11}{'speedup':>10}" + (f"{'cost':>12}{'saved':>12}" if is_priced else "")
+    print(columns, file=out)
+    print(f"{'target alone':>16}{_row(plain, plain)}", file=out)
+    for strategy in strategies:
+        print(f"\n{strategy}: {PLANNED[strategy]}", file=out)
         for acceptance in acceptances:
             found = estimate(strategy, replace(situation, acceptance=acceptance))
-            cells = _row(strategy, f"{acceptance:.2f}", found, plain)
-            print(f"{cells}  {_from(faster)}, {_from(cheaper)}; the target {needs}", file=out)
+            print(f"{acceptance:>16.0%}{_row(found, plain)}", file=out)
+        faster, cheaper = break_even(strategy, situation)
+        print(f"  {_from('faster', faster)}" + (f"; {_from('cheaper', cheaper)}" if is_priced else ""), file=out)
+    missing = [name for name in PLANNED if name not in strategies]
+    if missing:
+        print(f"\nNot with {names[0]} and {names[1]}: {', '.join(missing)}.", file=out)
 
 
-def _row(name: str, acceptance: str, found: Estimate, plain: Estimate) -> str:
-    money = saved = "unknown"
-    if found.cost is not None and plain.cost is not None:
-        money, saved = f"{found.cost:.5f}", f"{plain.cost - found.cost:+.5f}"
-    speedup = f"{plain.total_s / found.total_s:.2f}x"
-    return f"{name:<9}{acceptance:>8}{found.total_s:>8.2f} s{speedup:>8}{money:>12}{saved:>12}"
+def _row(found: Estimate, plain: Estimate) -> str:
+    cells = f"{found.total_s:>9.2f} s{plain.total_s / found.total_s:>9.2f}x"
+    if found.cost is None or plain.cost is None:
+        return cells
+    return cells + f"{found.cost:>12.5f}" + ("" if found is plain else f"{plain.cost - found.cost:>+12.5f}")
 
 
-def _from(acceptance: float | None) -> str:
-    return "never" if acceptance is None else f"{acceptance:.2f}"
+def _from(what: str, acceptance: float | None) -> str:
+    if acceptance is None:
+        return f"never {what}"
+    share = {0.0: "any", 1.0: "all"}.get(acceptance, f"at least {acceptance:.0%}")
+    return f"{what} where {share} of the draft is right"
+
+
+def _speed_text(speed: Speed) -> str:
+    return f"first token after {speed.first_token_s:.2f} s, then {_rate(speed)} tokens/s"
 
 
 def _rate(speed: Speed) -> str:
     return f"{1.0 / speed.token_s:.0f}" if speed.token_s else "any number of"
 
 
-def _told(price: Price | None) -> str:
+def _price_text(price: Price | None) -> str:
     if price is None:
-        return "unknown"
-    return f"{price.input:g} in, {price.output:g} out" + (
-        "" if price.cached_input is None else f", {price.cached_input:g} cached"
-    )
+        return "price not known"
+    cached = "" if price.cached_input is None else f", {price.cached_input:g} cached"
+    return f"{price.input:g} in, {price.output:g} out{cached} for a million tokens"
 
 
 def _speed(first_token_s: float, tokens_per_s: float, option: str) -> Speed:
@@ -123,21 +154,36 @@ def _listed(argument: str | None, *names: str) -> Price | None:
 
 
 async def _measured(situation: Situation, target_name: str, draft_name: str, prompt: str) -> Situation:
-    """Both models' speeds, and how often the draft says what the target says, by three short answers."""
-    target = open_provider(target_name)
-    try:
-        draft = open_provider(draft_name)
-        try:
-            target_speed = await _measured_speed(target, prompt)
-            draft_speed = await _measured_speed(draft, prompt)
-            decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="regenerate"))
-            compared = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
-        finally:
-            await draft.aclose()
-    finally:
-        await target.aclose()
+    """Both models' speeds, and how often the draft says what the target says, by a few short answers."""
+    async with AsyncExitStack() as stack:
+        target = open_provider(target_name)
+        stack.push_async_callback(target.aclose)
+        draft = open_draft(draft_name)
+        stack.push_async_callback(draft.aclose)
+        target_speed = await _measured_speed(target, prompt)
+        if target.capabilities.token_model is not None:
+            return await _measured_here(replace(situation, target=target_speed), target, draft, prompt)
+        asked = open_provider(draft_name)
+        stack.push_async_callback(asked.aclose)
+        draft_speed = await _measured_speed(asked, prompt)
+        decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="regenerate"))
+        compared = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
     rate = compared.stats.draft_acceptance_rate
     return replace(situation, target=target_speed, draft=draft_speed, acceptance=rate or 0.0)
+
+
+async def _measured_here(situation: Situation, target: LlmProvider, draft: DraftProvider, prompt: str) -> Situation:
+    """What an answer by `tokens` tells of the draft."""
+    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens"))
+    result = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
+    stats = result.stats
+    return replace(
+        situation,
+        acceptance=stats.draft_acceptance_rate or 0.0,
+        draft=Speed(first_token_s=0.0, token_s=stats.draft_s / max(1, stats.num_draft_tokens)),
+        verify_token_s=result.lookahead["verify_token_s"],
+        max_lookahead=max(1, round(stats.num_draft_tokens / max(1, stats.num_rounds))),
+    )
 
 
 async def _measured_speed(provider: LlmProvider, prompt: str) -> Speed:

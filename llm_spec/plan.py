@@ -1,7 +1,7 @@
 """What each strategy would take in a given situation: time and money against plain, before anything is paid for.
 
 The strategies themselves are run, by virtual clock, against models that have the situation's latencies and know one
-random answer; prices turn their tokens into money. What they need of a target is said, not checked.
+random answer; prices turn their tokens into money. Of `tokens`, whose rounds take no waiting, it is the arithmetic.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from llm_spec._checks import check_number
-from llm_spec.chat import ChatRequest
+from llm_spec.chat import ChatRequest, Usage
 from llm_spec.config import JudgeConfig, SpeculativeConfig, StrategyName
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError
@@ -22,14 +22,16 @@ from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.hosted import HostedModel
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
 __all__ = ["PLANNED", "Estimate", "Situation", "Speed", "break_even", "estimate"]
 
 PLANNED: Final[dict[StrategyName, str]] = {
-    "race": "continues an assistant's text",
-    "probe": "takes batches of token-id prompts",
-    "predict": "takes predicted outputs",
-    "judge": "only chats (the text is judged)",
+    "tokens": "the draft proposes the next tokens, the target checks them all in one step",
+    "race": "further requests to the target begin where the draft says that its answer will arrive",
+    "probe": "one request to the target checks several tokens of the draft",
+    "predict": "the draft's answer goes along with the request, as a predicted output",
+    "judge": "the target reads the draft's answer and keeps what is right; the text need not be its own",
 }
 _SEEDS: Final = 6
 _WORDS: Final = 10  # of a sentence
@@ -54,6 +56,8 @@ class Situation:
     context, output: tokens of the prompt and of the answer. acceptance: how likely the target would have written a
     drafted token (`judge`: a drafted sentence). read_token_s: seconds for a token of a prompt that is not cached.
     predicted_speedup: how much faster than others predicted tokens come. round_trip_s is part of no other figure.
+    verify_token_s: what each further token makes a step of the target take longer that checks several,
+    max_lookahead: how many the draft proposes at most (both: `tokens`).
     """
 
     context: int
@@ -66,6 +70,8 @@ class Situation:
     round_trip_s: float = 0.05
     read_token_s: float = 0.0002
     predicted_speedup: float = 4.0
+    verify_token_s: float = 0.0
+    max_lookahead: int = MAX_LOOKAHEAD
     max_concurrent_streams: int = 4
 
     def __post_init__(self) -> None:
@@ -74,6 +80,8 @@ class Situation:
         check_number(ConfigError, "acceptance", self.acceptance, 0.0, 1.0)
         check_number(ConfigError, "round_trip_s", self.round_trip_s, 0.0)
         check_number(ConfigError, "read_token_s", self.read_token_s, 0.0)
+        check_number(ConfigError, "verify_token_s", self.verify_token_s, 0.0)
+        check_number(ConfigError, "max_lookahead", self.max_lookahead, 1, MAX_LOOKAHEAD, integer=True)
         check_number(ConfigError, "predicted_speedup", self.predicted_speedup, 1.0)
         check_number(ConfigError, "max_concurrent_streams", self.max_concurrent_streams, 1, integer=True)
 
@@ -88,12 +96,34 @@ class Estimate(NamedTuple):
 @cache
 def estimate(strategy: StrategyName, situation: Situation) -> Estimate:
     """What one answer takes by a strategy ("plain" or one of `PLANNED`), in its decoder's first speculative request."""
+    if strategy == "tokens":
+        return _by_tokens(situation)
     taken = [_answered(strategy, situation, seed) for seed in range(_SEEDS)]
     costs = [cost for _, cost in taken if cost is not None]
     return Estimate(
         total_s=sum(total_s for total_s, _ in taken) / _SEEDS,
         cost=sum(costs) / _SEEDS if len(costs) == _SEEDS else None,
     )
+
+
+def _by_tokens(situation: Situation) -> Estimate:
+    """Rounds of the fastest lookahead: drafted tokens count up to the first wrong one (arXiv 2211.17192)."""
+    plain = estimate("plain", situation)
+    target, draft, right = situation.target, situation.draft, situation.acceptance
+    fastest_s, drafted = target.token_s, 0.0  # for a token of the answer
+    for lookahead in range(1, situation.max_lookahead + 1):
+        num_emitted = sum(right**n for n in range(lookahead + 1))
+        round_s = lookahead * (draft.token_s + situation.verify_token_s) + target.token_s
+        if round_s / num_emitted < fastest_s:
+            fastest_s, drafted = round_s / num_emitted, lookahead / num_emitted
+    first_s = draft.first_token_s if drafted else 0.0
+    num_rest = situation.output - 1
+    total_s = plain.total_s + first_s - num_rest * (target.token_s - fastest_s)
+    price = situation.draft_price
+    if plain.cost is None or price is None:
+        return Estimate(total_s, None)
+    used = Usage(input_tokens=situation.context if drafted else 0, output_tokens=round(num_rest * drafted))
+    return Estimate(total_s, plain.cost + price.of(used))
 
 
 def break_even(strategy: StrategyName, situation: Situation) -> tuple[float | None, float | None]:
@@ -117,7 +147,7 @@ def _share(twentieths: int) -> float | None:
 
 def _answered(strategy: StrategyName, situation: Situation, seed: int) -> tuple[float, float | None]:
     answer = "".join(_sentences(situation.output, random.Random(seed)))  # noqa: S311 - a reproducible text
-    prompt = " ".join(["word"] * situation.context)
+    prompt = " ".join(["one"] * situation.context)  # also by its bytes, a quarter of a token each
     config = SpeculativeConfig(
         strategy=strategy,
         max_concurrent_streams=situation.max_concurrent_streams,

@@ -254,7 +254,8 @@ class ProviderEntry:
 
     `load(model, base_url)` makes it; model is "" and base_url None where the string has none. `load_with_key` takes an
     API key besides; None: it has no use for one. `requires` are import names that `install` (a command) brings.
-    `is_free`: a draft that asks no model.
+    `is_free`: a draft that asks no model. `strategies(model)` names those by which such a target can verify drafts,
+    beside `judge`, which needs nothing: for `llm-spec plan`, which asks no server. None: not known.
     """
 
     load: Callable[[str, str | None], LlmProvider | DraftProvider]
@@ -263,6 +264,7 @@ class ProviderEntry:
     requires: tuple[str, ...] = ()
     install: str = ""
     is_free: bool = False
+    strategies: Callable[[str], Sequence[str]] | None = None
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -19,7 +19,15 @@ from llm_spec.provider import DraftProvider, LlmProvider, ProviderEntry
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["NamedProvider", "ProviderSpec", "model_parts", "open_draft", "open_provider", "registered_providers"]
+__all__ = [
+    "NamedProvider",
+    "ProviderSpec",
+    "model_parts",
+    "open_draft",
+    "open_provider",
+    "registered_providers",
+    "target_strategies",
+]
 
 _GROUP: Final = "llm_spec.providers"
 _SPEC: Final = re.compile(r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.+))?)?", re.DOTALL)
@@ -79,6 +87,14 @@ def open_draft(text: str, named: Mapping[str, NamedProvider] = _NOT_NAMED) -> Dr
     opened = [_open(part, points, named) for part in _joined(text, points.keys() | named.keys())]
     drafts = [ProviderDraft(d) if isinstance(d, LlmProvider) else d for d in opened]
     return drafts[0] if len(drafts) == 1 else JoinedDraft(*drafts)
+
+
+def target_strategies(text: str) -> tuple[str, ...] | None:
+    """By which strategies, beside `judge`, a target of this name can verify drafts; None: not known. Asks no server."""
+    spec = ProviderSpec.parse(text)
+    point = _entry_points().get(spec.provider)
+    found = None if point is None else _entry(point).strategies
+    return None if found is None else tuple(found(spec.model))
 
 
 def model_parts(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -54,6 +55,19 @@ def test_a_judge_saves_money_where_the_draft_is_right_and_loses_it_where_not() -
     assert right.total_s < plain.total_s < wrong.total_s
 
 
+def test_rounds_of_tokens() -> None:
+    """Expected tokens a round over its time, by the lookahead that is the fastest; what never pays is not used."""
+    here = replace(SITUATION, round_trip_s=0.0, acceptance=0.5, draft=Speed(first_token_s=0.3, token_s=0.0))
+    plain = estimate("plain", here)
+    one = estimate("tokens", replace(here, max_lookahead=1))
+    assert one.total_s == pytest.approx(plain.total_s + 0.3 - 599 / 60 * (1 - 1 / 1.5))
+    many = estimate("tokens", here)
+    assert many.total_s == pytest.approx(plain.total_s + 0.3 - 599 / 60 / 2, rel=1e-3)
+    dear = replace(here, verify_token_s=1 / 60)
+    assert estimate("tokens", dear) == plain
+    assert break_even("tokens", replace(dear, verify_token_s=1 / 120))[0] == 0.55
+
+
 def test_break_even() -> None:
     """From there on a strategy is faster, or cheaper; below it is not."""
     faster, cheaper = break_even("predict", SITUATION)
@@ -89,20 +103,44 @@ def test_values_out_of_range(changes: dict[str, float], name: str) -> None:
 # ------------------------------------------------------------------------------------------ the command
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every strategy at several rates, with what it wins and where it loses."""
-    assert main(["plan", "--target", "openai:gpt-4.1", "--draft", "openai:gpt-4.1-nano", "--output", "200"]) == 0
-    printed = capsys.readouterr().out
-    for strategy in ("plain", *PLANNED):
-        assert f"\n{strategy} " in printed
-    assert "target 2 in, 8 out, 0.5 cached; draft 0.1 in, 0.4 out, 0.025 cached" in printed
+def plan(capsys: pytest.CaptureFixture[str], target: str, draft: str, *arguments: str) -> str:
+    assert main(["plan", "--target", target, "--draft", draft, "--output", "60", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "shown"),
+    [
+        ("openai:gpt-4.1", "openai:gpt-4.1-nano", ["predict", "judge"]),
+        ("openai:gpt-5.6-terra", "lookup", ["judge"]),
+        ("anthropic:claude-sonnet-4-5", "lookup", ["race", "judge"]),
+        ("vllm:x", "vllm:y", ["race", "probe", "judge"]),
+        ("mistral:x", "mistral:y", ["race", "predict", "judge"]),
+        ("builtin:target", "lookup+builtin:draft", ["tokens"]),
+        ("torch:x", "suffix", ["tokens"]),
+        ("onnx:/x", "openai:gpt-4.1-nano", ["judge"]),
+        ("mine:x", "lookup", ["race", "probe", "predict", "judge"]),
+    ],
+)
+def test_the_table(capsys: pytest.CaptureFixture[str], target: str, draft: str, shown: list[str]) -> None:
+    """Each strategy that the target can serve, what it wins, and from where on; the others are named."""
+    printed = plan(capsys, target, draft, "--acceptance", "0.8")
+    assert re.findall(r"^(\w+): ", printed, re.MULTILINE) == shown
+    assert len(re.findall(r"^  (faster|never faster)", printed, re.MULTILINE)) == len(shown)
+    assert len(re.findall(r"^ +80% +\d", printed, re.MULTILINE)) == len(shown)
+    left_out = [name for name in PLANNED if name not in shown]
+    assert printed.endswith(f"Not with {target} and {draft}: {', '.join(left_out)}.\n")
+
+
+def test_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    """Money is shown where both prices are known."""
+    printed = plan(capsys, "openai:gpt-4.1", "openai:gpt-4.1-nano")
+    assert "2 in, 8 out, 0.5 cached for a million tokens" in printed
+    assert "never cheaper" in printed
     assert " -0.0" in printed
-
-
-def test_unknown_prices_are_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["plan", "--target", "vllm:x", "--draft", "vllm:y", "--output", "60", "--acceptance", "0.9"]
-    assert main(arguments) == 0
-    assert "target unknown; draft unknown" in capsys.readouterr().out
+    printed = plan(capsys, "vllm:x", "vllm:y")
+    assert printed.count("price not known") == 2
+    assert "cheaper" not in printed
 
 
 def test_measured_speeds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +148,8 @@ def test_measured_speeds(capsys: pytest.CaptureFixture[str]) -> None:
     pair = ["--target", "builtin:target", "--draft", "builtin:draft", "--output", "60"]
     assert main(["plan", *pair, "--measure", "def area(radius):", "--target-price", "1:5", "--draft-price", "0:0"]) == 0
     printed = capsys.readouterr().out
-    assert "target 1 in, 5 out; draft 0 in, 0 out" in printed
+    assert "1 in, 5 out for a million tokens" in printed
+    assert "\ntokens: " in printed
     assert "then 60 tokens/s" not in printed
 
 

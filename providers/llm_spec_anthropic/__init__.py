@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from llm_spec import ConfigError, MissingExtraError, ProviderEntry
+from llm_spec_anthropic.models import continues_prefix
 
 if TYPE_CHECKING:
     from llm_spec_anthropic.provider import AnthropicProvider
@@ -38,4 +39,5 @@ ANTHROPIC: Final = ProviderEntry(
     summary="Claude by Anthropic's own SDK: anthropic:claude-haiku-5-5",
     requires=("anthropic",),
     install=_INSTALL,
+    strategies=lambda model: ("race",) if continues_prefix(model) else (),
 )

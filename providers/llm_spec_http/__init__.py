@@ -31,7 +31,10 @@ def _entry(dialect: Dialect) -> ProviderEntry:
             raise ConfigError(f"{dialect.name} needs a model: {dialect.name}:model@http://host:port/v1")
         return HttpProvider(model, base_url=base_url, dialect=dialect, api_key=api_key)
 
-    return ProviderEntry(load=load, summary=dialect.summary, load_with_key=load)
+    by_ids, by_text = dialect.token_api is not None, dialect.continuation is not None
+    can = {"race": by_ids or by_text, "probe": by_ids, "predict": dialect.prediction}
+    strategies = tuple(name for name, is_possible in can.items() if is_possible)
+    return ProviderEntry(load=load, summary=dialect.summary, load_with_key=load, strategies=lambda _: strategies)
 
 
 ENTRIES: Final = {name: _entry(dialect) for name, dialect in DIALECTS.items()}

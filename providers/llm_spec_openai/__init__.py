@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from llm_spec import ConfigError, ProviderEntry
+from llm_spec_openai.models import predicts
 
 if TYPE_CHECKING:
     from llm_spec_openai.provider import OpenAIProvider
@@ -45,6 +46,7 @@ OPENAI: Final = ProviderEntry(
     summary="OpenAI's models: openai:gpt-4.1-mini",
     requires=_REQUIRES,
     install=_INSTALL,
+    strategies=lambda model: ("predict",) if predicts(model) else (),
 )
 AZURE: Final = ProviderEntry(
     load=_load_azure,
@@ -52,4 +54,5 @@ AZURE: Final = ProviderEntry(
     summary="deployments on Azure: azure:deployment@https://NAME.openai.azure.com",
     requires=_REQUIRES,
     install=_INSTALL,
+    strategies=lambda _: (),
 )
