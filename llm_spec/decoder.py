@@ -33,7 +33,7 @@ from llm_spec.chat import (
 )
 from llm_spec.chunks import CountedChunks
 from llm_spec.config import SpeculativeConfig, Timeouts
-from llm_spec.counting import count_input_tokens
+from llm_spec.counting import LIMIT_FIELDS, count_input_tokens
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import Discovery
 from llm_spec.drafting.model import ProviderDraft
@@ -282,6 +282,9 @@ class SpeculativeDecoder:
             request = replace(request, max_tokens=min(cap, request.max_tokens or cap))
         if affordable is not None:  # at 0 nothing is asked
             request = replace(request, max_tokens=max(1, min(affordable, request.max_tokens or affordable)))
+        if (cap is not None or affordable is not None) and LIMIT_FIELDS & request.extra.keys():  # they would win
+            others = {name: value for name, value in request.extra.items() if name not in LIMIT_FIELDS}
+            request = replace(request, extra=others)
         seed = sampling.seed if sampling.seed is not None else self.config.seed
         if seed is None and sampling.temperature and self._target.capabilities.token_model is not None:
             seed = random_seed()  # so that the result can tell it

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, get_args
 
 from llm_spec._checks import check_number
-from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, Timeouts
+from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, StrategyName, Timeouts
+from llm_spec.counting import LIMIT_FIELDS
 from llm_spec.errors import ConfigError
 from llm_spec.money import Price, read_price
 from llm_spec.registry import NamedProvider, registered_providers
@@ -32,11 +33,39 @@ _BUILTIN: Final = ("builtin", "builtin:target", "lookup+builtin:draft")  # what 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model that clients may ask for: `target` and `draft` are provider strings, no draft means plain."""
+    """A model that clients may ask for: `target` and `draft` are provider strings, no draft means plain.
+
+    strategies: what a request may choose by its header, beside the model's own strategy; None: any exact one where that
+    is `auto`, else plain alone.
+    extra_fields: fields of requests that this server does not read and passes on, beside those that are always safe;
+    `*`: all but other limits of length.
+    """
 
     target: str
     draft: str | None = None
     speculative: SpeculativeConfig = field(default_factory=partial(SpeculativeConfig, stream_always=False))
+    strategies: tuple[StrategyName, ...] | None = None
+    extra_fields: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.strategies or ():
+            if name not in get_args(StrategyName):
+                raise ConfigError(f"strategies has {name!r}; there are: {', '.join(get_args(StrategyName))}")
+        for field_name in self.extra_fields:
+            if str(field_name).lower() in LIMIT_FIELDS:
+                raise ConfigError(
+                    f"extra_fields has {field_name!r}, by which clients would pass their limits; take it out"
+                )
+
+    @property
+    def allowed_strategies(self) -> tuple[StrategyName, ...]:
+        """What requests may choose."""
+        own = self.speculative.strategy
+        if self.strategies is not None:
+            return tuple(dict.fromkeys((own, *self.strategies)))
+        if own == "auto":
+            return tuple(name for name in get_args(StrategyName) if name != "judge")
+        return tuple(dict.fromkeys((own, "plain")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,11 +218,15 @@ class _Reader:
         at = ("models", name)
         self._require(table, at, "target")
         known = [f.name for f in dataclasses.fields(SpeculativeConfig) if f.name in _MODEL_SETTINGS]
-        settings = self._settings(table, at, ["target", "draft", "prices", *known, *_RETRY, *_TIMEOUTS, *_BREAKER])
+        names = ["target", "draft", *_LISTS, "prices", *known, *_RETRY, *_TIMEOUTS, *_BREAKER]
+        settings = self._settings(table, at, names)
         for part in ("target", "draft"):
             if not isinstance(settings.get(part, ""), str):
                 raise self._error((*at, part), f"{part} is {settings[part]!r}; it must be a text")
-        target, draft = settings.pop("target"), settings.pop("draft", None)
+        for part in _LISTS:
+            if not isinstance(settings.get(part, ()), tuple):
+                raise self._error((*at, part), f"{part} is {settings[part]!r}; it must be a list of texts")
+        own = {key: settings.pop(key) for key in ("target", "draft", *_LISTS) if key in settings}
         retry = {key: settings.pop(key) for key in _RETRY if key in settings}
         timeouts = {key: settings.pop(key) for key in _TIMEOUTS if key in settings}
         breaker = {key: settings.pop(key) for key in _BREAKER if key in settings}
@@ -205,7 +238,7 @@ class _Reader:
         settings["timeouts"] = self._made(at, Timeouts, **timeouts)
         settings["breaker"] = self._made(at, BreakerPolicy, **breaker)
         speculative = self._made(at, SpeculativeConfig, **settings)
-        return ModelConfig(target=target, draft=draft, speculative=speculative)
+        return self._made(at, ModelConfig, speculative=speculative, **own)
 
     def _key(self, name: str, table: Table) -> KeyConfig:
         at = ("keys", name)
@@ -279,6 +312,7 @@ class _Reader:
         return ConfigError(f"{place}: {'.'.join(at)}: {what}")
 
 
+_LISTS: Final = ("strategies", "extra_fields")
 _RETRY: Final = tuple(f.name for f in dataclasses.fields(RetryPolicy))
 _BREAKER: Final = tuple(f.name for f in dataclasses.fields(BreakerPolicy))
 _TIMEOUTS: Final = tuple(f.name for f in dataclasses.fields(Timeouts))

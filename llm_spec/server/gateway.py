@@ -21,6 +21,7 @@ from llm_spec.server.bodies import Asked, read_model
 from llm_spec.server.clients import Client, Clients
 from llm_spec.server.config import ServerConfig, is_loopback
 from llm_spec.server.exchange import Exchange
+from llm_spec.server.fields import left_out_header
 from llm_spec.server.intake import Intake, Received
 from llm_spec.server.metrics import CONTENT_TYPE, Metrics
 from llm_spec.server.models import ServedModel, ServedModels
@@ -226,6 +227,7 @@ class Gateway:
     ) -> web.StreamResponse:
         asked, model = await self._read(api, request, received, client)
         self._metrics.count_request(api.name, model.name)
+        asked, left_out = model.leave_out(asked)
         naming = Naming(
             answer_id=new_request_id(),
             model=model.name,
@@ -241,7 +243,7 @@ class Gateway:
             client=client,
             asked=asked,
             naming=naming,
-            headers=self._headers(request),
+            headers={**self._headers(request), **left_out_header(left_out)},
             problem_of=self._problem,
         )
         return await exchange.respond()

@@ -16,14 +16,14 @@ from llm_spec.drafting.model import ProviderDraft
 from llm_spec.errors import ConfigError, InvalidRequestError, ModelLoadError
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.registry import NamedProvider, open_draft, open_provider
-from llm_spec.server.bodies import Json
+from llm_spec.server.bodies import Asked, Json
 from llm_spec.server.clients import Client
 from llm_spec.server.config import ModelConfig, ServerConfig
+from llm_spec.server.fields import leave_out
 from llm_spec.server.problems import Problem
 
 __all__ = ["MAX_CLIENTS", "ServedModel", "ServedModels"]
 
-_STRATEGIES: Final = get_args(StrategyName)
 MAX_CLIENTS: Final = 64  # of a model, whose answers are remembered for drafts; those of longest ago are forgotten
 _CREATED: Final = 0  # a time that the API wants, and nobody knows
 
@@ -36,6 +36,7 @@ class ServedModel:
         self.target = target
         self._config = config
         self._has_draft = draft is not None
+        self._extra_fields = frozenset(config.extra_fields)
         self._clients: OrderedDict[str, _ClientDecoders] = OrderedDict()  # the latest last
         self.decoder = SpeculativeDecoder(draft, target, config.speculative)
 
@@ -50,12 +51,11 @@ class ServedModel:
         return None if self.is_local else self.target.capabilities.api
 
     def decoder_for(self, client: Client, strategy: str | None) -> SpeculativeDecoder:
-        """The decoder of a client's request; raises InvalidRequestError for a strategy that there is not."""
+        """The decoder of a client's request; raises InvalidRequestError for a strategy that it may not choose."""
         chosen = self._config.speculative.strategy if strategy is None else strategy
-        if chosen not in _STRATEGIES:
-            raise InvalidRequestError(
-                f"x-llm-spec-strategy is {chosen!r}; it must be one of {', '.join(self._usable())}"
-            )
+        if strategy is not None and strategy not in self._config.allowed_strategies:
+            told = ", ".join(self._usable())
+            raise InvalidRequestError(f"x-llm-spec-strategy is {strategy!r}; {self.name} takes: {told}")
         known = self._clients.pop(client.name, None) or _ClientDecoders(self.decoder.for_client(), client)
         self._clients[client.name] = known
         if len(self._clients) > MAX_CLIENTS:
@@ -72,13 +72,19 @@ class ServedModel:
         }
         return {"id": self.name, "object": "model", "created": _CREATED, "owned_by": "llm-spec", "llm_spec": told}
 
+    def leave_out(self, asked: Sequence[Asked]) -> tuple[list[Asked], list[str]]:
+        """Requests of one body without the fields that their target is not sent, and the names of those."""
+        kept = [leave_out(each, self._extra_fields) for each in asked]
+        return [each for each, _ in kept], kept[0][1]
+
     def _usable(self) -> tuple[str, ...]:
-        """The strategies that this pair may support, as far as can be told without asking a server."""
+        """The strategies that requests may choose and this pair may support, as far as can be told without asking."""
+        usable: tuple[str, ...] = tuple(name for name in get_args(StrategyName) if name != "tokens")
         if not self._has_draft:
-            return ("auto", "plain")
-        if self.is_local:
-            return ("auto", "plain", "tokens", "judge", "regenerate")
-        return tuple(name for name in _STRATEGIES if name != "tokens")
+            usable = ("auto", "plain")
+        elif self.is_local:
+            usable = ("auto", "plain", "tokens", "judge", "regenerate")
+        return tuple(name for name in self._config.allowed_strategies if name in usable)
 
 
 class _ClientDecoders:

@@ -212,9 +212,10 @@ async def test_what_became_of_drafted_tokens_is_in_the_usage() -> None:
 
 
 async def test_what_a_remote_target_knows_is_passed_on_untouched() -> None:
-    """Fields that this server does not read go to a remote target as they are."""
+    """Fields that this server does not read, and its operator passes on, go to a remote target as they are."""
     odd = {"service_tier": "flex", "mystery": {"deep": [1, None, "x"]}, "parallel_tool_calls": False}
-    async with ModelServer("Fine.") as upstream, serving(remote(upstream.url)) as server:
+    passing = ("service_tier", "mystery")
+    async with ModelServer("Fine.") as upstream, serving(remote(upstream.url, extra_fields=passing)) as server:
         assert (await server.chat(**odd)).status == 200
         assert upstream.requests[-1].items() >= odd.items()
 

@@ -1,12 +1,15 @@
-"""Decoders of clients: what one was answered no other can find out."""
+"""Decoders of clients: what one was answered no other can find out, and what may be chosen is the operator's say."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import pytest
+from serving import ask, serving
 
-from llm_spec import DraftProvider, JoinedDraft, PromptLookup, SpeculativeConfig, SuffixDraft
+from llm_spec import DraftProvider, InvalidRequestError, JoinedDraft, PromptLookup, SpeculativeConfig, SuffixDraft
+from llm_spec.config import StrategyName
 from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.server.clients import Client, Clients, Ledger
 from llm_spec.server.models import MAX_CLIENTS, ServedModel
@@ -24,9 +27,8 @@ def clients(number: int) -> list[Client]:
 
 
 def served(draft: DraftProvider) -> ServedModel:
-    config = ModelConfig(
-        target="table", draft="suffix", speculative=SpeculativeConfig(strategy="tokens", baseline_every=0)
-    )
+    speculative = SpeculativeConfig(strategy="tokens", baseline_every=0)
+    config = ModelConfig(target="table", draft="suffix", speculative=speculative, strategies=("auto",))
     return ServedModel("fast", config, LocalProvider(TableModel(TEXT)), draft)
 
 
@@ -54,3 +56,57 @@ async def test_so_many_histories_are_kept() -> None:
         model.decoder_for(client, None)
     assert await num_drafted(model, everybody[1]) > 20
     assert await num_drafted(model, everybody[0]) == 0
+
+
+# ------------------------------------------------------------------------------------------ strategies
+
+EXACT: Final = ("auto", "plain", "tokens", "probe", "score", "race", "predict", "regenerate")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "strategies", "allowed"),
+    [
+        ("auto", None, EXACT),
+        ("plain", None, ("plain",)),
+        ("race", None, ("race", "plain")),
+        ("judge", None, ("judge", "plain")),
+        ("auto", (), ("auto",)),
+        ("plain", ("race", "judge"), ("plain", "race", "judge")),
+        ("auto", ("judge", "auto"), ("auto", "judge")),
+    ],
+)
+def test_what_may_be_chosen(
+    strategy: StrategyName, strategies: tuple[StrategyName, ...] | None, allowed: tuple[StrategyName, ...]
+) -> None:
+    """Any exact strategy where the operator lets this library choose; else what the operator chose, or lists."""
+    config = ModelConfig(target="t", speculative=SpeculativeConfig(strategy=strategy), strategies=strategies)
+    assert config.allowed_strategies == allowed
+
+
+@pytest.mark.parametrize("chosen", ["auto", "tokens", "judge", "mystery", ""])
+async def test_a_request_does_not_override_its_operator(chosen: str) -> None:
+    """A model that runs plain is not made to speculate; the error says what there is."""
+    plain = ModelConfig(
+        target="builtin:target",
+        draft="lookup",
+        speculative=SpeculativeConfig(strategy="plain", max_total_tokens=2, stream_always=False),
+    )
+    async with serving(plain) as server:
+        reply = await server.post("/v1/chat/completions", ask("/v1/chat/completions"), x_llm_spec_strategy=chosen)
+        usual = await server.post("/v1/chat/completions", ask("/v1/chat/completions"), x_llm_spec_strategy="plain")
+        models = (await server.get("/v1/models")).json["data"]
+    assert (reply.status, usual.status) == (400, 200)
+    assert reply.error["message"] == f"x-llm-spec-strategy is {chosen!r}; fast takes: plain"
+    assert models[0]["llm_spec"]["strategies"] == ["plain"]
+
+
+def test_judged_answers_are_for_those_whose_operator_says_so() -> None:
+    """Exact ones are the default."""
+    config = ModelConfig(target="table", draft="suffix")
+    (ann,) = clients(1)
+    target = LocalProvider(TableModel(TEXT))
+    with pytest.raises(InvalidRequestError, match="x-llm-spec-strategy is 'judge'; fast takes: auto, plain, tokens"):
+        ServedModel("fast", config, target, SUFFIX).decoder_for(ann, "judge")
+    judged = ServedModel("fast", replace(config, strategies=("judge",)), target, SUFFIX)
+    assert judged.decoder_for(ann, "judge").config.strategy == "judge"
+    assert judged.decoder_for(ann, None).config.strategy == "auto"
