@@ -221,8 +221,7 @@ async def hostile(asked: Asked) -> AsyncIterator[Part]:
 
 
 async def long(asked: Asked) -> AsyncIterator[Part]:
-    """5,000 tokens in rounds of five, as fast as the socket takes them."""
-    del asked
+    """5,000 tokens in rounds of five, as fast as the socket takes them; plain ends in another word."""
     yield started("tokens")
     for index in range(1000):
         t = 0.004 * (index + 1)
@@ -233,6 +232,8 @@ async def long(asked: Asked) -> AsyncIterator[Part]:
         yield {"text": "omega\n" if index % 4 == 0 else "omega ", "origin": "correction", "t": t}
         counts = {"num_draft_tokens": 6, "num_accepted_tokens": 4, "num_emitted_tokens": 5}
         yield {"round": counts | {"index": index, "draft_s": 0.001, "verify_s": 0.003, "t": t}}
+    if asked.strategy == "plain":
+        yield {"text": "otherwise", "origin": "plain", "t": 4.0}
     yield {"finish_reason": "length", "num_tokens": 5000}
     yield result(draft_tokens=6000, accepted_tokens=4000, acceptance_rate=2 / 3)
 

@@ -140,7 +140,10 @@ async def test_every_token_is_shown_with_its_origin(page: Page, scripted: Script
     await run(page, scripted.url)
     parts = parts_of(RECORDING["lanes"][0])
     texts = [part for part in parts if "text" in part]
-    assert await text_of(page) == "".join(part["text"] for part in texts)
+    whole = "".join(part["text"] for part in texts)
+    assert await text_of(page) == whole
+    select = "getSelection().selectAllChildren(document.getElementById('answer'))"
+    assert await page.evaluate(f"({select}, getSelection().toString())") == whole  # what is copied
     for origin in ("accepted", "correction", "bonus"):
         marked = "".join(await page.locator(f"#answer .{origin}").all_inner_texts())
         expected = "".join(part["text"] for part in texts if part["origin"] == origin)
@@ -434,7 +437,8 @@ async def test_a_long_answer_stays_responsive(page: Page, scripted: ScriptedServ
     await open_page(page, scripted.url)
     await page.evaluate(
         """() => {
-          window.longest_ms = 0; window.numFrames = 0; window.numDrawn = 0;
+          window.longest_ms = window.numFrames = window.numDrawn = 0;
+          window.began_ms = performance.now();
           let last = performance.now();
           const frame = (now) => {
             longest_ms = Math.max(longest_ms, now - last);
@@ -443,19 +447,21 @@ async def test_a_long_answer_stays_responsive(page: Page, scripted: ScriptedServ
             requestAnimationFrame(frame);
           };
           requestAnimationFrame(frame);
-          new MutationObserver(() => numDrawn++).observe(document.getElementById('answer'), { childList: true });
+          new MutationObserver(() => numDrawn++).observe(document.getElementById('answer'),
+            { childList: true, subtree: true, characterData: true });
         }"""
     )
     await page.get_by_label("Model").select_option("long")
     await page.get_by_label("Prompt").fill("hello")
-    await page.get_by_label("Race the target alone").uncheck()
     await page.keyboard.press("Control+Enter")
-    await expect(page.get_by_role("status")).to_contain_text("Done: 5000 tokens", timeout=30_000)
+    await expect(page.get_by_role("status")).to_contain_text("Done: 5000 tokens")
+    await expect(page.locator("#headline")).to_contain_text("another text")
     assert len((await text_of(page)).split()) == 5000
     assert await page.locator("#timeline g.round").count() == 1000
-    longest_ms, num_frames, num_drawn = await page.evaluate("[longest_ms, numFrames, numDrawn]")
+    figures = "[longest_ms, performance.now() - began_ms, numFrames, numDrawn]"
+    longest_ms, all_ms, num_frames, num_drawn = await page.evaluate(figures)
     assert num_drawn <= num_frames + 2
-    assert longest_ms < 500
+    assert longest_ms < all_ms / 4
     at_end = await page.locator("#answer").evaluate("(node) => node.scrollHeight - node.scrollTop - node.clientHeight")
     assert at_end < 40
 
