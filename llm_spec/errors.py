@@ -39,7 +39,14 @@ __all__ = [
 
 
 class LlmSpecError(Exception):
-    """Base of every error that this library raises on purpose."""
+    """Base of every error that this library raises on purpose.
+
+    `code` and `param` are a server's own words for what went wrong (`context_length_exceeded`) and with which field;
+    None where it said nothing.
+    """
+
+    code: str | None = None
+    param: str | None = None
 
 
 class ConfigError(LlmSpecError, ValueError):

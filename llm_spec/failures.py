@@ -7,6 +7,7 @@ a date (RFC 9110, section 10.2.3).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -37,13 +38,38 @@ _STATUSES: Final[Mapping[str, int]] = {  # of the codes and types of errors in a
     "server_error": 500,
 }
 _UNKNOWN_STATUS: Final = 500
+_CODES: Final[Mapping[str, str]] = {"exceed_context_size_error": "context_length_exceeded"}  # llama.cpp's type
+_CODE: Final = re.compile(r"[A-Za-z_][\w.-]{0,63}")  # a number is only the status again
+_PARAM: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,127}")
 
 
-def error_for_status(status: int, headers: Mapping[str, str], message: str) -> LlmSpecError:
+def error_for_status(status: int, headers: Mapping[str, str], message: str, *, reported: object = None) -> LlmSpecError:
     """The error for a response that is none: InvalidRequestError, TransientError (ask again later) or TargetError.
 
-    `headers` are looked up in lower case; `message` is the whole text of the error.
+    `headers` are looked up in lower case; `message` is the whole text of the error. `reported` is the server's error
+    object, if it sent one: it has the `code` and `param`.
     """
+    error = _error(status, headers, message)
+    if isinstance(reported, Mapping):
+        error.code, error.param = _read_names(cast("Mapping[str, object]", reported))
+    return error
+
+
+def _read_names(reported: Mapping[str, object]) -> tuple[str | None, str | None]:
+    """The code and the parameter that an error object names: words alone, as other texts may quote anything."""
+    details = reported.get("details")  # where Anthropic has its codes
+    named = cast("Mapping[str, object]", details).get("error_code") if isinstance(details, Mapping) else None
+    kind = str(reported.get("type"))
+    for code in (_CODES.get(kind), named, reported.get("code")):
+        if isinstance(code, str) and _CODE.fullmatch(code):
+            break
+    else:
+        code = None
+    param = reported.get("param")
+    return code, param if isinstance(param, str) and _PARAM.fullmatch(param) else None
+
+
+def _error(status: int, headers: Mapping[str, str], message: str) -> LlmSpecError:
     if status in _INVALID:
         return InvalidRequestError(message)
     is_transient = status in _TRANSIENT or status >= 500

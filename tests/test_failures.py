@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_spec.failures import status_in_stream
+from llm_spec.failures import error_for_status, status_in_stream
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,27 @@ def test_codes_and_types(error: object, status: int) -> None:
 def test_what_does_not_say(error: object) -> None:
     """It counts as a failure of the server."""
     assert status_in_stream(error) == 500
+
+
+@pytest.mark.parametrize(
+    ("reported", "code", "param"),
+    [
+        ({"code": "context_length_exceeded", "param": "messages"}, "context_length_exceeded", "messages"),
+        ({"code": 400, "param": "tools[0].function", "type": "BadRequestError"}, None, "tools[0].function"),  # vLLM
+        ({"code": 400, "type": "exceed_context_size_error"}, "context_length_exceeded", None),  # llama.cpp
+        (
+            {"type": "invalid_request_error", "details": {"error_code": "tool_name_conflict"}},
+            "tool_name_conflict",
+            None,
+        ),
+        ({"code": "it says: your prompt", "param": "http://10.0.0.1/v1"}, None, None),
+        ({"code": None, "param": {}}, None, None),
+        ("words", None, None),
+        (None, None, None),
+    ],
+)
+@pytest.mark.parametrize("status", [400, 404, 429])
+def test_a_servers_own_names_are_kept(status: int, reported: object, code: str | None, param: str | None) -> None:
+    """A code and a parameter, as far as they are names; other texts could quote anything."""
+    error = error_for_status(status, {}, "a line", reported=reported)
+    assert (error.code, error.param) == (code, param)

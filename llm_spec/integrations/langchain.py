@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
@@ -34,7 +35,8 @@ from llm_spec.chat import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.config import SpeculativeConfig
+from llm_spec.config import SpeculativeConfig, Timeouts
+from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import InvalidRequestError
 from llm_spec.integrations._bridge import Opens
 from llm_spec.integrations._shared import BridgedSource, figures
@@ -82,8 +84,9 @@ class SpeculativeChatModel(BaseChatModel):
     asynchronous call, or the model's thread where the first call is synchronous. Other calls are carried there.
     RuntimeError says so where that cannot be: the loop has ended, or a synchronous call is made on that very loop.
 
-    The other fields are options of `ChatRequest`, for each call unless its own keywords say otherwise. Keys, timeouts
-    and retries belong to providers and `SpeculativeConfig`, so they are no fields here. Errors are this library's.
+    `timeout` (how many seconds the target may be silent) and `max_retries` come before what `config`, or a decoder's
+    own, says of them. The other fields are options of `ChatRequest`, for each call unless its own keywords say
+    otherwise. Keys belong to providers, so they are no fields here. Errors are this library's.
     A message's `response_metadata["llm_spec"]` tells how it came about: `strategy`, `guarantee`, `acceptance_rate`, ….
     """
 
@@ -92,6 +95,8 @@ class SpeculativeChatModel(BaseChatModel):
     target: LlmProvider | str = Field(exclude=True, repr=False)  # may hold an address with a password
     draft: DraftProvider | LlmProvider | str | None = Field(default=None, exclude=True, repr=False)
     config: _Config | None = Field(default=None, exclude=True, repr=False)
+    timeout: float | None = Field(default=None, gt=0)
+    max_retries: int | None = Field(default=None, ge=0)
     streaming: bool = False
     """Whether `invoke`, too, tells callbacks each token."""
     temperature: float | None = None
@@ -111,8 +116,23 @@ class SpeculativeChatModel(BaseChatModel):
 
     @model_validator(mode="after")
     def _open(self) -> Self:
-        self._bridged = BridgedSource(self.target, self.draft, self.config)
+        target, config = self.target, self.config
+        if self.timeout is not None or self.max_retries is not None:
+            if isinstance(target, SpeculativeDecoder) and self.draft is None and config is None:
+                target = target.using(self._patient(target.config))
+            else:
+                config = self._patient(config or SpeculativeConfig())
+        self._bridged = BridgedSource(target, self.draft, config)
         return self
+
+    def _patient(self, config: SpeculativeConfig) -> SpeculativeConfig:
+        """A config with this model's own timeout and retries."""
+        if self.timeout is not None:
+            timeouts = Timeouts(first_chunk_s=self.timeout, between_chunks_s=self.timeout)
+            config = replace(config, timeouts=timeouts)
+        if self.max_retries is not None:
+            config = replace(config, retry=replace(config.retry, max_attempts=self.max_retries + 1))
+        return config
 
     def close(self) -> None:
         """Close what was opened from strings, and end the thread and what it was doing; twice is harmless."""

@@ -14,6 +14,8 @@ import litellm
 from litellm.exceptions import (
     APIConnectionError,
     BadRequestError,
+    ContentPolicyViolationError,
+    ContextWindowExceededError,
     InternalServerError,
     NotFoundError,
     RateLimitError,
@@ -60,6 +62,8 @@ Chunk: TypeAlias = GenericStreamingChunk | ModelResponseStream
 
 _IGNORED: Final = ("stream", "stream_options")  # litellm sees to these itself
 _REFUSED: Final = ("logprobs", "top_logprobs", "functions", "function_call")  # nothing of them would come back
+_TOO_LONG: Final = ("context_length_exceeded", "request_too_large")
+_AGAINST_POLICY: Final = ("content_filter", "content_policy_violation")
 
 
 def register(
@@ -300,7 +304,7 @@ def _translated(error: LlmSpecError | TimeoutError, model: str, name: str) -> Ex
     told = str(error) or "the timeout of this call has passed"
     match error:
         case InvalidRequestError() | UnsupportedError() | ConfigError():
-            return BadRequestError(told, model, name)
+            return _bad_request(error, told, model, name)
         case TransientError(status=429):
             return RateLimitError(told, name, model, response=_response(429, error.retry_after_s))
         case TimeoutError() | TransientError(status=408 | 504):
@@ -311,6 +315,14 @@ def _translated(error: LlmSpecError | TimeoutError, model: str, name: str) -> Ex
             return ServiceUnavailableError(told, name, model)
         case _:
             return InternalServerError(told, name, model)
+
+
+def _bad_request(error: LlmSpecError, told: str, model: str, name: str) -> Exception:
+    if error.code in _TOO_LONG:
+        return ContextWindowExceededError(told, model, name)
+    if error.code in _AGAINST_POLICY:
+        return ContentPolicyViolationError(told, model, name)
+    return BadRequestError(told, model, name, body={"message": told, "code": error.code, "param": error.param})
 
 
 def _response(status: int, retry_after_s: float | None) -> httpx.Response:

@@ -103,10 +103,11 @@ def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:
         message = "the target refused this server's key"
     if isinstance(error, InvalidRequestError):
         found = _FIELD.match(message)
-        return Problem(400, message, param=None if found is None else found[0])
+        return Problem(400, message, code=error.code, param=error.param or (None if found is None else found[0]))
     if isinstance(error, TransientError):
         status = error.status if error.status in (429, 503) else 504 if "silent" in message else 502
-        return Problem(status, message, code="target_failed", retry_after_s=error.retry_after_s, is_final=True)
+        code = error.code or "target_failed"
+        return Problem(status, message, code=code, retry_after_s=error.retry_after_s, is_final=True)
     if isinstance(error, CircuitOpenError):  # a client that waits so long may find it closed
         return Problem(503, message, code="target_left_alone", retry_after_s=error.retry_after_s)
     for kind, (status, code) in _STATUSES.items():

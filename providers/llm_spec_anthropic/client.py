@@ -165,16 +165,20 @@ class MessagesClient:
     def _refusal(self, error: APIStatusError) -> LlmSpecError:
         """A status that is none of success, or an error inside a stream, whose status was."""
         words = str(error.api_message or error.body or error.response.reason_phrase)[:_QUOTED]
+        body: object = error.body
+        reported = cast("Mapping[str, Any]", body).get("error") if isinstance(body, dict) else None
         if error.response.is_success:
             status = _STATUS_OF_TYPE.get(str(error.type), 0)
-            return error_for_status(status, {}, self.told(f"reported an error: {error.type}: {words}"))
+            line = self.told(f"reported an error: {error.type}: {words}")
+            return error_for_status(status, {}, line, reported=reported)
         advice = {
             401: "; check the key (ANTHROPIC_API_KEY)",
             403: "; check the key (ANTHROPIC_API_KEY)",
             404: "; check the model's name and the address",
         }.get(error.status_code, "")
         headers = {name.lower(): value for name, value in error.response.headers.items()}
-        return error_for_status(error.status_code, headers, self.told(f"answered {error.status_code}: {words}{advice}"))
+        line = self.told(f"answered {error.status_code}: {words}{advice}")
+        return error_for_status(error.status_code, headers, line, reported=reported)
 
 
 def _options(betas: Sequence[str]) -> RequestOptions:

@@ -123,7 +123,8 @@ class HttpClient:
     def _reported(self, answer: Any) -> LlmSpecError:
         """What a server said went wrong in the middle of its answer, as an error."""
         line = self.told(f"reported an error: {_error_text(answer)}")
-        return error_for_status(status_in_stream(_object(answer).get("error")), {}, line)
+        reported = _object(answer).get("error")
+        return error_for_status(status_in_stream(reported), {}, line, reported=reported)
 
     def broken(self, error: Exception, text: str = "") -> TargetError:
         """A failed connection as an error; `text` is what had come before."""
@@ -151,8 +152,10 @@ class HttpClient:
         return self._given_session
 
     async def _refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
+        answer: Any = None
         try:
-            words = _error_text(loads(await _read(response, _MAX_REFUSAL)))
+            answer = loads(await _read(response, _MAX_REFUSAL))
+            words = _error_text(answer)
         except (ValueError, aiohttp.ClientError):
             words = response.reason or ""
         advice = {
@@ -163,7 +166,9 @@ class HttpClient:
         line = self.told(f"answered {response.status}: {words}{advice}")
         if response.status in (404, 405, 501):
             raise MissingError(line)
-        raise error_for_status(response.status, {k.lower(): v for k, v in response.headers.items()}, line)
+        headers = {k.lower(): v for k, v in response.headers.items()}
+        reported = _object(answer).get("error") or answer
+        raise error_for_status(response.status, headers, line, reported=reported)
 
 
 async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:

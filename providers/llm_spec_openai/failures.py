@@ -56,7 +56,9 @@ def failure_of(error: Exception, address: Address, *, secret: str, text: str = "
         case APIStatusError(status_code=status):
             words = quoted(_words(error.body)) or error.response.reason_phrase
             headers = {name.lower(): value for name, value in error.response.headers.items()}
-            failure = error_for_status(status, headers, line(f"answered {status}: {words}{address.advice(status)}"))
+            failure = error_for_status(
+                status, headers, line(f"answered {status}: {words}{address.advice(status)}"), reported=error.body
+            )
         case json.JSONDecodeError():
             failure = TargetError(line(f"sent what is no JSON: {quoted(error.doc)!r}"))
         case UnicodeDecodeError():
@@ -66,7 +68,7 @@ def failure_of(error: Exception, address: Address, *, secret: str, text: str = "
         case APIError():  # an error object in a stream
             status = status_in_stream(error.body)
             reported = f"reported an error: {quoted(_words(error.body) or error.message)}{address.advice(status)}"
-            failure = error_for_status(status, {}, line(reported))
+            failure = error_for_status(status, {}, line(reported), reported=error.body)
         case _:
             failure = TargetError(line(f"cannot be asked ({type(error).__name__}: {error})"))
     if isinstance(failure, TargetError):

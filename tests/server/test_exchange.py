@@ -9,7 +9,9 @@ import socket
 from typing import Any, Final
 
 import pytest
+from aiohttp import web
 from serving import ENDPOINTS, HANGS_S, RULES, Asking, ask, check_error, frames_of, remote, serving, until
+from wire import served
 
 from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder
@@ -391,3 +393,21 @@ async def test_a_whole_answer_that_breaks_off_once_is_given_all_the_same(path: s
         reply = await server.post(path, ask(path))
         assert reply.status == 200
         assert b"one two three" in reply.data
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_targets_code_and_param_reach_the_client(path: str, stream: bool) -> None:
+    """Its own names for what is wrong with a request, by which clients tell a prompt that is too long."""
+    error = {"message": "too many tokens", "type": "invalid_request_error", "code": "context_length_exceeded"}
+
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response({"error": {**error, "param": "messages"}}, status=400)
+
+    async with served("/{_:.*}", refuse) as url, serving(ModelConfig(target=f"generic:m@{url}/v1")) as server:
+        reply = await server.post(path, ask(path, stream=stream))
+    assert reply.status == 400
+    if path == "/v1/messages":
+        assert reply.error["details"] == {"error_code": "context_length_exceeded"}
+    else:
+        assert (reply.error["code"], reply.error["param"]) == ("context_length_exceeded", "messages")

@@ -364,6 +364,27 @@ def test_errors_are_this_librarys(call: Callable[[SpeculativeChatModel], object]
     assert (caught.value.status, caught.value.partial_text) == (429, "So")
 
 
+@pytest.mark.parametrize("kind", ["provider", "decoder", "config"])
+def test_retries_and_timeout_are_fields(kind: str) -> None:
+    """LangChain's own names for them, whatever the target is; they come before what a config says."""
+    provider = ScriptedProvider("So it goes.", fail_at={0: TransientError("gone", retry_after_s=0.0)})
+    given: dict[str, Any] = {"target": provider}
+    if kind == "decoder":
+        given = {"target": SpeculativeDecoder(None, provider, SpeculativeConfig(max_total_tokens=2))}
+    if kind == "config":
+        given["config"] = SpeculativeConfig(max_total_tokens=2)
+    for max_retries in (0, 2):
+        with pytest.raises(TransientError, match="gone"):
+            SpeculativeChatModel(**given, max_retries=max_retries).invoke("Hi")
+    assert len(provider.requests) == 1 + 3
+    assert {request.max_tokens for request in provider.requests} == {None if kind == "provider" else 2}
+    slow = ScriptedProvider("So it goes.", delay_first_s=30.0)
+    with pytest.raises(TransientError, match=r"silent for 0\.05 s"):
+        SpeculativeChatModel(target=slow, timeout=0.05, max_retries=0).invoke("Hi")
+    with pytest.raises(ValidationError, match="max_retries"):
+        SpeculativeChatModel(target=slow, max_retries=-1)
+
+
 def test_an_option_that_is_not_known_is_refused() -> None:
     with pytest.raises(ValidationError, match="temprature"):
         over(temprature=0.5)

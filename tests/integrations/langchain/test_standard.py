@@ -18,7 +18,7 @@ from llm_spec.testing import RuleProvider
 # stream_events(version="v3") says at each call that it may change
 pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
 
-ELSEWHERE = ("api_key", "timeout", "max_retries")  # a provider's and SpeculativeConfig's, not the chat model's
+ELSEWHERE = ("api_key",)  # a provider's, not the chat model's
 
 
 class TestUnit(ChatModelUnitTests):

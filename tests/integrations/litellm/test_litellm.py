@@ -163,6 +163,12 @@ def test_json_comes_by_response_format() -> None:
 # ---------------------------------------------------------------------------------------------- errors
 
 
+def named(error: LlmSpecError, code: str, param: str | None = None) -> LlmSpecError:
+    """An error of a server that names what is wrong."""
+    error.code, error.param = code, param
+    return error
+
+
 ERRORS = [
     (TransientError("slow down", status=429, retry_after_s=7), "RateLimitError", 429),
     (TransientError("busy", status=503), "ServiceUnavailableError", 503),
@@ -170,6 +176,8 @@ ERRORS = [
     (TransientError("gone"), "APIConnectionError", 500),
     (CircuitOpenError("left alone"), "ServiceUnavailableError", 503),
     (InvalidRequestError("top_k is wrong"), "BadRequestError", 400),
+    (named(InvalidRequestError("it is too long"), "context_length_exceeded"), "ContextWindowExceededError", 400),
+    (named(InvalidRequestError("not this"), "content_policy_violation"), "ContentPolicyViolationError", 400),
     (TargetError("401 unknown key"), "InternalServerError", 500),
 ]
 
@@ -189,6 +197,15 @@ async def test_errors_are_litellms(error: LlmSpecError, kind: str, status: int) 
         await acollect(**asked())
     original = getattr(caught.value, "original_exception", None) or caught.value
     assert type(original).__name__ == kind
+
+
+def test_a_servers_own_names_are_told() -> None:
+    """As by litellm's other providers."""
+    error = named(InvalidRequestError("no such effort"), "unsupported_value", "reasoning_effort")
+    register(target=ScriptedProvider("So.", fail_at={0: error}))
+    with pytest.raises(litellm.BadRequestError) as caught:
+        litellm.completion(**asked())
+    assert (caught.value.code, caught.value.param) == ("unsupported_value", "reasoning_effort")
 
 
 def test_a_wait_that_was_asked_for_is_told() -> None:
