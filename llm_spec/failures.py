@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from llm_spec.errors import InvalidRequestError, LlmSpecError, TargetError, TransientError
 
-__all__ = ["error_for_status", "read_retry_after", "status_in_stream"]
+__all__ = ["error_for_status", "masked", "read_retry_after", "status_in_stream"]
 
 _INVALID: Final = frozenset({400, 413, 422})
 _TRANSIENT: Final = frozenset({408, 409, 425, 429})
@@ -41,6 +41,15 @@ _UNKNOWN_STATUS: Final = 500
 _CODES: Final[Mapping[str, str]] = {"exceed_context_size_error": "context_length_exceeded"}  # llama.cpp's type
 _CODE: Final = re.compile(r"[A-Za-z_][\w.-]{0,63}")  # a number is only the status again
 _PARAM: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,127}")
+_SHORTEST_SECRET: Final = 8
+
+
+def masked(text: str, *secrets: str | None) -> str:
+    """A text without these keys. One of fewer than 8 characters is no secret, and could be a part of any word."""
+    for secret in secrets:
+        if secret is not None and len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+    return text
 
 
 def error_for_status(status: int, headers: Mapping[str, str], message: str, *, reported: object = None) -> LlmSpecError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llm_spec.drafting.joined import JoinedDraft
@@ -27,8 +27,10 @@ __all__ = [
     "open_provider",
     "registered_providers",
     "target_strategies",
+    "without_credentials",
 ]
 
+_CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
 _GROUP: Final = "llm_spec.providers"
 _SPEC: Final = re.compile(r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.+))?)?", re.DOTALL)
 
@@ -51,11 +53,20 @@ class ProviderSpec(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NamedProvider:
-    """A provider under a name of one's own: which entry it is, where, and with which key (not shown in its repr)."""
+    """A provider under a name of one's own: which entry it is, where, and with which key; no repr shows keys."""
 
     type: str
     base_url: str | None = None
-    api_key: str | None = field(default=None, repr=False)
+    api_key: str | None = None
+
+    def __repr__(self) -> str:
+        base_url = None if self.base_url is None else without_credentials(self.base_url)
+        return f"NamedProvider(type={self.type!r}, base_url={base_url!r})"
+
+
+def without_credentials(text: str) -> str:
+    """An address, or a provider string with one, without the user and password that it may hold."""
+    return _CREDENTIALS.sub("//***@", text)
 
 
 _NOT_NAMED: Final[Mapping[str, NamedProvider]] = {}

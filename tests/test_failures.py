@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_spec.failures import error_for_status, status_in_stream
+from llm_spec.failures import error_for_status, masked, status_in_stream
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,15 @@ def test_a_servers_own_names_are_kept(status: int, reported: object, code: str |
     """A code and a parameter, as far as they are names; other texts could quote anything."""
     error = error_for_status(status, {}, "a line", reported=reported)
     assert (error.code, error.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    ("secrets", "told"),
+    [
+        (["sk-12345678", None], "the key *** is a key"),
+        (["e", "key"], "the key sk-12345678 is a key"),
+        ([""], "the key sk-12345678 is a key"),
+    ],
+)
+def test_what_is_too_short_for_a_secret_mangles_nothing(secrets: list[str | None], told: str) -> None:
+    assert masked("the key sk-12345678 is a key", *secrets) == told

@@ -41,7 +41,7 @@ from llm_spec.server.bodies import (
     wanted,
 )
 from llm_spec.server.encoding import COMMENT, DONE, figures, finish_reason_of, sse, usage_counts
-from llm_spec.server.problems import Problem, without_places
+from llm_spec.server.problems import Problem, shown_name, without_places
 
 __all__ = ["ChatEncoder", "chat_body", "chat_usage", "read_chat"]
 
@@ -259,7 +259,8 @@ class ChatEncoder:
         now_s = time.monotonic() - self._started_s
         if isinstance(event, Started):
             chunk = self._chunk({"role": "assistant", "content": ""})
-            return sse({**chunk, "llm_spec": {"started": dataclasses.asdict(event)}})
+            names = {"target": shown_name(event.target), "draft": event.draft and shown_name(event.draft)}
+            return sse({**chunk, "llm_spec": {"started": dataclasses.asdict(event) | names}})
         delta = self._delta(event)
         if delta is not None:
             origin = event.origin if isinstance(event, TextDelta) else "plain"

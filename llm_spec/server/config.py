@@ -18,7 +18,7 @@ from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, Strat
 from llm_spec.counting import LIMIT_FIELDS
 from llm_spec.errors import ConfigError
 from llm_spec.money import Price, read_price
-from llm_spec.registry import NamedProvider, registered_providers
+from llm_spec.registry import NamedProvider, registered_providers, without_credentials
 from llm_spec.tokens.lookahead import Fixed
 
 __all__ = ["KeyConfig", "ModelConfig", "ServerConfig", "load_config"]
@@ -28,6 +28,7 @@ Table = Mapping[str, Any]
 
 _VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
 _HEADER: Final = re.compile(r"\s*\[+\s*(?P<path>[^\]]+?)\s*\]+\s*(#.*)?$")
+_SHORTEST_SECRET: Final = 8  # what is shorter could be a part of any word
 _BUILTIN: Final = ("builtin", "builtin:target", "lookup+builtin:draft")  # what is served without a config
 
 
@@ -66,6 +67,10 @@ class ModelConfig:
         if own == "auto":
             return tuple(name for name in get_args(StrategyName) if name != "judge")
         return tuple(dict.fromkeys((own, "plain")))
+
+    def __repr__(self) -> str:
+        target, draft = without_credentials(self.target), self.draft and without_credentials(self.draft)
+        return f"ModelConfig(target={target!r}, draft={draft!r}, speculative={self.speculative!r})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +190,10 @@ class _Reader:
         self._path = path
         self._lines = _lines_of_keys(text)
         self._environment = environment
+        self._secrets: dict[str, str] = {}  # what errors say instead of them
 
     def read(self, table: Table) -> ServerConfig:
+        self._secrets |= dict.fromkeys(_keys_in(table), "***")
         table = self._expanded(table, ())
         self._refuse_unknown(table, (), ("server", "providers", "models", "keys"))
         providers = {name: self._provider(name, t) for name, t in self._tables(table, "providers")}
@@ -291,7 +298,7 @@ class _Reader:
         except (ConfigError, TypeError) as error:
             named = re.match(r"\w+", str(error))
             key = (*at, named[0]) if named is not None and (*at, named[0]) in self._lines else at
-            raise self._error(key, str(error)) from error
+            raise self._error(key, str(error)) from None  # it may quote a key
 
     def _expanded(self, value: Any, at: tuple[str, ...]) -> Any:
         """A value with the variables in its texts replaced."""
@@ -304,12 +311,17 @@ class _Reader:
     def _variable(self, name: str, at: tuple[str, ...]) -> str:
         if name not in self._environment:
             raise self._error(at, f"the variable {name!r} is not set in the environment")
+        self._secrets[self._environment[name]] = f"${{{name}}}"
         return self._environment[name]
 
     def _error(self, at: tuple[str, ...], what: str) -> ConfigError:
         line = next((self._lines[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self._lines), None)
         place = self._path if line is None else f"{self._path}, line {line}"
-        return ConfigError(f"{place}: {'.'.join(at)}: {what}")
+        told = f"{'.'.join(at)}: {what}"
+        for secret, shown in self._secrets.items():
+            if len(secret) >= _SHORTEST_SECRET:
+                told = told.replace(secret, shown)
+        return ConfigError(f"{place}: {without_credentials(told)}")
 
 
 _LISTS: Final = ("strategies", "extra_fields")
@@ -332,6 +344,18 @@ _MODEL_SETTINGS: Final = (
     "max_request_cost",
     "stream_always",
 )
+
+
+def _keys_in(value: Any, name: str = "") -> Iterator[str]:
+    """The keys that are written in a table or value itself."""
+    if isinstance(value, Mapping):
+        for inner_name, inner in cast("Table", value).items():
+            yield from _keys_in(inner, inner_name)
+    elif isinstance(value, list):
+        for item in _frozen(value):
+            yield from _keys_in(item, name)
+    elif isinstance(value, str) and name in ("key", "api_key"):
+        yield value
 
 
 def _frozen(value: Any) -> Any:

@@ -10,7 +10,7 @@ from llm_spec.chat import FinishReason, StreamEvent, ToolCallDelta
 from llm_spec.json_text import dumps_ascii
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.bodies import Json
-from llm_spec.server.problems import Problem, without_places
+from llm_spec.server.problems import Problem, shown_name, without_places
 
 __all__ = ["CallOrder", "Encoder", "figures", "finish_reason_of", "header_figures", "sse", "usage_counts"]
 
@@ -105,6 +105,8 @@ def finish_reason_of(result: SpeculativeResult) -> FinishReason:
 def figures(result: SpeculativeResult) -> Json:
     """The run's figures for a client, who is not told where the servers behind are."""
     told = result.figures()
+    for name in ("target", "draft"):
+        told[name] = told[name] and shown_name(told[name])
     for name in ("fallbacks", "retries"):
         told[name] = [without_places(reason) for reason in told[name]]
     for name in ("plain_detail", "plain_text"):

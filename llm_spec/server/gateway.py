@@ -30,14 +30,15 @@ from llm_spec.server.problems import Problem, problem_of
 from llm_spec.server.token_count import count_tokens
 from llm_spec.telemetry import log_event, new_request_id
 
-__all__ = ["Gateway"]
+__all__ = ["NAME", "Gateway"]
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _OPENAI: Final = APIS["/v1/chat/completions"]
 _MESSAGES: Final = APIS["/v1/messages"]
 _BETAS: Final = "anthropic-beta"  # features that some of its fields need
-_NAME: Final = {"Server": "llm-spec"}  # not which version of what
+NAME: Final = "llm-spec"  # not which version of what
+_NAME: Final = {"Server": NAME}
 _PAGE_HEADERS: Final = {
     **_NAME,
     "Content-Security-Policy": (
@@ -58,7 +59,7 @@ class Gateway:
         self._models = models
         self._clients = clients
         self._metrics = metrics
-        self._hidden = models.addresses
+        self._hidden = models.hidden
         self._num_open = 0
         self._intake = Intake(config)
         self._page = files("llm_spec.server").joinpath("page.html").read_bytes()
@@ -192,8 +193,9 @@ class Gateway:
         return self._json(request, {"status": "ok"})
 
     async def _tell_metrics(self, request: web.Request) -> web.Response:
-        self._clients.find(request.headers)
-        return web.Response(body=self._metrics.text(self._models.all), headers={**_NAME, "Content-Type": CONTENT_TYPE})
+        client = self._clients.find(request.headers)
+        told = self._metrics.text(self._models.all, self._models.all_for(client))
+        return web.Response(body=told, headers={**_NAME, "Content-Type": CONTENT_TYPE})
 
     async def _show_page(self, _: web.Request) -> web.Response:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=_PAGE_HEADERS)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Final
 
@@ -17,6 +18,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     generate_latest,
     multiprocess,
 )
@@ -107,18 +109,35 @@ class Metrics:
             self.tokens.labels(model, "output").inc(usage.output_tokens)
         self.strategies.labels(model, "plain").inc()
 
-    def text(self, models: Iterable[ServedModel]) -> bytes:
-        """All of it in Prometheus' text format; raises Problem where the workers could not share theirs."""
+    def text(self, models: Iterable[ServedModel], shown: Iterable[ServedModel]) -> bytes:
+        """Prometheus' text format, of models only those that are `shown`.
+
+        Raises Problem where the workers could not share their metrics.
+        """
         if self._is_partial:
             raise Problem(503, "there are no metrics: when the server was started, its disk was full")
         for model in models:
             self._left_alone.labels(model.name, "target").set(model.decoder.is_target_left_alone)
             self._left_alone.labels(model.name, "draft").set(model.decoder.is_draft_left_alone)
-        if not self._is_shared:
-            return generate_latest(self._registry)
-        everybody = CollectorRegistry()
-        multiprocess.MultiProcessCollector(everybody)  # type: ignore[no-untyped-call] # it has no types
-        return generate_latest(everybody)
+        registry = self._registry
+        if self._is_shared:
+            registry = CollectorRegistry()
+            multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call] # it has no types
+        return generate_latest(_Shown(registry, {model.name for model in shown}))
+
+
+class _Shown(CollectorRegistry):
+    """Of a registry what belongs to no model, or to one of these."""
+
+    def __init__(self, registry: CollectorRegistry, models: AbstractSet[str]) -> None:
+        super().__init__()
+        self._registry = registry
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [s for s in metric.samples if s.labels.get("model") in (None, *self._models)]
+            yield metric
 
 
 class _OfModel:

@@ -20,7 +20,7 @@ from llm_spec.server.bodies import Asked, Json
 from llm_spec.server.clients import Client
 from llm_spec.server.config import ModelConfig, ServerConfig
 from llm_spec.server.fields import leave_out
-from llm_spec.server.problems import Problem
+from llm_spec.server.problems import Problem, folder_in, shown_name
 
 __all__ = ["MAX_CLIENTS", "ServedModel", "ServedModels"]
 
@@ -65,8 +65,8 @@ class ServedModel:
     def describe(self) -> Json:
         """The model object of OpenAI's API."""
         told = {
-            "target": self._config.target.partition("@")[0],
-            "draft": None if self._config.draft is None else self._config.draft.partition("@")[0],
+            "target": shown_name(self._config.target),
+            "draft": None if self._config.draft is None else shown_name(self._config.draft),
             "strategy": self._config.speculative.strategy,
             "strategies": list(self._usable()),
         }
@@ -143,14 +143,17 @@ class ServedModels:
         return list(self._models.values())
 
     @property
-    def addresses(self) -> tuple[str, ...]:
-        """Where the servers behind are: nobody's business."""
-        texts = [model.target for model in self._config.models.values()]
-        texts += [model.draft for model in self._config.models.values() if model.draft is not None]
+    def hidden(self) -> tuple[str, ...]:
+        """Where the servers and files behind are: nobody's business."""
+        texts = [text for model in self._config.models.values() for text in (model.target, model.draft) if text]
         written = [text.partition("@")[2] for text in texts]
-        found = {*written, *(p.base_url for p in self._config.providers.values() if p.base_url)} - {""}
-        hosts = {urlsplit(address).netloc for address in found} - {""}
-        return tuple(sorted({address.rstrip("/") for address in found} | hosts, key=len, reverse=True))
+        addresses = {*written, *(p.base_url for p in self._config.providers.values() if p.base_url)} - {""}
+        parts = [urlsplit(address) for address in addresses]
+        hosts = {part.netloc for part in parts} | {
+            part.hostname or "" for part in parts if "." in (part.hostname or "")
+        }
+        found = {address.rstrip("/") for address in addresses} | hosts | set(map(folder_in, texts))
+        return tuple(sorted(found - {""}, key=len, reverse=True))
 
     async def aclose(self) -> None:
         """Close what was opened."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from pathlib import PureWindowsPath
 from typing import Any, Final
 
+from llm_spec import errors
 from llm_spec.errors import (
     CircuitOpenError,
     InvalidRequestError,
@@ -16,7 +18,7 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 
-__all__ = ["Problem", "problem_of", "without_places"]
+__all__ = ["Problem", "folder_in", "problem_of", "shown_name", "without_places"]
 
 # RFC 9110's statuses, and OpenAI's names for them
 _TYPES: Final[Mapping[int, str]] = {
@@ -39,7 +41,20 @@ _STATUSES: Final[Mapping[type[Exception], tuple[int, str]]] = {
 }
 # Providers name the server as " at URL", and quote other libraries' errors, which name its socket, in brackets
 _PLACE: Final = re.compile(
-    r" at https?://\S{1,500}| ?\(\w{1,60}Error: [^()]{0,500}(?:\([^()]{0,200}\)[^()]{0,200}){0,3}\)"
+    r" at https?://\S{1,500}|(?<=\bonnx:)[/~.]\S{0,500}/|(?<=\btorch:)[/~.]\S{0,500}/"
+    r"| ?\(\w{1,60}(?:Error|Timeout|Exception): [^()]{0,500}(?:\([^()]{0,200}\)[^()]{0,200}){0,3}\)"
+)
+# An error that is none of this library's own may say anything: only its type is told
+_FOREIGN: Final = re.compile(
+    rf"( failed: \w{{1,60}}|\b(?!(?:{'|'.join(errors.__all__)})\b)\w{{1,60}}(?:Error|Timeout|Exception)): .*", re.DOTALL
+)
+# What a server's own words may hold: addresses, names of hosts inside a network, keys, accounts, files
+_INSIDE: Final = re.compile(
+    r"https?://\S+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
+    r"|\b[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}\.(?:cluster|corp|home|internal|intranet|lan|local|svc)\b(?::\d+)?"
+    r"|\b(?:sk|pk|org|proj|key)-[\w-]{8,}|\bBearer \S+"
+    r"|(?<![\w/.])/(?:data|etc|home|mnt|models|opt|root|srv|tmp|usr|var)/\S+",
+    re.ASCII,
 )
 _MAX_TOLD: Final = 1000  # characters of an error: it may quote what was sent, which may be long
 _NO_RETRY: Final = {"x-should-retry": "false"}  # openai's and anthropic's SDKs obey it
@@ -98,7 +113,7 @@ def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:
     """An error of this library as a problem; `hidden` texts, such as addresses of servers behind, are taken out."""
     if isinstance(error, Problem):
         return error
-    message = without_places(str(error), hidden)
+    message = without_places(str(error), hidden, quotes=isinstance(error, InvalidRequestError))
     if isinstance(error, TargetError) and error.status in (401, 403):  # its words may hold a part of the key
         message = "the target refused this server's key"
     if isinstance(error, InvalidRequestError):
@@ -116,9 +131,28 @@ def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:
     return Problem(500, "the server failed; its log says why", code="internal", is_final=True)
 
 
-def without_places(message: str, hidden: tuple[str, ...] = ()) -> str:
-    """A message without the addresses of servers behind, and without these texts."""
+def without_places(message: str, hidden: tuple[str, ...] = (), *, quotes: bool = False) -> str:
+    """A message without the addresses of servers behind, without these texts, and without what other libraries said.
+
+    `quotes`: it may quote a server, whose words about the request are for who sent it.
+    """
     message = _PLACE.sub("", message[: 4 * _MAX_TOLD])  # the search takes more than its share of time over a long one
+    if not quotes:
+        message = _FOREIGN.sub(r"\1", message)
     for text in hidden:
         message = message.replace(text, "***")
+    message = _INSIDE.sub("***", message)
     return message if len(message) <= _MAX_TOLD else message[:_MAX_TOLD] + " …"
+
+
+def shown_name(text: str) -> str:
+    """A provider string, or a provider's name, for clients: without address and options, of a path only its end."""
+    shown = text.partition("@")[0].partition("?")[0]
+    folder = folder_in(text)
+    return shown.removesuffix(folder) + PureWindowsPath(folder).name  # which knows both kinds of slashes
+
+
+def folder_in(text: str) -> str:
+    """The folder on this machine that a provider string names; "" where it names none."""
+    model = text.partition("@")[0].partition("?")[0].rpartition(":")[2]
+    return model if model.startswith(("/", "\\", ".", "~")) else ""

@@ -14,14 +14,14 @@ from collections.abc import Callable, Coroutine, Generator, MutableMapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.server.clients import Clients, Ledger
 from llm_spec.server.config import ServerConfig
-from llm_spec.server.gateway import Gateway
+from llm_spec.server.gateway import NAME, Gateway
 from llm_spec.server.metrics import Metrics
 from llm_spec.server.metrics_files import forget_worker, metrics_folder, share_metrics
 from llm_spec.server.models import ServedModels
@@ -40,6 +40,26 @@ class _TypesAlone(logging.LoggerAdapter[logging.Logger]):
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         error = kwargs.pop("exc_info", None)
         return (f"{msg}: {type(error).__name__}" if isinstance(error, BaseException) else msg), kwargs
+
+
+class _Connection(web.RequestHandler):
+    """A connection on which aiohttp's own answers, to what is no HTTP, do not tell which version of what this is."""
+
+    __slots__ = ()
+
+    def handle_error(self, *args: Any, **kwargs: Any) -> web.StreamResponse:
+        response = super().handle_error(*args, **kwargs)
+        response.headers[hdrs.SERVER] = NAME
+        return response
+
+
+class _Connections(web.Server):
+    """aiohttp's maker of connections, which takes no class for them."""
+
+    def __call__(self) -> _Connection:
+        connection = super().__call__()
+        connection.__class__ = _Connection
+        return cast("_Connection", connection)
 
 
 class Server:
@@ -82,6 +102,7 @@ class Server:
                 logger=_TypesAlone(logging.getLogger("llm_spec")),
             )
             await runner.setup()
+            cast("web.Server", runner.server).__class__ = _Connections
             stack.push_async_callback(runner.cleanup)
             await self._site(runner).start()
             host, port = runner.addresses[0][:2]

@@ -28,7 +28,7 @@ from anthropic import (
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
 from llm_spec.event_loops import LoopOwned, PerLoop
-from llm_spec.failures import error_for_status
+from llm_spec.failures import error_for_status, masked
 
 __all__ = ["Events", "MessagesClient"]
 
@@ -128,9 +128,7 @@ class MessagesClient:
         """One line that names the model and where it is, without the key if the server repeats it."""
         address = str(self._sdk.base_url).rstrip("/")
         line = " ".join(f"{self._name} at {address} {what}".split())
-        for secret in self._secrets:
-            line = line.replace(secret, "***")
-        return line
+        return masked(line, *self._secrets)
 
     # ------------------------------------------------------------------------------------------ inside
 
@@ -164,7 +162,7 @@ class MessagesClient:
 
     def _refusal(self, error: APIStatusError) -> LlmSpecError:
         """A status that is none of success, or an error inside a stream, whose status was."""
-        words = str(error.api_message or error.body or error.response.reason_phrase)[:_QUOTED]
+        words = masked(str(error.api_message or error.body or error.response.reason_phrase), *self._secrets)[:_QUOTED]
         body: object = error.body
         reported = cast("Mapping[str, Any]", body).get("error") if isinstance(body, dict) else None
         if error.response.is_success:

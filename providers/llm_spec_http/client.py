@@ -9,7 +9,7 @@ from yarl import URL
 
 from llm_spec import LlmSpecError, TargetError, TransientError
 from llm_spec.event_loops import LoopOwned, PerLoop
-from llm_spec.failures import error_for_status, status_in_stream
+from llm_spec.failures import error_for_status, masked, status_in_stream
 from llm_spec.json_text import dumps, loads
 from llm_spec_http.dialects.base import Body
 
@@ -106,7 +106,7 @@ class HttpClient:
         try:
             return loads(data)
         except ValueError as error:
-            raise TargetError(self.told(f"sent what is no JSON: {data[:_QUOTED]!r}")) from error
+            raise TargetError(self.told(f"sent what is no JSON: {self._quoted(data)!r}")) from error
 
     def chunk(self, data: str) -> dict[str, Any]:
         """A JSON object of a stream; raises what the server reports in it, and as `parsed`."""
@@ -114,7 +114,7 @@ class HttpClient:
 
     def _checked(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
-            raise TargetError(self.told(f"sent no JSON object: {str(answer)[:_QUOTED]}"))
+            raise TargetError(self.told(f"sent no JSON object: {self._quoted(str(answer))}"))
         fields = cast("dict[str, Any]", answer)
         if fields.get("error"):
             raise self._reported(fields)
@@ -122,7 +122,7 @@ class HttpClient:
 
     def _reported(self, answer: Any) -> LlmSpecError:
         """What a server said went wrong in the middle of its answer, as an error."""
-        line = self.told(f"reported an error: {_error_text(answer)}")
+        line = self.told(f"reported an error: {self._quoted(_error_text(answer))}")
         reported = _object(answer).get("error")
         return error_for_status(status_in_stream(reported), {}, line, reported=reported)
 
@@ -136,9 +136,12 @@ class HttpClient:
     def told(self, what: str) -> str:
         """One line that names the model and where it is, without the key if the server repeats it."""
         line = " ".join(f"{self._name} at {self._address} {what}".split())
-        return line.replace(self._api_key, "***") if self._api_key else line
+        return masked(line, self._api_key)
 
     # ------------------------------------------------------------------------------------------ inside
+
+    def _quoted(self, words: str) -> str:
+        return masked(words, self._api_key)[:_QUOTED]  # in this order: half a key is a secret too
 
     def _url(self, path: str) -> URL:
         if path not in self._urls:
@@ -155,7 +158,7 @@ class HttpClient:
         answer: Any = None
         try:
             answer = loads(await _read(response, _MAX_REFUSAL))
-            words = _error_text(answer)
+            words = self._quoted(_error_text(answer))
         except (ValueError, aiohttp.ClientError):
             words = response.reason or ""
         advice = {
@@ -190,7 +193,7 @@ def _error_text(answer: Any) -> str:
     """A server's own words, whichever of the usual forms they come in."""
     fields = _object(answer)
     error = fields.get("error") or fields.get("message") or fields.get("detail") or answer
-    return str(_object(error).get("message") or error)[:_QUOTED]
+    return str(_object(error).get("message") or error)
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import httpx2
 from openai import APIConnectionError, APIError, APIStatusError, OpenAIError
 
 from llm_spec import LlmSpecError, TargetError, TransientError
-from llm_spec.failures import error_for_status, status_in_stream
+from llm_spec.failures import error_for_status, masked, status_in_stream
 
 __all__ = ["FAILURES", "Address", "failure_of"]
 
@@ -44,7 +44,7 @@ def failure_of(error: Exception, address: Address, *, secret: str, text: str = "
     """An error for one of `FAILURES`, its message one line without the `secret`; `text` is what had come before."""
 
     def hidden(words: str) -> str:
-        return words.replace(secret, "***") if secret else words
+        return masked(words, secret)
 
     def quoted(words: str) -> str:
         return hidden(words)[:_QUOTED]  # in this order: half a key is a secret too

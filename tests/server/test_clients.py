@@ -64,6 +64,19 @@ async def test_what_is_told_of_the_server_wants_a_key(path: str) -> None:
         assert (await server.get(path, x_api_key=ANN.key)).status == 200
 
 
+async def test_a_key_sees_metrics_of_its_models_alone() -> None:
+    """What a key may not use does not exist for it; what belongs to no model is everybody's."""
+    async with serving({"fast": RULES, "dear": RULES}, keys={"ann": ANN, "bob": BOB}) as server:
+        for name in ("fast", "dear"):
+            body = ask(ENDPOINTS[0], model=name)
+            assert (await server.post(ENDPOINTS[0], body, x_api_key=ANN.key)).status == 200
+        anns, bobs = [(await server.get("/metrics", x_api_key=each.key)).data.decode() for each in (ANN, BOB)]
+    assert 'model="dear"' in anns
+    assert 'model="fast"' in bobs
+    assert "dear" not in bobs
+    assert "llm_spec_open_requests" in bobs
+
+
 async def test_a_bad_key_is_refused_before_the_body_is_read() -> None:
     """Nobody without a key makes this server read megabytes."""
     async with serving(keys={"ann": ANN}, max_body_bytes=10) as server:

@@ -203,3 +203,51 @@ def test_a_models_circuit_is_set_in_toml(tmp_path: Path) -> None:
     path.write_text('[models.a]\ntarget = "builtin:target"\nopen_s = 0\n', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"line 3: models\.a\.open_s: open_s is 0"):
         load_config(path)
+
+
+SECRET = "-".join(("sk", "secret", "0123456789"))
+MODEL = '[models.fast]\ntarget = "rules:any"\n'
+
+
+@pytest.mark.parametrize("secret", [SECRET, "${SECRET}"], ids=["written", "variable"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        MODEL + '[keys.ann]\nkey = "{}"\n"{}" = 1',
+        MODEL + '[keys.ann]\nkey = "{}"\nmodels = ["{}"]',
+        MODEL + '[providers.big]\ntype = "generic"\napi_key = ["{}"]',
+        MODEL + '[providers.big]\napi_key = "{}"\ntype = "{}"',
+        '[models.fast]\ntarget = "{}:any"\n[keys.ann]\nkey = "{}"',
+        '[models.fast]\ntarget = "nothing:any@http://user:{}@host/v1"',
+    ],
+)
+def test_no_error_tells_a_key_in_another_place(written: Written, text: str, secret: str) -> None:
+    """Wherever it was written by mistake."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(text.replace("{}", secret)), {"SECRET": SECRET})
+    assert SECRET not in str(caught.value)
+    assert SECRET not in str(caught.value.__cause__)
+
+
+def test_no_repr_tells_a_key(written: Written) -> None:
+    """Neither keys nor what stands before the host of an address."""
+    text = """
+[models.fast]
+target = "generic:x@http://user:sk-secret-0123456789@host/v1"
+draft = "big:x"
+[providers.big]
+type = "generic"
+base_url = "http://user:sk-secret-0123456789@other/v1"
+api_key = "sk-secret-0123456789"
+[keys.ann]
+key = "sk-secret-0123456789"
+"""
+    shown = repr(load_config(written(text), {}))
+    assert SECRET not in shown
+    assert "http://***@host/v1" in shown
+    assert "http://***@other/v1" in shown
+
+
+def test_a_short_variable_does_not_mangle_errors(written: Written) -> None:
+    with pytest.raises(ConfigError, match="strategy is 'a'; it must be one of auto, plain"):
+        load_config(written(MODEL + 'strategy = "${WORD}"'), {"WORD": "a"})

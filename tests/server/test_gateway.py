@@ -252,6 +252,14 @@ async def test_a_long_body_of_many_small_things_is_refused(path: str) -> None:
             check_error(path, reply)
 
 
+async def test_what_is_no_http_is_not_told_who_serves() -> None:
+    async with serving() as server:
+        data = await raw(server.url, b"GET / HTTP/1.1\r\nHo st: x\r\n\r\n")
+    assert data.startswith(b"HTTP/1.0 400 ")
+    assert b"Server: llm-spec\r\n" in data
+    assert b"aiohttp" not in data
+
+
 async def test_a_body_that_trickles_is_given_up() -> None:
     """A body that does not come in time gets 408, and the connection is closed."""
     head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n".encode()

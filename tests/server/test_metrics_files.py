@@ -43,7 +43,7 @@ async def main():
         for role in ("target", "draft"):
             metrics._left_alone.labels(name, role).set(1)
     metrics._open.set(7)
-    print(metrics.text([]).decode())
+    print(metrics.text([], []).decode())
 
 asyncio.run(main())
 """
@@ -84,7 +84,7 @@ async def test_without_room_there_are_none(monkeypatch: pytest.MonkeyPatch, wher
         metrics = Metrics(num_workers=2)
         metrics.errors.labels("400").inc()
         with pytest.raises(Problem, match="disk was full") as caught:
-            metrics.text([])
+            metrics.text([], [])
     assert caught.value.status == 503
 
 

@@ -81,6 +81,16 @@ def test_the_field_is_read_from_the_message(message: str, param: str | None) -> 
         ),
         ("m said a.internal:443 is down", "m said *** is down"),
         ("tool_choice is 'x' (see the docs)", "tool_choice is 'x' (see the docs)"),
+        ("m answered 429: org-abcdefgh12 at gpu7.corp.internal, 10.1.2.3:9000", "m answered 429: *** at ***, ***"),
+        ("m answered 404: no /srv/models/x; see https://u:p@host/x", "m answered 404: no *** see ***"),
+        ("m answered 400: Bearer sk-up-0123456789", "m answered 400: ***"),
+        ("target m failed: ValueError: no row for alice", "target m failed: ValueError"),
+        ("target m failed: Fail: /models/a.onnx", "target m failed: Fail"),
+        ("onnx:/srv/x/tiny and torch:~/tiny are not one", "onnx:tiny and torch:tiny are not one"),
+        ("KeyError: 'what the user said'", "KeyError"),
+        ("TransientError: m answered 503: busy", "TransientError: m answered 503: busy"),
+        ("m broke the connection (ReadTimeout: 10.0.0.5)", "m broke the connection"),
+        ("POST /v1/chat/completions in 1.2.3 of a/b", "POST /v1/chat/completions in 1.2.3 of a/b"),
     ],
 )
 def test_no_address_is_told(message: str, told: str) -> None:
@@ -98,3 +108,9 @@ def test_a_problem_is_what_it_is() -> None:
 def test_every_status_has_a_type(status: int) -> None:
     """Both APIs' clients look at the type."""
     assert Problem(status, "x").type.endswith(("_error", "_too_large"))
+
+
+def test_what_a_server_says_of_a_request_is_told() -> None:
+    """It is for who sent it, whatever words it begins with."""
+    message = "m at http://a/v1 answered 400: ValueError: n must be 1"
+    assert problem_of(InvalidRequestError(message)).message == "m answered 400: ValueError: n must be 1"

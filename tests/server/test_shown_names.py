@@ -1,0 +1,63 @@
+"""What clients are told of a model: what it is, not where."""
+
+from __future__ import annotations
+
+import pytest
+from serving import ask, serving
+from tiny_models import BUILTIN
+
+from llm_spec.registry import NamedProvider
+from llm_spec.server import ModelConfig, ServerConfig
+from llm_spec.server.models import ServedModels
+from llm_spec.server.problems import shown_name
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("vllm:org/name@http://host/v1", "vllm:org/name"),
+        ("ollama:llama3:8b", "ollama:llama3:8b"),
+        ("onnx:/srv/secret/tiny", "onnx:tiny"),
+        ("torch:~/models/tiny?dtype=float32", "torch:tiny"),
+        ("torch:org/name?batched=true", "torch:org/name"),
+        ("lookup+onnx:./models/tiny", "lookup+onnx:tiny"),
+        (r"onnx:\srv\tiny", "onnx:tiny"),
+        ("lookup", "lookup"),
+    ],
+)
+def test_of_a_path_only_the_last_part_is_shown(text: str, shown: str) -> None:
+    assert shown_name(text) == shown
+
+
+def test_where_servers_and_files_are_is_hidden() -> None:
+    models = {
+        "a": ModelConfig(target="onnx:/srv/secret/tiny", draft="lookup+torch:/srv/other?dtype=float32"),
+        "b": ModelConfig(target="vllm:x@http://gpu7.example:9000/v1", draft="big:x"),
+    }
+    big = NamedProvider(type="generic", base_url="http://ollama:11434/v1")
+    hidden = ServedModels(ServerConfig(models=models, providers={"big": big})).hidden
+    assert set(hidden) == {
+        "/srv/secret/tiny",
+        "/srv/other",
+        "http://gpu7.example:9000/v1",
+        "gpu7.example:9000",
+        "gpu7.example",
+        "http://ollama:11434/v1",
+        "ollama:11434",
+    }
+    assert [*hidden] == sorted(hidden, key=len, reverse=True)  # or a part of one would remain
+
+
+async def test_an_error_does_not_tell_where_a_model_is() -> None:
+    """A model in this process is called by its folder."""
+    folder = str(BUILTIN / "target")
+    async with serving({"fast": ModelConfig(target=f"onnx:{folder}")}) as server:
+        (model,) = (await server.get("/v1/models")).json["data"]
+        refused = await server.chat("x" * 1_000_000)
+        traced = await server.post(
+            "/v1/chat/completions", ask("/chat", stream=True, max_tokens=1), x_llm_spec_trace="1"
+        )
+    assert model["llm_spec"]["target"] == "onnx:target"
+    assert refused.status == 400
+    for reply in (refused, traced):
+        assert folder not in reply.data.decode()
