@@ -347,7 +347,7 @@ def describe(name: str) -> dict[str, Any]:
     strategies = ["auto", "plain", "race" if name == "race" else "tokens"]
     if name == "alone":
         about, strategies = about | {"draft": None}, ["auto", "plain"]
-    told = about | {"strategy": "auto", "strategies": strategies}
+    told = about | {"strategy": "race" if name == "race" else "auto", "strategies": strategies}
     return {"id": name, "object": "model", "created": 0, "owned_by": "llm-spec", "llm_spec": told}
 
 

@@ -622,6 +622,17 @@ async def test_a_phone_is_shown_the_answer(browser: Browser, scripted: ScriptedS
     await page.close()
 
 
+async def test_a_strategy_is_asked_for_where_it_is_not_the_models_own(page: Page, scripted: ScriptedServer) -> None:
+    """A model's own is chosen with it and goes without a header; another one, auto too, is asked for by name."""
+    await run(page, scripted.url, "race")
+    await expect(page.get_by_label("Strategy")).to_have_value("race")
+    await page.get_by_label("Strategy").select_option("auto")
+    await page.get_by_role("button", name="Run", exact=True).click()
+    await expect(page.locator("#run")).to_have_attribute("aria-disabled", "false")
+    told = [asked.headers.get("x-llm-spec-strategy") for asked in scripted.asked]
+    assert told == [None, "plain", "auto", "plain"]
+
+
 async def test_motion_is_left_out_where_it_is_not_wanted(browser: Browser, scripted: ScriptedServer) -> None:
     """With prefers-reduced-motion nothing has a transition or an animation."""
     page = await browser.new_page(reduced_motion="reduce")
