@@ -21,7 +21,11 @@ def add_serve(commands: Any) -> None:
     parser.add_argument("--host", metavar="ADDRESS", help="where to listen (127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="N", help="0 takes any that is free (8700)")
     parser.add_argument("--workers", type=int, metavar="N", help="processes; each loads its own local models (1)")
-    parser.add_argument("--check", action="store_true", help="read the config, open its models, and end")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="open the models, ask their servers once, and end",
+    )
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
@@ -29,7 +33,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("prometheus_client") is None:
         raise MissingExtraError("serve needs prometheus_client, which is not here; run: pip install 'llm-spec[server]'")
     from llm_spec.server.config import ServerConfig, load_config
-    from llm_spec.server.serve import check, serve
+    from llm_spec.server.serve import serve
 
     given = {name: getattr(arguments, name) for name in ("host", "port", "workers")}
     settings = {name: value for name, value in given.items() if value is not None}
@@ -38,6 +42,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
     else:
         config = replace(load_config(arguments.config), **settings)
     if arguments.check:
+        from llm_spec.server.check import check
+
         check(config)
         print(f"llm-spec: {len(config.models)} models can be served: {', '.join(config.models)}")
         return 0

@@ -139,6 +139,16 @@ class ServedModels:
         return [model for name, model in self._models.items() if client.may_use(name)]
 
     @property
+    def targets(self) -> Mapping[str, LlmProvider]:
+        """What is open, by its provider string."""
+        return self._targets
+
+    @property
+    def drafts(self) -> Mapping[str, DraftProvider]:
+        """As `targets`."""
+        return self._drafts
+
+    @property
     def all(self) -> list[ServedModel]:
         return list(self._models.values())
 

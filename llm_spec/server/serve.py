@@ -27,7 +27,7 @@ from llm_spec.server.metrics_files import forget_worker, metrics_folder, share_m
 from llm_spec.server.models import ServedModels
 from llm_spec.server.supervisor import READY, Supervisor
 
-__all__ = ["Server", "check", "serve"]
+__all__ = ["Server", "serve"]
 
 _BACKLOG: Final = 1024
 _GARBAGE: Final = 20_000  # objects more than before; at the default 700 every other request would look for cycles
@@ -120,21 +120,6 @@ class Server:
         if self._socket is not None:
             return web.SockSite(runner, self._socket, backlog=_BACKLOG)
         return web.TCPSite(runner, self._config.host, self._config.port, backlog=_BACKLOG)
-
-
-def check(config: ServerConfig) -> None:
-    """Open all that a server would open, and close it; raises what would keep it from serving."""
-    config.check_address()
-
-    async def run() -> None:
-        clients = Clients(config.keys, Ledger(1, len(config.keys)), 0)
-        models = ServedModels(config)
-        try:
-            models.open(clients.all)
-        finally:
-            await models.aclose()
-
-    _run(run)
 
 
 def serve(config: ServerConfig, *, told: Callable[[str], None] = print) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from llm_spec import BreakerPolicy, ConfigError, Fixed
 from llm_spec.cli import main
 from llm_spec.server import KeyConfig, ModelConfig, Server, ServerConfig, load_config
+from llm_spec.testing.server import Faults, ModelServer
 
 WHOLE = """
 [server]
@@ -192,6 +194,32 @@ def test_a_check_finds_what_would_keep_it_from_serving(
     assert main(["serve", "--config", str(written(text)), "--check"]) != 0
     err = capsys.readouterr().err
     assert told in err
+    assert "Traceback" not in err
+
+
+async def check_against(written: Written, url: str, draft: str) -> int:
+    config = f'[models.one]\ntarget = "generic:m@{url}"\n[models.two]\ntarget = "rules:any"\ndraft = "{draft}"\n'
+    return await asyncio.to_thread(main, ["serve", "--config", str(written(config)), "--check"])
+
+
+async def test_a_check_asks_every_server_once(written: Written, capsys: pytest.CaptureFixture[str]) -> None:
+    """A target and a draft that two models have are asked once each, for little."""
+    async with ModelServer("yes") as server:
+        assert await check_against(written, server.url, f"generic:m@{server.url}") == 0
+        (asked,) = server.requests
+    assert asked["max_tokens"] == 16
+    assert "one, two" in capsys.readouterr().out
+
+
+async def test_a_check_says_what_cannot_be_reached(written: Written, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model, which part of it, and why: nobody listens, or the key is refused."""
+    async with ModelServer("yes", faults=Faults(status=401)) as server:
+        assert await check_against(written, "http://127.0.0.1:9/v1", f"vllm:m@{server.url}") != 0
+    err = capsys.readouterr().err
+    assert "models.one: generic:m cannot be asked: " in err
+    assert "cannot be reached; check the address" in err
+    assert "models.two: vllm:m cannot be asked: " in err
+    assert "answered 401" in err
     assert "Traceback" not in err
 
 
