@@ -15,6 +15,7 @@ from llm_spec._clock import clock
 from llm_spec.baseline import count_characters
 from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.counting import count_answer_tokens
+from llm_spec.drafting.pieces import split_pieces
 from llm_spec.figures import PairFigures
 
 __all__ = ["time_arrivals"]
@@ -34,10 +35,13 @@ class _Arrivals:
         self._num_timed = self._num_first = 0  # of them; those that came first, at once
         self._is_timing = True
         self._has_reasoning = False
+        self._texts: list[str] = []
 
     def add(self, event: StreamEvent) -> None:
         if not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
             return
+        if isinstance(event, TextDelta):
+            self._texts.append(event.text)
         num_new = count_answer_tokens(event)
         self._num_pieces += num_new
         self._has_reasoning |= isinstance(event, ReasoningDelta)
@@ -63,6 +67,8 @@ class _Arrivals:
         if usage is not None:
             is_hidden = usage.reasoning_tokens and not self._has_reasoning  # written before the first piece
             num_tokens = usage.output_tokens - (usage.reasoning_tokens if is_hidden else 0)
+        if not self._has_reasoning:
+            figures.baseline.add_text(len(split_pieces("".join(self._texts))), num_tokens)
         share = num_tokens / self._num_pieces
         num_first, num_rest = max(1, round(share * self._num_first)), round(share * (self._num_timed - self._num_first))
         first_s, rest_s = self._first_s - self._opened_s, self._last_s - self._first_s

@@ -30,6 +30,7 @@ class Baseline:
         # without evidence for a slope there is none
         self._first_s = CostLine(half_life=_ANSWERS, prior_ratio=1.0)
         self._token_s = CostAverage(half_life=_ANSWERS)
+        self._piece_tokens = CostAverage(half_life=_ANSWERS)
         # a hiccup of this machine counts, but one among the few steps of an answer must not tell the whole figure
         self._step_s = CostLine(half_life=_STEPS, prior_ratio=1.0, max_outlier=2.0)
 
@@ -37,6 +38,11 @@ class Baseline:
     def num_missing_steps(self) -> int:
         """Plain steps that have to be measured before they tell something."""
         return max(0, _ENOUGH_STEPS - self.num_steps)
+
+    @property
+    def piece_tokens(self) -> float:
+        """Tokens of a piece of the target's text (`drafting/pieces.py`); 1 before it was measured."""
+        return self._piece_tokens.value or 1.0
 
     @property
     def can_tell(self) -> bool:
@@ -61,6 +67,11 @@ class Baseline:
                 self.num_steps += 1
                 self._step_s.update(1 + position // _POSITIONS, report.verify_s)
             position += report.num_emitted_tokens
+
+    def add_text(self, num_pieces: int, num_tokens: int) -> None:
+        """So many pieces of text had so many tokens."""
+        if num_pieces:
+            self._piece_tokens.update(num_pieces, num_tokens)
 
     def answer_s(self, num_characters: int, num_tokens: int) -> float | None:
         """How long the target's own stream takes for so many tokens; None: not measured yet."""

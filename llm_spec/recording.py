@@ -122,7 +122,8 @@ class Recording:
         if (self.promise.guarantee == "judged" or self.is_rated) and (counted is None or self.is_continued):
             num_approved = sum(count_tokens(delta) for delta in self._texts if self._is_approved(delta))
             num_own -= num_approved
-        num_own = total.output_tokens if meter.num_calls == 1 else self._num_before + num_own
+        is_whole = meter.num_calls == 1 and self.promise.guarantee != "judged"  # a verdict is no part of the answer
+        num_own = total.output_tokens if is_whole else self._num_before + num_own
         return replace(
             total,
             extra_input_tokens=own.extra_input_tokens + max(0, total.input_tokens - meter.num_prompt_tokens),
@@ -318,6 +319,8 @@ class Recording:
         num_tokens = self._num_tokens
         if usage is not None:
             num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)
+            if self.promise.guarantee == "judged":  # what is approved is counted in pieces
+                num_tokens += round((baseline.piece_tokens - 1.0) * usage.approved_output_tokens)
         if choice.strategy.name == "tokens":
             alone_s, basis = self._steps_s(num_tokens, total_s, baseline), f"{baseline.num_steps} plain steps"
         else:

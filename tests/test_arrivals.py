@@ -82,6 +82,14 @@ def test_tokens_that_come_at_once_are_counted(frame: int, usage: Usage | None) -
     assert figures.baseline.answer_s(1, 1) == pytest.approx(0.5, rel=0.02)
 
 
+def test_how_many_tokens_text_has_is_measured() -> None:
+    """What `judge` approves is counted in pieces of text: its time for the target alone is that of tokens."""
+    figures = PairFigures()
+    assert figures.baseline.piece_tokens == 1.0
+    run_virtual(read(Answer(60, Usage(output_tokens=150)), 0.0, figures))
+    assert figures.baseline.piece_tokens == pytest.approx(2.5)
+
+
 @pytest.mark.parametrize("error", [ValueError("broken"), asyncio.CancelledError()])
 @pytest.mark.parametrize("num_pieces", [3, 2000])
 def test_what_the_answer_raises_comes_behind_its_pieces(num_pieces: int, error: BaseException) -> None:

@@ -45,6 +45,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.config import StrategyName
+from llm_spec.metering import Call, Meter
 from llm_spec.result import Guarantee
 from llm_spec.tokens.rules import AcceptanceName
 
@@ -424,3 +425,27 @@ def test_a_budget_that_is_charged_too_little_is_seen(monkeypatch: pytest.MonkeyP
     spend = Budget.spend
     monkeypatch.setattr(Budget, "spend", lambda self, tokens, cost: spend(self, tokens // 2, cost))
     assert "the budget was charged" in " ".join(map(str, check(run_case(case))))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "draft", "ask"),
+    [("race", "right", Ask()), ("probe", "right", Ask()), ("race", "given", Ask(cancel_at_s=0.4))],
+)
+def test_calls_that_are_not_charged_are_seen(
+    strategy: StrategyName, draft: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those by token ids, beside the target's own stream."""
+    case = replace(LONG, strategy=strategy, kind="ids", draft=draft, draft_piece_s=0.0, longest=90, budget=10**6)  # type: ignore[arg-type]
+    case = replace(case, asks=(ask,), baseline_every=0)
+    assert not check(run_case(case))
+    open_call = Meter.open
+
+    def forget(self: Meter, request: ChatRequest | None = None, **options: Any) -> Call:
+        call = open_call(self, request, **options)
+        if request is None:
+            self._calls.remove(call)  # pyright: ignore[reportPrivateUsage]
+        return call
+
+    monkeypatch.setattr(Meter, "open", forget)
+    found = " ".join(map(str, check(run_case(case))))
+    assert ("the calls read and wrote" if ask.cancel_at_s else "output tokens; its") in found

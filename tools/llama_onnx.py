@@ -234,16 +234,9 @@ class _Llama(_Graph):
     def _blockwise(self, hidden: str, matrix: Array, name: str, output: str = "") -> str:
         """MatMulNBits by `matrix` [out, in]: 8-bit weights with a scale for every 32, and activations likewise."""
         num_out, num_in = matrix.shape
-        if num_in % _BLOCK:
-            raise ValueError(f"{name} has {num_in} columns; q8 needs a multiple of {_BLOCK}")
-        blocks = matrix.astype(np.float32).reshape(num_out, num_in // _BLOCK, _BLOCK)
-        scales = np.abs(blocks).max(axis=-1) / np.float32(127)
-        scales = np.where(scales == 0, np.float32(1), scales)
-        levels = (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8)  # 128 stands for zero
-        stored = self.constant(f"{name}.levels", levels), self.constant(f"{name}.scales", scales)
         return self.op(
             "MatMulNBits",
-            *(hidden, *stored),
+            *(hidden, *self._stored_in_blocks(name, matrix)),
             domain=_CONTRIB,
             name=output,
             K=num_in,
@@ -253,21 +246,42 @@ class _Llama(_Graph):
             accuracy_level=4,
         )
 
+    def _stored_in_blocks(self, name: str, matrix: Array) -> tuple[str, str]:
+        """Stores `matrix` [out, in] in 8 bits: levels [out, in / 32, 32], of which 128 is zero, and their scales."""
+        num_out, num_in = matrix.shape
+        if num_in % _BLOCK:
+            raise ValueError(f"{name} has {num_in} columns; q8 needs a multiple of {_BLOCK}")
+        blocks = matrix.astype(np.float32).reshape(num_out, num_in // _BLOCK, _BLOCK)
+        scales = np.abs(blocks).max(axis=-1) / np.float32(127)
+        scales = np.where(scales == 0, np.float32(1), scales)
+        levels = (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8)
+        return self.constant(f"{name}.levels", levels), self.constant(f"{name}.scales", scales)
+
     def vector(self, name: str) -> str:
         return self.constant(name, self.weights[name].astype(np.float32))
 
     def embed(self) -> str:
         """Looks rows up in the stored dtype, so that the float32 table exists once, as the output matrix."""
         name = "model.embed_tokens.weight"
+        if self.weights_dtype == "q8":
+            return self._embed_from_blocks(name)
         table, scale = self._stored(name, self.weights[name], scale_axis=0)
         rows = self.op("Gather", table, "input_ids", axis=0)
         row_scales = self.op("Gather", scale, "input_ids", axis=0) if scale else None
         return self._to_float(rows, row_scales, "embedded")
 
+    def _embed_from_blocks(self, name: str) -> str:
+        """The same table as that of a tied output matrix."""
+        levels, scales = self._stored_in_blocks(name, self.weights[name])
+        rows = self.op("Cast", self.op("Gather", levels, "input_ids", axis=0), to=TensorProto.FLOAT)
+        row_scales = self.op("Unsqueeze", self.op("Gather", scales, "input_ids", axis=0), self.ints(-1))
+        scaled = self.op("Mul", self.op("Sub", rows, self.real(128.0)), row_scales)
+        return self.op("Reshape", scaled, self.ints(1, -1, self.config.hidden_size), name="embedded")
+
     def project_to_vocabulary(self, hidden: str) -> None:
         name = "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
         if self.weights_dtype == "q8":
-            self._blockwise(hidden, self.weights[name], f"{name}.head", output="logits")
+            self._blockwise(hidden, self.weights[name], name, output="logits")
             return
         table, scale = self._stored(name, self.weights[name], scale_axis=0)
         matrix = self.op("Transpose", self._to_float(table, scale, name), perm=(1, 0))

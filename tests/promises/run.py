@@ -128,7 +128,7 @@ def request_of(case: Case, number: int, ask: Ask, language: Language) -> ChatReq
         "": {},
         "presence_penalty": {"presence_penalty": 0.5},
         "frequency_penalty": {"frequency_penalty": 0.5},
-        "extra": {"extra": {"user": "me"}},
+        "extra": {"extra": {"repetition_penalty": 1.2}},
         "tools": {"tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}]},
     }[ask.odd]
     return ChatRequest.create(

@@ -31,6 +31,7 @@ from llm_spec import (
 from llm_spec.provider import Feature, complete_from_stream
 from llm_spec.strategies.verdict import split_passages
 from llm_spec.testing.hosted import _Question, _read_question  # pyright: ignore[reportPrivateUsage]
+from promises.bill import Bill
 from promises.language import BOS, EOS, Context, Language, cut_at_stop, to_text
 
 __all__ = [
@@ -126,7 +127,13 @@ class Ledger:
     last_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # when the last token was
     generated: Counter[str] = field(default_factory=Counter[str])  # tokens, EOS and verdicts counted
     faults: Counter[str] = field(default_factory=Counter[str])
+    bills: defaultdict[str, list[Bill]] = field(default_factory=lambda: defaultdict(list))
     breaches: list[str] = field(default_factory=list[str])  # what a target must never be sent
+
+    def bill(self, tag: str, bill: Bill) -> Bill:
+        """One more call of a request, billed as `bill`."""
+        self.bills[tag].append(bill)
+        return bill
 
     @contextmanager
     def counted(self, tag: str) -> Iterator[None]:
@@ -309,14 +316,15 @@ class Target:
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         tag, context = self._read_ids(token_ids)
         made = self._write(tag, context, request, is_by_text=False, with_ids=True)
-        async with self._call(tag, {"any", "ids", "continued"}, made) as events:
+        async with self._call(tag, {"any", "ids", "continued"}, made, num_input=len(token_ids)) as events:
             yield events
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
         read = [self._read_ids(prefix) for prefix in prefixes]
         tag = read[0][0]
         self.ledger.generated[tag] += len(prefixes)  # also where nobody waits for them
-        with self.ledger.counted(tag):
+        bill = self.ledger.bill(tag, Bill(sum(map(len, prefixes)), len(prefixes)))
+        with self.ledger.counted(tag), bill.failing():
             await self._fail(self._fault(tag, {"any", "ids", "continued"}), 0, tag)
             await asyncio.sleep(self._pace.round_trip_s + self._pace.first_token_s)
             out: list[NextToken] = []
@@ -330,7 +338,8 @@ class Target:
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
         tag, _ = self._read_ids(token_ids)
         self.ledger.generated[tag] += 1  # a server writes one token at least
-        with self.ledger.counted(tag):
+        bill = self.ledger.bill(tag, Bill(len(token_ids), 1))
+        with self.ledger.counted(tag), bill.failing():
             await self._fail(self._fault(tag, {"any", "ids", "continued"}), 0, tag)
             await asyncio.sleep(self._pace.round_trip_s + self._pace.first_token_s)
             rows: list[ScoredToken] = []
@@ -501,15 +510,23 @@ class Target:
 
     @asynccontextmanager
     async def _call(
-        self, tag: str, scopes: set[str], made: AsyncGenerator[StreamEvent]
+        self, tag: str, scopes: set[str], made: AsyncGenerator[StreamEvent], *, num_input: int | None = None
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         """One answer, open until it is left."""
+        bill = self.ledger.bill(tag, Bill(num_input))
         with self.ledger.counted(tag):
-            async with aclosing(self._faulty(tag, scopes, made)) as events:
+            async with aclosing(self._billed(bill, self._faulty(tag, scopes, made))) as events:
                 try:
                     yield events
                 finally:
                     await asyncio.sleep(self._close_s)
+
+    async def _billed(self, bill: Bill, made: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        with bill.failing():
+            async with aclosing(made) as events:
+                async for event in events:
+                    bill.send(event)
+                    yield event
 
     async def _faulty(
         self, tag: str, scopes: set[str], made: AsyncGenerator[StreamEvent]

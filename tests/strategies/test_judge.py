@@ -141,6 +141,19 @@ def test_judging_ends_when_it_falls_behind_the_target_alone() -> None:
     assert measured.speedup < 1.0
 
 
+def test_the_targets_own_time_is_that_of_its_tokens() -> None:
+    """Not that of the pieces in which approved text is counted: here a token is seven characters."""
+    judge = Judge(delay_first_s=0.1, delay_piece_s=0.01, **ALONE)
+    decoder = SpeculativeDecoder(GivenText(TRUE), judge.provider, SpeculativeConfig(strategy="judge"))
+
+    async def run() -> list[SpeculativeResult]:
+        return [await decoder.decode("What do you know?") for _ in range(3)]
+
+    _, baseline, measured = run_virtual(run())
+    assert (baseline.strategy, measured.strategy) == ("plain", "judge")
+    assert measured.plain_s == pytest.approx(baseline.timings.total_s, rel=0.1)
+
+
 def test_a_useless_draft_is_given_up() -> None:
     """After one verdict: the target goes on alone from what it wrote."""
     judge = Judge(capabilities=Capabilities(continue_prefix=True))

@@ -16,6 +16,7 @@ __all__ = ["find_wrong_spending", "find_wrong_usage"]
 
 
 _WORDS_ARE_COUNTED: Final = ("right", "wrong", "own ids", "trickling", "short", "from the start")
+_FREE: Final = ("none", "lookup", "suffix", "given")
 _ESTIMATED: Final = 0.8  # of what was shown: words are not tokens
 
 
@@ -32,6 +33,7 @@ def find_wrong_usage(outcome: Outcome, shown: Shown) -> Iterator[str]:
         return
     yield from _too_few(outcome, shown, result, result.usage)
     yield from _too_many(outcome, shown, result, result.usage)
+    yield from _not_as_billed(outcome, shown, result.usage)
     finish = shown.events[-1][1] if shown.events else None
     if isinstance(finish, Finish) and finish.usage != result.usage:
         yield f"the last event's usage is {finish.usage}, the result's {result.usage}"
@@ -108,6 +110,18 @@ def _too_many(outcome: Outcome, shown: Shown, result: SpeculativeResult, usage: 
         yield f"more is wasted than there is: {usage}"
 
 
+def _not_as_billed(outcome: Outcome, shown: Shown, usage: Usage) -> Iterator[str]:
+    """All that the calls of the request read and wrote, those that were cut off and tried again among them."""
+    bills = outcome.ledger.bills[shown.tag]
+    num_output = sum(bill.output_tokens for bill in bills)
+    if usage.output_tokens != num_output:
+        yield f"usage counts {usage.output_tokens} output tokens; its {len(bills)} calls wrote {num_output}"
+    inputs = [bill.input_tokens for bill in bills]
+    num_input = sum(number for number in inputs if number is not None)
+    if usage.input_tokens < num_input or (None not in inputs and usage.input_tokens != num_input):
+        yield f"usage counts {usage.input_tokens} input tokens; its {len(bills)} calls read {num_input}"
+
+
 # ------------------------------------------------------------------------------------------ budgets
 
 
@@ -125,6 +139,12 @@ def find_wrong_spending(outcome: Outcome) -> Iterator[str]:
         expected = sum(usage.input_tokens + usage.output_tokens - usage.free_output_tokens for usage in usages)
         if budget.spent_tokens != expected:
             yield f"the budget was charged {budget.spent_tokens} tokens; the results count {expected}"
+    if not case.is_local and case.draft in _FREE:  # whatever became of the answers
+        bills = [bill for shown in outcome.shown for bill in outcome.ledger.bills[shown.tag]]
+        inputs = [bill.input_tokens for bill in bills]
+        billed = sum(bill.output_tokens for bill in bills) + sum(number or 0 for number in inputs)
+        if budget.spent_tokens < billed or (None not in inputs and budget.spent_tokens != billed):
+            yield f"the budget was charged {budget.spent_tokens} tokens; the calls read and wrote {billed}"
     least = 0 if case.is_local else sum(_least_charge(outcome, shown) for shown in outcome.shown)
     if budget.spent_tokens < least:
         yield f"the budget was charged {budget.spent_tokens} tokens for answers of {least}"
