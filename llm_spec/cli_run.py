@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         target = open_provider(arguments.target)
         draft = None if draft_name is None else open_draft(draft_name)
     result, same_text = asyncio.run(_run(request, config, target, draft, arguments))
-    _report(result, same_text, as_json=arguments.json)
+    _report(result, same_text, max_tokens=arguments.max_tokens, as_json=arguments.json)
     return 0
 
 
@@ -161,7 +161,7 @@ async def _answer(decoder: SpeculativeDecoder, target: str, request: ChatRequest
     raise TargetError(f"{decoder.name} ended without a result")
 
 
-def _report(result: SpeculativeResult, same_text: bool | None, *, as_json: bool) -> None:
+def _report(result: SpeculativeResult, same_text: bool | None, *, max_tokens: int, as_json: bool) -> None:
     """The figures: on a terminal below the answer; of a comparison on standard error where a pipe gets the answer."""
     for reason in result.fallbacks:
         print(f"llm-spec: the draft failed and the target went on alone: {reason}", file=sys.stderr)
@@ -173,6 +173,8 @@ def _report(result: SpeculativeResult, same_text: bool | None, *, as_json: bool)
         return
     out = sys.stdout if sys.stdout.isatty() else sys.stderr
     print(f"\n{result.summary()}", file=out)
+    if result.stopped_by == "max_tokens":
+        print(f"the answer was cut off: --max-tokens is {max_tokens}", file=out)
     if same_text is not None:
         told = "the same text" if same_text else "a different text"
         print(f"the target alone: {result.plain_s:.3f} s, {told}", file=out)

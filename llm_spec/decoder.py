@@ -85,7 +85,7 @@ class SpeculativeDecoder:
     `aclose`); a draft of None means plain decoding. Calls may run concurrently; they share nothing but the providers.
 
         async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
-            result = await decoder.decode("def area(radius):", max_tokens=64)
+            result = await decoder.decode("def getregentry():", max_tokens=64)
     """
 
     def __init__(

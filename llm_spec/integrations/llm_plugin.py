@@ -1,7 +1,7 @@
 """Speculative decoding in the `llm` command and library (`llm install 'llm-spec[onnx]'`, or the extra `llm`).
 
-    llm -m llm-spec/builtin "def area(radius):"
-    llm -m llm-spec/builtin -o max_tokens 64 -o strategy plain "def area(radius):"
+    llm -m llm-spec/builtin "def getregentry():"
+    llm -m llm-spec/builtin -o max_tokens 64 -o strategy plain "def getregentry():"
     LLM_SPEC_TARGET=vllm:big@http://127.0.0.1:8000/v1 LLM_SPEC_DRAFT=suffix llm -m llm-spec/default "Hello"
     llm logs -n 1 --json        # "response_json" has strategy, guarantee, acceptance_rate, speedup, …
 
