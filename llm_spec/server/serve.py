@@ -26,6 +26,7 @@ from llm_spec.server.metrics import Metrics
 from llm_spec.server.metrics_files import forget_worker, metrics_folder, share_metrics
 from llm_spec.server.models import ServedModels
 from llm_spec.server.supervisor import READY, Supervisor
+from llm_spec.strategies import load_strategies
 
 __all__ = ["Server", "serve"]
 
@@ -91,6 +92,7 @@ class Server:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._models.aclose)
             self._models.open(self._clients.all)
+            load_strategies()  # now: the first request of each would hold up all others
             self._gateway = Gateway(self._config, self._models, self._clients, self._metrics())
             runner = web.AppRunner(
                 self._gateway.app(),

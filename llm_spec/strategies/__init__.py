@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 from llm_spec.chat import ChatRequest
-from llm_spec.config import SpeculativeConfig
+from llm_spec.config import SpeculativeConfig, StrategyName
 from llm_spec.discovery import Discovery
 from llm_spec.errors import TransientError, UnsupportedError, one_line
 from llm_spec.planner import Planner
@@ -17,7 +17,7 @@ from llm_spec.strategies.base import Promise, Strategy, refuse_request
 from llm_spec.strategies.plain import PLAIN
 from llm_spec.strategies.tokens import TOKENS
 
-__all__ = ["Choice", "Promise", "Strategy", "choose_strategy"]
+__all__ = ["Choice", "Promise", "Strategy", "choose_strategy", "load_strategies"]
 
 # What `auto` may use: exact. `tokens` weighs its costs within a request, the planner those of the others.
 _AUTO: Final = ("race", "probe", "predict")
@@ -116,8 +116,15 @@ def _is_seeded(request: ChatRequest) -> bool:
     return request.sampling.seed is not None and request.sampling.temperature != 0
 
 
+def load_strategies() -> None:
+    """Load all their modules now, of which each would be loaded with the first request that wants it."""
+    for name in get_args(StrategyName):
+        if name != "auto":
+            _named(name)
+
+
 def _named(name: str) -> Strategy:
-    """A strategy, whose module is loaded with the first request that wants it."""
+    """A strategy; `load_strategies` loads its module earlier."""
     strategy: Strategy = getattr(importlib.import_module(f"llm_spec.strategies.{name}"), name.upper())
     return strategy
 
