@@ -208,7 +208,8 @@ class Gateway:
         try:
             async with self._intake.body(request) as received:
                 body = {**received.fields, "max_tokens": 1}  # it has no such field
-                asked, model = await self._read(_MESSAGES, request, received._replace(fields=body), client)
+                model = self._models.find(read_model(body), client)
+                asked, _ = await self._read(_MESSAGES, request, received._replace(fields=body), model)
                 counted = await count_tokens(model.target, asked[0].request)
         finally:
             self._end(client)
@@ -227,9 +228,9 @@ class Gateway:
     async def _exchange(
         self, api: Api, request: web.Request, received: Received, client: Client, started_s: float
     ) -> web.StreamResponse:
-        asked, model = await self._read(api, request, received, client)
+        model = self._models.find(read_model(received.fields), client)
         self._metrics.count_request(api.name, model.name)
-        asked, left_out = model.leave_out(asked)
+        asked, left_out = await self._read(api, request, received, model)
         naming = Naming(
             answer_id=new_request_id(),
             model=model.name,
@@ -251,15 +252,14 @@ class Gateway:
         return await exchange.respond()
 
     async def _read(
-        self, api: Api, request: web.Request, received: Received, client: Client
-    ) -> tuple[list[Asked], ServedModel]:
-        """What is asked, and of which model."""
+        self, api: Api, request: web.Request, received: Received, model: ServedModel
+    ) -> tuple[list[Asked], list[str]]:
+        """What is asked, and the names of fields that the target is not sent."""
         body = received.fields
-        model = self._models.find(read_model(body), client)
         if api is _MESSAGES and _BETAS in request.headers:
             body["betas"] = [name.strip() for name in request.headers[_BETAS].split(",")]
         reading = partial(api.read, body, model.speaks)
-        return (await apart(reading) if received.is_long else reading()), model
+        return model.leave_out(await apart(reading) if received.is_long else reading())
 
     def _begin(self, client: Client) -> None:
         """Let a request in; raises Problem where there are too many."""
