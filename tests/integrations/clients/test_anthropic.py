@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from anthropic import AsyncAnthropic, BadRequestError
+from anthropic import AsyncAnthropic, BadRequestError, beta_async_tool
 from pydantic import BaseModel
 from two_servers import MODEL
 
@@ -75,3 +75,23 @@ async def test_json_streamed(client: AsyncAnthropic) -> None:
 async def test_error(client: AsyncAnthropic) -> None:
     with pytest.raises(BadRequestError, match="messages is empty"):
         await client.messages.create(**{**HELLO, "messages": []})
+
+
+@beta_async_tool
+async def get_weather(city: str) -> str:
+    """Tell the weather.
+
+    Args:
+        city: where
+    """
+    return f"sunny in {city}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tool_runner(client: AsyncAnthropic, stream: bool) -> None:
+    """It first asks for a thread of messages that the server would keep, and goes on with all of them."""
+    asked: Any = {"model": MODEL, "max_tokens": 100, "messages": [QUESTION], "tools": [get_weather]}
+    runner = client.beta.messages.tool_runner(**asked, stream=stream)
+    answers = [await turn.get_final_message() if stream else turn async for turn in runner]
+    assert [answer.stop_reason for answer in answers] == ["tool_use", "end_turn"]
+    assert answers[-1].content[0].text == "The tool said: sunny in Paris"
