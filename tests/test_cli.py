@@ -79,6 +79,15 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a plain run beside" in report["speedup_basis"]
 
 
+def test_compare_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe gets the answer alone; the comparison, and that the answer was cut off, are on standard error."""
+    _, text, err = run(capsys, "run", PROMPT, "--max-tokens", "8", "--compare")
+    assert text == run(capsys, "run", PROMPT, "--max-tokens", "8")[1]
+    assert re.search(r"^\d+\.\d\dx against a plain run beside this one$", err, re.MULTILINE)
+    assert "\nthe answer was cut off: --max-tokens is 8\n" in err
+    assert err.endswith(" s, the same text\n")
+
+
 def test_system_message_files_and_stop_strings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """They become a system message, the rest of the user's message, and where the answer ends."""
     for name in ("a", "b"):
