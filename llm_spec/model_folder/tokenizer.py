@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 
 from llm_spec.chat import ChatMessage, ChatRequest
@@ -39,6 +40,8 @@ class FolderTokenizer:
         self.eos_token_ids = self._find_eos_ids(folder)
         self.fingerprint = _fingerprint(text)
         self.max_token_chars = max(map(len, self._prompts.get_vocab(with_added_tokens=True)), default=1)
+        found: Any = read_json(folder / "config.json", optional=True).get("max_position_embeddings")
+        self._max_tokens = found if isinstance(found, int) else None
         self._template = _template(folder, config)
 
     @property
@@ -47,14 +50,15 @@ class FolderTokenizer:
         return self._prompts.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        return _ids(self._answers, text)
+        return _encoding(self._answers, text).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._prompts.decode(token_ids, skip_special_tokens=True)
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
         if request.raw:
-            return _ids(self._prompts, request.messages[0].text, add_special_tokens=True) + self.encode(request.prefix)
+            prompt_ids = self._prompt_ids(request.messages[0].text, add_special_tokens=True)
+            return prompt_ids + self.encode(request.prefix)
         if self._template is None:
             raise InvalidRequestError(f"the model in {self._folder} has no chat template and cannot take messages")
         messages = [{**m.to_openai(), "role": _role(m), "content": m.text} for m in request.messages]
@@ -62,11 +66,19 @@ class FolderTokenizer:
             prompt = self._template.render(messages=messages, add_generation_prompt=True, **self._special)
         except TemplateError as error:
             raise InvalidRequestError(f"the chat template in {self._folder} refuses these messages: {error}") from error
-        return _ids(self._prompts, prompt) + self.encode(request.prefix)
+        return self._prompt_ids(prompt) + self.encode(request.prefix)
 
     def to_tokenizer_json(self) -> str:
         whole: dict[str, Any] = json.loads(self._prompts.to_str())
         return json.dumps(whole | {"truncation": None, "padding": None})  # they are for batches of texts
+
+    def _prompt_ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """A prompt's ids; those of one that is too long are only counted, as a list of them holds up other threads."""
+        encoding = _encoding(self._prompts, text, add_special_tokens=add_special_tokens)
+        if self._max_tokens is not None and len(encoding) > self._max_tokens:
+            told = f"the model in {self._folder} takes {self._max_tokens} at most"
+            raise InvalidRequestError(f"the prompt has {len(encoding)} tokens; {told} (its context length)")
+        return encoding.ids
 
     def _find_eos_ids(self, folder: Path) -> frozenset[int]:
         for name in ("generation_config.json", "config.json"):
@@ -84,9 +96,9 @@ def _load(text: str, path: Path) -> RustTokenizer:
         raise ModelLoadError(f"{path} is no tokenizer file: {error}") from error
 
 
-def _ids(tokenizer: RustTokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
-    """The ids of a text; of the package's calls only those for several let other threads run meanwhile."""
-    return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+def _encoding(tokenizer: RustTokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
+    """A text's tokens; of the package's calls only those for several texts let other threads run meanwhile."""
+    return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
 
 def _token_text(token: Any) -> str:

@@ -56,6 +56,16 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     assert counted[1] - counted[0] >= 5
 
 
+def test_the_ids_of_a_prompt_that_is_too_long_are_not_made(folder: Path) -> None:
+    """Their number is known before; a list of millions holds up other threads."""
+    length = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    with pytest.raises(
+        InvalidRequestError, match=rf"the prompt has \d+ tokens; the model in .* takes {length} at most"
+    ):
+        FolderTokenizer(folder).encode_chat(ChatRequest.create("a b " * length))
+    assert len(FolderTokenizer(folder).encode("a b " * length)) > length  # an answer is cut elsewhere
+
+
 def test_control_tokens_in_an_answer_are_text() -> None:
     """A model or draft that spells out `<|end|>` does not end the answer."""
     assert not TOKENIZER.eos_token_ids & set(TOKENIZER.encode("a<|end|>b"))
