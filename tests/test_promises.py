@@ -103,7 +103,7 @@ def test_no_promise_is_broken(chosen: range) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not MANY, reason="minutes; LLM_SPEC_PROMISES_CASES=20000 runs it")
+@pytest.mark.skipif(not MANY, reason="minutes; LLM_SPEC_PROMISES_CASES=20000 pytest -m slow runs it")
 def test_no_promise_is_broken_by_many() -> None:
     """The same for as many cases as the environment says; answers are given and end in every way."""
     found, ends = list[tuple[int, Broken]](), Counter[str]()
