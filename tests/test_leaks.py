@@ -317,7 +317,7 @@ async def load(num_requests: int, seed: int) -> Counter[str]:
     return seen
 
 
-IF_ASKED = pytest.mark.skipif("LLM_SPEC_SLOW" not in os.environ, reason="some minutes; LLM_SPEC_SLOW=1 pytest -m slow runs it")
+IF_ASKED = pytest.mark.skipif("LLM_SPEC_SLOW" not in os.environ, reason="LLM_SPEC_SLOW=1 pytest -m slow runs it")
 
 
 @pytest.mark.parametrize("num_requests", [300, pytest.param(10_000, marks=[pytest.mark.slow, IF_ASKED])])
