@@ -36,13 +36,16 @@ class _Arrivals:
         self._is_timing = True
         self._has_reasoning = False
         self._texts: list[str] = []
+        self._num_others = 0  # pieces of what is not text
 
     def add(self, event: StreamEvent) -> None:
         if not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
             return
+        num_new = count_answer_tokens(event)
         if isinstance(event, TextDelta):
             self._texts.append(event.text)
-        num_new = count_answer_tokens(event)
+        else:
+            self._num_others += num_new
         self._num_pieces += num_new
         self._has_reasoning |= isinstance(event, ReasoningDelta)
         if not self._is_timing:
@@ -57,17 +60,18 @@ class _Arrivals:
         self._is_timing = False
 
     def teach(self, figures: PairFigures, request: ChatRequest, finish: Finish) -> None:
-        """The answer is whole; its tokens are those that the server counted, else its pieces.
+        """The answer is whole; its tokens are those that the server counted, else the pieces of its whole text.
 
         Where only its beginning was timed, so much of them.
         """
         if self._first_s is None or not self._num_pieces:
             return
-        num_tokens, usage = self._num_pieces, finish.usage
+        num_tokens, usage = len(split_pieces("".join(self._texts))) + self._num_others, finish.usage
+        figures.baseline.is_counted = usage is not None
         if usage is not None:
             is_hidden = usage.reasoning_tokens and not self._has_reasoning  # written before the first piece
             num_tokens = usage.output_tokens - (usage.reasoning_tokens if is_hidden else 0)
-        if not self._has_reasoning:
+        if not self._num_others:
             figures.baseline.add_text(len(split_pieces("".join(self._texts))), num_tokens)
         share = num_tokens / self._num_pieces
         num_first, num_rest = max(1, round(share * self._num_first)), round(share * (self._num_timed - self._num_first))

@@ -27,6 +27,7 @@ class Baseline:
     def __init__(self) -> None:
         self.num_answers = 0
         self.num_steps = 0
+        self.is_counted = True  # whether the target counts its tokens; if not, those of answers are pieces of text
         # without evidence for a slope there is none
         self._first_s = CostLine(half_life=_ANSWERS, prior_ratio=1.0)
         self._token_s = CostAverage(half_life=_ANSWERS)

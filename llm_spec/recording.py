@@ -27,7 +27,7 @@ from llm_spec.chat import (
     Weakened,
 )
 from llm_spec.counting import count_answer_tokens
-from llm_spec.drafting.pieces import count_tokens
+from llm_spec.drafting.pieces import count_tokens, split_pieces
 from llm_spec.metering import Meter
 from llm_spec.provider import add_call
 from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
@@ -317,7 +317,9 @@ class Recording:
         if choice.strategy.name == "plain":
             return max(0.0, total_s - self.choosing_s), "itself: it is the target's own answer"
         num_tokens = self._num_tokens
-        if usage is not None:
+        if not baseline.is_counted:  # as its answers are
+            num_tokens = len(split_pieces(self.content)) + sum(map(count_answer_tokens, self._others))
+        elif usage is not None:
             num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)
             if self.promise.guarantee == "judged":  # what is approved is counted in pieces
                 num_tokens += round((baseline.piece_tokens - 1.0) * usage.approved_output_tokens)

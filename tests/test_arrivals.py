@@ -20,13 +20,20 @@ class Answer:
     """So many pieces, one each 10 ms after a first one at 0.5 s."""
 
     def __init__(
-        self, num_pieces: int, usage: Usage | None = None, error: BaseException | None = None, *, frame: int = 1
+        self,
+        num_pieces: int,
+        usage: Usage | None = None,
+        error: BaseException | None = None,
+        *,
+        frame: int = 1,
+        piece: str = " a",
     ) -> None:
         self.num_given = self.num_open = 0
         self._num_pieces = num_pieces
         self._usage = usage
         self._error = error
         self._frame = frame
+        self._piece = piece
 
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -43,7 +50,7 @@ class Answer:
             self.num_given += 1
             if self.num_given % self._frame == 0 or self.num_given == self._num_pieces:
                 num_held = (self.num_given - 1) % self._frame + 1
-                yield TextDelta(" a" * num_held)
+                yield TextDelta(self._piece * num_held)
         if self._error is not None:
             raise self._error
         yield Finish("stop", self._usage)
@@ -126,3 +133,14 @@ def test_leaving_closes_it(num_read: int) -> None:
         assert answer.num_open == 0
 
     run_virtual(check())
+
+
+@pytest.mark.parametrize("piece", [" a", "!", "\n"])
+@pytest.mark.parametrize("frame", [1, 2, 5])
+def test_where_nothing_is_counted_tokens_are_the_pieces_of_the_whole_text(frame: int, piece: str) -> None:
+    """However many come at once, so that answers are compared in one unit."""
+    answer, figures = Answer(200, frame=frame, piece=piece), PairFigures()
+    run_virtual(read(answer, 0.0, figures))
+    assert not figures.baseline.is_counted
+    told_s = figures.baseline.answer_s(1, 200)
+    assert told_s == pytest.approx(0.5 + 199 * 0.01, rel=0.02)

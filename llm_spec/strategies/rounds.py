@@ -27,7 +27,7 @@ from llm_spec.config import SpeculativeConfig
 from llm_spec.counting import count_answer_tokens
 from llm_spec.drafting.feed import DraftFeed
 from llm_spec.drafting.guess import EncodedGuess
-from llm_spec.errors import LlmSpecError, TargetError, is_refusal, one_line
+from llm_spec.errors import BudgetError, LlmSpecError, TargetError, is_refusal, one_line
 from llm_spec.figures import PairFigures
 from llm_spec.provider import DraftProvider, LlmProvider, NextToken, TokenEndpoint
 from llm_spec.strategies.resume import resume_plain, stream_one_token
@@ -449,6 +449,8 @@ class _Rounds:
                 text = await self._confirm(await self._next_token())
                 if text:
                     yield self._shown(text, "plain")
+        except BudgetError:
+            raise  # it ends the answer
         except LlmSpecError:
             if self._finish is not None:
                 raise
