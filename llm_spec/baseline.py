@@ -15,7 +15,7 @@ from llm_spec.tokens.statistics import CostAverage, CostLine
 __all__ = ["Baseline", "count_characters"]
 
 _ANSWERS: Final = 4.0  # half-lives: of answers …
-_STEPS: Final = 512.0  # … and of plain steps
+_STEPS: Final = 128.0  # … and of plain steps
 _ENOUGH_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold
 _CHARACTERS: Final = 100  # of a prompt; the first token's time is a line over its length …
 _POSITIONS: Final = 100  # … and a plain step's over the tokens before it
@@ -33,7 +33,7 @@ class Baseline:
         self._token_s = CostAverage(half_life=_ANSWERS)
         self._piece_tokens = CostAverage(half_life=_ANSWERS)
         # a hiccup of this machine counts, but one among the few steps of an answer must not tell the whole figure
-        self._step_s = CostLine(half_life=_STEPS, prior_ratio=1.0, max_outlier=2.0)
+        self._step_s = CostLine(half_life=_STEPS, prior_ratio=1.0, max_outlier=1.25)
 
     @property
     def num_missing_steps(self) -> int:
