@@ -317,9 +317,7 @@ class SpeculativeDecoder:
             async with aclosing(self._verified(strategy, request, upstream, is_whole=is_whole)) as events:
                 async for event in events:
                     recording.add(event)
-                    if isinstance(event, Progress):
-                        self._log_progress(event, upstream)
-                    if type(event) is TextDelta or self._is_shown(event, rounds=rounds):  # nearly always the first
+                    if type(event) is TextDelta or self._is_shown(event, upstream, rounds=rounds):  # mostly the first
                         given_s = seconds()
                         yield event
                         recording.consumer_s += seconds() - given_s
@@ -345,9 +343,12 @@ class SpeculativeDecoder:
         recording.add(nothing)
         return SpeculativeFinish.of(nothing, self._result(nothing, recording, Choice(PLAIN, "budget")))
 
-    @staticmethod
-    def _is_shown(event: StreamEvent, *, rounds: bool) -> bool:
-        return rounds if isinstance(event, Progress) else not isinstance(event, Finish)
+    def _is_shown(self, event: StreamEvent, upstream: Upstream, *, rounds: bool) -> bool:
+        """Whether the caller is given an event; what tells of progress is logged."""
+        if isinstance(event, Progress):
+            self._log_progress(event, upstream)
+            return rounds
+        return not isinstance(event, Finish)
 
     def _conclude(self, choice: Choice, recording: Recording, upstream: Upstream, finish: Finish) -> SpeculativeResult:
         """The result of an answer that has come to its end, for the caller, the planner and the statistics."""

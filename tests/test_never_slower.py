@@ -12,6 +12,8 @@ import pytest
 
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "never_slower.py"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

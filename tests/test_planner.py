@@ -274,6 +274,7 @@ def test_a_race_measures_streams_as_they_arrive(consumer_s: float) -> None:
     assert run_virtual(run()) == pytest.approx(0.01, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_named_strategy_is_compared_from_its_second_request_on() -> None:
     """The second answer is plain, to measure the target, then one in so many; with `baseline_every=0` none."""
 

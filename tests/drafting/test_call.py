@@ -78,7 +78,7 @@ def read(*items: Any, **options: Any) -> Reading:
         ([" a", " b", " c"], {"max_tokens": 3}, " a b c", 3),
         ([" a"] * 9, {"max_tokens": 3}, " a" * 3, 4),
         ([" a"] * 9, {"max_tokens": 9, "max_pieces": 4}, " a" * 4, 5),
-        (["):"] * 9, {"max_tokens": 3}, "):" * 3, 8),  # a token may be two pieces …
+        (["):"] * 9, {"max_tokens": 3}, "):" * 3, 4),  # a token may be two pieces …
         ([" a b c d e f g h"], {"max_tokens": 3}, " a b c d e f", 8),  # … and a text many tokens
         ([""] * 9, {"max_tokens": 3}, "", 0),
         ([" a b", " c d"], {"max_tokens": 9, "max_pieces": 3}, " a b c", 4),

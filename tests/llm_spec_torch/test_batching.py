@@ -41,6 +41,8 @@ from llm_spec.testing import RandomDraft, check_provider, check_token_model
 
 from .conftest import PAIR, MakeCheckpoint
 
+pytestmark = pytest.mark.slow
+
 NUM = 8
 WIDTH = 6
 LONG_S = 120.0

@@ -30,6 +30,8 @@ from llm_spec.testing import RandomDraft
 
 from .conftest import PAIR
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "def test_fd_close(self):"
 POLICIES: dict[str, LookaheadPolicy] = {**{str(n): Fixed(n) for n in range(1, 9)}, "adaptive": CostAware()}
 SAMPLING: dict[str, dict[str, Any]] = {

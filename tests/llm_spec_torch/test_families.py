@@ -16,6 +16,8 @@ from llm_spec import ModelLoadError
 
 from .conftest import FAMILIES, MakeCheckpoint
 
+pytestmark = pytest.mark.slow
+
 PROMPT_IDS = [int(t) for t in np.random.default_rng(1).integers(8, 4096, 40)]
 
 

@@ -212,6 +212,7 @@ def resident_kib() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4
 
 
+@pytest.mark.slow
 async def test_memory_does_not_grow_over_a_thousand_requests(tiny_folder: Path) -> None:
     """Caches are made once and used again."""
     decoder = SpeculativeDecoder(PromptLookup(), TorchProvider(tiny_folder, max_requests=2))

@@ -27,6 +27,8 @@ from llm_spec.testing import RandomDraft
 from .conftest import PAIR
 from .test_exactness import SAMPLING, drafts_for
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "def test_fd_close(self):"
 
 

@@ -793,6 +793,7 @@ def triples_p_value(texts: Sequence[str]) -> float:
     return float(chi2.sf(statistic, freedom))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lookahead", "streams", "num_windows"), [(1, 1, 5_000), (4, 1, 25_000), (3, 3, 20_000)])
 def test_sampled_text_has_the_targets_law(lookahead: int, streams: int, num_windows: int) -> None:
     """Windows of three tokens, 50,000 of them: chi-square tests against the exact law, whatever the draft likes."""

@@ -60,6 +60,7 @@ def core(request: pytest.FixtureRequest) -> TokenCore:
 # ---------------------------------------------------------------------------------------------- losslessness
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_samples", [51_000, pytest.param(205_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["coupled", "rejection"])
 def test_joint_law_is_the_targets(core: TokenCore, name: RuleName, num_samples: int) -> None:
