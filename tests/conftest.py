@@ -18,6 +18,11 @@ MARK = "virtual_clock: by a clock that jumps to the next timer, sockets on 127.0
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK)
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # not in the environments of other frameworks
+        from hypothesis import settings
+
+        settings.register_profile("any machine", deadline=None)  # how long an example takes is the machine's
+        settings.load_profile("any machine")
 
 
 @pytest.hookimpl(optionalhook=True)
