@@ -374,13 +374,19 @@ def test_retries_and_timeout_are_fields(kind: str) -> None:
     if kind == "config":
         given["config"] = SpeculativeConfig(max_total_tokens=2)
     for max_retries in (0, 2):
-        with pytest.raises(TransientError, match="gone"):
-            SpeculativeChatModel(**given, max_retries=max_retries).invoke("Hi")
+        with (
+            pytest.raises(TransientError, match="gone"),
+            SpeculativeChatModel(**given, max_retries=max_retries) as model,
+        ):
+            model.invoke("Hi")
     assert len(provider.requests) == 1 + 3
     assert {request.max_tokens for request in provider.requests} == {None if kind == "provider" else 2}
     slow = ScriptedProvider("So it goes.", delay_first_s=30.0)
-    with pytest.raises(TransientError, match=r"silent for 0\.05 s"):
-        SpeculativeChatModel(target=slow, timeout=0.05, max_retries=0).invoke("Hi")
+    with (
+        pytest.raises(TransientError, match=r"silent for 0\.05 s"),
+        SpeculativeChatModel(target=slow, timeout=0.05, max_retries=0) as model,
+    ):
+        model.invoke("Hi")
     with pytest.raises(ValidationError, match="max_retries"):
         SpeculativeChatModel(target=slow, max_retries=-1)
 
