@@ -54,7 +54,7 @@ _NO_COUNTERPART: Final = frozenset(
         "workspace_id",
     }
 )
-_REFUSED: Final = ("compaction", "container", "mcp_servers")  # they make answers of blocks that are not passed on
+_REFUSED: Final = ("compaction", "mcp_servers")  # they make answers of blocks that are not passed on
 _CLIENT_TOOLS: Final = ("bash_", "computer_", "memory_", "text_editor_")  # of Anthropic's, run by the client
 # By this code the SDK's message threads and tool runner know to send the whole conversation instead
 _NO_THREADS: Final = "thread is set; this server keeps no conversations: send all messages, without thread"
