@@ -6,9 +6,11 @@
 # The environments are kept in ${LLM_SPEC_INTEGRATIONS:-${XDG_CACHE_HOME:-~/.cache}/llm_spec/integrations}/NAME and made
 # anew when tests/integrations/NAME/requirements.txt, no_deps.txt beside it or pyproject.toml changes. What this library
 # exports is installed from the checkout; what no_deps.txt names, if there is one, comes last and without what it
-# requires: a release whose pins cannot be met here. Each runs the adapter's tests, those of what adapters share, and
-# mypy over its module, its parts (_NAME_*.py) and what adapters share: mypy takes an editable install for someone
-# else's code and tells errors of named modules alone. The first run takes about a minute each.
+# requires: a release whose pins cannot be met here. npm's packages (package.json) go into NAME/npm.
+#
+# Each runs the adapter's tests, those of what adapters share, and mypy over its module, its parts (_NAME_*.py) and what
+# adapters share: mypy takes an editable install for someone else's code and tells errors of named modules alone. The
+# first run takes about a minute each.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=${LLM_SPEC_INTEGRATIONS:-${XDG_CACHE_HOME:-$HOME/.cache}/llm_spec/integrations}
@@ -19,14 +21,20 @@ if [ ${#names[@]} -eq 0 ]; then
 fi
 
 ensure() {
-  local venv=$root/$1 tests=tests/integrations/$1 no_deps=() wanted
+  local venv=$root/$1 tests=tests/integrations/$1 no_deps=() npm=() wanted
   if [ -e "$tests/no_deps.txt" ]; then no_deps=(-r "$tests/no_deps.txt"); fi
-  wanted=$(cat "$tests/requirements.txt" pyproject.toml "${no_deps[@]:1}" | sha256sum)
+  if [ -e "$tests/package.json" ] && command -v npm >/dev/null; then npm=("$tests/package.json"); fi
+  wanted=$(cat "$tests/requirements.txt" pyproject.toml "${no_deps[@]:1}" "${npm[@]}" | sha256sum)
   if [ "$(cat "$venv/.complete" 2>/dev/null)" != "$wanted" ]; then
     rm -rf "$venv"
     python3 -m venv "$venv"
     "$venv/bin/pip" install -r "$tests/requirements.txt" pytest pytest-asyncio mypy
     if [ ${#no_deps[@]} -gt 0 ]; then "$venv/bin/pip" install --no-deps "${no_deps[@]}"; fi
+    if [ ${#npm[@]} -gt 0 ]; then
+      mkdir "$venv/npm"
+      cp "${npm[@]}" "$venv/npm/"
+      npm install --prefix "$venv/npm" --no-fund --no-audit --silent
+    fi
     echo "$wanted" >"$venv/.complete"
   elif [ "$(cat "$venv/.checkout" 2>/dev/null)" != "$PWD" ]; then
     "$venv/bin/pip" install --no-deps -e . # of another checkout
