@@ -4,7 +4,7 @@
 
 Upstream and clients are bare sockets in processes of their own (`server_peers.py`), everything on 127.0.0.1, without
 speculation. `--litellm` is the program of an environment in which `litellm[proxy]` is installed; without it that part
-is left out. Memory is what the process and nobody else holds (USS), CPU is its user and system time. Limits that are
+is left out. Memory is what its processes and nobody else hold (USS), CPU is their user and system time. Limits that are
 not kept are named in the last line, and the exit code is 1.
 """
 
@@ -32,7 +32,7 @@ Place = tuple[str, str]  # an address, and the name of a model there
 
 
 class Program:
-    """A server in a process."""
+    """A server: a process, and the workers that it started. Figures are their sums."""
 
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self.process = process
@@ -40,18 +40,25 @@ class Program:
 
     @property
     def memory_mb(self) -> float:
-        lines = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines()
+        texts = self._read("smaps_rollup")
+        lines = [line for text in texts for line in text.splitlines()]
         return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty"))) / 1024
 
     @property
     def resident_mb(self) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+        return sum(int(text.split("VmRSS:")[1].split()[0]) for text in self._read("status")) / 1024
 
     @property
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+        fields = [text.rpartition(")")[2].split() for text in self._read("stat")]
+        return sum(int(values[11]) + int(values[12]) for values in fields) / CLOCK_TICKS
+
+    def _read(self, name: str) -> list[str]:
+        """A file of /proc of each process; workers are children, and have none themselves."""
+        pid = self.process.pid
+        children = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+        pids = [str(pid), *(child for text in children for child in text.split())]
+        return [Path("/proc", each, name).read_text() for each in pids]
 
 
 @contextlib.contextmanager
