@@ -66,13 +66,14 @@ class _Arrivals:
         """
         if self._first_s is None or not self._num_pieces:
             return
-        num_tokens, usage = len(split_pieces("".join(self._texts))) + self._num_others, finish.usage
+        num_text_pieces, usage = len(split_pieces("".join(self._texts))), finish.usage
+        num_tokens = num_text_pieces + self._num_others
         figures.baseline.is_counted = usage is not None
         if usage is not None:
             is_hidden = usage.reasoning_tokens and not self._has_reasoning  # written before the first piece
             num_tokens = usage.output_tokens - (usage.reasoning_tokens if is_hidden else 0)
         if not self._num_others:
-            figures.baseline.add_text(len(split_pieces("".join(self._texts))), num_tokens)
+            figures.baseline.add_text(num_text_pieces, num_tokens)
         share = num_tokens / self._num_pieces
         num_first, num_rest = max(1, round(share * self._num_first)), round(share * (self._num_timed - self._num_first))
         first_s, rest_s = self._first_s - self._opened_s, self._last_s - self._first_s

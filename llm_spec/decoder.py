@@ -317,7 +317,7 @@ class SpeculativeDecoder:
             async with aclosing(self._verified(strategy, request, upstream, is_whole=is_whole)) as events:
                 async for event in events:
                     recording.add(event)
-                    if type(event) is TextDelta or self._is_shown(event, upstream, rounds=rounds):  # mostly the first
+                    if type(event) is TextDelta or self._log_and_pass(event, upstream, rounds=rounds):
                         given_s = seconds()
                         yield event
                         recording.consumer_s += seconds() - given_s
@@ -343,8 +343,8 @@ class SpeculativeDecoder:
         recording.add(nothing)
         return SpeculativeFinish.of(nothing, self._result(nothing, recording, Choice(PLAIN, "budget")))
 
-    def _is_shown(self, event: StreamEvent, upstream: Upstream, *, rounds: bool) -> bool:
-        """Whether the caller is given an event; what tells of progress is logged."""
+    def _log_and_pass(self, event: StreamEvent, upstream: Upstream, *, rounds: bool) -> bool:
+        """Log an event that tells of progress; gives whether the caller is given the event."""
         if isinstance(event, Progress):
             self._log_progress(event, upstream)
             return rounds
