@@ -62,6 +62,16 @@ def test_a_few_plain_steps_tell_nothing_yet() -> None:
     assert baseline.steps_s(10, 100) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("at", range(8))
+def test_one_hiccup_does_not_tell_the_time_of_plain_steps(at: int) -> None:
+    """Wherever it is among the few that an answer has."""
+    baseline = Baseline()
+    plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
+    steps = [replace(plain, verify_s=0.05) if index == at else plain for index in range(8)]
+    baseline.add_steps(10, steps)
+    assert baseline.steps_s(10, 100) == pytest.approx(1.0, rel=0.1)
+
+
 def test_plain_steps_take_longer_behind_a_long_context() -> None:
     """The time of a step is a line over the tokens before it."""
     baseline = Baseline()

@@ -612,29 +612,35 @@ CODE = "".join(f"def area{i}(radius, *rest):\n    return [math.pi * radius ** 2,
 
 
 class Tokenizing(Target):
-    """Its tokens, one a frame, are neither pieces nor words: `()):` is one, `radius` are two."""
+    """Its tokens, one a frame, are what a pattern finds."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        super().__init__(CODE, **SLOW)
+        self._pattern = pattern
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         rest = SimulatedTarget("", **SLOW)
-        rest._pieces = TOKEN.findall(CODE.removeprefix(request.prefix))
+        rest._pieces = self._pattern.findall(CODE.removeprefix(request.prefix))
         async with rest.stream(replace(request, prefix="")) as events:
             yield events
 
 
-TOKEN = re.compile(r" ?\w{1,3}|[^\w\s]+|\s+")
+FINE = re.compile(r" ?\w{1,3}|[^\w\s]+|\s+")  # `radius` is two
+COARSE = re.compile(r" ?\w+[^\w\s]*|[^\w\s]+|\s+")  # `area0(` is one, as is a line break with its indentation
 
 
+@pytest.mark.parametrize("pattern", [FINE, COARSE], ids=["fine", "coarse"])
 @pytest.mark.parametrize("agreement", [0.98, 1.0])
-def test_a_cap_by_text_counts_the_targets_tokens_not_pieces(agreement: float) -> None:
+def test_a_cap_by_text_counts_the_targets_tokens_not_pieces(agreement: float, pattern: re.Pattern[str]) -> None:
     """Where a frame is a token, an answer has as many as the target alone would write."""
 
     async def check() -> None:
         won = 0
         for max_tokens in range(40, 160, 3):
-            target = Tokenizing(CODE)
+            target = Tokenizing(pattern)
             raced = await read(racing(SimulatedDraft(CODE, agreement, 5), target), request_of(max_tokens=max_tokens))
-            assert raced.text == "".join(TOKEN.findall(CODE)[:max_tokens])
+            assert raced.text == "".join(pattern.findall(CODE)[:max_tokens])
             assert (raced.finish.finish_reason, raced.finish.stopped_by) == ("length", "max_tokens")
             won += raced.num_won
         assert won > 500
