@@ -176,5 +176,5 @@ def _report(result: SpeculativeResult, same_text: bool | None, *, max_tokens: in
     if result.stopped_by == "max_tokens":
         print(f"the answer was cut off: --max-tokens is {max_tokens}", file=out)
     if same_text is not None:
-        told = "the same text" if same_text else "a different text"
-        print(f"the target alone: {result.plain_s:.3f} s, {told}", file=out)
+        texts = "the same text" if same_text else "a different text"
+        print(f"the target alone: {result.plain_s:.3f} s, {texts}", file=out)

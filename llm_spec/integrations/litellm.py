@@ -317,12 +317,12 @@ def _translated(error: LlmSpecError | TimeoutError, model: str, name: str) -> Ex
             return InternalServerError(told, name, model)
 
 
-def _bad_request(error: LlmSpecError, told: str, model: str, name: str) -> Exception:
+def _bad_request(error: LlmSpecError, message: str, model: str, name: str) -> Exception:
     if error.code in _TOO_LONG:
-        return ContextWindowExceededError(told, model, name)
+        return ContextWindowExceededError(message, model, name)
     if error.code in _AGAINST_POLICY:
-        return ContentPolicyViolationError(told, model, name)
-    return BadRequestError(told, model, name, body={"message": told, "code": error.code, "param": error.param})
+        return ContentPolicyViolationError(message, model, name)
+    return BadRequestError(message, model, name, body={"message": message, "code": error.code, "param": error.param})
 
 
 def _response(status: int, retry_after_s: float | None) -> httpx.Response:

@@ -76,8 +76,8 @@ class FolderTokenizer:
         """A prompt's ids; those of one that is too long are only counted, as a list of them holds up other threads."""
         encoding = _encoding(self._prompts, text, add_special_tokens=add_special_tokens)
         if self._max_tokens is not None and len(encoding) > self._max_tokens:
-            told = f"the model in {self._folder} takes {self._max_tokens} at most"
-            raise InvalidRequestError(f"the prompt has {len(encoding)} tokens; {told} (its context length)")
+            limit = f"the model in {self._folder} takes {self._max_tokens} at most"
+            raise InvalidRequestError(f"the prompt has {len(encoding)} tokens; {limit} (its context length)")
         return encoding.ids
 
     def _find_eos_ids(self, folder: Path) -> frozenset[int]:

@@ -46,7 +46,7 @@ async def _check(config: ServerConfig) -> None:
         problems = await asyncio.gather(*map(_ask, asked.values()))
     finally:
         await models.aclose()
-    failed = [_line(config, text, told) for text, told in zip(asked, problems, strict=True) if told is not None]
+    failed = [_line(config, text, fault) for text, fault in zip(asked, problems, strict=True) if fault is not None]
     if failed:
         raise ConfigError("; ".join(failed))
 

@@ -317,11 +317,11 @@ class _Reader:
     def _error(self, at: tuple[str, ...], what: str) -> ConfigError:
         line = next((self._lines[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self._lines), None)
         place = self._path if line is None else f"{self._path}, line {line}"
-        told = f"{'.'.join(at)}: {what}"
+        message = f"{'.'.join(at)}: {what}"
         for secret, shown in self._secrets.items():
             if len(secret) >= _SHORTEST_SECRET:
-                told = told.replace(secret, shown)
-        return ConfigError(f"{place}: {without_credentials(told)}")
+                message = message.replace(secret, shown)
+        return ConfigError(f"{place}: {without_credentials(message)}")
 
 
 _LISTS: Final = ("strategies", "extra_fields")

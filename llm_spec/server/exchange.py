@@ -82,10 +82,10 @@ class Exchange:
         budget, price = self._client.budget, find_price(self._model.target.name, self._model.decoder.config.prices)
         num_input = sum(count_input_tokens(asked.request) for asked in self._asked)
         if budget is not None and budget.affordable(num_input, price, held=False) != 0:
-            told = "the rest of this key's budget is held by its requests under way; ask again when they have ended"
-            return Problem(429, told, code="budget_in_use", retry_after_s=_HELD_S)
-        told = "this key's budget is spent, or too small for what is asked"
-        return Problem(429, told, code="insufficient_quota", is_final=True)
+            message = "the rest of this key's budget is held by its requests under way; ask again when they have ended"
+            return Problem(429, message, code="budget_in_use", retry_after_s=_HELD_S)
+        message = "this key's budget is spent, or too small for what is asked"
+        return Problem(429, message, code="insufficient_quota", is_final=True)
 
     # ------------------------------------------------------------------------------------------ whole answers
 

@@ -21,7 +21,7 @@ __all__ = ["ALL_FIELDS", "SAFE_FIELDS", "leave_out", "left_out_header"]
 
 ALL_FIELDS: Final = "*"
 _NAME: Final = re.compile(r"[\w.-]{1,60}", re.ASCII)  # that a header can carry
-_MAX_TOLD: Final = 16
+_MAX_SHOWN: Final = 16
 _OWN: Final = "echo logit_bias logprobs max_tokens n seed top_k top_logprobs"  # as this server has read them
 _LABELS: Final = (
     "betas cache_control cache_salt metadata prompt_cache_key prompt_cache_retention safety_identifier store user"
@@ -65,5 +65,5 @@ def _passes(name: str, passing: AbstractSet[str]) -> bool:
 
 def left_out_header(names: Sequence[str]) -> Mapping[str, str]:
     """What tells a client which of its fields were left out."""
-    told = [name for name in names if _NAME.fullmatch(name)][:_MAX_TOLD]
-    return {"x-llm-spec-left-out": ", ".join(told)} if told else {}
+    shown = [name for name in names if _NAME.fullmatch(name)][:_MAX_SHOWN]
+    return {"x-llm-spec-left-out": ", ".join(shown)} if shown else {}

@@ -194,8 +194,8 @@ class Gateway:
 
     async def _tell_metrics(self, request: web.Request) -> web.Response:
         client = self._clients.find(request.headers)
-        told = self._metrics.text(self._models.all, self._models.all_for(client))
-        return web.Response(body=told, headers={**_NAME, "Content-Type": CONTENT_TYPE})
+        text = self._metrics.text(self._models.all, self._models.all_for(client))
+        return web.Response(body=text, headers={**_NAME, "Content-Type": CONTENT_TYPE})
 
     async def _show_page(self, _: web.Request) -> web.Response:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=_PAGE_HEADERS)

@@ -67,14 +67,14 @@ class Intake:
 
     def _hold(self, more_bytes: int, held: _Held) -> None:
         if self._num_bytes + more_bytes > self._max_bytes:
-            told = "the server holds as many long requests as it may"
-            raise Problem(503, told, code="overloaded", retry_after_s=1.0)
+            message = "the server holds as many long requests as it may"
+            raise Problem(503, message, code="overloaded", retry_after_s=1.0)
         self._num_bytes += more_bytes
         held.num_bytes += more_bytes
 
     def _too_long(self) -> Problem:
-        told = f"the request's body is longer than {self._config.max_body_bytes} bytes"
-        return Problem(413, told, code="request_too_large")
+        message = f"the request's body is longer than {self._config.max_body_bytes} bytes"
+        return Problem(413, message, code="request_too_large")
 
 
 class _Held:

@@ -126,13 +126,13 @@ class MessagesEncoder:
                 return b""
 
     def end(self, result: SpeculativeResult) -> bytes:
-        told = b"".join(map(self._call, self._calls.rest()))
+        frames = b"".join(map(self._call, self._calls.rest()))
         if self._index < 0:
-            told += self._in("text", {"type": "text", "text": ""})
-        told += self._close()
+            frames += self._in("text", {"type": "text", "text": ""})
+        frames += self._close()
         usage = _usage(result)
-        told += sse({"type": "message_delta", "delta": _ending(result, self._asked), "usage": usage}, "message_delta")
-        return told + sse({"type": "message_stop"}, "message_stop")
+        frames += sse({"type": "message_delta", "delta": _ending(result, self._asked), "usage": usage}, "message_delta")
+        return frames + sse({"type": "message_stop"}, "message_stop")
 
     def failure(self, problem: Problem) -> bytes:
         return sse(problem.to_anthropic(), "error")
@@ -163,8 +163,8 @@ class MessagesEncoder:
         return closed + sse(begun, "content_block_start")
 
     def _delta(self, **delta: str) -> bytes:
-        told = {"type": "content_block_delta", "index": self._index, "delta": delta}
-        return sse(told, "content_block_delta")
+        change = {"type": "content_block_delta", "index": self._index, "delta": delta}
+        return sse(change, "content_block_delta")
 
     def _close(self) -> bytes:
         if self._open is None:

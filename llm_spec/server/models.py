@@ -54,8 +54,8 @@ class ServedModel:
         """The decoder of a client's request; raises InvalidRequestError for a strategy that it may not choose."""
         chosen = self._config.speculative.strategy if strategy is None else strategy
         if strategy is not None and strategy not in self._config.allowed_strategies:
-            told = ", ".join(self._usable())
-            raise InvalidRequestError(f"x-llm-spec-strategy is {strategy!r}; {self.name} takes: {told}")
+            usable = ", ".join(self._usable())
+            raise InvalidRequestError(f"x-llm-spec-strategy is {strategy!r}; {self.name} takes: {usable}")
         known = self._clients.pop(client.name, None) or _ClientDecoders(self.decoder.for_client(), client)
         self._clients[client.name] = known
         if len(self._clients) > MAX_CLIENTS:
@@ -78,7 +78,7 @@ class ServedModel:
         return [each for each, _ in kept], kept[0][1]
 
     def _usable(self) -> tuple[str, ...]:
-        """The strategies that requests may choose and this pair may support, as far as can be told without asking."""
+        """The strategies that requests may choose and this pair may support, as far as can be usable without asking."""
         usable: tuple[str, ...] = tuple(name for name in get_args(StrategyName) if name != "tokens")
         if not self._has_draft:
             usable = ("auto", "plain")

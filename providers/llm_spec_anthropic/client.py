@@ -91,8 +91,8 @@ class MessagesClient:
         client = await self._client_here()
         try:
             path = "/v1/messages/count_tokens"
-            told: object = await client.post(path, body=body, options=_options(betas), cast_to=object)
-            return int(cast("Mapping[str, Any]", told)["input_tokens"])
+            counted: object = await client.post(path, body=body, options=_options(betas), cast_to=object)
+            return int(cast("Mapping[str, Any]", counted)["input_tokens"])
         except (KeyError, TypeError, RuntimeError, *_BROKEN) as error:
             failed = self._given_loop.mismatch(error) or self._failure(error)
         raise failed
