@@ -1,0 +1,48 @@
+# The commands that CONTRIBUTING.md, .pre-commit-config.yaml and .ci/run use. `make` lists them.
+# With REPORTS=DIR the tests leave their JUnit reports there; with STEPS=FILE each step adds its seconds to that file.
+export REPORTS STEPS
+step := tools/step.sh
+junit = $(if $(REPORTS),--junitxml=$(REPORTS)/$(1).xml)
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 24
+
+setup: ## the package, editable, with everything that the other targets need; into the active environment
+	@$(step) setup pip install -e '.[dev]' -c tests/constraints.txt
+
+check: test lint types ## the usual checks, before each change lands: below 8 minutes on 2 cores
+
+test: ## the usual tests
+	@$(step) tests pytest -n auto $(call junit,tests)
+
+lint: ## ruff
+	@$(step) "ruff check" ruff check .
+	@$(step) "ruff format" ruff format --check .
+
+types: ## mypy and pyright, strict
+	@$(step) mypy mypy
+	@$(step) pyright pyright
+
+docs: ## links of Markdown files, and the commands that they give
+	@$(step) docs pytest -n 0 tests/test_docs.py
+
+check-long: environments test-slow bench test-integrations test-peers ## the long suites
+
+environments: ## other frameworks and clients, each with an environment; vLLM and llama-server; a browser: kept in a cache
+	@$(step) "environments: browser" tools/integrations/install_browser.sh
+	@$(step) "environments: integrations" tools/integrations/run.sh --install
+	@$(step) "environments: servers" tools/peers/install.sh
+
+test-slow: ## tests that are marked slow
+	@$(step) "slow tests" pytest -m slow -n auto $(call junit,slow)
+
+test-integrations: ## the tests of adapters and clients, each in its environment
+	@$(step) integrations tools/integrations/run.sh
+
+test-peers: ## the tests against vLLM and llama-server
+	@$(step) peers pytest -m peers $(call junit,peers)
+
+bench: ## a subset of the exactness benchmark; benchmarks/ has the others
+	@$(step) exactness python benchmarks/exactness.py --prompts 2 --seeds 1 --max-tokens 48
+
+.PHONY: help setup check test lint types docs check-long environments test-slow test-integrations test-peers bench
