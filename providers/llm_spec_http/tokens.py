@@ -65,7 +65,7 @@ class HttpTokens:
     async def encode(self, text: str) -> list[int]:
         stretches = _STRETCH.split(text)
         known = {s: self._remembered[s] for s in stretches if s in self._remembered}
-        unknown = {s for s in stretches if s not in known}
+        unknown = dict.fromkeys(s for s in stretches if s not in known)
         if len(unknown) > _MAX_SINGLE:
             return await self._told(lambda: self._api.encode(self._call, text))
         encoded = await asyncio.gather(*(self._told(partial(self._api.encode, self._call, s)) for s in unknown))
