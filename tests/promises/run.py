@@ -199,7 +199,9 @@ def _greedy_alone(case: Case, request: ChatRequest) -> Answer:
 # ------------------------------------------------------------------------------------------ running
 
 
-def run_case(case: Case, make: MakeDecoder = SpeculativeDecoder) -> Outcome:
+def run_case(
+    case: Case, make: MakeDecoder = SpeculativeDecoder, loop: type[VirtualClockEventLoop] = VirtualClockEventLoop
+) -> Outcome:
     """Run a case in an event loop of its own. `make` makes the decoder: one with faults shows what the checks see."""
     state = random.getstate()
     random.seed(case.seed)
@@ -216,7 +218,7 @@ def run_case(case: Case, make: MakeDecoder = SpeculativeDecoder) -> Outcome:
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            _run(_play(outcome), outcome, complaints)
+            _run(_play(outcome), outcome, complaints, loop)
             gc.collect(1)
         complaints += [f"warning: {warning.message}" for warning in warned]
     finally:
@@ -230,9 +232,11 @@ def run_case(case: Case, make: MakeDecoder = SpeculativeDecoder) -> Outcome:
     return outcome
 
 
-def _run(play: Coroutine[Any, Any, None], outcome: Outcome, complaints: list[str]) -> None:
+def _run(
+    play: Coroutine[Any, Any, None], outcome: Outcome, complaints: list[str], kind: type[VirtualClockEventLoop]
+) -> None:
     def make_loop() -> asyncio.AbstractEventLoop:
-        loop = VirtualClockEventLoop(patience_s=_PATIENCE_S)
+        loop = kind(patience_s=_PATIENCE_S)
         loop.set_exception_handler(lambda _, context: complaints.append(f"loop: {context}"))
         return loop
 
