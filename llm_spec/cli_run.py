@@ -135,7 +135,7 @@ async def _run(
         request = replace(request, sampling=replace(request.sampling, seed=result.seed))
         with Spinner(f"running {target.name} alone, to compare", sys.stderr):
             plain = await SpeculativeDecoder(None, target).decode(request)
-        result = replace(result, plain_s=plain.timings.total_s, speedup_basis="a plain run beside this one")
+        result = replace(result, plain_s=plain.timings.total_s, speedup_basis="measured by a run of it beside this one")
         return result, plain.content == result.content
     finally:
         await target.aclose()

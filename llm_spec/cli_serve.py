@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_spec.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from llm_spec.server.config import ServerConfig
 
 __all__ = ["add_serve", "run_serve"]
 
@@ -47,5 +51,14 @@ def run_serve(arguments: argparse.Namespace) -> int:
         check(config)
         print(f"llm-spec: {len(config.models)} models can be served: {', '.join(config.models)}")
         return 0
+    print(f"llm-spec loads {_loaded(config)}", file=sys.stderr, flush=True)
     serve(config, told=lambda line: print(line, flush=True))
     return 0
+
+
+def _loaded(config: ServerConfig) -> str:
+    """The models of a config, and what each is made of."""
+    from llm_spec.registry import without_credentials
+
+    made_of = {name: model.target + f" with {model.draft}" * bool(model.draft) for name, model in config.models.items()}
+    return without_credentials(", ".join(f"{name} ({parts})" for name, parts in made_of.items()))

@@ -83,13 +83,19 @@ class StreamWatch:
         self.opened_s = self._clock()
         self.first_s: float | None = None
         self.last_s = self.opened_s
+        self._is_timing = True
+
+    def stop(self) -> None:
+        """What comes from now on comes when its consumer lets it."""
+        self._is_timing = False
 
     def tick(self, num_tokens: int, arrived_s: float | None = None) -> None:
         """Tokens came (0: an end, or a sign of life), now or at `arrived_s` of the clock."""
         now = self._clock() if arrived_s is None else arrived_s
         if self.first_s is None:
             self.first_s = now
-            self._figures.first_token_s.update(now - self.opened_s)
-        elif num_tokens:
+            if self._is_timing:
+                self._figures.first_token_s.update(now - self.opened_s)
+        elif num_tokens and self._is_timing:
             self._figures.token_s.update(num_tokens, now - self.last_s)
         self.last_s = now

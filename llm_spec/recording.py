@@ -315,7 +315,7 @@ class Recording:
         if choice.plain_reason in ("configured", "no_draft"):
             return None, None  # there was nothing to gain
         if choice.strategy.name == "plain":
-            return max(0.0, total_s - self.choosing_s), "itself: it is the target's own answer"
+            return max(0.0, total_s - self.choosing_s), "this answer is its own"
         num_tokens = self._num_tokens
         if not baseline.is_counted:  # as its answers are
             num_tokens = len(split_pieces(self.content)) + sum(map(count_answer_tokens, self._others))
@@ -324,10 +324,13 @@ class Recording:
             if self.promise.guarantee == "judged":  # what is approved is counted in pieces
                 num_tokens += round((baseline.piece_tokens - 1.0) * usage.approved_output_tokens)
         if choice.strategy.name == "tokens":
-            alone_s, basis = self._steps_s(num_tokens, total_s, baseline), f"{baseline.num_steps} plain steps"
+            alone_s, basis = (
+                self._steps_s(num_tokens, total_s, baseline),
+                f"measured on {baseline.num_steps} of its own tokens",
+            )
         else:
             alone_s = baseline.answer_s(count_characters(self.request), num_tokens)
-            basis = f"the target's own stream, measured {baseline.num_answers} times"
+            basis = f"measured on {baseline.num_answers} of its own answers"
         if alone_s is None:
             return None, None
         # with a slow consumer the target alone has to wait for it, too

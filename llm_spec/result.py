@@ -293,7 +293,9 @@ class SpeculativeResult:
 
     def summary(self) -> str:
         """A line or two for people."""
-        speedup = "" if self.speedup is None else f"\n{self.speedup:.2f}x against {self.speedup_basis}"
+        speedup = (
+            "" if self.speedup is None else f"\n{self.speedup:.2f}x as fast as the target alone ({self.speedup_basis})"
+        )
         if self.plain_text is not None:
             speedup = f"\nno speculation: {self.plain_text}"
         counts = self.stats.summary()

@@ -48,6 +48,7 @@ def result_of(stats: SpeculativeStats, *, total_s: float = 2.0, plain_s: float |
         timings=Timings(total_s=total_s, first_text_s=0.1, draft_s=stats.draft_s, verify_s=stats.verify_s),
         usage=Usage(input_tokens=1, output_tokens=2),
         plain_s=plain_s,
+        speedup_basis=None if plain_s is None else "measured on 8 of its own tokens",
     )
 
 
@@ -162,7 +163,7 @@ def test_result_summary_is_for_people() -> None:
     """Strategy, guarantee and speedup are in it."""
     text = result_of(stats_of(report(4, 2)), plain_s=3.0).summary()
     assert "tokens (exact)" in text
-    assert "1.50x" in text
+    assert "1.50x as fast as the target alone (measured on 8 of its own tokens)" in text
 
 
 def test_a_remote_plain_run_has_the_targets_count() -> None:

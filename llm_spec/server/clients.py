@@ -27,8 +27,8 @@ class _Array(Protocol):
 class Ledger:
     """What every client uses, in memory that all workers share: [worker, client, (columns of its budget, open)].
 
-    Each worker writes its own rows alone, so no lock is needed and one that dies leaves none held; a check against the
-    sum of all may be late by what other workers let in at that very moment.
+    Each worker writes its own rows alone, so no lock is needed and one that dies leaves none held; what must not
+    exceed a bound is counted first and compared then: at the bound, two that come at once may both be refused.
     """
 
     def __init__(self, num_workers: int, num_clients: int) -> None:
@@ -94,11 +94,13 @@ class Client:
         limit = self._limit
         if limit is None:
             return
-        if self._ledger.total(self._index, _OPEN) >= limit:
+        # counted before it is compared: of requests that come to two workers at once, none is overlooked by both
+        self._ledger.add(self._worker, self._index, _OPEN, 1)
+        if self._ledger.total(self._index, _OPEN) > limit:
+            self._ledger.add(self._worker, self._index, _OPEN, -1)
             raise Problem(
                 429, f"this key may have {limit} requests at once", code="too_many_requests", retry_after_s=1.0
             )
-        self._ledger.add(self._worker, self._index, _OPEN, 1)
 
     def end(self) -> None:
         """A request that had begun is over."""

@@ -16,7 +16,7 @@ from llm_spec.server.bodies import Asked, Body, Json, chat_request, listed, read
 __all__ = ["read_responses"]
 
 # Fields that change nothing about a stateless answer
-_LABELS: Final = ("include", "metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "truncation")
+_LABELS: Final = ("include", "metadata", "service_tier", "store", "truncation")
 _KNOWN: Final = frozenset(
     {
         *_LABELS,

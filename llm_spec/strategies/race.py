@@ -44,6 +44,7 @@ _COVERAGE: Final = 2.0  # the runners together reach so many times as far as the
 _MIN_SURVIVAL: Final = 0.02  # a runner that is less likely to be of use is not worth its tokens
 _MAX_FAILURES: Final = 3
 _CHARACTERS: Final = 4  # of a token, roughly
+_READ_AHEAD: Final = 512  # events of all streams that may wait, beside as many that are being passed on
 _MAX_REST: Final = 64  # tokens without a draft, after several that were wrong at once
 
 
@@ -106,7 +107,7 @@ class _Race:
         self._config = config
         self._figures = figures
         self._clock = clock()
-        self._news: asyncio.Queue[tuple[Runner, StreamEvent | Exception, float] | None] = asyncio.Queue()
+        self._news: asyncio.Queue[tuple[Runner, StreamEvent | Exception, float] | None] = asyncio.Queue(_READ_AHEAD)
         self._feed = DraftFeed(
             draft,
             request,
@@ -219,18 +220,25 @@ class _Race:
     def _free(self, task: asyncio.Task[None]) -> None:
         """A stream is closed: there may be room for another one."""
         self._tasks.discard(task)
-        self._news.put_nowait(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have a look at the streams and the draft; where events are waiting, that is done with the next of them."""
+        if not self._news.full():
+            self._news.put_nowait(None)
 
     async def _read(self, runner: Runner, parent: Runner | None) -> None:
         try:
             async with self._connected(runner, parent) as events:
                 async for event in events:
-                    self._news.put_nowait((runner, event, self._clock()))
+                    if self._news.full():
+                        runner.watch.stop()
+                    await self._news.put((runner, event, self._clock()))
                     if isinstance(event, Finish):
                         return
             raise TargetError(f"{self._target.name} ended its stream without a finish reason")
         except Exception as error:  # noqa: BLE001 - judged where it is taken
-            self._news.put_nowait((runner, error, self._clock()))
+            await self._news.put((runner, error, self._clock()))
         finally:
             runner.ended_s = self._clock()
 
@@ -324,7 +332,7 @@ class _Race:
         feed = self._feed
         if feed.ended or feed.failure is not None or len(feed.text) >= self._num_heard + _CHARACTERS * self._segment():
             self._num_heard = len(feed.text)
-            self._news.put_nowait(None)
+            self._wake()
 
     def _expect(self) -> None:
         if self._feed.failure is not None and self._fallback is None:

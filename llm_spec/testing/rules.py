@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from itertools import islice
 from typing import Any, Final, TypeAlias, cast
 
 from llm_spec.chat import ChatRequest, ChatResponse, Finish, StreamEvent, TextDelta, ToolCallDelta, Usage
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.pieces import iter_piece_ends, num_prompt_pieces
 from llm_spec.errors import InvalidRequestError
 from llm_spec.provider import Capabilities, ProviderEntry, complete_from_stream
 
@@ -120,25 +121,37 @@ def _usage(usage: Usage, num_choices: int) -> Json:
 
 
 def _events(request: ChatRequest) -> Iterator[StreamEvent]:
-    num_input = sum(len(split_pieces(message.text)) for message in request.messages)
+    num_input = num_prompt_pieces(request)
     called = _chosen(request)
     if called is not None:
-        pieces = split_pieces(json.dumps(_value(called.get("parameters") or {}, _Hints(_asked(request)))))
+        arguments = json.dumps(_value(called.get("parameters") or {}, _Hints(_asked(request))))
         yield ToolCallDelta(0, "call_0", str(called["name"]))
-        for piece in pieces:
+        num_output = 0
+        for piece in _iter_pieces(arguments):
+            num_output += 1
             yield ToolCallDelta(0, arguments=piece)
-        yield Finish("tool_calls", Usage(input_tokens=num_input, output_tokens=len(pieces)), "tool_calls")
+        yield Finish("tool_calls", Usage(input_tokens=num_input, output_tokens=num_output), "tool_calls")
         return
     text = _text(request)
     found = [at for stop in request.stop if (at := text.find(stop)) >= 0]
-    pieces = split_pieces(text[: min(found)] if found else text)
-    shown = pieces[: request.extra.get("max_tokens", request.max_tokens)]  # 0 comes in `extra` alone
-    yield from map(TextDelta, shown)
-    usage = Usage(input_tokens=num_input, output_tokens=len(shown))
-    if len(shown) < len(pieces):
+    pieces = _iter_pieces(text[: min(found)] if found else text)
+    num_output = 0
+    for piece in islice(pieces, request.extra.get("max_tokens", request.max_tokens)):  # 0 comes in `extra` alone
+        num_output += 1
+        yield TextDelta(piece)
+    usage = Usage(input_tokens=num_input, output_tokens=num_output)
+    if next(pieces, None) is not None:
         yield Finish("length", usage, "max_tokens")
     else:
         yield Finish("stop", usage, "stop_string" if found else None)
+
+
+def _iter_pieces(text: str) -> Iterator[str]:
+    """The pieces of a text, each cut when it is wanted."""
+    start = 0
+    for end in iter_piece_ends(text, 0):
+        yield text[start:end]
+        start = end
 
 
 def _asked(request: ChatRequest) -> str:

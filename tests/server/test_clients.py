@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from serving import ENDPOINTS, HANGS_S, RULES, ask, check_error, remote, serving
 
 from llm_spec.server import KeyConfig
 from llm_spec.server import clients as clients_module
-from llm_spec.server.clients import Clients, Ledger
+from llm_spec.server.clients import Client, Clients, Ledger
 from llm_spec.server.problems import Problem
 from llm_spec.testing.server import Latency, ModelServer
 
@@ -172,6 +173,35 @@ def test_workers_count_together() -> None:
         first.begin()
     second.end()
     first.begin()
+
+
+def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
+    """Also where the other lets one in at the very moment at which the first has counted what is open."""
+    keys = {"ann": KeyConfig(key="secret-of-ann", max_concurrent=1)}
+    let_in = 0
+
+    class Busy(Ledger):
+        """Between a count and what follows from it, the other worker is asked."""
+
+        def total(self, client: int, column: int) -> float:
+            counted, others[:], waiting = super().total(client, column), [], list(others)
+            for other in waiting:
+                enter(other)
+            return counted
+
+    def enter(client: Client) -> None:
+        nonlocal let_in
+        with contextlib.suppress(Problem):
+            client.begin()
+            let_in += 1
+
+    ledger = Busy(2, 1)
+    first, second = (Clients(keys, ledger, worker).find({"x-api-key": "secret-of-ann"}) for worker in (0, 1))
+    others = [second]
+    enter(first)
+    assert let_in == 1
+    first.end()
+    second.begin()
 
 
 def test_a_worker_that_died_leaves_no_request_open() -> None:

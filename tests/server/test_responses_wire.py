@@ -136,3 +136,17 @@ async def test_a_stream_that_breaks_says_that_it_failed() -> None:
     assert last.data["response"]["status"] == "failed"
     assert last.data["response"]["error"]["message"]
     assert address not in reply.data.decode()
+
+
+async def test_what_tells_an_upstream_whose_cache_to_use_arrives() -> None:
+    """`prompt_cache_key` and `safety_identifier` mean the same in chat completions; `store` does not."""
+    async with (
+        ModelServer("one two") as upstream,
+        serving({"far": remote(upstream.url)}) as server,
+    ):
+        labels = {"prompt_cache_key": "mine", "safety_identifier": "me"}
+        reply = await server.post(PATH, ask(PATH, model="far") | labels | {"store": True})
+    assert reply.status == 200
+    (body,) = [body for body in upstream.requests if "messages" in body]
+    assert {name: body.get(name) for name in labels} == labels
+    assert "store" not in body

@@ -211,6 +211,7 @@ def test_a_model_that_cannot_be_opened_is_told(workers: str, tmp_path: Path) -> 
     (tmp_path / "server.toml").write_text('[models.fast]\ntarget = "onnx:/nowhere"\n')
     done = run("--config", str(tmp_path / "server.toml"), "--port", "0", "--workers", workers)
     assert done.returncode != 0
+    assert done.stderr.startswith("llm-spec loads fast (onnx:/nowhere)\n")  # before that takes its time
     assert "models.fast: model folder /nowhere does not exist" in done.stderr
     assert "Traceback" not in done.stderr
 

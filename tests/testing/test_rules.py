@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -157,3 +158,20 @@ async def test_it_says_that_a_stop_string_ended_it() -> None:
     assert (response.content, response.stopped_by) == ("You said: Good ", "stop_string")
     response = await RuleProvider().complete(ChatRequest.create("Good morning", stop="evening"))
     assert response.stopped_by is None
+
+
+@pytest.mark.parametrize("tools", [[], [ADD]])
+async def test_a_long_text_is_cut_as_it_is_read(tools: list[dict[str, Any]]) -> None:
+    """Whoever wants four words, or leaves after four, makes nobody cut the other million."""
+    text = "'" + "a " * 1_000_000 + "'"
+    choice = "required" if tools else None
+    request = ChatRequest.create(text, max_tokens=4, tools=tools, tool_choice=choice)
+    tracemalloc.start()
+    try:
+        async with RuleProvider().stream(request) as events:
+            for _ in range(4):
+                await anext(events)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 6 * len(text)

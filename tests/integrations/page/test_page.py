@@ -216,7 +216,7 @@ async def test_a_draft_that_costs_time_is_said_to(page: Page, scripted: Scripted
     await page.get_by_label("Race the target alone").uncheck()
     await page.get_by_role("button", name="Run", exact=True).click()
     await expect(page.locator("#headline")).to_have_text("1.25x later")
-    await expect(page.locator("#basis")).to_have_text("Against 7 plain steps.")
+    await expect(page.locator("#basis")).to_have_text("Against the target alone: measured on 7 of its own tokens.")
 
 
 @pytest.mark.parametrize(
