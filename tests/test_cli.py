@@ -45,7 +45,7 @@ def test_piped_output_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("draft", ["builtin:draft", "random", "lookup", "lookup+builtin:draft", "suffix+builtin:draft"])
-@pytest.mark.parametrize("lookahead", ["3", "adaptive"])
+@pytest.mark.parametrize("lookahead", ["3", pytest.param("adaptive", marks=pytest.mark.slow)])
 def test_one_seed_one_text(capsys: pytest.CaptureFixture[str], draft: str, lookahead: str) -> None:
     """A sampled answer does not depend on who drafts, or how much."""
     options = ("--temperature", "0.8", "--top-p", "0.9", "--seed", "5", "--max-tokens", "24")
@@ -115,13 +115,13 @@ def test_no_speculation(capsys: pytest.CaptureFixture[str]) -> None:
     assert (report["strategy"], report["draft"], report["speedup"]) == ("plain", None, None)
 
 
-def test_prompt_from_standard_input() -> None:
+def test_prompt_from_standard_input(capsys: pytest.CaptureFixture[str]) -> None:
     """`-` reads the prompt from standard input."""
-    given = subprocess.run([LLM_SPEC, "run", PROMPT, "--max-tokens", "8"], capture_output=True, check=True)
+    _, given, _ = run(capsys, "run", PROMPT, "--max-tokens", "8")
     piped = subprocess.run(
         [LLM_SPEC, "run", "-", "--max-tokens", "8"], input=PROMPT.encode(), capture_output=True, check=True
     )
-    assert piped.stdout == given.stdout != b""
+    assert piped.stdout.decode() == given != ""
 
 
 def test_providers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6)
 # ----------------------------------------------------------------------------------- as the numpy sampler does
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(SAMPLINGS, TOKENS, TOKENS, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
 def test_choices_are_those_of_numpy(
     sampling: Sampling, answer_ids: list[int], drafted_ids: list[int], seed: int, random: int
@@ -102,7 +102,7 @@ def test_large_vocabularies(vocab_size: int) -> None:
             assert found.tolist() == [numpy.choose(logits[0], [1, 3]), numpy.choose(logits[1], [1, 3, 5])]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SAMPLINGS.filter(lambda sampling: sampling.temperature), st.lists(TOKENS, max_size=3), st.integers(0, 2**32 - 1))
 def test_rejection_is_that_of_numpy(sampling: Sampling, rounds: list[list[int]], random: int) -> None:
     """Round after round the same draws, the same verdicts; some tokens are drawn, some given."""

@@ -452,12 +452,13 @@ def test_an_empty_answer() -> None:
 
 
 @pytest.mark.parametrize("by_ids", [False, True])
-def test_every_character_comes_no_later_than_plains(by_ids: bool) -> None:
+@pytest.mark.parametrize("num_races", [8, pytest.param(25, marks=pytest.mark.slow)])
+def test_every_character_comes_no_later_than_plains(num_races: int, by_ids: bool) -> None:
     """For random latencies and agreements, also in the second and third answer of one decoder."""
 
     async def check() -> None:
         rng = random.Random(7)  # noqa: S311 - reproducible tests
-        for seed in range(25):
+        for seed in range(num_races):
             latency: dict[str, Any] = {
                 "first_token_s": rng.choice([0.02, 0.1, 0.45]),
                 "token_s": rng.choice([0.01, 0.016, 0.066]),
@@ -637,13 +638,13 @@ def test_a_cap_by_text_counts_the_targets_tokens_not_pieces(agreement: float, pa
 
     async def check() -> None:
         won = 0
-        for max_tokens in range(40, 160, 3):
+        for max_tokens in range(40, 160, 10):
             target = Tokenizing(pattern)
             raced = await read(racing(SimulatedDraft(CODE, agreement, 5), target), request_of(max_tokens=max_tokens))
             assert raced.text == "".join(pattern.findall(CODE)[:max_tokens])
             assert (raced.finish.finish_reason, raced.finish.stopped_by) == ("length", "max_tokens")
             won += raced.num_won
-        assert won > 500
+        assert won > 150
 
     run_virtual(check())
 
@@ -1075,10 +1076,11 @@ def p_value(counts: Counter[str]) -> float:
 DRAFT_WORDS = (" a", " a", " a", " a", " a")
 
 
-def test_sampled_answers_have_the_targets_law() -> None:
-    """Whichever stream wrote them: 4,000 raced answers against the exact law of four words."""
-    counts, num_won = run_virtual(sampled(4_000, DRAFT_WORDS))
-    assert num_won > 1_200
+@pytest.mark.parametrize("num_answers", [1_000, pytest.param(4_000, marks=pytest.mark.slow)])
+def test_sampled_answers_have_the_targets_law(num_answers: int) -> None:
+    """Whichever stream wrote them: raced answers against the exact law of four words."""
+    counts, num_won = run_virtual(sampled(num_answers, DRAFT_WORDS))
+    assert num_won > 0.3 * num_answers
     assert p_value(counts) > 1e-4
 
 
