@@ -10,7 +10,7 @@ help: ## this list
 setup: ## the package, editable, with everything that the other targets need; into the active environment
 	@$(step) setup pip install -e '.[dev]' -c tests/constraints.txt
 
-check: test lint types ## the usual checks, before each change lands: below 8 minutes on 2 cores
+check: test lint types ## the usual checks, before each change lands
 
 test: ## the usual tests
 	@$(step) tests pytest -n auto $(call junit,tests)
