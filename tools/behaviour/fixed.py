@@ -56,13 +56,22 @@ class WorkClock:
 def fixed_bytes(name: str) -> Iterator[None]:
     """The operating system's random bytes, and Python's own random numbers, are those of this name alone.
 
-    Of bytes the same come each time, so that nothing hangs on how often they are wanted.
+    Of bytes the same come each time, so that nothing hangs on how often they are wanted. So it is with generators that
+    are given no seed.
     """
     state = random.getstate()
     random.seed(name)
     given = random.Random(f"bytes {name}").randbytes(4096)  # noqa: S311 - repeatable, not secret
+
+    class Seeded(random.Random):
+        def __init__(self, seed: Any = None) -> None:
+            super().__init__(name if seed is None else seed)
+
+    def urandom(num: int) -> bytes:
+        return (given * (num // len(given) + 1))[:num]
+
     try:
-        with mock.patch("os.urandom", lambda num: (given * (num // len(given) + 1))[:num]):
+        with mock.patch("os.urandom", urandom), mock.patch("random.Random", Seeded):
             yield
     finally:
         random.setstate(state)

@@ -157,7 +157,7 @@ def _draw(rng: random.Random, name: str) -> _Scene:
             "max_concurrent_streams": drawn.max_concurrent_streams,
             "deadline_s": drawn.deadline_s,
         },
-        faults=rng.choice(_FAULTS) if _is_drawn(rng, 0.3) else {},
+        faults=rng.choice(_FAULTS) if name != "llamacpp" and _is_drawn(rng, 0.3) else {},
         latency={"first_token_s": first_s, "token_s": token_s, "round_trip_s": rng.choice((0.0, 0.01))},
         leave_after=4 if _is_drawn(rng, 0.1) else None,
         requests=[_request(rng, drawn, name) for _ in range(_REQUESTS)],
@@ -265,12 +265,11 @@ async def _scripted(name: str, scene: _Scene) -> AsyncGenerator[Any]:
 
 
 @asynccontextmanager
-async def _llamacpp(name: str, scene: _Scene) -> AsyncGenerator[Any]:
+async def _llamacpp(name: str, _: _Scene) -> AsyncGenerator[Any]:
     async with LlamaServer(_ANSWER).serving() as server:
         target = HttpProvider(_WIRES[name].model, base_url=server.url, dialect=DIALECTS[name])
         yield target
         await target.aclose()
-    scene.faults.clear()
 
 
 @asynccontextmanager
