@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from llm_spec.drafting.pieces import split_pieces
 from promises.checks.base import EPSILON_S, is_cut, is_sampled
 from promises.draw import Case
 from promises.run import Answer, Outcome, Shown
@@ -36,12 +37,24 @@ def find_delays(outcome: Outcome, shown: Shown) -> Iterator[str]:
     if result is None or is_cut(shown) or is_sampled(shown) or not _is_undisturbed(outcome, shown):
         return
     took_s, longest_s = shown.ended_s - shown.started_s, _LONGEST.get(result.strategy, _alone_s)(case, plain)
-    slack_s = _MEASURED * plain.seconds + 2 * case.token_s + 2 * case.round_trip_s
+    slack_s = (_MEASURED + _spread(outcome, plain)) * plain.seconds + 2 * case.token_s + 2 * case.round_trip_s
     alone_s = plain.seconds if result.plain_s is None else result.plain_s
     if _is_measurable(outcome) and abs(alone_s - plain.seconds) > slack_s:
         yield f"says that plain takes {alone_s:.3f} s; it takes {plain.seconds:.3f} s"
     if took_s > longest_s:
         yield f"took {took_s:.3f} s by {result.strategy}; plain {plain.seconds:.3f} s, the bound {longest_s:.3f} s"
+
+
+def _spread(outcome: Outcome, plain: Answer) -> float:
+    """By how much the pieces of a token differ among the answers: a server that counts no tokens is timed by pieces."""
+    if outcome.case.counts:
+        return 0.0
+    own = _pieces_per_token(plain)
+    return max(abs(own / _pieces_per_token(other) - 1.0) for other in outcome.plain.values())
+
+
+def _pieces_per_token(answer: Answer) -> float:
+    return max(1, len(split_pieces(answer.text))) / max(1, answer.num_tokens)
 
 
 def _is_measurable(outcome: Outcome) -> bool:
