@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from llm_spec._clock import clock
+from llm_spec._clock import clock, now
 from llm_spec.arrivals import time_arrivals
 from llm_spec.budget import Budget, Spending
 from llm_spec.chat import (
@@ -294,7 +294,7 @@ class SpeculativeDecoder:
         """The answer's events; `is_whole`: the caller goes by the last one alone."""
         affordable = self._affordable(asked)
         request = self._prepared(asked, affordable)
-        recording, seconds = Recording(request, self._spending), clock()
+        recording = Recording(request, self._spending)
         if affordable == 0:
             yield self._finish_empty(recording)
             return
@@ -303,9 +303,9 @@ class SpeculativeDecoder:
         choosing = choose_strategy(
             self._draft, self._target, request, self.config, self._planner, discovery=self._discovery
         )
-        began_s = seconds()
+        began_s = now()
         choice = await upstream.deadline.wait_for(choosing) or Choice(PLAIN, "discovery")  # it ends before it begins
-        recording.choosing_s = seconds() - began_s
+        recording.choosing_s = now() - began_s
         strategy = choice.strategy
         recording.promise = strategy.promise(self._target, self.config)  # what the target can do may change meanwhile
         recording.is_rated = strategy.name == "score"
@@ -315,6 +315,8 @@ class SpeculativeDecoder:
             yield Started(strategy.name, guarantee, self._target.name, self._draft_of(strategy))
         try:
             async with aclosing(self._verified(strategy, request, upstream, is_whole=is_whole)) as events:
+                # a plain answer is compared with nothing, so it does not matter what its consumer takes
+                seconds: Callable[[], float] = (lambda: 0.0) if strategy is PLAIN else clock()
                 async for event in events:
                     recording.add(event)
                     if type(event) is TextDelta or self._log_and_pass(event, upstream, rounds=rounds):
@@ -327,7 +329,8 @@ class SpeculativeDecoder:
             self._log_break(error, upstream)
             raise
         finally:
-            self._spending.settle(recording.allowance, recording.target_meter.usage, recording.draft_usage)
+            if recording.allowance is not None:  # counting what nobody asks for takes time
+                self._spending.settle(recording.allowance, recording.target_meter.usage, recording.draft_usage)
         if recording.is_refused_by_budget:
             yield self._finish_empty(recording)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -224,51 +224,45 @@ class _Counted(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
         self._add = add
         self._end = end
         self._call: Call | None = None
+        self._items: AsyncGenerator[T] | None = None
 
     async def __aenter__(self) -> AsyncIterator[T]:
         call = self._call = self._begin()
         try:
-            return _Counting(await self._opened.__aenter__(), call, self._add, self._end)
+            items = await self._opened.__aenter__()
         except BaseException as error:
             if isinstance(error, Exception):
                 call.fail(error)
             call.close()
             raise
+        self._items = self._count(items, call)
+        return self._items
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         try:
+            if self._items is not None:
+                await self._items.aclose()
             return await self._opened.__aexit__(kind, error, traceback)
         finally:
             if self._call is not None:
                 self._call.close()
 
-
-class _Counting(AsyncIterator[T]):
-    """What comes of a call."""
-
-    def __init__(
-        self, items: AsyncIterator[T], call: Call, add: Callable[[Call, T], T], end: Callable[[Call], T]
-    ) -> None:
-        self._next = items.__anext__
-        self._call = call
-        self._add = add
-        self._end = end
-
-    async def __anext__(self) -> T:
-        if self._call.is_over:
-            raise StopAsyncIteration
-        if self._call.cut_by is not None:
-            return self._end(self._call)
-        try:
-            item = await self._next()
-        except StopAsyncIteration:
-            raise
-        except Exception as error:
-            self._call.fail(error)
-            raise
-        return self._add(self._call, item)
+    async def _count(self, items: AsyncIterator[T], call: Call) -> AsyncGenerator[T]:
+        """What comes of a call."""
+        next_item, add = items.__anext__, self._add
+        while call.cut_by is None:
+            try:
+                item = await next_item()
+            except StopAsyncIteration:
+                return
+            except Exception as error:
+                call.fail(error)
+                raise
+            yield add(call, item)
+        if not call.is_over:
+            yield self._end(call)
 
 
 async def _result(call: Call, awaitable: Awaitable[T]) -> T:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NoReturn, TypeAlias, TypeVar
 
 from llm_spec.chat import ChatRequest, ChatResponse, Fallback, Finish, Progress, Retry, StreamEvent
 from llm_spec.config import SpeculativeConfig
@@ -96,13 +96,22 @@ class Upstream:
                 return await awaitable
             with self.log_context:
                 return await awaitable
-        except LlmSpecError as error:
-            if isinstance(error, TargetError):
-                error.partial_text = self.recording.content or error.partial_text
-            raise
-        except Exception as error:
-            message = f"target {self.target.name} failed: {type(error).__name__}: {error}"
-            raise TargetError(message, partial_text=self.recording.content) from error
+        except Exception as error:  # noqa: BLE001 - it is raised again
+            self.reraise(error)
+
+    def read(self, events: AsyncIterator[StreamEvent]) -> Awaitable[StreamEvent | None]:
+        """The next event, None after the last one. Its errors are as they came: see `reraise`."""
+        following = anext(events, None)
+        return self.step(following) if self.log_context.is_wanted else following
+
+    def reraise(self, error: Exception) -> NoReturn:
+        """Raise an error of the target with the text so far; one that is not ours becomes TargetError."""
+        if isinstance(error, TargetError):
+            error.partial_text = self.recording.content or error.partial_text
+        if isinstance(error, LlmSpecError):
+            raise error
+        message = f"target {self.target.name} failed: {type(error).__name__}: {error}"
+        raise TargetError(message, partial_text=self.recording.content) from error
 
     async def close(self, opened: AbstractAsyncContextManager[object]) -> None:
         """Close what was opened; the answer does not depend on how that ends."""
@@ -137,19 +146,21 @@ class _Attempts:
                     for happened in self.take_progress():
                         yield happened
                     try:
-                        while event is not None:
-                            if isinstance(event, Finish):
-                                upstream.breaker.see(None)
+                        while event is not None and type(event) is not Finish:
                             yield event
-                            if isinstance(event, Finish):
-                                return
-                            event = await upstream.step(anext(events, None))
-                        return
+                            event = await upstream.read(events)
                     except TransientError as error:
                         if upstream.recording.is_full:  # only its end was missing
                             yield Finish("length", None, "max_tokens")
                             return
                         self._go_on(error)
+                    except Exception as error:  # noqa: BLE001 - it is raised again
+                        upstream.reraise(error)
+                    else:
+                        if event is not None:
+                            upstream.breaker.see(None)
+                            yield event
+                        return
             finally:
                 await self._close()
 
@@ -238,6 +249,7 @@ class _Attempts:
         """An answer broke off: the next attempt goes on from there, or anew; raises the error where it cannot."""
         upstream = self._upstream
         recording, target = upstream.recording, upstream.target
+        error.partial_text = recording.content or error.partial_text
         upstream.breaker.see(error)
         rest = recording.rest()
         is_spent = self._num_made >= upstream.config.retry.max_attempts or upstream.breaker.is_open

@@ -49,6 +49,8 @@ def count_tokens(piece: TextDelta | DraftPiece) -> int:
     """
     if piece.token_ids is not None:
         return len(piece.token_ids)
+    if piece.text.strip().isalnum():  # a word, as most are
+        return 1
     return len(split_pieces(piece.text)) if count_words(piece.text) > 1 else bool(piece.text)
 
 
