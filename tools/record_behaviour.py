@@ -25,6 +25,8 @@ Not recorded, because it is not the same twice:
 - how long local models really take, and when their events arrive in between: in its place stands a clock that only
   their forward passes move on, and the loop waits for their threads. So a local answer is never left midway.
 - random bytes of the operating system (seeds, nonces): they are the same for a case each time.
+- in which order the kernel hands over requests that were sent at one instant over several connections: the servers wait
+  for each a moment that follows from what it says.
 - of HTTP headers `Host`, which has a free port, `User-Agent` and those in which SDKs tell versions and the machine.
 """
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from behaviour.fixed import SteadyLoop
 from behaviour.plain import data_of, error_of, event_of, request_of
 from llm_spec import ChatRequest, SpeculativeDecoder
 
 __all__ = ["read_request", "run_steadily"]
+
+_GRACE_S: Final = 0.0005  # real seconds for what was sent to arrive
 
 
 async def read_request(
@@ -41,5 +43,5 @@ def run_steadily(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Run it by virtual clock; both ends of its connections are in this loop."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        with asyncio.Runner(loop_factory=lambda: SteadyLoop(socket_grace_s=0.0)) as runner:
+        with asyncio.Runner(loop_factory=lambda: SteadyLoop(socket_grace_s=_GRACE_S)) as runner:
             return runner.run(work())
