@@ -26,8 +26,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from llm_spec.budget import SLICE_TOKENS
-from llm_spec.testing.server import Latency, ModelServer
+from llm_spec.budget import RESERVED_OUTPUT_TOKENS
+from llm_spec.testing.server import ModelServer, ServerLatency
 
 TEXT: Final = " ".join(f"word{i}" for i in range(900))
 PROMPT: Final = "one two three"
@@ -49,14 +49,14 @@ class Outcome:
         over = self.num_tokens - budget
         kept = {
             f"{self.num_tokens / budget:.0%} of the budget is used": self.num_tokens >= MIN_SHARE * budget,
-            f"{over} tokens too many": over <= self.num_at_once * SLICE_TOKENS,
+            f"{over} tokens too many": over <= self.num_at_once * RESERVED_OUTPUT_TOKENS,
             f"{self.num_at_once} are answered at once": self.num_at_once >= MIN_AT_ONCE,
         }
         return [what for what, is_kept in kept.items() if not is_kept]
 
 
 @asynccontextmanager
-async def serving(upstream: str, budget: int, workers: int) -> AsyncGenerator[str]:
+async def serve_budgeted(upstream: str, budget: int, workers: int) -> AsyncGenerator[str]:
     """The server's address."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "llm-spec.toml"
@@ -77,12 +77,12 @@ async def serving(upstream: str, budget: int, workers: int) -> AsyncGenerator[st
             await process.wait()
 
 
-async def ask_at_once(url: str, number: int, upstream: ModelServer, fields: Mapping[str, Any]) -> Outcome:
+async def send_all_at_once(url: str, number: int, upstream: ModelServer, fields: Mapping[str, Any]) -> Outcome:
     """Send all requests, each by a connection of its own, and read what comes."""
     body = {"model": "fast", "stream": True, "messages": [{"role": "user", "content": PROMPT}], **fields}
     most = 0
 
-    async def watch() -> None:
+    async def watch_upstream() -> None:
         nonlocal most
         while True:
             most = max(most, upstream.num_open_streams)
@@ -92,13 +92,13 @@ async def ask_at_once(url: str, number: int, upstream: ModelServer, fields: Mapp
         connector=aiohttp.TCPConnector(limit=0, force_close=True), headers={"x-api-key": KEY}
     ) as session:
 
-        async def one() -> int:
+        async def send_one() -> int:
             async with session.post(f"{url}/v1/chat/completions", json=body) as response:
                 await response.read()
                 return response.status
 
-        watching = asyncio.create_task(watch())
-        statuses = await asyncio.gather(*(one() for _ in range(number)))
+        watching = asyncio.create_task(watch_upstream())
+        statuses = await asyncio.gather(*(send_one() for _ in range(number)))
         watching.cancel()
     num_read = len(upstream.requests) * len(PROMPT.split())
     return Outcome(Counter(statuses), most, upstream.num_generated_tokens + num_read)
@@ -107,15 +107,15 @@ async def ask_at_once(url: str, number: int, upstream: ModelServer, fields: Mapp
 async def measure(number: int, budget: int, workers: int, fields: Mapping[str, Any]) -> Outcome:
     """One case, with an upstream and a server of its own."""
     async with (
-        ModelServer(TEXT, latency=Latency(first_token_s=1.0, token_s=0.03)) as upstream,
-        serving(upstream.url, budget, workers) as url,
+        ModelServer(TEXT, latency=ServerLatency(first_token_s=1.0, token_s=0.03)) as upstream,
+        serve_budgeted(upstream.url, budget, workers) as url,
         aiohttp.ClientSession(headers={"x-api-key": KEY}, connector=aiohttp.TCPConnector(force_close=True)) as session,
     ):
         for _ in range(20 * workers):  # until all workers have come up, most likely
             async with session.get(f"{url}/v1/models") as response:
                 await response.read()
             await asyncio.sleep(0.1 if workers > 1 else 0.0)
-        return await ask_at_once(url, number, upstream, fields)
+        return await send_all_at_once(url, number, upstream, fields)
 
 
 def main() -> int:

@@ -26,12 +26,12 @@ from llm_spec_onnx import OnnxProvider
 
 from llm_spec import (
     Capabilities,
+    CascadeDraft,
     ChatRequest,
     ChatResponse,
     CostAware,
     DraftProvider,
     Fixed,
-    JoinedDraft,
     LookaheadPolicy,
     PromptLookup,
     ProviderDraft,
@@ -111,35 +111,35 @@ class TimedProvider:
     async def aclose(self) -> None: ...
 
 
-def contenders(watch: Stopwatch) -> tuple[dict[str, SpeculativeDecoder], float]:
+def make_contenders(watch: Stopwatch) -> tuple[dict[str, SpeculativeDecoder], float]:
     """Everyone who answers, and the memory (MB) that the pair alone takes."""
     target = TimedProvider(open_provider("builtin:target").capabilities.token_model, watch)
     model = ProviderDraft(TimedProvider(open_provider("builtin:draft").capabilities.token_model, watch))
-    at_rest_mb = resident_mb()
-    draft = JoinedDraft(PromptLookup(), model)  # as `lookup+builtin:draft` makes it
+    at_rest_mb = measure_resident_mb()
+    draft = CascadeDraft(PromptLookup(), model)  # as `lookup+builtin:draft` makes it
     folder = Path(str(llm_spec_onnx.__file__)).parent / "builtin" / "target"
     fastest = TimedProvider(OnnxProvider(folder, exact=False).capabilities.token_model, watch)
 
-    def speculative(lookahead: LookaheadPolicy, draft: DraftProvider = draft) -> SpeculativeDecoder:
+    def make_speculative(lookahead: LookaheadPolicy, draft: DraftProvider = draft) -> SpeculativeDecoder:
         return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens", lookahead=lookahead))
 
     decoders = {
         "plain, unpadded": SpeculativeDecoder(None, fastest),
         "plain, same text": SpeculativeDecoder(None, target),
-        **{f"fixed {n}": speculative(Fixed(n)) for n in FIXED},
-        "adaptive": speculative(CostAware()),
-        "adaptive, model": speculative(CostAware(), model),
-        "adaptive, lookup": speculative(CostAware(), PromptLookup()),
-        "adaptive, suffix": speculative(CostAware(), SuffixDraft()),
-        "suffix + model": speculative(CostAware(), JoinedDraft(SuffixDraft(), model)),
-        "all three": speculative(CostAware(), JoinedDraft(PromptLookup(), SuffixDraft(), model)),
+        **{f"fixed {n}": make_speculative(Fixed(n)) for n in FIXED},
+        "adaptive": make_speculative(CostAware()),
+        "adaptive, model": make_speculative(CostAware(), model),
+        "adaptive, lookup": make_speculative(CostAware(), PromptLookup()),
+        "adaptive, suffix": make_speculative(CostAware(), SuffixDraft()),
+        "suffix + model": make_speculative(CostAware(), CascadeDraft(SuffixDraft(), model)),
+        "all three": make_speculative(CostAware(), CascadeDraft(PromptLookup(), SuffixDraft(), model)),
     }
     return decoders, at_rest_mb
 
 
-async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+async def measure_contenders(arguments: argparse.Namespace) -> dict[str, Any]:
     watch = Stopwatch()
-    decoders, at_rest_mb = contenders(watch)
+    decoders, at_rest_mb = make_contenders(watch)
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()[: arguments.prompts]
     requests = [
         ChatRequest.create(
@@ -188,12 +188,12 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def resident_mb() -> float:
+def measure_resident_mb() -> float:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def show(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     print(f"{report['num_prompts']} held-out prompts, temperature {report['temperature']}, one thread\n")
     print(f"{'':<18} {'median':>8} {'total':>8} {'tokens a round':>15} {'model time':>11} {'seconds':>8}")
     for name, row in report["rows"].items():
@@ -215,8 +215,8 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--json", type=Path, help="also write the report there")
     arguments = parser.parse_args()
-    report = asyncio.run(measure(arguments))
-    show(report)
+    report = asyncio.run(measure_contenders(arguments))
+    print_report(report)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=2), encoding="utf-8")
 

@@ -34,7 +34,7 @@ LOOKAHEADS: dict[str, LookaheadPolicy] = {"1": Fixed(1), "3": Fixed(3), "8": Fix
 DRAFTS = ("builtin:draft", "random", "lookup", "lookup+builtin:draft", "suffix+builtin:draft")
 
 
-async def check(num_prompts: int, num_seeds: int, max_tokens: int) -> int:
+async def compare_combinations(num_prompts: int, num_seeds: int, max_tokens: int) -> int:
     """The number of combinations compared; ends the program at the first difference."""
     target = open_provider("builtin:target")
     drafts: dict[str, DraftProvider] = {name: open_draft(name) for name in DRAFTS}
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)
     arguments = parser.parse_args()
-    asyncio.run(check(arguments.prompts, arguments.seeds, arguments.max_tokens))
+    asyncio.run(compare_combinations(arguments.prompts, arguments.seeds, arguments.max_tokens))
 
 
 if __name__ == "__main__":

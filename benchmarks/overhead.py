@@ -29,18 +29,18 @@ from typing import Any, TypeAlias
 
 import relay
 from llm_spec_http import DIALECTS, HttpProvider
-from never_slower import answer_of
+from never_slower import make_answer
 
 from llm_spec import ChatRequest, LlmProvider, SpeculativeConfig, SpeculativeDecoder, TextDelta
 from llm_spec.config import StrategyName
 from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.server import MODEL, Latency, ModelServer
+from llm_spec.testing.server import MODEL, ModelServer, ServerLatency
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 LIMIT_CHUNK_US = 20.0
 LIMIT_ROUND_US = 2000.0
 STREAMS = 12
-ASKED = ChatRequest.create("Tell me.", temperature=0.0)
+REQUEST = ChatRequest.create("Tell me.", temperature=0.0)
 FAR: dict[str, Any] = {"first_token_s": 0.45, "token_s": 1 / 60}
 NEAR: dict[str, Any] = {"first_token_s": 1 / 40, "token_s": 1 / 40, "round_trip_s": 0.02}
 
@@ -48,7 +48,7 @@ NEAR: dict[str, Any] = {"first_token_s": 1 / 40, "token_s": 1 / 40, "round_trip_
 Run: TypeAlias = Callable[[], tuple[int, int]]
 
 
-def cpu_us(run: Run, repeats: int) -> tuple[float, int, int]:
+def measure_cpu_us(run: Run, repeats: int) -> tuple[float, int, int]:
     """Microseconds of CPU of the fastest run, and what it handled."""
     best, handled = float("inf"), (0, 0)
     for _ in range(repeats):
@@ -64,53 +64,53 @@ def cpu_us(run: Run, repeats: int) -> tuple[float, int, int]:
 # ------------------------------------------------------------------------------------- in this process
 
 
-async def read(provider: LlmProvider) -> int:
+async def read_answer(provider: LlmProvider) -> int:
     """Read one answer; the number of its chunks."""
-    async with provider.stream(ASKED) as events:
+    async with provider.stream(REQUEST) as events:
         return sum([isinstance(event, TextDelta) async for event in events])
 
 
-async def read_together(provider: LlmProvider, num_streams: int) -> int:
-    return sum(await asyncio.gather(*(read(provider) for _ in range(num_streams))))
+async def read_answers_together(provider: LlmProvider, num_streams: int) -> int:
+    return sum(await asyncio.gather(*(read_answer(provider) for _ in range(num_streams))))
 
 
-def simulated_target(answer: str, num_streams: int) -> tuple[int, int]:
+def run_simulated_target(answer: str, num_streams: int) -> tuple[int, int]:
     """The simulated target without this library."""
-    return run_virtual(read_together(SimulatedTarget(answer, **FAR), num_streams)), 0
+    return run_virtual(read_answers_together(SimulatedTarget(answer, **FAR), num_streams)), 0
 
 
-def simulated_draft(answer: str) -> tuple[int, int]:
+def run_simulated_draft(answer: str) -> tuple[int, int]:
     """The simulated draft without this library."""
 
     async def read_draft() -> int:
-        async with SimulatedDraft(answer, 1.0, 1).draft(ASKED, 1 << 20) as pieces:
+        async with SimulatedDraft(answer, 1.0, 1).draft(REQUEST, 1 << 20) as pieces:
             return sum([bool(piece.text) async for piece in pieces])
 
     return run_virtual(read_draft()), 0
 
 
-def answered(answer: str, strategy: StrategyName, agreement: float, *, by_ids: bool) -> tuple[int, int]:
+def run_decoder(answer: str, strategy: StrategyName, agreement: float, *, by_ids: bool) -> tuple[int, int]:
     """One answer; how many chunks were read, or rounds judged, and pieces drafted."""
     near = strategy == "probe"
     target = SimulatedTarget(answer, **(NEAR if near else FAR), by_ids=by_ids)
     draft_s = 1 / 320 if near else 0.0
     draft = SimulatedDraft(answer, agreement, 1, first_token_s=draft_s, token_s=draft_s)
     config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4 if near else STREAMS)
-    result = run_virtual(SpeculativeDecoder(draft, target, config).decode(ASKED))
+    result = run_virtual(SpeculativeDecoder(draft, target, config).decode(REQUEST))
     assert result.content == answer
     num_drafted = 0 if result.draft_usage is None else result.draft_usage.output_tokens
     return result.stats.num_rounds if near else target.num_generated_tokens, num_drafted
 
 
-def in_process(num_tokens: int, repeats: int) -> list[tuple[str, float, float]]:
+def measure_in_process(num_tokens: int, repeats: int) -> list[tuple[str, float, float]]:
     """Chunks of plain and of races, beside what the simulation takes; (what, us, limit)."""
-    answer = answer_of(num_tokens, 1)
+    answer = make_answer(num_tokens, 1)
     alone, together, drafting = (
         spent / number
         for spent, number, _ in (
-            cpu_us(partial(simulated_target, answer, 1), repeats),
-            cpu_us(partial(simulated_target, answer, STREAMS), repeats),
-            cpu_us(partial(simulated_draft, answer), repeats),
+            measure_cpu_us(partial(run_simulated_target, answer, 1), repeats),
+            measure_cpu_us(partial(run_simulated_target, answer, STREAMS), repeats),
+            measure_cpu_us(partial(run_simulated_draft, answer), repeats),
         )
     )
     print(
@@ -126,7 +126,9 @@ def in_process(num_tokens: int, repeats: int) -> list[tuple[str, float, float]]:
     ]
     cases: list[tuple[StrategyName, float, bool]] = [("plain", 0.0, False), *races]
     for strategy, agreement, by_ids in cases:
-        spent, number, drafted = cpu_us(partial(answered, answer, strategy, agreement, by_ids=by_ids), repeats)
+        spent, number, drafted = measure_cpu_us(
+            partial(run_decoder, answer, strategy, agreement, by_ids=by_ids), repeats
+        )
         what = strategy if strategy == "plain" else f"race at {agreement:g} by {'ids' if by_ids else 'text'}"
         ours = spent - drafting * drafted - number * (alone if strategy == "plain" else together)
         each, each_piece = ours / number, ours / (number + drafted)
@@ -135,12 +137,12 @@ def in_process(num_tokens: int, repeats: int) -> list[tuple[str, float, float]]:
     return told
 
 
-def rounds(num_tokens: int, repeats: int) -> list[tuple[str, float, float]]:
-    answer = answer_of(num_tokens, 1)
+def measure_rounds(num_tokens: int, repeats: int) -> list[tuple[str, float, float]]:
+    answer = make_answer(num_tokens, 1)
     print(f"\nus of CPU for a round of probe, 4 at a time, {num_tokens} tokens, simulation and all")
     told: list[tuple[str, float, float]] = []
     for agreement in (0.5, 0.8, 0.9, 1.0):
-        spent, number, _ = cpu_us(partial(answered, answer, "probe", agreement, by_ids=True), repeats)
+        spent, number, _ = measure_cpu_us(partial(run_decoder, answer, "probe", agreement, by_ids=True), repeats)
         print(f"  probe at {agreement:<11g}{spent / number:>17.1f} ({number} rounds)")
         told.append((f"a round at {agreement:g}", spent / number, LIMIT_ROUND_US))
     return told
@@ -150,7 +152,7 @@ def rounds(num_tokens: int, repeats: int) -> list[tuple[str, float, float]]:
 
 
 @contextmanager
-def relaying(num_chunks: int) -> Generator[str]:
+def start_relay(num_chunks: int) -> Generator[str]:
     ports: Queue[int] = multiprocessing.Queue()
     server = multiprocessing.Process(target=relay.serve, args=(num_chunks, ports), daemon=True)
     server.start()
@@ -165,7 +167,7 @@ def serve_model(answer: str, pipe: Connection) -> None:
     """A model server, until the other end of the pipe says a word."""
 
     async def run() -> None:
-        latency = Latency(first_token_s=0.1, token_s=0.004)
+        latency = ServerLatency(first_token_s=0.1, token_s=0.004)
         async with ModelServer(answer, latency=latency, continues_prefix="fields") as server:
             pipe.send(server.url)
             await asyncio.to_thread(pipe.recv)
@@ -174,7 +176,7 @@ def serve_model(answer: str, pipe: Connection) -> None:
 
 
 @contextmanager
-def serving(answer: str) -> Generator[str]:
+def start_model_server(answer: str) -> Generator[str]:
     here, there = multiprocessing.Pipe()
     server = multiprocessing.Process(target=serve_model, args=(answer, there), daemon=True)
     server.start()
@@ -185,7 +187,7 @@ def serving(answer: str) -> Generator[str]:
         server.join(10)
 
 
-async def by_turns(
+async def measure_by_turns(
     first: Callable[[], Awaitable[int]], second: Callable[[], Awaitable[int]], repeats: int
 ) -> list[float]:
     """Microseconds of CPU a chunk, of each in its fastest run."""
@@ -198,11 +200,11 @@ async def by_turns(
     return best
 
 
-async def over_relay(url: str, repeats: int) -> list[tuple[str, float, float]]:
+async def measure_over_relay(url: str, repeats: int) -> list[tuple[str, float, float]]:
     provider = HttpProvider("any", base_url=url)
     try:
         decoder = SpeculativeDecoder(None, provider)
-        alone, whole = await by_turns(partial(read, provider), partial(read, decoder), repeats)
+        alone, whole = await measure_by_turns(partial(read_answer, provider), partial(read_answer, decoder), repeats)
     finally:
         await provider.aclose()
     print("\nover sockets, us of CPU for a chunk")
@@ -210,43 +212,43 @@ async def over_relay(url: str, repeats: int) -> list[tuple[str, float, float]]:
     return [("plain over HTTP, provider and decoder", whole, LIMIT_CHUNK_US)]
 
 
-async def over_model_server(url: str, answer: str, repeats: int) -> None:
+async def measure_over_model_server(url: str, answer: str, repeats: int) -> None:
     """Twelve streams of the provider alone against a race; each chunk is a read of its own."""
     provider = HttpProvider(MODEL, base_url=url, dialect=DIALECTS["vllm"])
     try:
         config = SpeculativeConfig(strategy="race", max_concurrent_streams=STREAMS)
         decoder = SpeculativeDecoder(SimulatedDraft(answer, 0.98, 1), provider, config)
 
-        async def raced() -> int:
-            result = await decoder.decode(ASKED)
+        async def read_race() -> int:
+            result = await decoder.decode(REQUEST)
             assert result.content == answer
             return 0 if result.usage is None else result.usage.output_tokens
 
-        await raced()  # what the server can do is known from now on
-        alone, whole = await by_turns(partial(read_together, provider, STREAMS), raced, repeats)
+        await read_race()  # what the server can do is known from now on
+        alone, whole = await measure_by_turns(partial(read_answers_together, provider, STREAMS), read_race, repeats)
     finally:
         await provider.aclose()
     print(f"  a chunk a read: twelve streams of the provider {alone:.1f}, race at 0.98 {whole:.1f}, requests and all")
 
 
-def over_sockets(repeats: int) -> list[tuple[str, float, float]]:
-    with relaying(20_000) as url:
-        told = asyncio.run(over_relay(url, repeats))
-    answer = answer_of(600, 1)
-    with serving(answer) as url:
-        asyncio.run(over_model_server(url, answer, repeats))
+def measure_over_sockets(repeats: int) -> list[tuple[str, float, float]]:
+    with start_relay(20_000) as url:
+        told = asyncio.run(measure_over_relay(url, repeats))
+    answer = make_answer(600, 1)
+    with start_model_server(answer) as url:
+        asyncio.run(measure_over_model_server(url, answer, repeats))
     return told
 
 
 # ------------------------------------------------------------------------------------------------ main
 
 
-def profile(strategy: StrategyName, num_tokens: int) -> None:
+def print_profile(strategy: StrategyName, num_tokens: int) -> None:
     """Where the time goes; a profile makes calls look dearer than they are."""
-    answer = answer_of(num_tokens, 1)
+    answer = make_answer(num_tokens, 1)
     profiler = cProfile.Profile(time.process_time)
     profiler.enable()
-    answered(answer, strategy, 0.9 if strategy == "probe" else 0.98, by_ids=True)
+    run_decoder(answer, strategy, 0.9 if strategy == "probe" else 0.98, by_ids=True)
     profiler.disable()
     pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(28)
 
@@ -257,12 +259,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", choices=("plain", "race", "probe"), help="show where the time goes instead")
     arguments = parser.parse_args()
-    if arguments.profile is not None:
-        profile(arguments.profile, arguments.tokens)
+    if arguments.print_profile is not None:
+        print_profile(arguments.print_profile, arguments.tokens)
         return
-    told = in_process(arguments.tokens, arguments.repeats)
-    told += rounds(600, arguments.repeats)
-    told += over_sockets(arguments.repeats)
+    told = measure_in_process(arguments.tokens, arguments.repeats)
+    told += measure_rounds(600, arguments.repeats)
+    told += measure_over_sockets(arguments.repeats)
     missed = [f"{what}: {us:.1f} us, more than {limit:g}" for what, us, limit in told if us > limit]
     print(f"\nlimits: {LIMIT_CHUNK_US:g} us a chunk, {LIMIT_ROUND_US:g} us a round: " + ("; ".join(missed) or "kept"))
     sys.exit(1 if missed else 0)

@@ -82,7 +82,7 @@ _FIELDS: Final = """
 FIELDS: Final = _FIELDS.split()
 
 
-def seeds() -> list[tuple[str, Json]]:
+def make_seed_bodies() -> list[tuple[str, Json]]:
     """A body that is answered for each path, with much that it may hold."""
     tool: Json = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -116,16 +116,16 @@ def seeds() -> list[tuple[str, Json]]:
     ]
 
 
-SEEDS: Final = seeds()
+SEEDS: Final = make_seed_bodies()
 
 
-def chained(length: int) -> Json:
+def make_chained_schema(length: int) -> Json:
     """A format whose compiler recurses."""
     rules = "".join(f"a{i}:a{i + 1}\n" for i in range(length))
     return {"type": "grammar", "grammar": f'start:a0\n{rules}a{length}:"z"'}
 
 
-class Bodies:
+class RequestGenerator:
     """Requests by one seed: always the same."""
 
     def __init__(self, seed: int) -> None:
@@ -143,22 +143,24 @@ class Bodies:
         if r.random() < 0.04:
             return r.choice(("GET", "PUT", "OPTIONS", "DELETE", "HEAD")), r.choice((*READ, *POSTED)), headers, b""
         path = r.choice((path, path, path, path, *POSTED))
-        return "POST", path.removeprefix("/v1") if r.random() < 0.1 else path, headers, self._data(body)
+        return "POST", path.removeprefix("/v1") if r.random() < 0.1 else path, headers, self._encode_body(body)
 
-    def _data(self, body: Json) -> bytes:
+    def _encode_body(self, body: Json) -> bytes:
         r = self._random
         body = json.loads(json.dumps(body))
         body["model"] = r.choices(("fast", "remote", "local", "nobody"), (66, 25, 4, 5))[0]
         body["stream"] = r.random() < 0.5
         kind = r.random()
         if kind < 0.002:
-            return self._huge(body)
+            return self._make_huge(body)
         if kind < 0.01:
-            body["response_format"] = r.choice((chained(800), chained(4000), {"type": "regex", "pattern": "a?" * 2000}))
+            body["response_format"] = r.choice(
+                (make_chained_schema(800), make_chained_schema(4000), {"type": "regex", "pattern": "a?" * 2000})
+            )
         for _ in range(r.choice((0, 1, 1, 1, 2, 3, 8))):
             self._mutate(body)
         data = json.dumps(body, ensure_ascii=r.random() < 0.5).encode(errors="surrogatepass")
-        return self._broken(data) if r.random() < 0.15 else data
+        return self._break_bytes(data) if r.random() < 0.15 else data
 
     def _mutate(self, body: Json) -> None:
         """Change one place, however deep."""
@@ -173,14 +175,14 @@ class Bodies:
                     if r.random() < 0.15:
                         fields.pop(name, None)
                     else:
-                        fields[name] = self._value(3)
+                        fields[name] = self._make_value(3)
                     return
                 node = cast("Any", inner)
             elif isinstance(node, list) and node:
                 items = cast("list[Any]", node)
                 index = r.randrange(len(items))
                 if not isinstance(items[index], dict | list) or r.random() < 0.3:
-                    items[index] = self._value(3)
+                    items[index] = self._make_value(3)
                     return
                 if r.random() < 0.1:
                     items += items * r.choice((1, 50))
@@ -189,7 +191,7 @@ class Bodies:
             else:
                 return
 
-    def _value(self, depth: int) -> Any:
+    def _make_value(self, depth: int) -> Any:
         r = self._random
         kind = r.randrange(9 if depth else 6)
         if kind < 5:
@@ -197,12 +199,12 @@ class Bodies:
         if kind == 5:
             return "\ud800" if r.random() < 0.1 else r.choice(FIELDS)
         if kind == 6:
-            return [self._value(depth - 1) for _ in range(r.choice((0, 1, 2, 30)))]
+            return [self._make_value(depth - 1) for _ in range(r.choice((0, 1, 2, 30)))]
         if kind == 7 and r.random() < 0.1:
             return json.loads("[" * 300 + "]" * 300)
-        return {r.choice(FIELDS): self._value(depth - 1) for _ in range(r.choice((0, 1, 3)))}
+        return {r.choice(FIELDS): self._make_value(depth - 1) for _ in range(r.choice((0, 1, 3)))}
 
-    def _huge(self, body: Json) -> bytes:
+    def _make_huge(self, body: Json) -> bytes:
         """Megabytes: of text, messages, numbers, lists."""
         r = self._random
         number = r.choice((10_000, 100_000, 400_000))
@@ -217,7 +219,7 @@ class Bodies:
             return b'{"messages":' + b"[[]," * number + b"]" * number + b"}"
         return json.dumps({**body, "x": {str(i): i for i in range(number)}}).encode()
 
-    def _broken(self, data: bytes) -> bytes:
+    def _break_bytes(self, data: bytes) -> bytes:
         r = self._random
         if r.random() < 0.3:
             return r.randbytes(r.choice((0, 1, 40, 3000)))
@@ -274,7 +276,7 @@ def upstream(port: Connection) -> None:
 
 
 @dataclass
-class Gaps:
+class StreamGaps:
     """The pauses of a stream, in seconds, beyond those of its source."""
 
     worst_s: float = 0.0
@@ -291,7 +293,7 @@ class Gaps:
         return f"{self.worst_s * 1e3:.0f} ms at worst, {self.num_over} of {self.num} over 100 ms"
 
 
-async def read_stream(session: aiohttp.ClientSession, url: str, gaps: dict[str, Gaps], name: str) -> None:
+async def read_stream(session: aiohttp.ClientSession, url: str, gaps: dict[str, StreamGaps], name: str) -> None:
     """Read a stream that has no end, and add its pauses to `gaps[name]`."""
     body = {"model": "paced", "stream": True, "messages": [{"role": "user", "content": "x"}]}
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
@@ -305,17 +307,17 @@ async def read_stream(session: aiohttp.ClientSession, url: str, gaps: dict[str, 
     raise RuntimeError("a stream ended that has no end")
 
 
-def read_streams(server: str, source: str, told: Connection) -> None:
+def read_streams(server: str, source: str, queue: Connection) -> None:
     """A process that reads four streams through the server, and one from its source; each word gets their pauses."""
-    gaps = {"server": Gaps(), "source": Gaps()}
+    gaps = {"server": StreamGaps(), "source": StreamGaps()}
 
     async def answer() -> None:
         while True:
             await asyncio.sleep(0.1)
-            if told.poll():
-                word = told.recv()
-                told.send(dict(gaps))
-                gaps.update(server=Gaps(), source=Gaps())
+            if queue.poll():
+                word = queue.recv()
+                queue.send(dict(gaps))
+                gaps.update(server=StreamGaps(), source=StreamGaps())
                 if word == "stop":
                     return
 
@@ -338,7 +340,7 @@ def read_streams(server: str, source: str, told: Connection) -> None:
 
 
 @dataclass
-class Seen:
+class FuzzOutcome:
     """What became of the requests."""
 
     statuses: collections.Counter[int] = field(default_factory=collections.Counter[int])
@@ -350,20 +352,22 @@ class Seen:
             self.wrong.append(what)
 
 
-def children(pid: int) -> list[int]:
+def list_children(pid: int) -> list[int]:
     """The workers of a server."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-def megabytes(pid: int) -> float:
+def read_peak_memory_mb(pid: int) -> float:
     """The most memory that a process has had."""
     found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) / 1024
 
 
-async def send(session: aiohttp.ClientSession, url: str, bodies: Bodies, seen: Seen, leaving: random.Random) -> None:
+async def send(
+    session: aiohttp.ClientSession, url: str, bodies: RequestGenerator, seen: FuzzOutcome, leaving: random.Random
+) -> None:
     """One request; what its answer must not be is told."""
     method, path, headers, data = bodies.request()
     what = f"{method} {path} {data[:300]!r}"
@@ -382,9 +386,9 @@ async def send(session: aiohttp.ClientSession, url: str, bodies: Bodies, seen: S
         seen.fail(f"{response.status} without an error object: {text[:300]!r} after {what}")
 
 
-async def fuzz(url: str, num_requests: int, num_clients: int, seed: int) -> Seen:
+async def fuzz(url: str, num_requests: int, num_clients: int, seed: int) -> FuzzOutcome:
     """Send them all, so many at a time."""
-    bodies, seen, leaving = Bodies(seed), Seen(), random.Random(seed)  # noqa: S311 - as above
+    bodies, seen, leaving = RequestGenerator(seed), FuzzOutcome(), random.Random(seed)  # noqa: S311 - as above
     left = iter(range(num_requests))
     timeout = aiohttp.ClientTimeout(total=HANGS_S)
     connector = aiohttp.TCPConnector(limit=0)
@@ -409,7 +413,7 @@ def start_server(config: Path, log: Path) -> tuple[subprocess.Popen[bytes], str]
     until_s = time.monotonic() + HANGS_S
     while time.monotonic() < until_s and process.poll() is None:
         found = re.search(r"serves at (\S+)", log.read_text())
-        if found is not None and len(children(process.pid)) == 2:
+        if found is not None and len(list_children(process.pid)) == 2:
             return process, found[1]
         time.sleep(0.1)
     raise SystemExit(f"the server did not start: {log.read_text()}")
@@ -440,7 +444,7 @@ def main() -> int:
             source.terminate()
 
 
-def ask(reader: Connection, word: str) -> dict[str, Gaps]:
+def request_gaps(reader: Connection, word: str) -> dict[str, StreamGaps]:
     """The pauses since the last word."""
     reader.send(word)
     return reader.recv()
@@ -452,22 +456,22 @@ def run(
     """Send the requests beside the streams, and print what became of both."""
     url, source_url = urls
     asyncio.run(fuzz(url, 40, 4, options.seed + 1))  # models and libraries are loaded
-    workers = children(server.pid)
+    workers = list_children(server.pid)
     ours, theirs = context.Pipe()
     reader = context.Process(target=read_streams, args=(url, source_url, theirs), daemon=True)
     reader.start()
     time.sleep(2.0)  # the streams begin
-    ask(ours, "again")
+    request_gaps(ours, "again")
     time.sleep(options.quiet_s)
-    quiet = ask(ours, "again")
+    quiet = request_gaps(ours, "again")
     began_s = time.monotonic()
     seen = asyncio.run(fuzz(url, options.requests, options.clients, options.seed))
     took_s = time.monotonic() - began_s
-    busy = ask(ours, "stop")
+    busy = request_gaps(ours, "stop")
     reader.join(HANGS_S)
-    memory = [megabytes(pid) for pid in children(server.pid)]
-    if children(server.pid) != workers:
-        seen.fail(f"workers died: {workers} before, {children(server.pid)} after")
+    memory = [read_peak_memory_mb(pid) for pid in list_children(server.pid)]
+    if list_children(server.pid) != workers:
+        seen.fail(f"workers died: {workers} before, {list_children(server.pid)} after")
     if "Traceback" in log.read_text(errors="replace") or "a request failed" in log.read_text(errors="replace"):
         seen.fail(f"the log tells of errors: {[line for line in log.read_text().splitlines() if 'failed' in line][:3]}")
     if max(memory) > MAX_MB:

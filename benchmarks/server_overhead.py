@@ -21,17 +21,17 @@ import urllib.request
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
-from server_peers import MODEL, Load, ask, body_of, relay, upstream
+from server_peers import MODEL, Load, ask, make_body, relay, upstream
 
 _NUM_SLICES = 10
 _WITHOUT_KEYS = {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}  # as ours, on a loopback address
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-Place = tuple[str, str]  # an address, and the name of a model there
+ServerAddress = tuple[str, str]  # an address, and the name of a model there
 
 
-class Program:
+class ServerProgram:
     """A server: a process, and the workers that it started. Figures are their sums."""
 
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
@@ -62,7 +62,7 @@ class Program:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], url: str | None = None) -> Generator[Program]:
+def running(command: Sequence[str], url: str | None = None) -> Generator[ServerProgram]:
     """A program that serves; without a url it prints its own."""
     out = subprocess.PIPE if url is None else subprocess.DEVNULL
     process = subprocess.Popen(  # noqa: S603 - our own
@@ -74,7 +74,7 @@ def running(command: Sequence[str], url: str | None = None) -> Generator[Program
         else:
             at = url or ""
             wait_for(at.removesuffix("/v1") + "/health/liveliness", process)
-        yield Program(process, at)
+        yield ServerProgram(process, at)
     finally:
         process.terminate()
         process.wait(30)
@@ -90,27 +90,27 @@ def wait_for(url: str, process: subprocess.Popen[str]) -> None:
     raise SystemExit(f"{url} did not come up")
 
 
-def llm_spec_command(folder: Path, behind: str) -> list[str]:
+def llm_spec_command(folder: Path, upstream_url: str) -> list[str]:
     config = folder / "llm-spec.toml"
-    config.write_text(f'[models.fast]\ntarget = "vllm:{MODEL}@{behind}"\n')
+    config.write_text(f'[models.fast]\ntarget = "vllm:{MODEL}@{upstream_url}"\n')
     return [str(Path(sys.executable).with_name("llm-spec")), "serve", "--config", str(config), "--port", "0"]
 
 
-def litellm_command(program: str, folder: Path, behind: str, port: int) -> list[str]:
+def litellm_command(program: str, folder: Path, upstream_url: str, port: int) -> list[str]:
     config = folder / "litellm.yaml"
     config.write_text(
         "model_list:\n  - model_name: fast\n    litellm_params:\n"
-        f"      model: openai/{MODEL}\n      api_base: {behind}\n      api_key: none\n"
+        f"      model: openai/{MODEL}\n      api_base: {upstream_url}\n      api_key: none\n"
         "litellm_settings:\n  telemetry: false\n"
     )
     return [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
 
 
-def told(name: str, load: Load) -> None:
+def print_load(name: str, load: Load) -> None:
     failed = f", {load.num_failed} FAILED" if load.num_failed else ""
     print(
         f"  {name:<34}{load.quantile_ms(0.5):>9.3f}{load.quantile_ms(0.9):>9.3f}{load.quantile_ms(0.99):>9.3f}"
-        f"{load.a_second:>11.0f}{failed}"
+        f"{load.requests_per_s:>11.0f}{failed}"
     )
 
 
@@ -122,33 +122,37 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def taken_in_turns(places: Mapping[str, Place], number: int, *, clients: int = 1, stream: bool = False) -> list[Load]:
+def measure_in_turns(
+    places: Mapping[str, ServerAddress], number: int, *, clients: int = 1, stream: bool = False
+) -> list[Load]:
     """The same load on each place, in slices by turns: what the machine does meanwhile meets all of them alike."""
     loads = [Load() for _ in places]
     for _ in range(_NUM_SLICES):
         for load, (url, model) in zip(loads, places.values(), strict=True):
-            body = body_of(model, **({"stream": True} if stream else {}))
+            body = make_body(model, **({"stream": True} if stream else {}))
             ask(url, body, number=20 * clients, clients=clients)  # warm
             load.add(ask(url, body, number=number // _NUM_SLICES, clients=clients))
     for name, load in zip(places, loads, strict=True):
-        told(f"{name}, {'one client' if clients == 1 else f'{clients} clients'}{', streamed' if stream else ''}", load)
+        print_load(
+            f"{name}, {'one client' if clients == 1 else f'{clients} clients'}{', streamed' if stream else ''}", load
+        )
     return loads
 
 
-def chunk_us(program: Program, num_chunks: int) -> float:
+def measure_chunk_us(program: ServerProgram, num_chunks: int) -> float:
     """Microseconds of the server's CPU for each chunk that it passes on."""
-    body = body_of("fast", stream=True, max_tokens=num_chunks)
+    body = make_body("fast", stream=True, max_tokens=num_chunks)
     ask(program.url, body, number=1, clients=1)
     before = program.cpu_s
     ask(program.url, body, number=5, clients=1)
     return (program.cpu_s - before) / (5 * num_chunks) * 1e6
 
 
-def growth(program: Program, number: int) -> tuple[float, float]:
+def growth(program: ServerProgram, number: int) -> tuple[float, float]:
     """Memory after a tenth of the requests, and after all of them."""
-    ask(program.url, body_of("fast"), number=number // 10, clients=64)
+    ask(program.url, make_body("fast"), number=number // 10, clients=64)
     first = program.memory_mb
-    ask(program.url, body_of("fast"), number=number - number // 10, clients=64)
+    ask(program.url, make_body("fast"), number=number - number // 10, clients=64)
     return first, program.memory_mb
 
 
@@ -161,38 +165,38 @@ def main() -> None:
     parser.add_argument("--litellm", metavar="PROGRAM")
     arguments = parser.parse_args()
     limits: list[tuple[str, bool]] = []
-    with tempfile.TemporaryDirectory() as name, upstream() as behind:
+    with tempfile.TemporaryDirectory() as name, upstream() as upstream_url:
         folder = Path(name)
         print(f"  {'milliseconds a request':<34}{'median':>9}{'p90':>9}{'p99':>9}{'a second':>11}")
-        with relay(behind) as bare, running(llm_spec_command(folder, behind)) as ours:
+        with relay(upstream_url) as bare, running(llm_spec_command(folder, upstream_url)) as ours:
             rest = ours.resident_mb
             number = arguments.requests
             places = {
-                "upstream alone": (behind, MODEL),
+                "upstream alone": (upstream_url, MODEL),
                 "bare relay": (bare, MODEL),
                 "llm-spec serve": (ours.url, "fast"),
             }
-            direct, relayed, one = taken_in_turns(places, number)
+            direct, relayed, one = measure_in_turns(places, number)
             del places["bare relay"]
-            direct_stream, stream = taken_in_turns(places, number, stream=True)
-            _, many = taken_in_turns(places, 2 * number, clients=64)
+            direct_stream, stream = measure_in_turns(places, number, stream=True)
+            _, many = measure_in_turns(places, 2 * number, clients=64)
             added, added_stream, added_relay = (
                 load.quantile_ms(0.5) - alone.quantile_ms(0.5)
                 for load, alone in ((one, direct), (stream, direct_stream), (relayed, direct))
             )
             added_p99 = one.quantile_ms(0.99) - direct.quantile_ms(0.99)
-            us = chunk_us(ours, 20_000)
+            us = measure_chunk_us(ours, 20_000)
             print(
                 f"\n  added, one client: median {added:.3f} ms (streamed {added_stream:.3f}), p99 {added_p99:.3f} ms; ",
                 end="",
             )
             print(f"a relay that does nothing else: {added_relay:.3f} ms")
-            print(f"  64 clients: {many.a_second:.0f} requests/s; CPU for a relayed chunk: {us:.1f} us; ", end="")
+            print(f"  64 clients: {many.requests_per_s:.0f} requests/s; CPU for a relayed chunk: {us:.1f} us; ", end="")
             print(f"at rest {rest:.0f} MB resident")
             limits += [
                 ("0.6 ms at the median", added <= 0.6),
                 ("5 ms at p99", added_p99 <= 5.0),
-                ("1,000 requests/s", many.a_second >= 1000),
+                ("1,000 requests/s", many.requests_per_s >= 1000),
                 ("20 us a chunk", us <= 20.0),
                 ("100 MB at rest", rest <= 100.0),
                 ("no failures", not (one.num_failed or stream.num_failed or many.num_failed)),
@@ -203,14 +207,14 @@ def main() -> None:
                 limits.append(("no growth", last - first < 2.0))
         if arguments.litellm:
             port = free_port()
-            command = litellm_command(arguments.litellm, folder, behind, port)
+            command = litellm_command(arguments.litellm, folder, upstream_url, port)
             with running(command, f"http://127.0.0.1:{port}/v1") as theirs:
                 number = max(100, arguments.requests // 10)
                 place = {"LiteLLM's proxy": (theirs.url, "fast")}
-                (their_one,) = taken_in_turns(place, number)
-                (their_many,) = taken_in_turns(place, 2 * number, clients=64)
+                (their_one,) = measure_in_turns(place, number)
+                (their_many,) = measure_in_turns(place, 2 * number, clients=64)
                 their_added = their_one.quantile_ms(0.5) - direct.quantile_ms(0.5)
-                ratio = many.a_second / their_many.a_second
+                ratio = many.requests_per_s / their_many.requests_per_s
                 print(
                     f"\n  beside LiteLLM: {ratio:.1f}x its requests/s, {added / their_added:.3f} of its added latency"
                 )

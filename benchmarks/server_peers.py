@@ -19,7 +19,7 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-__all__ = ["Load", "ask", "body_of", "relay", "upstream"]
+__all__ = ["Load", "ask", "make_body", "relay", "upstream"]
 
 MODEL = "up"
 
@@ -89,7 +89,7 @@ def _content_length(head: bytes) -> int:
     return 0 if at < 0 else int(lower[at + 15 :].split(b"\r\n", 1)[0])
 
 
-def _serve(ports: Queue[int]) -> None:
+def _serve_upstream(ports: Queue[int]) -> None:
     async def run() -> None:
         server = await asyncio.get_running_loop().create_server(_Upstream, "127.0.0.1", 0, backlog=1024)
         ports.put(server.sockets[0].getsockname()[1])
@@ -98,14 +98,14 @@ def _serve(ports: Queue[int]) -> None:
     uvloop.run(run())
 
 
-def _relay(ports: Queue[int], behind: str) -> None:
+def _serve_relay(ports: Queue[int], upstream_url: str) -> None:
     async def run() -> None:
         async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
 
             async def answer(request: web.Request) -> web.Response:
                 body = json.loads(await request.read()) | {"stream": True}
                 sending = session.post(
-                    f"{behind}/chat/completions",
+                    f"{upstream_url}/chat/completions",
                     data=json.dumps(body).encode(),
                     headers={"Content-Type": "application/json"},
                     allow_redirects=False,
@@ -127,19 +127,19 @@ def _relay(ports: Queue[int], behind: str) -> None:
 @contextmanager
 def upstream() -> Generator[str]:
     """An upstream in a process of its own; its address, which ends in /v1."""
-    with _beside(_serve) as url:
+    with _run_beside(_serve_upstream) as url:
         yield url
 
 
 @contextmanager
-def relay(behind: str) -> Generator[str]:
+def relay(upstream_url: str) -> Generator[str]:
     """A relay on aiohttp that asks for a stream and answers with its bytes as they are, in a process of its own."""
-    with _beside(_relay, behind) as url:
+    with _run_beside(_serve_relay, upstream_url) as url:
         yield url
 
 
 @contextmanager
-def _beside(serve: Callable[..., None], *arguments: str) -> Generator[str]:
+def _run_beside(serve: Callable[..., None], *arguments: str) -> Generator[str]:
     ports: Queue[int] = multiprocessing.get_context("spawn").Queue()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(ports, *arguments), daemon=True)
     process.start()
@@ -153,13 +153,13 @@ def _beside(serve: Callable[..., None], *arguments: str) -> Generator[str]:
 # ------------------------------------------------------------------------------------------------ clients
 
 
-def body_of(model: str, **fields: object) -> bytes:
+def make_body(model: str, **fields: object) -> bytes:
     """The body of a small chat request."""
     return json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello."}], **fields}).encode()
 
 
 class _Client(asyncio.Protocol):
-    """One connection: asks again as soon as it was answered, `left` times; latencies go to `seconds`."""
+    """One connection: asks again as soon as it was answered, `num_left` times; latencies go to `seconds`."""
 
     def __init__(self, request: bytes, load: Load, done: asyncio.Future[None]) -> None:
         self._request = request
@@ -182,7 +182,7 @@ class _Client(asyncio.Protocol):
         elif len(rest) < _content_length(head):
             return
         self._data = b""
-        self._load.seconds.append(time.perf_counter() - self._asked_s)
+        self._load.seconds.append(time.perf_counter() - self._sent_s)
         self._load.num_failed += not head.startswith(b"HTTP/1.1 200")
         self._ask()
 
@@ -192,13 +192,13 @@ class _Client(asyncio.Protocol):
             self._done.set_result(None)
 
     def _ask(self) -> None:
-        if self._load.left <= 0:
+        if self._load.num_left <= 0:
             if not self._done.done():
                 self._done.set_result(None)
             self._transport.close()
             return
-        self._load.left -= 1
-        self._asked_s = time.perf_counter()
+        self._load.num_left -= 1
+        self._sent_s = time.perf_counter()
         self._transport.write(self._request)
 
 
@@ -206,7 +206,7 @@ class Load:
     """What came of some requests: `seconds` of each, in the order in which they ended."""
 
     def __init__(self, number: int = 0) -> None:
-        self.left = number
+        self.num_left = number
         self.num_failed = 0
         self.seconds: list[float] = []
         self.total_s = 0.0
@@ -218,7 +218,7 @@ class Load:
         self.total_s += other.total_s
 
     @property
-    def a_second(self) -> float:
+    def requests_per_s(self) -> float:
         return len(self.seconds) / self.total_s
 
     def quantile_ms(self, share: float) -> float:

@@ -30,7 +30,7 @@ from pathlib import Path
 import aiohttp
 import uvloop
 from aiohttp import web
-from server_overhead import Program, llm_spec_command, running
+from server_overhead import ServerProgram, llm_spec_command, running
 
 TOKEN_S = 0.08
 BIG = 3000  # pieces of an answer for a reader that dawdles: more than sockets hold
@@ -48,8 +48,8 @@ class Upstream:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        asked = json.loads(body["messages"][0]["content"])
-        number, pieces, fault = asked["number"], asked["pieces"], asked["fault"]
+        reading = json.loads(body["messages"][0]["content"])
+        number, pieces, fault = reading["number"], reading["pieces"], reading["fault"]
         self._asked[number] += 1
         if fault == "refused" and self._asked[number] == 1:
             return web.json_response({"error": {"message": "overloaded"}}, status=503, headers={"Retry-After": "0.05"})
@@ -112,7 +112,7 @@ def serving() -> Generator[str]:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _StreamReading:
     """One stream, and how it is read."""
 
     number: int
@@ -120,7 +120,7 @@ class _Reading:
     fault: str
     leaves_at: int | None
     started_s: float
-    dawdles: bool
+    is_slow: bool
 
 
 class Soak:
@@ -134,37 +134,37 @@ class Soak:
         self.late_s: list[float] = []
         self.first_s: list[float] = []
 
-    async def one(self, number: int, rng: random.Random, pieces: int | None = None) -> None:
+    async def read_one(self, number: int, rng: random.Random, pieces: int | None = None) -> None:
         """One request of some kind, and a look at its text."""
         way = rng.choices(("reads", "leaves", "dawdles", "at once"), (75, 12, 3, 10))[0] if pieces is None else "reads"
         fault = rng.choices(("none", "refused", "broken", "garbled"), (88, 5, 5, 2))[0] if pieces is None else "none"
         if way == "dawdles":
             pieces, fault = BIG, "none"
         pieces = pieces or rng.randint(5, 60)
-        asked = json.dumps({"number": number, "pieces": pieces, "fault": fault})
-        body = {"model": "fast", "stream": way != "at once", "messages": [{"role": "user", "content": asked}]}
+        reading = json.dumps({"number": number, "pieces": pieces, "fault": fault})
+        body = {"model": "fast", "stream": way != "at once", "messages": [{"role": "user", "content": reading}]}
         leaves_at = rng.randint(1, pieces) if way == "leaves" else None
         started_s = time.monotonic()
         try:
             async with self._session.post(self._url, json=body) as response:
                 if response.status != 200:
-                    told = await response.json()
-                    self.ended[f"{fault}: status {response.status} ({told['error']['code']})"] += 1
+                    line = await response.json()
+                    self.ended[f"{fault}: status {response.status} ({line['error']['code']})"] += 1
                     return
                 if way == "at once":
                     text = (await response.json())["choices"][0]["message"]["content"]
-                    self._look(number, text.split(), pieces, whole=True)
+                    self._check_text(number, text.split(), pieces, whole=True)
                     self.ended["whole, at once"] += 1
                     return
-                read = _Reading(number, pieces, fault, leaves_at, started_s, dawdles=way == "dawdles")
+                read = _StreamReading(number, pieces, fault, leaves_at, started_s, is_slow=way == "dawdles")
                 await self._read(response, read)
         except aiohttp.ClientError as error:
             self.wrong.append(f"{number} ({way}, {fault}): {type(error).__name__}: {error}")
 
-    async def _read(self, response: aiohttp.ClientResponse, asked: _Reading) -> None:
+    async def _read(self, response: aiohttp.ClientResponse, reading: _StreamReading) -> None:
         seen: list[str] = []
         ending = "no end"
-        async for data in _events(response, dawdles=asked.dawdles):
+        async for data in _events(response, is_slow=reading.is_slow):
             if data == "[DONE]":
                 ending = "done" if ending == "stop" else ending
                 break
@@ -175,51 +175,51 @@ class Soak:
             for choice in chunk["choices"]:
                 content = choice["delta"].get("content")
                 if content:
-                    self._time(content, asked, is_first=not seen)
+                    self._record_times(content, reading, is_first=not seen)
                     seen += content.split()
                 ending = choice["finish_reason"] or ending
-            if asked.leaves_at is not None and len(seen) >= asked.leaves_at:
+            if reading.leaves_at is not None and len(seen) >= reading.leaves_at:
                 response.close()
-                self._look(asked.number, seen, asked.pieces, whole=False)
+                self._check_text(reading.number, seen, reading.pieces, whole=False)
                 self.ended["left"] += 1
                 return
-        expected = "error" if asked.fault in ("broken", "garbled") else "done"
-        self._look(asked.number, seen, asked.pieces, whole=ending == "done")
-        self.ended[f"{'dawdled, ' if asked.dawdles else ''}{asked.fault}: {ending}"] += 1
+        expected = "error" if reading.fault in ("broken", "garbled") else "done"
+        self._check_text(reading.number, seen, reading.pieces, whole=ending == "done")
+        self.ended[f"{'dawdled, ' if reading.is_slow else ''}{reading.fault}: {ending}"] += 1
         if ending != expected:
-            self.wrong.append(f"{asked.number} ({asked.fault}) ended with {ending!r}, not {expected!r}")
+            self.wrong.append(f"{reading.number} ({reading.fault}) ended with {ending!r}, not {expected!r}")
 
-    def _time(self, content: str, asked: _Reading, *, is_first: bool) -> None:
+    def _record_times(self, content: str, reading: _StreamReading, *, is_first: bool) -> None:
         now_s = time.monotonic()
         if is_first:
-            self.first_s.append(now_s - asked.started_s)
-        if not asked.dawdles:
+            self.first_s.append(now_s - reading.started_s)
+        if not reading.is_slow:
             self.late_s.append(now_s - float(content.partition("@")[2]))
 
-    def _look(self, number: int, seen: list[str], pieces: int, *, whole: bool) -> None:
-        told = [word.partition("@")[0] for word in seen]
+    def _check_text(self, number: int, seen: list[str], pieces: int, *, whole: bool) -> None:
+        line = [word.partition("@")[0] for word in seen]
         expected = [f"{number}:{index}" for index in range(pieces)]
-        if told != (expected if whole else expected[: len(told)]):
-            self.wrong.append(f"{number} got another text: {told[:5]} … {len(told)} of {pieces} pieces")
+        if line != (expected if whole else expected[: len(line)]):
+            self.wrong.append(f"{number} got another text: {line[:5]} … {len(line)} of {pieces} pieces")
 
 
-async def _events(response: aiohttp.ClientResponse, *, dawdles: bool) -> AsyncGenerator[str]:
+async def _events(response: aiohttp.ClientResponse, *, is_slow: bool) -> AsyncGenerator[str]:
     rest = b""
     async for block in response.content.iter_any():
         *whole, rest = (rest + block).split(b"\n\n")
         for event in whole:
             if event.startswith(b"data: "):
                 yield event[6:].decode()
-        if dawdles:
+        if is_slow:
             await asyncio.sleep(0.1)
 
 
 # ---------------------------------------------------------------------------------------------- the run
 
 
-async def soaked(program: Program, root: str, num_streams: int, seconds: float) -> list[str]:
+async def run_soak(program: ServerProgram, root: str, num_streams: int, seconds: float) -> list[str]:
     """Keep so many streams open for so long; what was wrong."""
-    connector = aiohttp.TCPConnector(limit=0, socket_factory=_small_socket)
+    connector = aiohttp.TCPConnector(limit=0, socket_factory=_open_small_socket)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=60)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         soak = Soak(session, program.url + "/chat/completions")
@@ -230,7 +230,7 @@ async def soaked(program: Program, root: str, num_streams: int, seconds: float) 
         async def streams(seed: int) -> None:
             rng = random.Random(seed)  # noqa: S311 - repeatable
             while time.monotonic() < until_s:
-                await soak.one(next(numbers), rng)
+                await soak.read_one(next(numbers), rng)
 
         async def watch() -> None:
             while True:
@@ -240,14 +240,14 @@ async def soaked(program: Program, root: str, num_streams: int, seconds: float) 
         watching = asyncio.create_task(watch())
         await asyncio.gather(*(streams(seed) for seed in range(num_streams)))
         watching.cancel()
-        num_open = await _settled(session, root)
+        num_open = await _wait_until_settled(session, root)
         async with session.get(program.url.removesuffix("/v1") + "/metrics") as response:
             metrics = await response.text()
     print(f"{next(numbers)} requests over {num_streams} streams in {seconds:g} s")
     for what, number in sorted(soak.ended.items()):
         print(f"  {number:>7}  {what}")
-    print(f"  from the upstream's write to the client's read: {_quantiles(soak.late_s)}")
-    print(f"  first text: {_quantiles(soak.first_s)}")
+    print(f"  from the upstream's write to the client's read: {_format_quantiles(soak.late_s)}")
+    print(f"  first text: {_format_quantiles(soak.first_s)}")
     print(f"  memory, MB resident: {', '.join(f'{m:.0f}' for m in memory)}")
     wrong = list(soak.wrong)
     third = len(memory) // 3
@@ -260,14 +260,14 @@ async def soaked(program: Program, root: str, num_streams: int, seconds: float) 
     return wrong
 
 
-def _small_socket(address: tuple[object, ...]) -> socket.socket:
+def _open_small_socket(address: tuple[object, ...]) -> socket.socket:
     """A socket that holds little, so that a reader that dawdles is felt."""
     sock = socket.socket(socket.AddressFamily(address[0]), socket.SOCK_STREAM)  # type: ignore[arg-type]
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     return sock
 
 
-async def _settled(session: aiohttp.ClientSession, root: str) -> int:
+async def _wait_until_settled(session: aiohttp.ClientSession, root: str) -> int:
     """Streams open at the upstream, once they had some time to end."""
     num_open = -1
     for _ in range(50):
@@ -279,19 +279,19 @@ async def _settled(session: aiohttp.ClientSession, root: str) -> int:
     return num_open
 
 
-def _quantiles(seconds: list[float]) -> str:
+def _format_quantiles(seconds: list[float]) -> str:
     ordered = sorted(seconds)
     at = {name: ordered[min(len(ordered) - 1, int(q * len(ordered)))] for name, q in (("p50", 0.5), ("p99", 0.99))}
     return ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in at.items())
 
 
-async def ended_amid(program: Program, num_streams: int) -> list[str]:
+async def end_amid_streams(program: ServerProgram, num_streams: int) -> list[str]:
     """SIGTERM while streams run: they end whole, nobody new is let in, and the process ends."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
         soak = Soak(session, program.url + "/chat/completions")
         rng = random.Random(1)  # noqa: S311 - repeatable
-        tasks = [asyncio.create_task(soak.one(number, rng, 40)) for number in range(num_streams)]
+        tasks = [asyncio.create_task(soak.read_one(number, rng, 40)) for number in range(num_streams)]
         await asyncio.sleep(1.5)
         program.process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.3)
@@ -321,8 +321,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, serving() as root:
         command = llm_spec_command(Path(folder), f"{root}/v1")
         with running(command) as program:
-            wrong = uvloop.run(soaked(program, root, arguments.streams, arguments.seconds))
-            wrong += uvloop.run(ended_amid(program, arguments.streams // 2))
+            wrong = uvloop.run(run_soak(program, root, arguments.streams, arguments.seconds))
+            wrong += uvloop.run(end_amid_streams(program, arguments.streams // 2))
     print("\n" + ("all texts whole, nothing left open" if not wrong else "WRONG:\n  " + "\n  ".join(wrong[:20])))
     sys.exit(1 if wrong else 0)
 

@@ -38,7 +38,7 @@ class Contender(NamedTuple):
     is_batched: bool
 
 
-def contenders(arguments: argparse.Namespace) -> list[Contender]:
+def make_contenders(arguments: argparse.Namespace) -> list[Contender]:
     made: list[Contender] = []
     for is_batched in (False, True):
         target, draft = (
@@ -93,7 +93,7 @@ def main() -> None:
     print(
         f"torch {torch.__version__}, {arguments.device}, {arguments.threads} threads, max_width {arguments.max_width}"
     )
-    asyncio.run(measure(contenders(arguments), requests, arguments.repeats))
+    asyncio.run(measure(make_contenders(arguments), requests, arguments.repeats))
 
 
 async def measure(decoders: Sequence[Contender], requests: Sequence[ChatRequest], repeats: int) -> None:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from llm_spec_torch import TorchModel, TorchProvider
-from torch_pair import PAIR, PROMPTS, Assisted, search
+from torch_pair import PAIR, PROMPTS, AssistedGenerator, search_best_settings
 
 from llm_spec import (
     ChatRequest,
@@ -63,7 +63,7 @@ SMALL_TARGET, SMALL_DRAFT = Size(512, 8, 4, 128, 1024, 10), Size(256, 16, 4, 64,
 # -------------------------------------------------------------------------------------------- models
 
 
-def dilated(folder: Path, size: Size, dtype: torch.dtype, device: str) -> Any:
+def make_dilated_model(folder: Path, size: Size, dtype: torch.dtype, device: str) -> Any:
     """A model of a larger shape that says what the one in the folder says."""
     small: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     old: Any = small.config
@@ -88,27 +88,27 @@ def dilated(folder: Path, size: Size, dtype: torch.dtype, device: str) -> Any:
         zero = "o_proj" in name or "down_proj" in name or "embed" in name or "norm" in name
         parameter.zero_() if zero else parameter.normal_(std=0.02)
     scale = (old.hidden_size / size.hidden) ** 0.5
-    place(large.model.embed_tokens.weight, small.model.embed_tokens.weight)
-    place(large.lm_head.weight, small.lm_head.weight)
-    place(large.model.norm.weight, small.model.norm.weight * scale)
+    copy_into_corner(large.model.embed_tokens.weight, small.model.embed_tokens.weight)
+    copy_into_corner(large.lm_head.weight, small.lm_head.weight)
+    copy_into_corner(large.model.norm.weight, small.model.norm.weight * scale)
     for mine, theirs in zip(large.model.layers, small.model.layers, strict=False):
-        fill_layer(mine, theirs, size, old, scale)
+        fill_dilated_layer(mine, theirs, size, old, scale)
     return large
 
 
-def place(large: Any, small: Any) -> None:
+def copy_into_corner(large: Any, small: Any) -> None:
     """Put a small tensor into the first corner of a large one."""
     large[tuple(slice(0, n) for n in small.shape)] = small.to(large.dtype).to(large.device)
 
 
-def fill_layer(large: Any, small: Any, size: Size, old: Any, scale: float) -> None:
-    place(large.input_layernorm.weight, small.input_layernorm.weight * scale)
-    place(large.post_attention_layernorm.weight, small.post_attention_layernorm.weight * scale)
+def fill_dilated_layer(large: Any, small: Any, size: Size, old: Any, scale: float) -> None:
+    copy_into_corner(large.input_layernorm.weight, small.input_layernorm.weight * scale)
+    copy_into_corner(large.post_attention_layernorm.weight, small.post_attention_layernorm.weight * scale)
     for name in ("gate_proj", "up_proj"):
         rows = getattr(large.mlp, name).weight
         rows[:, : old.hidden_size] = 0
-        place(rows, getattr(small.mlp, name).weight)
-    place(large.mlp.down_proj.weight, small.mlp.down_proj.weight)
+        copy_into_corner(rows, getattr(small.mlp, name).weight)
+    copy_into_corner(large.mlp.down_proj.weight, small.mlp.down_proj.weight)
     group, old_group = size.heads // size.kv_heads, old.num_attention_heads // old.num_key_value_heads
     step, half = size.head_dim // old.head_dim, old.head_dim // 2
     # pair i of the small head turns as fast as pair step * i of the large one
@@ -123,13 +123,13 @@ def fill_layer(large: Any, small: Any, size: Size, old: Any, scale: float) -> No
         return torch.tensor(rows, device=large.mlp.down_proj.weight.device)
 
     mine, theirs = large.self_attn, small.self_attn
-    place_rows(mine.q_proj.weight, theirs.q_proj.weight * louder, rows_of(heads, turned))
-    place_rows(mine.k_proj.weight, theirs.k_proj.weight, rows_of(kv_heads, turned))
-    place_rows(mine.v_proj.weight, theirs.v_proj.weight, rows_of(kv_heads, plain))
+    copy_into_rows(mine.q_proj.weight, theirs.q_proj.weight * louder, rows_of(heads, turned))
+    copy_into_rows(mine.k_proj.weight, theirs.k_proj.weight, rows_of(kv_heads, turned))
+    copy_into_rows(mine.v_proj.weight, theirs.v_proj.weight, rows_of(kv_heads, plain))
     mine.o_proj.weight[: old.hidden_size, rows_of(heads, plain)] = theirs.o_proj.weight.to(mine.o_proj.weight)
 
 
-def place_rows(large: Any, small: Any, rows: torch.Tensor) -> None:
+def copy_into_rows(large: Any, small: Any, rows: torch.Tensor) -> None:
     """Put a small matrix into rows of a large one; its other rows do not read what those read."""
     large[:, : small.shape[1]] = 0
     large[rows, : small.shape[1]] = small.to(large)
@@ -138,15 +138,15 @@ def place_rows(large: Any, small: Any, rows: torch.Tensor) -> None:
 # ------------------------------------------------------------------------------------------- figures
 
 
-def copy_bandwidth(device: torch.device) -> float:
+def measure_copy_bandwidth(device: torch.device) -> float:
     """Bytes a second that a copy reads and writes, the best of ten."""
     source = torch.empty(GIB if device.type == "cuda" else GIB // 16, dtype=torch.uint8, device=device)
     out = torch.empty_like(source)
-    times = [timed(lambda: out.copy_(source), device) for _ in range(10)]
+    times = [time_work(lambda: out.copy_(source), device) for _ in range(10)]
     return 2 * source.numel() / min(times)
 
 
-def timed(work: Callable[[], object], device: torch.device) -> float:
+def time_work(work: Callable[[], object], device: torch.device) -> float:
     if device.type != "cuda":
         started = time.perf_counter()
         work()
@@ -160,7 +160,7 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-def weight_bytes(module: Any) -> int:
+def count_weight_bytes(module: Any) -> int:
     """Of all that one pass reads: every matrix but the embedding."""
     return sum(p.numel() * p.element_size() for name, p in module.named_parameters() if "embed" not in name)
 
@@ -215,13 +215,14 @@ def run(arguments: argparse.Namespace) -> None:
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     today = datetime.datetime.now(tz=datetime.UTC).date()
     head = f"{what}, torch {torch.__version__}, transformers {transformers.__version__}, {today}, {dtype}"
-    bandwidth = copy_bandwidth(device)
+    bandwidth = measure_copy_bandwidth(device)
     print(f"{head}\ncopy bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
     modules = [
-        dilated(PAIR / n, s, dtype, arguments.device) for n, s in (("target", target_size), ("draft", draft_size))
+        make_dilated_model(PAIR / n, s, dtype, arguments.device)
+        for n, s in (("target", target_size), ("draft", draft_size))
     ]
-    num_bytes = weight_bytes(modules[0])
-    assisted = Assisted(PAIR / "target", *modules)
+    num_bytes = count_weight_bytes(modules[0])
+    assisted = AssistedGenerator(PAIR / "target", *modules)
     rows: list[list[Any]] = []
     for temperature in (0.0, 1.0):
         requests = [
@@ -230,7 +231,7 @@ def run(arguments: argparse.Namespace) -> None:
             )
             for line in lines
         ]
-        search(assisted, requests[:2])
+        search_best_settings(assisted, requests[:2])
         answers = [assisted(request) for request in requests[:8]]
         speed = sum(a.num_tokens for a in answers) / sum(a.seconds for a in answers)
         rows.append([temperature, "transformers assisted", speed, "", "", "", ""])
@@ -252,11 +253,11 @@ def run(arguments: argparse.Namespace) -> None:
             config = SpeculativeConfig(strategy="tokens", lookahead=lookahead)
             row, _ = measure(name, SpeculativeDecoder(ProviderDraft(draft), target, config), requests, texts)
             rows.append([temperature, *row])
-    show(rows, num_bytes / bandwidth, len(lines))
-    write(rows, arguments.out, head)
+    print_table(rows, num_bytes / bandwidth, len(lines))
+    write_report(rows, arguments.out, head)
 
 
-def show(rows: list[list[Any]], step_floor_s: float, num_prompts: int) -> None:
+def print_table(rows: list[list[Any]], step_floor_s: float, num_prompts: int) -> None:
     """The table, and the figures that are promised."""
     columns = ("t", "", "tokens/s", "a round", "model time", "host ms", "same text")
     print("{:>4} {:<24}{:>9}{:>9}{:>12}{:>9}{:>11}".format(*columns))
@@ -274,7 +275,7 @@ def show(rows: list[list[Any]], step_floor_s: float, num_prompts: int) -> None:
         )
 
 
-def write(rows: list[list[Any]], folder: Path, head: str) -> None:
+def write_report(rows: list[list[Any]], folder: Path, head: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "torch_gpu.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -27,9 +27,9 @@ import torch
 from llm_spec_torch import TorchProvider
 
 from llm_spec import (
+    CascadeDraft,
     ChatMessage,
     ChatRequest,
-    JoinedDraft,
     LlmProvider,
     PromptLookup,
     ProviderDraft,
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 Contender = Callable[[ChatRequest], Answer]
 
 
-class Assisted:
+class AssistedGenerator:
     """transformers' `generate`, with an assistant model or without."""
 
     def __init__(self, folder: Path, model: Any, assistant: Any = None) -> None:
@@ -93,7 +93,7 @@ def load(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def search(assisted: Assisted, requests: list[ChatRequest]) -> tuple[int, float, str]:
+def search_best_settings(assisted: AssistedGenerator, requests: list[ChatRequest]) -> tuple[int, float, str]:
     """The settings that answer the first prompts fastest."""
     speeds: dict[tuple[int, float, str], float] = {}
     for settings in itertools.product(NUM_ASSISTANT_TOKENS, CONFIDENCES, SCHEDULES):
@@ -105,7 +105,7 @@ def search(assisted: Assisted, requests: list[ChatRequest]) -> tuple[int, float,
     return best
 
 
-def ours(draft: Any, target: LlmProvider) -> Contender:
+def make_our_contender(draft: Any, target: LlmProvider) -> Contender:
     """A decoder of this library as a contender."""
     decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="auto"))
 
@@ -130,13 +130,13 @@ def measure(contenders: dict[str, Contender], requests: list[ChatRequest]) -> di
     return answers
 
 
-def speed(answers: Iterable[Answer]) -> float:
+def compute_tokens_per_s(answers: Iterable[Answer]) -> float:
     """Tokens a second."""
     answers = list(answers)
     return sum(a.num_tokens for a in answers) / sum(a.seconds for a in answers)
 
 
-def show(temperature: float, answers: dict[str, list[Answer]]) -> None:
+def print_table(temperature: float, answers: dict[str, list[Answer]]) -> None:
     """One table."""
     assisted, plain = answers["transformers assisted"], answers["llm_spec plain"]
     print(f"temperature {temperature:g}")
@@ -144,7 +144,9 @@ def show(temperature: float, answers: dict[str, list[Answer]]) -> None:
     for name, own in answers.items():
         same = sum(a.text == b.text for a, b in zip(own, plain, strict=True))
         print(
-            f"{name:<28}{speed(own):>9.0f}{speed(own) / speed(assisted):>12.2f}x{speed(own) / speed(plain):>9.2f}x"
+            f"{name:<28}{compute_tokens_per_s(own):>9.0f}"
+            f"{compute_tokens_per_s(own) / compute_tokens_per_s(assisted):>12.2f}x"
+            f"{compute_tokens_per_s(own) / compute_tokens_per_s(plain):>9.2f}x"
             f"{same:>9} of {len(own)}"
         )
     ratios = [
@@ -167,26 +169,26 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    assisted = Assisted(arguments.target, load(arguments.target), load(arguments.draft))
+    assisted = AssistedGenerator(arguments.target, load(arguments.target), load(arguments.draft))
     target, draft = TorchProvider(arguments.target, device="cpu"), TorchProvider(arguments.draft, device="cpu")
     lines = arguments.prompts.read_text(encoding="utf-8").splitlines()[: arguments.num_prompts]
     conversations = [ChatRequest.create(json.loads(line)["messages"]).messages for line in lines]
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {arguments.threads} threads, float32")
     contenders: dict[str, Contender] = {
-        "transformers plain": Assisted(arguments.target, load(arguments.target)),
+        "transformers plain": AssistedGenerator(arguments.target, load(arguments.target)),
         "transformers assisted": assisted,
-        "llm_spec plain": ours(None, target),
-        "llm_spec draft": ours(ProviderDraft(draft), target),
-        "llm_spec lookup + draft": ours(JoinedDraft(PromptLookup(), ProviderDraft(draft)), target),
+        "llm_spec plain": make_our_contender(None, target),
+        "llm_spec draft": make_our_contender(ProviderDraft(draft), target),
+        "llm_spec lookup + draft": make_our_contender(CascadeDraft(PromptLookup(), ProviderDraft(draft)), target),
     }
     for temperature in arguments.temperatures:
-        requests = [requested(c, arguments.max_tokens, temperature) for c in conversations]
-        num_tokens, confidence, schedule = search(assisted, requests[:SEARCH_PROMPTS])
+        requests = [make_request(c, arguments.max_tokens, temperature) for c in conversations]
+        num_tokens, confidence, schedule = search_best_settings(assisted, requests[:SEARCH_PROMPTS])
         print(f"\ntransformers' best settings: {num_tokens} assistant tokens, confidence {confidence:g}, {schedule}")
-        show(temperature, measure(contenders, requests))
+        print_table(temperature, measure(contenders, requests))
 
 
-def requested(messages: tuple[ChatMessage, ...], max_tokens: int, temperature: float) -> ChatRequest:
+def make_request(messages: tuple[ChatMessage, ...], max_tokens: int, temperature: float) -> ChatRequest:
     return ChatRequest.create(messages, max_tokens=max_tokens, temperature=temperature, seed=1)
 
 

@@ -21,30 +21,30 @@ from llm_spec import ChatRequest, complete_from_stream
 _AT_ONCE = (1, 8, 32)
 
 
-async def answered(provider: HttpProvider, request: ChatRequest, *, is_whole: bool) -> str:
+async def answer_request(provider: HttpProvider, request: ChatRequest, *, is_whole: bool) -> str:
     asking = provider.complete(request) if is_whole else complete_from_stream(provider, request)
     return (await asking).content
 
 
-async def load(
+async def time_requests(
     provider: HttpProvider, requests: Sequence[ChatRequest], at_once: int, *, is_whole: bool
 ) -> tuple[float, list[str]]:
     """Seconds for all of them, and their texts."""
     places = asyncio.Semaphore(at_once)
 
-    async def one(request: ChatRequest) -> str:
+    async def answer_one(request: ChatRequest) -> str:
         async with places:
-            return await answered(provider, request, is_whole=is_whole)
+            return await answer_request(provider, request, is_whole=is_whole)
 
     started = time.perf_counter()
-    texts = await asyncio.gather(*map(one, requests))
+    texts = await asyncio.gather(*map(answer_one, requests))
     return time.perf_counter() - started, texts
 
 
 async def measure(provider: HttpProvider, number: int, num_tokens: int) -> None:
     requests = [ChatRequest.create(f"def f{i}(", max_tokens=num_tokens, temperature=0.0) for i in range(number)]
     for is_whole in (True, False):  # warm
-        await load(provider, requests[:8], 4, is_whole=is_whole)
+        await time_requests(provider, requests[:8], 4, is_whole=is_whole)
     print("at a time    whole s   stream s    stream/whole   same texts")
     for at_once in _AT_ONCE:
         some = requests[: max(8, number * at_once // max(_AT_ONCE))]
@@ -52,10 +52,10 @@ async def measure(provider: HttpProvider, number: int, num_tokens: int) -> None:
         texts: dict[bool, list[str]] = {}
         for _ in range(3):
             for is_whole, taken in seconds.items():
-                spent, texts[is_whole] = await load(provider, some, at_once, is_whole=is_whole)
+                spent, texts[is_whole] = await time_requests(provider, some, at_once, is_whole=is_whole)
                 taken.append(spent)
         whole, stream = statistics.median(seconds[True]), statistics.median(seconds[False])
-        num_same = sum(one == other for one, other in zip(texts[True], texts[False], strict=True))
+        num_same = sum(answer_one == other for answer_one, other in zip(texts[True], texts[False], strict=True))
         print(f"{at_once:9}{whole:11.2f}{stream:11.2f}{stream / whole:15.2f}x{num_same:9} of {len(some)}")
 
 

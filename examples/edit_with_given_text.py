@@ -5,14 +5,14 @@ Needs: pip install 'llm-spec[onnx]'
 
 import asyncio
 
-from llm_spec import GivenText, SpeculativeConfig, SpeculativeDecoder, open_provider
+from llm_spec import ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, open_provider
 
 
 async def main() -> None:
     target = open_provider("builtin:target")
     prompt = "def getregentry():"
     before = (await SpeculativeDecoder(None, target).decode(prompt, max_tokens=64)).content
-    draft = GivenText(before.replace("StreamReader", "Reader", 1))  # the same but for one word
+    draft = ReferenceDraft(before.replace("StreamReader", "Reader", 1))  # the same but for one word
     decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens"))
     result = await decoder.decode(prompt, max_tokens=64)
     assert result.content == before

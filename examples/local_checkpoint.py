@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from llm_spec import JoinedDraft, PromptLookup, ProviderDraft, SpeculativeDecoder
+from llm_spec import CascadeDraft, PromptLookup, ProviderDraft, SpeculativeDecoder
 
 try:
     from llm_spec_torch import TorchProvider
@@ -25,8 +25,8 @@ async def main() -> None:
     drafts = {
         "nothing": None,
         "a smaller model": ProviderDraft(draft),
-        "lookup, else a smaller model": JoinedDraft(PromptLookup(), ProviderDraft(draft)),
-        "the target's first two layers": ProviderDraft(TorchProvider(target.model.early_exit(2))),
+        "lookup, else a smaller model": CascadeDraft(PromptLookup(), ProviderDraft(draft)),
+        "the target's first two layers": ProviderDraft(TorchProvider(target.model.make_early_exit_draft(2))),
     }
     texts: set[str] = set()
     for name, proposing in drafts.items():

@@ -12,11 +12,11 @@ from typing import Final
 from llm_spec.chat import ChatRequest, Round
 from llm_spec.tokens.statistics import CostAverage, CostLine
 
-__all__ = ["Baseline", "count_characters"]
+__all__ = ["Baseline", "count_request_characters"]
 
-_ANSWERS: Final = 4.0  # half-lives: of answers …
-_STEPS: Final = 128.0  # … and of plain steps
-_ENOUGH_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold
+_ANSWER_HALF_LIFE: Final = 4.0  # half-lives: of answers …
+_STEP_HALF_LIFE: Final = 128.0  # … and of plain steps
+_MIN_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold
 _CHARACTERS: Final = 100  # of a prompt; the first token's time is a line over its length …
 _POSITIONS: Final = 100  # … and a plain step's over the tokens before it
 
@@ -29,24 +29,24 @@ class Baseline:
         self.num_steps = 0
         self.is_counted = True  # whether the target counts its tokens; if not, those of answers are pieces of text
         # without evidence for a slope there is none
-        self._first_s = CostLine(half_life=_ANSWERS, prior_ratio=1.0)
-        self._token_s = CostAverage(half_life=_ANSWERS)
-        self._piece_tokens = CostAverage(half_life=_ANSWERS)
+        self._first_s = CostLine(half_life=_ANSWER_HALF_LIFE, prior_ratio=1.0)
+        self._token_s = CostAverage(half_life=_ANSWER_HALF_LIFE)
+        self._piece_tokens = CostAverage(half_life=_ANSWER_HALF_LIFE)
         # a hiccup of this machine counts, but one among the few steps of an answer must not tell the whole figure
-        self._step_s = CostLine(half_life=_STEPS, prior_ratio=1.0, max_outlier=1.25)
+        self._step_s = CostLine(half_life=_STEP_HALF_LIFE, prior_ratio=1.0, max_outlier=1.25)
 
     @property
-    def num_missing_steps(self) -> int:
+    def num_steps_needed(self) -> int:
         """Plain steps that have to be measured before they tell something."""
-        return max(0, _ENOUGH_STEPS - self.num_steps)
+        return max(0, _MIN_STEPS - self.num_steps)
 
     @property
-    def piece_tokens(self) -> float:
+    def tokens_per_piece(self) -> float:
         """Tokens of a piece of the target's text (`drafting/pieces.py`); 1 before it was measured."""
         return self._piece_tokens.value or 1.0
 
     @property
-    def can_tell(self) -> bool:
+    def is_measured(self) -> bool:
         """Whether a whole answer of the target's own was measured, first token and others."""
         return self._token_s.value is not None
 
@@ -69,12 +69,12 @@ class Baseline:
                 self._step_s.update(1 + position // _POSITIONS, report.verify_s)
             position += report.num_emitted_tokens
 
-    def add_text(self, num_pieces: int, num_tokens: int) -> None:
+    def add_tokens_per_piece(self, num_pieces: int, num_tokens: int) -> None:
         """So many pieces of text had so many tokens."""
         if num_pieces:
             self._piece_tokens.update(num_pieces, num_tokens)
 
-    def answer_s(self, num_characters: int, num_tokens: int) -> float | None:
+    def estimate_answer_s(self, num_characters: int, num_tokens: int) -> float | None:
         """How long the target's own stream takes for so many tokens; None: not measured yet."""
         token_s = self._token_s.value or 0.0
         if not self.num_answers or (num_tokens > 1 and self._token_s.value is None):
@@ -82,14 +82,14 @@ class Baseline:
         first_s = self._first_s.base + self._first_s.slope * (num_characters // _CHARACTERS)
         return first_s + max(0, num_tokens - 1) * token_s
 
-    def steps_s(self, num_prompt_tokens: int, num_tokens: int) -> float | None:
+    def estimate_plain_steps_s(self, num_prompt_tokens: int, num_tokens: int) -> float | None:
         """How long so many plain steps take after a prompt; None: not measured yet."""
-        if self.num_missing_steps:
+        if self.num_steps_needed:
             return None
         middle = (num_prompt_tokens + num_tokens / 2.0) / _POSITIONS
         return num_tokens * (self._step_s.base + self._step_s.slope * middle)
 
 
-def count_characters(request: ChatRequest) -> int:
+def count_request_characters(request: ChatRequest) -> int:
     """Characters of a request's text: how long its prompt is, roughly, at no cost."""
     return sum(len(message.text) for message in request.messages) + len(request.prefix)

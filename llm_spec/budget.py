@@ -15,24 +15,36 @@ from typing import Final
 from llm_spec._checks import check_number
 from llm_spec.chat import Usage
 from llm_spec.errors import BudgetError, ConfigError
-from llm_spec.money import FREE, PER_TOKENS, Cost, Price
+from llm_spec.pricing import FREE, TOKENS_PER_PRICE_UNIT, Cost, Price
 
-__all__ = ["SLICE_TOKENS", "SPENT_OF_HELD", "Allowance", "Budget", "Hold", "Spending"]
+__all__ = [
+    "RESERVED_OUTPUT_TOKENS",
+    "SPENT_AND_RESERVED_COLUMNS",
+    "AnswerReservation",
+    "Budget",
+    "CallReservation",
+    "CostTracker",
+]
 
-SLICE_TOKENS: Final = 256  # of output, held ahead of what a call has written …
-_SHARES: Final = 16  # … but this part of what is left at most, so that as many others find something …
-_SMALLEST: Final = 16  # … and not less than this, while there is as much
+RESERVED_OUTPUT_TOKENS: Final = 256  # of output, held ahead of what a call has written …
+_NUM_SLICES: Final = 16  # … but this part of what is left at most, so that as many others find something …
+_MIN_SLICE_TOKENS: Final = 16  # … and not less than this, while there is as much
 
-_SPENT_TOKENS, _SPENT_COST, _HELD_TOKENS, _HELD_COST = range(4)  # the columns of a budget's counts
-SPENT_OF_HELD: Final = ((_SPENT_TOKENS, _HELD_TOKENS), (_SPENT_COST, _HELD_COST))
+_SPENT_TOKENS_COLUMN, _SPENT_COST_COLUMN, _RESERVED_TOKENS_COLUMN, _RESERVED_COST_COLUMN = range(
+    4
+)  # the columns of a budget's counts
+SPENT_AND_RESERVED_COLUMNS: Final = (
+    (_SPENT_TOKENS_COLUMN, _RESERVED_TOKENS_COLUMN),
+    (_SPENT_COST_COLUMN, _RESERVED_COST_COLUMN),
+)
 
 
 class Budget:
     """What may be spent, in tokens and in money, by all requests of the decoders that are given it; wasted ones count.
 
     A request begins while anything is left, and is cut where nothing is. While it runs it holds its input and a slice
-    of its output ahead (`held_tokens`, `held_cost`), so requests that run at once exceed a budget by what came in one
-    piece, and by what servers counted that was not to be seen, such as hidden reasoning.
+    of its output ahead (`reserved_tokens`, `reserved_cost`), so requests that run at once exceed a budget by what came
+    in one piece, and by what servers counted that was not to be seen, such as hidden reasoning.
     """
 
     def __init__(self, *, max_tokens: int | None = None, max_cost: float | None = None) -> None:
@@ -46,22 +58,22 @@ class Budget:
     @property
     def spent_tokens(self) -> int:
         """Tokens spent so far."""
-        return int(self._total(_SPENT_TOKENS))
+        return int(self._sum_column(_SPENT_TOKENS_COLUMN))
 
     @property
     def spent_cost(self) -> float:
         """Money spent so far."""
-        return self._total(_SPENT_COST)
+        return self._sum_column(_SPENT_COST_COLUMN)
 
     @property
-    def held_tokens(self) -> int:
+    def reserved_tokens(self) -> int:
         """Tokens that requests under way have used or may use next."""
-        return int(self._total(_HELD_TOKENS))
+        return int(self._sum_column(_RESERVED_TOKENS_COLUMN))
 
     @property
-    def held_cost(self) -> float:
+    def reserved_cost(self) -> float:
         """Money that requests under way have used or may use next."""
-        return self._total(_HELD_COST)
+        return self._sum_column(_RESERVED_COST_COLUMN)
 
     @property
     def is_bounded(self) -> bool:
@@ -71,155 +83,161 @@ class Budget:
     def spend(self, num_tokens: int, cost: float) -> None:
         """Count what was used."""
         with self._lock:
-            self._add(_SPENT_TOKENS, num_tokens)
-            self._add(_SPENT_COST, cost)
+            self._add_to_column(_SPENT_TOKENS_COLUMN, num_tokens)
+            self._add_to_column(_SPENT_COST_COLUMN, cost)
 
-    def hold(self, num_tokens: int, cost: float) -> bool:
+    def reserve(self, num_tokens: int, cost: float) -> bool:
         """Keep so much for a request, up to `release`; False: so much is not left.
 
         It is kept first and checked then: of two that take the last of it at once, both may be refused, none is let by.
         """
         with self._lock:
-            self._hold(num_tokens, cost)
-            if self._is_exceeded():
-                self._hold(-num_tokens, -cost)
+            self._reserve(num_tokens, cost)
+            if self._is_overspent():
+                self._reserve(-num_tokens, -cost)
                 return False
             return True
 
     def release(self, num_tokens: int, cost: float) -> None:
         """Give back what was held."""
         with self._lock:
-            self._hold(-num_tokens, -cost)
+            self._reserve(-num_tokens, -cost)
 
-    def affordable(self, num_input: int, price: Price | None, *, held: bool = True) -> int | None:
+    def max_affordable_tokens(self, num_input: int, price: Price | None, *, held: bool = True) -> int | None:
         """How many output tokens a request with so much input can afford: None: no bound, 0: not even to begin.
 
         `held`: what others hold is not to be had. Raises ConfigError for a bound in money without a price.
         """
         bounds: list[int] = []
         if self._max_tokens is not None:
-            used = self.spent_tokens + (self.held_tokens if held else 0)
+            used = self.spent_tokens + (self.reserved_tokens if held else 0)
             bounds.append(self._max_tokens - used - num_input)
         if self._max_cost is not None:
             if price is None:
                 raise ConfigError("max_cost is set, and the target's price is not known; set prices")
-            used_cost = self.spent_cost + (self.held_cost if held else 0.0)
-            left = self._max_cost - used_cost - price.of(Usage(input_tokens=num_input))
+            used_cost = self.spent_cost + (self.reserved_cost if held else 0.0)
+            left = self._max_cost - used_cost - price.cost_of(Usage(input_tokens=num_input))
             if price.output > 0.0:
-                bounds.append(int(left * PER_TOKENS / price.output))
+                bounds.append(int(left * TOKENS_PER_PRICE_UNIT / price.output))
             elif left < 0.0:
                 bounds.append(0)
         return max(0, min(bounds)) if bounds else None
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _hold(self, num_tokens: int, cost: float) -> None:
-        self._add(_HELD_TOKENS, num_tokens)
-        self._add(_HELD_COST, cost)
+    def _reserve(self, num_tokens: int, cost: float) -> None:
+        self._add_to_column(_RESERVED_TOKENS_COLUMN, num_tokens)
+        self._add_to_column(_RESERVED_COST_COLUMN, cost)
 
-    def _is_exceeded(self) -> bool:
-        if self._max_tokens is not None and self.spent_tokens + self.held_tokens > self._max_tokens:
+    def _is_overspent(self) -> bool:
+        if self._max_tokens is not None and self.spent_tokens + self.reserved_tokens > self._max_tokens:
             return True
-        return self._max_cost is not None and self.spent_cost + self.held_cost > self._max_cost
+        return self._max_cost is not None and self.spent_cost + self.reserved_cost > self._max_cost
 
-    def _total(self, column: int) -> float:
+    def _sum_column(self, column: int) -> float:
         return self._counts[column]
 
-    def _add(self, column: int, value: float) -> None:
+    def _add_to_column(self, column: int, value: float) -> None:
         self._counts[column] += value
 
 
-class Hold:
+class CallReservation:
     """What one call holds of its answer's allowance: its input, and a slice of output ahead of what it has written."""
 
     def __init__(
-        self, allowance: Allowance, price: Price, num_input: int, num_output: int, max_output: int | None
+        self, allowance: AnswerReservation, price: Price, num_input: int, num_output: int, max_output: int | None
     ) -> None:
         self._allowance = allowance
         self._price = price
         self._num_tokens = num_input + num_output
-        self._cost = price.of(Usage(input_tokens=num_input, output_tokens=num_output))
+        self._cost = price.cost_of(Usage(input_tokens=num_input, output_tokens=num_output))
         self._num_output = num_output
         self._max_output = max_output  # it will not write more
 
-    def covers(self, num_output: int) -> bool:
+    def can_continue_to(self, num_output: int) -> bool:
         """Whether it may go on, with so many tokens written; holds the next slice where they are used up.
 
         One that has written just what it holds may go on: perhaps that was all.
         """
         while num_output >= self._num_output and num_output != self._max_output:
             left = (self._max_output or 0) - self._num_output
-            num_more = self._allowance.take(self._price, 0, min(SLICE_TOKENS, left) if left > 0 else SLICE_TOKENS)
+            num_more = self._allowance.reserve_call(
+                self._price, 0, min(RESERVED_OUTPUT_TOKENS, left) if left > 0 else RESERVED_OUTPUT_TOKENS
+            )
             if not num_more:
                 return num_output == self._num_output
             self._num_output += num_more
             self._num_tokens += num_more
-            self._cost += self._price.of(Usage(output_tokens=num_more))
+            self._cost += self._price.cost_of(Usage(output_tokens=num_more))
         return True
 
-    def settle(self, usage: Usage) -> None:
+    def settle_call(self, usage: Usage) -> None:
         """The call has ended: it holds what it has used, and no more."""
-        num_tokens, cost = _num_paid_tokens(usage), self._price.of(usage)
-        self._allowance.give_back(self._num_tokens - num_tokens, self._cost - cost)
+        num_tokens, cost = _count_billed_tokens(usage), self._price.cost_of(usage)
+        self._allowance.return_unused(self._num_tokens - num_tokens, self._cost - cost)
         self._num_tokens, self._cost = num_tokens, cost
 
 
-class Allowance:
+class AnswerReservation:
     """What one answer holds of its budgets, all calls together."""
 
     def __init__(self, budgets: Sequence[Budget]) -> None:
-        self._budgets = budgets
+        self._open_budgets = budgets
         self._num_tokens = 0
         self._cost = 0.0
 
-    def open(
+    def open_call(
         self,
         price: Price | None,
         num_input: int,
         *,
         num_output: int = 0,
         max_output: int | None = None,
-    ) -> Hold:
+    ) -> CallReservation:
         """Hold what a call reads and writes: `num_output` tokens, or (0) a slice of `max_output` or of all that comes.
 
         Raises BudgetError where so much is not left. What has no price costs no money.
         """
         price = price or FREE
-        wanted = num_output or min(SLICE_TOKENS, max_output or SLICE_TOKENS)
-        granted = self.take(price, num_input, wanted, is_whole=num_output > 0)
+        wanted = num_output or min(RESERVED_OUTPUT_TOKENS, max_output or RESERVED_OUTPUT_TOKENS)
+        granted = self.reserve_call(price, num_input, wanted, is_whole=num_output > 0)
         if not granted:
             raise BudgetError("no budget is left for what would be asked; nothing was sent")
-        return Hold(self, price, num_input, granted, num_output or max_output)
+        return CallReservation(self, price, num_input, granted, num_output or max_output)
 
-    def take(self, price: Price, num_input: int, num_output: int, *, is_whole: bool = False) -> int:
+    def reserve_call(self, price: Price, num_input: int, num_output: int, *, is_whole: bool = False) -> int:
         """Hold input and at most so much output; how much output that is, 0: nothing is held."""
-        left = [budget.affordable(num_input, price) for budget in self._budgets]
+        left = [budget.max_affordable_tokens(num_input, price) for budget in self._open_budgets]
         room = min((number for number in left if number is not None), default=num_output)
-        granted = num_output if is_whole else min(num_output, SLICE_TOKENS, room, max(_SMALLEST, room // _SHARES))
+        granted = (
+            num_output
+            if is_whole
+            else min(num_output, RESERVED_OUTPUT_TOKENS, room, max(_MIN_SLICE_TOKENS, room // _NUM_SLICES))
+        )
         while granted > 0:
-            cost = price.of(Usage(input_tokens=num_input, output_tokens=granted))
-            if self._hold(num_input + granted, cost):
+            cost = price.cost_of(Usage(input_tokens=num_input, output_tokens=granted))
+            if self._reserve(num_input + granted, cost):
                 return granted
             granted = 0 if is_whole else granted // 2  # others took some of it meanwhile
         return 0
 
-    def give_back(self, num_tokens: int, cost: float) -> None:
+    def return_unused(self, num_tokens: int, cost: float) -> None:
         """Hold so much less; more where it is negative, which was used already."""
-        for budget in self._budgets:
+        for budget in self._open_budgets:
             budget.release(num_tokens, cost)
         self._num_tokens -= num_tokens
         self._cost -= cost
 
-    def settle(self, num_tokens: int, cost: float) -> None:
+    def settle_answer(self, num_tokens: int, cost: float) -> None:
         """The answer is over: so much is spent, and nothing held any more."""
-        for budget in self._budgets:
+        for budget in self._open_budgets:
             budget.spend(num_tokens, cost)
-        self.give_back(self._num_tokens, self._cost)
+        self.return_unused(self._num_tokens, self._cost)
 
-    def _hold(self, num_tokens: int, cost: float) -> bool:
-        for index, budget in enumerate(self._budgets):
-            if not budget.hold(num_tokens, cost):
-                for other in self._budgets[:index]:
+    def _reserve(self, num_tokens: int, cost: float) -> bool:
+        for index, budget in enumerate(self._open_budgets):
+            if not budget.reserve(num_tokens, cost):
+                for other in self._open_budgets[:index]:
                     other.release(num_tokens, cost)
                 return False
         self._num_tokens += num_tokens
@@ -227,57 +245,68 @@ class Allowance:
         return True
 
 
-class Spending:
+class CostTracker:
     """What one decoder's answers cost, and what they may.
 
     Raises ConfigError for a bound in money where the target's price is not known.
     """
 
     def __init__(
-        self, *, target: Price | None, draft: Price | None, budget: Budget | None, for_each: Callable[[], Budget]
+        self,
+        *,
+        target: Price | None,
+        draft: Price | None,
+        budget: Budget | None,
+        make_request_budget: Callable[[], Budget],
     ) -> None:
         self.target_price = target
         self.draft_price = draft
         self._budget = budget
-        self._for_each = for_each
-        self.is_bounded = budget is not None or for_each().is_bounded  # whether there is any budget
-        self.affordable(0)
+        self._make_request_budget = make_request_budget
+        self.is_bounded = budget is not None or make_request_budget().is_bounded  # whether there is any budget
+        self.max_affordable_tokens(0)
 
-    def affordable(self, num_input: int) -> int | None:
+    def max_affordable_tokens(self, num_input: int) -> int | None:
         """How many tokens an answer to so much input may have, if no other took any; None: as many as it likes."""
-        bounds = [budget.affordable(num_input, self.target_price, held=False) for budget in self._budgets()]
+        bounds = [
+            budget.max_affordable_tokens(num_input, self.target_price, held=False) for budget in self._open_budgets()
+        ]
         return min((bound for bound in bounds if bound is not None), default=None)
 
-    def begin(self) -> Allowance | None:
+    def open_answer(self) -> AnswerReservation | None:
         """The allowance of an answer; None: there is no budget."""
-        return Allowance(self._budgets()) if self.is_bounded else None
+        return AnswerReservation(self._open_budgets()) if self.is_bounded else None
 
-    def settle(self, allowance: Allowance | None, usage: Usage, draft_usage: Usage | None) -> None:
+    def settle_answer(self, allowance: AnswerReservation | None, usage: Usage, draft_usage: Usage | None) -> None:
         """Count what an answer took; what has no price costs no money."""
         if allowance is None:
             return
-        cost = 0.0 if self.target_price is None else self.target_price.of(usage)
-        num_tokens = _num_paid_tokens(usage)
+        cost = 0.0 if self.target_price is None else self.target_price.cost_of(usage)
+        num_tokens = _count_billed_tokens(usage)
         if draft_usage is not None:
-            cost += 0.0 if self.draft_price is None else self.draft_price.of(draft_usage)
-            num_tokens += _num_paid_tokens(draft_usage)
-        allowance.settle(num_tokens, cost)
+            cost += 0.0 if self.draft_price is None else self.draft_price.cost_of(draft_usage)
+            num_tokens += _count_billed_tokens(draft_usage)
+        allowance.settle_answer(num_tokens, cost)
 
     def cost(self, usage: Usage | None, draft_usage: Usage | None, *, has_drafted: bool) -> Cost:
         """The cost of an answer by its usage; a draft that was not asked cost nothing."""
         target_price = self.target_price
-        draft = None if self.draft_price is None or draft_usage is None else self.draft_price.of(draft_usage)
+        draft = None if self.draft_price is None or draft_usage is None else self.draft_price.cost_of(draft_usage)
         if not has_drafted or self.draft_price == FREE:
             draft = 0.0
         if usage is None or target_price is None:
             return Cost(target=None, draft=draft, plain=None)
-        return Cost(target=target_price.of(usage), draft=draft, plain=target_price.of(_plain_usage(usage)))
+        return Cost(
+            target=target_price.cost_of(usage),
+            draft=draft,
+            plain=target_price.cost_of(_usage_without_speculation(usage)),
+        )
 
-    def _budgets(self) -> list[Budget]:
-        return [self._for_each()] if self._budget is None else [self._for_each(), self._budget]
+    def _open_budgets(self) -> list[Budget]:
+        return [self._make_request_budget()] if self._budget is None else [self._make_request_budget(), self._budget]
 
 
-def _plain_usage(usage: Usage) -> Usage:
+def _usage_without_speculation(usage: Usage) -> Usage:
     """The tokens that a target would have read and written alone."""
     return Usage(
         input_tokens=usage.input_tokens - usage.extra_input_tokens,
@@ -286,6 +315,6 @@ def _plain_usage(usage: Usage) -> Usage:
     )
 
 
-def _num_paid_tokens(usage: Usage) -> int:
+def _count_billed_tokens(usage: Usage) -> int:
     """Tokens that a model read or wrote."""
     return usage.input_tokens + usage.output_tokens - usage.free_output_tokens

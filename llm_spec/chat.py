@@ -15,7 +15,8 @@ from llm_spec._checks import check_number
 from llm_spec.errors import InvalidRequestError
 
 __all__ = [
-    "LABELS",
+    "METADATA_FIELDS",
+    "AnswerStarted",
     "ApiName",
     "ChatMessage",
     "ChatRequest",
@@ -24,7 +25,8 @@ __all__ = [
     "Finish",
     "FinishReason",
     "Guarantee",
-    "LocalTimes",
+    "GuaranteeWeakened",
+    "LocalTimings",
     "Messages",
     "NativeMessage",
     "Origin",
@@ -36,7 +38,6 @@ __all__ = [
     "Role",
     "Round",
     "Sampling",
-    "Started",
     "StoppedBy",
     "StreamEvent",
     "TargetStream",
@@ -44,7 +45,6 @@ __all__ = [
     "ToolCall",
     "ToolCallDelta",
     "Usage",
-    "Weakened",
 ]
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -70,7 +70,7 @@ Guarantee: TypeAlias = Literal["exact", "exact-text", "judged", "lossy"]
 ContentPart: TypeAlias = Mapping[str, Any]
 ApiName: TypeAlias = Literal["chat", "messages"]  # OpenAI's chat completions, Anthropic's messages
 # Of `ChatRequest.extra` what says nothing of the answer: who asks, how the server queues, bills and caches
-LABELS: Final = frozenset(
+METADATA_FIELDS: Final = frozenset(
     {
         "betas",
         "cache_control",
@@ -126,12 +126,12 @@ class ChatMessage:
                 f"message content is of type {type(self.content).__name__}; it must be text, a tuple of parts or None"
             )
         for part in self.content if isinstance(self.content, tuple) else ():
-            _check_type("message content part", part, Mapping, "a part such as {'type': 'text', 'text': …}")
+            _check_field_type("message content part", part, Mapping, "a part such as {'type': 'text', 'text': …}")
 
     @classmethod
     def from_openai(cls, message: Mapping[str, Any]) -> ChatMessage:
         """Read an OpenAI chat message; raises InvalidRequestError naming the field that is wrong."""
-        _check_type("message", message, Mapping, "a ChatMessage or an OpenAI chat dict")
+        _check_field_type("message", message, Mapping, "a ChatMessage or an OpenAI chat dict")
         content = message.get("content")
         if not isinstance(content, str | None) and isinstance(content, Sequence):
             content = tuple(cast("Sequence[ContentPart]", content))
@@ -140,7 +140,7 @@ class ChatMessage:
                 ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
                 for call in message.get("tool_calls") or ()
             )
-            native = _native(message)
+            native = _find_native_message(message)
             return cls(message["role"], content, message.get("name"), calls, message.get("tool_call_id"), native)
         except (KeyError, TypeError) as error:
             raise InvalidRequestError(f"message is not in OpenAI's chat format: {error!r}") from error
@@ -170,7 +170,7 @@ class ChatMessage:
         return self.content or ""
 
 
-def _native(message: Mapping[str, Any]) -> NativeMessage | None:
+def _find_native_message(message: Mapping[str, Any]) -> NativeMessage | None:
     """The message as it is, where it says more than a ChatMessage's own fields; what is null or empty says nothing."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     if message.keys() <= _MESSAGE_FIELDS and all(call.keys() <= _CALL_FIELDS for call in calls):  # nearly always
@@ -181,7 +181,7 @@ def _native(message: Mapping[str, Any]) -> NativeMessage | None:
     return NativeMessage("chat", {name: value for name, value in message.items() if value or name in _MESSAGE_FIELDS})
 
 
-def _check_type(name: str, value: object, kind: type, wanted: str) -> None:
+def _check_field_type(name: str, value: object, kind: type, wanted: str) -> None:
     """Raise InvalidRequestError unless a value from outside is of the kind that its annotation promises."""
     if not isinstance(value, kind):
         raise InvalidRequestError(f"{name} is {value!r} of type {type(value).__name__}; it must be {wanted}")
@@ -190,10 +190,10 @@ def _check_type(name: str, value: object, kind: type, wanted: str) -> None:
 Messages: TypeAlias = "str | Sequence[ChatMessage | Mapping[str, Any]]"
 
 
-def _as_messages(messages: Messages) -> tuple[ChatMessage, ...]:
+def _parse_messages(messages: Messages) -> tuple[ChatMessage, ...]:
     if isinstance(messages, str):
         return (ChatMessage("user", messages),)
-    _check_type("messages", messages, Sequence, "a text or a list of messages")
+    _check_field_type("messages", messages, Sequence, "a text or a list of messages")
     return tuple(m if isinstance(m, ChatMessage) else ChatMessage.from_openai(m) for m in messages)
 
 
@@ -285,7 +285,7 @@ class ChatRequest:
             raise InvalidRequestError(f"raw is set with {len(self.messages)} messages; a raw prompt is one message")
         check_number(InvalidRequestError, "max_tokens", self.max_tokens, 1, None, integer=True)
         for text in self.stop:
-            _check_type("stop string", text, str, "a text")
+            _check_field_type("stop string", text, str, "a text")
             if not text:
                 raise InvalidRequestError("stop holds an empty string; every stop string must have a character")
 
@@ -298,10 +298,10 @@ class ChatRequest:
         values: dict[str, Any] = dict(options)
         sampling = Sampling(**{k: values.pop(k) for k in list(values) if k in _SAMPLING_FIELDS})
         stop = values.pop("stop", None) or ()
-        _check_type("stop", stop, Sequence, "a text or a list of texts")
+        _check_field_type("stop", stop, Sequence, "a text or a list of texts")
         values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         values["tools"] = tuple(values.get("tools") or ())
-        return cls(messages=_as_messages(messages), sampling=sampling, **values)
+        return cls(messages=_parse_messages(messages), sampling=sampling, **values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,7 +408,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class AnswerStarted:
     """How an answer is going to be given: comes before all of it, once for each decoder."""
 
     strategy: str
@@ -434,7 +434,7 @@ class TargetStream:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalTimes:
+class LocalTimings:
     """What an answer of a model in this process took besides its rounds; comes once, before the `Finish`.
 
     `prompt_s`: opening the target's session and reading the prompt. `open_draft_s`: opening the draft, which may read
@@ -464,7 +464,7 @@ class Fallback:
 class Retry:
     """The target failed for a while: it is asked again after `wait_s` seconds, or goes on from what it had written.
 
-    `reason` is for people and logs. What a continued answer is worth is said by `Weakened`.
+    `reason` is for people and logs. What a continued answer is worth is said by `GuaranteeWeakened`.
     """
 
     reason: str
@@ -473,7 +473,7 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class Weakened:
+class GuaranteeWeakened:
     """From here on the answer has this guarantee at best, and is not promised to be the target's text byte for byte.
 
     `reason` is for people and logs. A result has the weakest guarantee of all.
@@ -498,7 +498,7 @@ class Finish:
 
 
 # How an answer comes about, none of its text.
-Progress: TypeAlias = Started | Round | TargetStream | LocalTimes | Fallback | Retry | Weakened
+Progress: TypeAlias = AnswerStarted | Round | TargetStream | LocalTimings | Fallback | Retry | GuaranteeWeakened
 StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ReasoningDetail | ToolCallDelta | Progress | Finish
 
 

@@ -6,21 +6,21 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from llm_spec.budget import Hold
+from llm_spec.budget import CallReservation
 from llm_spec.chat import ChatRequest, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.counting import TokenCap, count_input_tokens
 from llm_spec.deadline import Deadline
-from llm_spec.drafting.pieces import count_tokens
+from llm_spec.drafting.text_pieces import count_tokens
 from llm_spec.errors import TransientError
-from llm_spec.openai_chat import read_usage
+from llm_spec.openai_chat import parse_usage
 from llm_spec.provider import ChunkStreaming
-from llm_spec.resilience import CircuitBreaker, within
+from llm_spec.resilience import CircuitBreaker, wait_within
 
-__all__ = ["CountedChunks"]
+__all__ = ["CountedChunkStream"]
 
 
-class CountedChunks:
+class CountedChunkStream:
     """One answer's chunks, counted as they pass: `usage` is the server's own, or as many pieces as came.
 
     They end where a choice has its tokens, or where no more of a budget can be held.
@@ -34,7 +34,7 @@ class CountedChunks:
         config: SpeculativeConfig,
         breaker: CircuitBreaker,
         *,
-        hold: Hold | None = None,
+        reservation: CallReservation | None = None,
     ) -> None:
         self._name = name
         self._target = target
@@ -43,53 +43,55 @@ class CountedChunks:
         self._limit = config.limit
         self._breaker = breaker
         self._deadline = Deadline(config.deadline_s)
-        self._told: Usage | None = None
+        self._num_told_tokens: Usage | None = None
         self._num_pieces = 0
         self._is_complete = False
-        self._hold = hold
+        self._reservation = reservation
         self._open: dict[int, TokenCap | None] = {}  # the choices that have begun and not ended
 
     @property
     def usage(self) -> Usage:
         """What the answer took so far."""
-        return self._told or Usage(input_tokens=count_input_tokens(self._request), output_tokens=self._num_pieces)
+        return self._num_told_tokens or Usage(
+            input_tokens=count_input_tokens(self._request), output_tokens=self._num_pieces
+        )
 
     async def chunks(self) -> AsyncGenerator[Mapping[str, Any]]:
         """The chunks; raises TransientError at the deadline, and what the target raises. Nothing is asked again."""
-        async with aclosing(self._deadline.bound(self._chunks())) as chunks:
+        async with aclosing(self._deadline.limit_stream(self._iterate_chunks())) as chunks:
             async for chunk in chunks:
-                is_over = self._count(chunk)
+                is_over = self._count_chunk(chunk)
                 yield chunk
                 if is_over:
                     self._is_complete = True
-                    yield self._end(chunk)
+                    yield self._make_end_chunk(chunk)
                     break
         if self._deadline.is_reached and not self._is_complete:
             raise TransientError(f"{self._name} was not done by the deadline")
 
-    async def _chunks(self) -> AsyncGenerator[Mapping[str, Any]]:
+    async def _iterate_chunks(self) -> AsyncGenerator[Mapping[str, Any]]:
         silence_s, message = self._timeouts.first_chunk_s, f"{self._name} was silent for too long"
         async with AsyncExitStack() as stack:
             if self._limit is not None:
-                await stack.enter_async_context(self._limit.place())
-            stack.enter_context(self._breaker.attempt())
+                await stack.enter_async_context(self._limit.acquire_place())
+            stack.enter_context(self._breaker.guard_attempt())
             opening = stack.enter_async_context(self._target.stream_chunks(self._request))
-            opened = await within(opening, silence_s, message)
-            while (chunk := await within(anext(opened, None), silence_s, message)) is not None:
+            opened = await wait_within(opening, silence_s, message)
+            while (chunk := await wait_within(anext(opened, None), silence_s, message)) is not None:
                 yield chunk
                 silence_s = self._timeouts.between_chunks_s
             self._is_complete = True
-            self._breaker.see(None)
+            self._breaker.record_outcome(None)
 
-    def _count(self, chunk: Mapping[str, Any]) -> bool:
+    def _count_chunk(self, chunk: Mapping[str, Any]) -> bool:
         """Take in a chunk; whether it is to be the last."""
-        self._told = read_usage(chunk) or self._told
+        self._num_told_tokens = parse_usage(chunk) or self._num_told_tokens
         choices: list[Mapping[str, Any]] = chunk.get("choices") or []
-        self._num_pieces += sum(map(_count_pieces, choices))
-        has_enough = [self._has_enough(choice) for choice in choices]
-        return any(has_enough) or not (self._hold is None or self._hold.covers(self._num_pieces))
+        self._num_pieces += sum(map(_count_choice_pieces, choices))
+        has_enough = [self._has_reached_limit(choice) for choice in choices]
+        return any(has_enough) or not (self._reservation is None or self._reservation.can_continue_to(self._num_pieces))
 
-    def _has_enough(self, choice: Mapping[str, Any]) -> bool:
+    def _has_reached_limit(self, choice: Mapping[str, Any]) -> bool:
         """Whether a choice has more than it may."""
         index, limit = choice.get("index", 0), self._request.max_tokens
         if choice.get("finish_reason"):
@@ -101,9 +103,9 @@ class CountedChunks:
         if cap is None or not isinstance(text, str):
             return False
         given = TextDelta(text)
-        return cap.take(given) is not given
+        return cap.cut_delta(given) is not given
 
-    def _end(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _make_end_chunk(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
         """The end of all choices that have none, in the form of a chunk."""
         rest: dict[str, Any] = {"text": ""} if self._request.raw else {"delta": {}}
         choices = [{"index": index, **rest, "finish_reason": "length"} for index in self._open]
@@ -113,7 +115,7 @@ class CountedChunks:
         }
 
 
-def _count_pieces(choice: Mapping[str, Any]) -> int:
+def _count_choice_pieces(choice: Mapping[str, Any]) -> int:
     """Pieces of text in a choice, one at least where it brings anything."""
     delta: Mapping[str, Any] = choice.get("delta") or {}
     texts = [choice.get("text"), delta.get("content"), delta.get("reasoning_content")]

@@ -20,7 +20,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 2 for anything wrong with input or model, 130 for Ctrl-C."""
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = _build_parser().parse_args(argv)
         if arguments.command != "serve":  # a server's log is all that its operator sees
             logging.getLogger("llm_spec").addHandler(logging.NullHandler())  # what matters has its own line
         return _COMMANDS[arguments.command](arguments)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llm-spec", description="Speculative decoding as middleware.")
     parser.add_argument("--version", action="version", version=f"llm-spec {llm_spec.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -50,37 +50,37 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_command(arguments: argparse.Namespace) -> int:
     from llm_spec.cli_run import run
 
     return run(arguments)
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _serve_command(arguments: argparse.Namespace) -> int:
     from llm_spec.cli_serve import run_serve
 
     return run_serve(arguments)
 
 
-def _plan(arguments: argparse.Namespace) -> int:
-    from llm_spec.cli_plan import possible_strategies, print_plan, read_situation
+def _plan_command(arguments: argparse.Namespace) -> int:
+    from llm_spec.cli_plan import possible_strategies, print_plan, read_plan_scenario
 
-    situation, acceptances = asyncio.run(read_situation(arguments))
+    situation, acceptances = asyncio.run(read_plan_scenario(arguments))
     names = (arguments.target, arguments.draft)
     print_plan(situation, acceptances, names=names, strategies=possible_strategies(*names), out=sys.stdout)
     return 0
 
 
-def _list_providers(_: argparse.Namespace) -> int:
+def _providers_command(_: argparse.Namespace) -> int:
     for name, entry in registered_providers().items():
-        state = f"needs: {entry.install}" if entry.missing else "ready"
+        state = f"needs: {entry.install}" if entry.missing_modules else "ready"
         print(f"{name:<10} {entry.summary}\n{'':<10} {state}")
     return 0
 
 
 _COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
-    "plan": _plan,
-    "providers": _list_providers,
-    "run": _run,
-    "serve": _serve,
+    "plan": _plan_command,
+    "providers": _providers_command,
+    "run": _run_command,
+    "serve": _serve_command,
 }

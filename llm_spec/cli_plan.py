@@ -11,12 +11,19 @@ from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig, StrategyName
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, TargetError
-from llm_spec.money import FREE, PRICES_AS_OF, Price, find_price, read_price
-from llm_spec.plan import PLANNED, Estimate, Situation, Speed, break_even, estimate
+from llm_spec.plan_estimates import (
+    PLANNED_STRATEGIES,
+    AnswerEstimate,
+    ModelSpeed,
+    PlanScenario,
+    estimate_answer,
+    find_break_even,
+)
+from llm_spec.pricing import FREE, PRICES_AS_OF, Price, find_model_price, read_price
 from llm_spec.provider import DraftProvider, LlmProvider
-from llm_spec.registry import model_parts, open_draft, open_provider, target_strategies
+from llm_spec.registry import find_model_parts, find_target_strategies, open_draft, open_provider
 
-__all__ = ["add_plan", "possible_strategies", "print_plan", "read_situation"]
+__all__ = ["add_plan", "possible_strategies", "print_plan", "read_plan_scenario"]
 
 _ACCEPTANCES: Final = (0.5, 0.8, 0.95)
 _MEASURED_TOKENS: Final = 96
@@ -45,38 +52,38 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     plan.add_argument("--streams", type=int, default=4, metavar="N", help="most requests at once (%(default)s)")
 
 
-async def read_situation(arguments: argparse.Namespace) -> tuple[Situation, tuple[float, ...]]:
+async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenario, tuple[float, ...]]:
     """The situation that the arguments describe, measured where they say so, and the acceptance rates to show."""
-    situation = Situation(
+    scenario = PlanScenario(
         context=arguments.context,
         output=arguments.output,
         acceptance=_ACCEPTANCES[0] if arguments.acceptance is None else arguments.acceptance,
-        target=_speed(arguments.target_first_token_s, arguments.target_tokens_per_s, "--target-tokens-per-s"),
-        draft=_speed(arguments.draft_first_token_s, arguments.draft_tokens_per_s, "--draft-tokens-per-s"),
-        target_price=_listed(arguments.target_price, arguments.target),
-        draft_price=_listed(arguments.draft_price, *model_parts(arguments.draft)),
+        target=_parse_speed(arguments.target_first_token_s, arguments.target_tokens_per_s, "--target-tokens-per-s"),
+        draft=_parse_speed(arguments.draft_first_token_s, arguments.draft_tokens_per_s, "--draft-tokens-per-s"),
+        target_price=_find_listed_price(arguments.target_price, arguments.target),
+        draft_price=_find_listed_price(arguments.draft_price, *find_model_parts(arguments.draft)),
         max_concurrent_streams=arguments.streams,
     )
     if "tokens" in possible_strategies(arguments.target, arguments.draft):
-        situation = replace(situation, round_trip_s=0.0)
+        scenario = replace(scenario, round_trip_s=0.0)
     if arguments.measure is not None:
-        situation = await _measured(situation, arguments.target, arguments.draft, arguments.measure)
-        return situation, (situation.acceptance,)
-    return situation, _ACCEPTANCES if arguments.acceptance is None else (situation.acceptance,)
+        scenario = await _measure_pair(scenario, arguments.target, arguments.draft, arguments.measure)
+        return scenario, (scenario.acceptance,)
+    return scenario, _ACCEPTANCES if arguments.acceptance is None else (scenario.acceptance,)
 
 
 def possible_strategies(target: str, draft: str) -> tuple[StrategyName, ...]:
-    """Those of `PLANNED` by which this target can verify this draft, as far as their names tell."""
-    can = target_strategies(target)
+    """Those of `PLANNED_STRATEGIES` by which this target can verify this draft, as far as their names tell."""
+    can = find_target_strategies(target)
     if can is None:
-        return tuple(name for name in PLANNED if name != "tokens")
-    if "tokens" in can and all("tokens" in (target_strategies(part) or ()) for part in model_parts(draft)):
+        return tuple(name for name in PLANNED_STRATEGIES if name != "tokens")
+    if "tokens" in can and all("tokens" in (find_target_strategies(part) or ()) for part in find_model_parts(draft)):
         return ("tokens",)
-    return tuple(name for name in PLANNED if name == "judge" or (name in can and name != "tokens"))
+    return tuple(name for name in PLANNED_STRATEGIES if name == "judge" or (name in can and name != "tokens"))
 
 
 def print_plan(
-    situation: Situation,
+    scenario: PlanScenario,
     acceptances: tuple[float, ...],
     *,
     names: tuple[str, str],
@@ -84,112 +91,122 @@ def print_plan(
     out: TextIO,
 ) -> None:
     """Print the table; not to be called on a running event loop, for the strategies are run by a clock of their own."""
-    target, draft = situation.target, situation.draft
-    is_priced = situation.target_price is not None and situation.draft_price is not None
+    target, draft = scenario.target, scenario.draft
+    is_priced = scenario.target_price is not None and scenario.draft_price is not None
     print(
         f"{names[0]}, helped by {names[1]}:\n"
-        f"an answer of {situation.output} tokens to a prompt of {situation.context}\n\n"
-        f"  target  {_speed_text(target)}; {_price_text(situation.target_price)}\n"
-        f"  draft   {_speed_text(draft)}; {_price_text(situation.draft_price)}\n"
+        f"an answer of {scenario.output} tokens to a prompt of {scenario.context}\n\n"
+        f"  target  {_format_speed(target)}; {_format_price(scenario.target_price)}\n"
+        f"  draft   {_format_speed(draft)}; {_format_price(scenario.draft_price)}\n"
         f"  Speeds are assumed unless given or measured (--measure). Listed prices are of {PRICES_AS_OF}.\n",
         file=out,
     )
-    plain = estimate("plain", situation)
+    plain = estimate_answer("plain", scenario)
     columns = f"{'draft is right':>16}{'time':>11}{'speedup':>10}" + (f"{'cost':>12}{'saved':>12}" if is_priced else "")
     print(columns, file=out)
-    print(f"{'target alone':>16}{_row(plain, plain)}", file=out)
+    print(f"{'target alone':>16}{_format_row(plain, plain)}", file=out)
     for strategy in strategies:
-        print(f"\n{strategy}: {PLANNED[strategy]}", file=out)
+        print(f"\n{strategy}: {PLANNED_STRATEGIES[strategy]}", file=out)
         for acceptance in acceptances:
-            found = estimate(strategy, replace(situation, acceptance=acceptance))
-            print(f"{acceptance:>16.0%}{_row(found, plain)}", file=out)
-        faster, cheaper = break_even(strategy, situation)
-        print(f"  {_from('faster', faster)}" + (f"; {_from('cheaper', cheaper)}" if is_priced else ""), file=out)
-    missing = [name for name in PLANNED if name not in strategies]
+            found = estimate_answer(strategy, replace(scenario, acceptance=acceptance))
+            print(f"{acceptance:>16.0%}{_format_row(found, plain)}", file=out)
+        faster, cheaper = find_break_even(strategy, scenario)
+        print(
+            f"  {_format_break_even('faster', faster)}"
+            + (f"; {_format_break_even('cheaper', cheaper)}" if is_priced else ""),
+            file=out,
+        )
+    missing = [name for name in PLANNED_STRATEGIES if name not in strategies]
     if missing:
         print(f"\nNot with {names[0]} and {names[1]}: {', '.join(missing)}.", file=out)
 
 
-def _row(found: Estimate, plain: Estimate) -> str:
-    cells = f"{found.total_s:>9.2f} s{plain.total_s / found.total_s:>9.2f}x"
-    if found.cost is None or plain.cost is None:
+def _format_row(break_even_points: AnswerEstimate, plain: AnswerEstimate) -> str:
+    cells = f"{break_even_points.total_s:>9.2f} s{plain.total_s / break_even_points.total_s:>9.2f}x"
+    if break_even_points.cost is None or plain.cost is None:
         return cells
-    return cells + f"{found.cost:>12.5f}" + ("" if found is plain else f"{plain.cost - found.cost:>+12.5f}")
+    return (
+        cells
+        + f"{break_even_points.cost:>12.5f}"
+        + ("" if break_even_points is plain else f"{plain.cost - break_even_points.cost:>+12.5f}")
+    )
 
 
-def _from(what: str, acceptance: float | None) -> str:
+def _format_break_even(what: str, acceptance: float | None) -> str:
     if acceptance is None:
         return f"never {what}"
     share = {0.0: "any", 1.0: "all"}.get(acceptance, f"at least {acceptance:.0%}")
     return f"{what} where {share} of the draft is right"
 
 
-def _speed_text(speed: Speed) -> str:
-    return f"first token after {speed.first_token_s:.2f} s, then {_rate(speed)} tokens/s"
+def _format_speed(speed: ModelSpeed) -> str:
+    return f"first token after {speed.first_token_s:.2f} s, then {_format_rate(speed)} tokens/s"
 
 
-def _rate(speed: Speed) -> str:
+def _format_rate(speed: ModelSpeed) -> str:
     return f"{1.0 / speed.token_s:.0f}" if speed.token_s else "any number of"
 
 
-def _price_text(price: Price | None) -> str:
+def _format_price(price: Price | None) -> str:
     if price is None:
         return "price not known"
     cached = "" if price.cached_input is None else f", {price.cached_input:g} cached"
     return f"{price.input:g} in, {price.output:g} out{cached} for a million tokens"
 
 
-def _speed(first_token_s: float, tokens_per_s: float, option: str) -> Speed:
+def _parse_speed(first_token_s: float, tokens_per_s: float, option: str) -> ModelSpeed:
     if not tokens_per_s > 0.0:
         raise ConfigError(f"{option} is {tokens_per_s!r}; it must be a number greater than 0")
-    return Speed(first_token_s=first_token_s, token_s=1.0 / tokens_per_s)
+    return ModelSpeed(first_token_s=first_token_s, token_s=1.0 / tokens_per_s)
 
 
-def _listed(argument: str | None, *names: str) -> Price | None:
+def _find_listed_price(argument: str | None, *names: str) -> Price | None:
     """The price given, else that of the models of these names, if it is one."""
     if argument is not None:
         return read_price(argument)
-    found = {find_price(name, {}) for name in names}
+    found = {find_model_price(name, {}) for name in names}
     return found.pop() if len(found) == 1 else None if found else FREE
 
 
-async def _measured(situation: Situation, target_name: str, draft_name: str, prompt: str) -> Situation:
+async def _measure_pair(scenario: PlanScenario, target_name: str, draft_name: str, prompt: str) -> PlanScenario:
     """Both models' speeds, and how often the draft says what the target says, by a few short answers."""
     async with AsyncExitStack() as stack:
         target = open_provider(target_name)
         stack.push_async_callback(target.aclose)
         draft = open_draft(draft_name)
         stack.push_async_callback(draft.aclose)
-        target_speed = await _measured_speed(target, prompt)
+        target_speed = await _measure_speed(target, prompt)
         if target.capabilities.token_model is not None:
-            return await _measured_here(replace(situation, target=target_speed), target, draft, prompt)
-        asked = open_provider(draft_name)
-        stack.push_async_callback(asked.aclose)
-        draft_speed = await _measured_speed(asked, prompt)
+            return await _measure_local_pair(replace(scenario, target=target_speed), target, draft, prompt)
+        draft_provider = open_provider(draft_name)
+        stack.push_async_callback(draft_provider.aclose)
+        draft_speed = await _measure_speed(draft_provider, prompt)
         decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="regenerate"))
         compared = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
     rate = compared.stats.draft_acceptance_rate
-    return replace(situation, target=target_speed, draft=draft_speed, acceptance=rate or 0.0)
+    return replace(scenario, target=target_speed, draft=draft_speed, acceptance=rate or 0.0)
 
 
-async def _measured_here(situation: Situation, target: LlmProvider, draft: DraftProvider, prompt: str) -> Situation:
+async def _measure_local_pair(
+    scenario: PlanScenario, target: LlmProvider, draft: DraftProvider, prompt: str
+) -> PlanScenario:
     """What an answer by `tokens` tells of the draft."""
     decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens"))
     result = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
     stats = result.stats
     return replace(
-        situation,
+        scenario,
         acceptance=stats.draft_acceptance_rate or 0.0,
-        draft=Speed(first_token_s=0.0, token_s=stats.draft_s / max(1, stats.num_draft_tokens)),
+        draft=ModelSpeed(first_token_s=0.0, token_s=stats.draft_s / max(1, stats.num_draft_tokens)),
         verify_token_s=result.lookahead["verify_token_s"],
         max_lookahead=max(1, round(stats.num_draft_tokens / max(1, stats.num_rounds))),
     )
 
 
-async def _measured_speed(provider: LlmProvider, prompt: str) -> Speed:
+async def _measure_speed(provider: LlmProvider, prompt: str) -> ModelSpeed:
     request = ChatRequest.create(prompt, max_tokens=_MEASURED_TOKENS)
     result = await SpeculativeDecoder(None, provider).decode(request)
     first_s, num_tokens = result.timings.first_text_s, 0 if result.usage is None else result.usage.output_tokens
     if first_s is None or num_tokens < 8:
         raise TargetError(f"{provider.name} wrote too little to measure it by; give another prompt")
-    return Speed(first_token_s=first_s, token_s=(result.timings.total_s - first_s) / (num_tokens - 1))
+    return ModelSpeed(first_token_s=first_s, token_s=(result.timings.total_s - first_s) / (num_tokens - 1))

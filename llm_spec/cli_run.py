@@ -15,7 +15,7 @@ from llm_spec.cli_screen import Screen, Spinner
 from llm_spec.config import SpeculativeConfig, StrategyName
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, InvalidRequestError, TargetError
-from llm_spec.money import read_price
+from llm_spec.pricing import read_price
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
@@ -58,18 +58,18 @@ def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer, and report; the models are loaded before there is an event loop, which a long load would hold."""
-    request, config = _request(arguments), _config(arguments)
+    request, config = _build_request(arguments), _build_config(arguments)
     draft_name = None if config.strategy == "plain" else arguments.draft
     with Spinner(f"loading {' and '.join(filter(None, (arguments.target, draft_name)))}", sys.stderr):
         target = open_provider(arguments.target)
         draft = None if draft_name is None else open_draft(draft_name)
-    result, same_text = asyncio.run(_run(request, config, target, draft, arguments))
-    _report(result, same_text, max_tokens=arguments.max_tokens, as_json=arguments.json)
+    result, same_text = asyncio.run(_answer_and_compare(request, config, target, draft, arguments))
+    _print_report(result, same_text, max_tokens=arguments.max_tokens, as_json=arguments.json)
     return 0
 
 
-def _request(arguments: argparse.Namespace) -> ChatRequest:
-    messages = [{"role": "user", "content": _prompt(arguments.prompt, arguments.file)}]
+def _build_request(arguments: argparse.Namespace) -> ChatRequest:
+    messages = [{"role": "user", "content": _read_prompt(arguments.prompt, arguments.file)}]
     if arguments.system is not None:
         messages.insert(0, {"role": "system", "content": arguments.system})
     return ChatRequest.create(
@@ -79,36 +79,36 @@ def _request(arguments: argparse.Namespace) -> ChatRequest:
         temperature=arguments.temperature,
         top_p=arguments.top_p,
         seed=arguments.seed,
-        prediction=None if arguments.prediction is None else _read(arguments.prediction, "prediction"),
+        prediction=None if arguments.prediction is None else _read_text_file(arguments.prediction, "prediction"),
     )
 
 
-def _prompt(prompt: str | None, files: list[str]) -> str:
+def _read_prompt(prompt: str | None, files: list[str]) -> str:
     first = sys.stdin.read() if prompt == "-" else prompt or ""
-    text = "\n\n".join(part for part in (first, *(_read(path, "file") for path in files)) if part)
+    text = "\n\n".join(part for part in (first, *(_read_text_file(path, "file") for path in files)) if part)
     if not text.strip():
         raise InvalidRequestError("the prompt is empty; give the user's message, or - and a message on standard input")
     return text
 
 
-def _read(path: str, what: str) -> str:
+def _read_text_file(path: str, what: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise InvalidRequestError(f"the {what} {path} cannot be read: {error}") from error
 
 
-def _config(arguments: argparse.Namespace) -> SpeculativeConfig:
+def _build_config(arguments: argparse.Namespace) -> SpeculativeConfig:
     given = {arguments.target: arguments.target_price, arguments.draft: arguments.draft_price}
     return SpeculativeConfig(
         strategy="plain" if arguments.no_speculation else arguments.strategy,
-        lookahead=_lookahead(arguments.lookahead),
+        lookahead=_parse_lookahead(arguments.lookahead),
         prices={name.partition("@")[0]: read_price(price) for name, price in given.items() if price is not None},
         max_request_cost=arguments.max_cost,
     )
 
 
-def _lookahead(argument: str) -> LookaheadPolicy:
+def _parse_lookahead(argument: str) -> LookaheadPolicy:
     if argument == "adaptive":
         return CostAware()
     try:
@@ -119,7 +119,7 @@ def _lookahead(argument: str) -> LookaheadPolicy:
         raise ConfigError(f"lookahead is {argument!r}; it must be 'adaptive' or an integer from 1 to 32") from error
 
 
-async def _run(
+async def _answer_and_compare(
     request: ChatRequest,
     config: SpeculativeConfig,
     target: LlmProvider,
@@ -129,7 +129,7 @@ async def _run(
     """The result and, compared with the target alone, whether its text is the same."""
     try:
         screen = Screen(sys.stdout, silent=arguments.json)
-        result = await _answer(SpeculativeDecoder(draft, target, config), target.name, request, screen)
+        result = await _stream_answer(SpeculativeDecoder(draft, target, config), target.name, request, screen)
         if not arguments.compare:
             return result, None
         request = replace(request, sampling=replace(request.sampling, seed=result.seed))
@@ -143,25 +143,27 @@ async def _run(
             await draft.aclose()
 
 
-async def _answer(decoder: SpeculativeDecoder, target: str, request: ChatRequest, screen: Screen) -> SpeculativeResult:
-    screen.legend()
+async def _stream_answer(
+    decoder: SpeculativeDecoder, target: str, request: ChatRequest, screen: Screen
+) -> SpeculativeResult:
+    screen.print_legend()
     with Spinner(f"waiting for the first words of {target}", sys.stderr) as spinner:
         async with decoder.stream(request) as events:
             async for event in events:
                 match event:
                     case TextDelta():
                         spinner.stop()
-                        screen.show(event)
+                        screen.print_delta(event)
                     case SpeculativeFinish(result=SpeculativeResult() as result):
                         spinner.stop()
-                        screen.end()
+                        screen.finish_line()
                         return result
                     case _:
                         pass
     raise TargetError(f"{decoder.name} ended without a result")
 
 
-def _report(result: SpeculativeResult, same_text: bool | None, *, max_tokens: int, as_json: bool) -> None:
+def _print_report(result: SpeculativeResult, same_text: bool | None, *, max_tokens: int, as_json: bool) -> None:
     """The figures: on a terminal below the answer; of a comparison on standard error where a pipe gets the answer."""
     for reason in result.fallbacks:
         print(f"llm-spec: the draft failed and the target went on alone: {reason}", file=sys.stderr)

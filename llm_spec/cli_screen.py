@@ -11,7 +11,7 @@ from typing import Final, Self, TextIO
 
 from llm_spec.chat import Origin, TextDelta
 
-__all__ = ["Screen", "Spinner", "harmless"]
+__all__ = ["Screen", "Spinner", "escape_control_characters"]
 
 _COLOURS: Final[dict[Origin, str]] = {"accepted": "32", "correction": "33", "bonus": "36", "plain": "0"}
 _LEGEND: Final[dict[Origin, str]] = {
@@ -34,19 +34,21 @@ class Screen:
         self._terminal = out.isatty() and not silent
         self._colours = self._terminal and "NO_COLOR" not in os.environ
 
-    def legend(self) -> None:
+    def print_legend(self) -> None:
         if self._colours:
-            self._write("  ".join(self._paint(text, origin) for origin, text in _LEGEND.items()) + "\n\n")
+            self._write("  ".join(self._colour_text(text, origin) for origin, text in _LEGEND.items()) + "\n\n")
 
-    def show(self, delta: TextDelta) -> None:
+    def print_delta(self, delta: TextDelta) -> None:
         if not self._silent:
-            self._write(self._paint(harmless(delta.text), delta.origin) if self._terminal else delta.text)
+            self._write(
+                self._colour_text(escape_control_characters(delta.text), delta.origin) if self._terminal else delta.text
+            )
 
-    def end(self) -> None:
+    def finish_line(self) -> None:
         if self._terminal:
             self._write("\n")
 
-    def _paint(self, text: str, origin: Origin) -> str:
+    def _colour_text(self, text: str, origin: Origin) -> str:
         return f"\033[{_COLOURS[origin]}m{text}\033[0m" if self._colours else text
 
     def _write(self, text: str) -> None:
@@ -54,7 +56,7 @@ class Screen:
         self._out.flush()
 
 
-def harmless(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """What a model wrote, unable to steer the terminal: control characters show as symbols."""
     return "".join(c if c in "\n\t" or c.isprintable() or c == "\u00a0" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
@@ -69,7 +71,7 @@ class Spinner:
         self._line = line
         self._out = out
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._spin, daemon=True)
+        self._thread = threading.Thread(target=self._run_animation, daemon=True)
 
     def __enter__(self) -> Self:
         if self._out.isatty() and os.environ.get("TERM") != "dumb":
@@ -87,7 +89,7 @@ class Spinner:
         if self._thread.is_alive():
             self._thread.join()
 
-    def _spin(self) -> None:
+    def _run_animation(self) -> None:
         if self._ended.wait(_PATIENCE_S):
             return
         line = f"{self._line} ..."[: shutil.get_terminal_size().columns - 3]  # one that wraps could not be taken away

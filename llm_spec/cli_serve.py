@@ -46,19 +46,19 @@ def run_serve(arguments: argparse.Namespace) -> int:
     else:
         config = replace(load_config(arguments.config), **settings)
     if arguments.check:
-        from llm_spec.server.check import check
+        from llm_spec.server.check import check_server
 
-        check(config)
+        check_server(config)
         print(f"llm-spec: {len(config.models)} models can be served: {', '.join(config.models)}")
         return 0
     print(f"llm-spec loads {_loaded(config)}", file=sys.stderr, flush=True)
-    serve(config, told=lambda line: print(line, flush=True))
+    serve(config, on_ready=lambda line: print(line, flush=True))
     return 0
 
 
 def _loaded(config: ServerConfig) -> str:
     """The models of a config, and what each is made of."""
-    from llm_spec.registry import without_credentials
+    from llm_spec.registry import strip_credentials
 
     made_of = {name: model.target + f" with {model.draft}" * bool(model.draft) for name, model in config.models.items()}
-    return without_credentials(", ".join(f"{name} ({parts})" for name, parts in made_of.items()))
+    return strip_credentials(", ".join(f"{name} ({parts})" for name, parts in made_of.items()))

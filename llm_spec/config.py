@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from llm_spec._checks import check_number
 from llm_spec.budget import Budget
 from llm_spec.errors import ConfigError
-from llm_spec.money import Price
+from llm_spec.pricing import Price
+from llm_spec.tokens.acceptance import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
-from llm_spec.tokens.rules import AcceptanceName
 
 if TYPE_CHECKING:
     from llm_spec.resilience import ConcurrencyLimit
@@ -121,7 +121,7 @@ class SpeculativeConfig:
         silent elsewhere, before the target goes on alone.
     judge: how far approval goes, with that strategy.
     retry: when a target that fails for a while is asked again. timeouts: how long it may be silent. breaker: when a
-        target or draft that keeps failing is left alone (that of the first decoder of a pair holds for `using`).
+        target or draft that keeps failing is left alone (that of the first decoder of a pair holds for `with_config`).
     limit: places shared by all decoders that are given the same one; None: no bound.
     prices: of models, by provider name (`openai:gpt-4.1`) or model; they come before the built-in list.
     budget: tokens and money shared by all decoders that are given the same one.

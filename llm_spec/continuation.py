@@ -27,73 +27,75 @@ from typing import Final, NamedTuple, TypeAlias
 
 from llm_spec.chat import ChatRequest, StreamEvent, TextDelta
 from llm_spec.errors import TransientError
-from llm_spec.resilience import within
+from llm_spec.resilience import wait_within
 
-__all__ = ["ContinuationTrial"]
+__all__ = ["ContinuationTest"]
 
 Stream: TypeAlias = Callable[[ChatRequest], AbstractAsyncContextManager[AsyncIterator[StreamEvent]]]
 
-_QUESTION: Final = ChatRequest.create("Write down the days of the week.", temperature=0.0, max_tokens=24)
-_NUM_MORE: Final = 3  # tokens of the second answer
+_TEST_REQUEST: Final = ChatRequest.create("Write down the days of the week.", temperature=0.0, max_tokens=24)
+_NUM_TEST_TOKENS: Final = 3  # tokens of the second answer
 _WORD: Final = re.compile(r"[a-z]\w{3,}", re.ASCII | re.IGNORECASE)
 _PATIENCE_S: Final = 30.0
 
 
-class ContinuationTrial:
+class ContinuationTest:
     """Tries whether `stream` goes on from `ChatRequest.prefix`; the first answer counts from then on."""
 
     def __init__(self, name: str, stream: Stream) -> None:
         self._name = name
         self._stream = stream
-        self._is_continuing: bool | None = None
+        self._can_continue: bool | None = None
 
-    async def is_continuing(self) -> bool:
+    async def can_continue(self) -> bool:
         """Whether it does; raises TransientError, and has found out nothing, where the server cannot answer now."""
-        if self._is_continuing is None:
-            self._is_continuing = await self._try()
-        return self._is_continuing
+        if self._can_continue is None:
+            self._can_continue = await self._run_test()
+        return self._can_continue
 
-    async def _try(self) -> bool:
+    async def _run_test(self) -> bool:
         try:
-            return await within(_goes_on(self._stream), _PATIENCE_S, f"{self._name} was silent for {_PATIENCE_S:g} s")
+            return await wait_within(
+                _test_continuation(self._stream), _PATIENCE_S, f"{self._name} was silent for {_PATIENCE_S:g} s"
+            )
         except TransientError:
             raise
         except Exception:  # noqa: BLE001 - whatever the server does instead, it does not go on
             return False
 
 
-class _Cut(NamedTuple):
-    """A text in two, inside a word; `rest` is the rest of the word. `is_seam`: the server cut it there, too."""
+class _WordSplit(NamedTuple):
+    """A text cut in two inside a word; `rest` is the rest of it. `is_server_boundary`: the server cut it there, too."""
 
     prefix: str
     rest: str
-    is_seam: bool
+    is_server_boundary: bool
 
 
-async def _goes_on(stream: Stream) -> bool:
-    cut = _find_cut(await _written(stream(_QUESTION)))
+async def _test_continuation(stream: Stream) -> bool:
+    cut = _find_word_split(await _read_texts(stream(_TEST_REQUEST)))
     if cut is None:
         return False
-    more = "".join(await _written(stream(replace(_QUESTION, prefix=cut.prefix, max_tokens=_NUM_MORE))))
+    more = "".join(await _read_texts(stream(replace(_TEST_REQUEST, prefix=cut.prefix, max_tokens=_NUM_TEST_TOKENS))))
     return more.startswith(cut.rest) or (len(more) > 1 and cut.rest.startswith(more))
 
 
-def _find_cut(pieces: Sequence[str]) -> _Cut | None:
+def _find_word_split(pieces: Sequence[str]) -> _WordSplit | None:
     """The best place inside a word that is far enough from the beginning; None: there is none."""
     text = "".join(pieces)
     seams = frozenset(accumulate(map(len, pieces)))
-    cuts: list[_Cut] = []
+    cuts: list[_WordSplit] = []
     for word in _WORD.finditer(text):
         if word.end() == len(text):
             break  # it may be the token limit that ended it
         inside = range(word.start() + 1, word.end() - 1)
         for at in seams.intersection(inside) or [inside[len(inside) // 2]]:
-            cut = _Cut(text[:at], text[at : word.end()], at in seams)
-            if len(cut.prefix.split()) > _NUM_MORE and not text.startswith(cut.rest[:2]):
+            cut = _WordSplit(text[:at], text[at : word.end()], at in seams)
+            if len(cut.prefix.split()) > _NUM_TEST_TOKENS and not text.startswith(cut.rest[:2]):
                 cuts.append(cut)
-    return max(cuts, key=lambda cut: (cut.is_seam, len(cut.rest)), default=None)
+    return max(cuts, key=lambda cut: (cut.is_server_boundary, len(cut.rest)), default=None)
 
 
-async def _written(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> list[str]:
+async def _read_texts(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> list[str]:
     async with opened as events:
         return [event.text async for event in events if isinstance(event, TextDelta)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from llm_spec.chat import ChatMessage, ChatRequest, ChatResponse, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.drafting.pieces import count_tokens, num_prompt_pieces, split_pieces
+from llm_spec.drafting.text_pieces import count_prompt_pieces, count_tokens, split_pieces
 
 __all__ = ["LIMIT_FIELDS", "TokenCap", "cap_response", "count_answer_tokens", "count_input_tokens"]
 
@@ -32,12 +32,12 @@ LIMIT_FIELDS: Final = frozenset(
 
 _TOKEN_BYTES: Final = 4  # of text in a token, at most, on the average of what is sent
 _IMAGE_TOKENS: Final = 1600  # what vendors count for a large one
-_IMAGES: Final = ("image", "image_url", "input_image")
+_IMAGE_TYPES: Final = ("image", "image_url", "input_image")
 _COUNTED_FIELDS: Final = ("role", "content", "name", "tool_calls", "tool_call_id")
 _COUNTED_BLOCKS: Final = ("text", "image", "tool_use", "tool_result")
 _WORD: Final = re.compile(r"\S+")
 _LONGEST_TOKEN: Final = 128  # bytes; vocabularies have runs of so many spaces and signs …
-_DENSE: Final = 32  # … but no text has tokens of so many on the average
+_DENSE_TEXT_BYTES: Final = 32  # … but no text has tokens of so many on the average
 
 
 def count_answer_tokens(event: StreamEvent) -> int:
@@ -58,62 +58,70 @@ def count_input_tokens(request: ChatRequest) -> int:
 
     Tools, schemas and fields that this library knows nothing of count by their bytes, an image as a large one.
     """
-    num_bytes = sum(_num_bytes(message.text) for message in request.messages)
+    num_bytes = sum(_count_text_bytes(message.text) for message in request.messages)
     others = [request.tools, request.response_format, request.extra]
-    num_others = sum(map(_num_json_bytes, others)) + sum(map(_num_other_bytes, request.messages))
-    num_images = sum(map(_num_images, request.messages))
-    num_others += sum(_num_json_bytes(_native_rest(message)) for message in request.messages if message.native)
-    num_text = max(num_prompt_pieces(request), num_bytes // _TOKEN_BYTES)
+    num_others = sum(map(_estimate_json_bytes, others)) + sum(map(_count_other_bytes, request.messages))
+    num_images = sum(map(_count_images, request.messages))
+    num_others += sum(
+        _estimate_json_bytes(_find_uncounted_fields(message)) for message in request.messages if message.native
+    )
+    num_text = max(count_prompt_pieces(request), num_bytes // _TOKEN_BYTES)
     return num_text + num_others // _TOKEN_BYTES + num_images * _IMAGE_TOKENS
 
 
-def _num_bytes(text: str) -> int:
+def _count_text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
-def _num_images(message: ChatMessage) -> int:
+def _count_images(message: ChatMessage) -> int:
     parts = message.content if isinstance(message.content, tuple) else ()
-    return sum(part.get("type") in _IMAGES for part in (*parts, *_result_parts(message)))
+    return sum(part.get("type") in _IMAGE_TYPES for part in (*parts, *_find_tool_result_parts(message)))
 
 
-def _num_other_bytes(message: ChatMessage) -> int:
+def _count_other_bytes(message: ChatMessage) -> int:
     """Of the parts that are neither text nor images, and of tool calls."""
     parts = message.content if isinstance(message.content, tuple) else ()
-    others = [part for part in parts if part.get("type") not in ("text", *_IMAGES)]
-    calls = sum(_num_bytes(call.name) + _num_bytes(call.arguments) for call in message.tool_calls)
-    return sum(map(_num_json_bytes, others)) + calls
+    others = [part for part in parts if part.get("type") not in ("text", *_IMAGE_TYPES)]
+    calls = sum(_count_text_bytes(call.name) + _count_text_bytes(call.arguments) for call in message.tool_calls)
+    return sum(map(_estimate_json_bytes, others)) + calls
 
 
-def _native_rest(message: ChatMessage) -> Sequence[object]:
+def _find_uncounted_fields(message: ChatMessage) -> Sequence[object]:
     """What a native message says beside the fields that are counted already."""
     native = message.native
     if native is not None and native.api == "chat":
         return [value for name, value in native.value.items() if name not in _COUNTED_FIELDS]
-    return [block for block in (*_blocks(message), *_result_parts(message)) if block.get("type") not in _COUNTED_BLOCKS]
+    return [
+        block
+        for block in (*_find_content_blocks(message), *_find_tool_result_parts(message))
+        if block.get("type") not in _COUNTED_BLOCKS
+    ]
 
 
-def _blocks(message: ChatMessage) -> Sequence[Mapping[str, Any]]:
+def _find_content_blocks(message: ChatMessage) -> Sequence[Mapping[str, Any]]:
     """Those of a message that came in Anthropic's words."""
     native = message.native
     content: object = native.value["content"] if native is not None and native.api == "messages" else ()
     return () if isinstance(content, str) else cast("Sequence[Mapping[str, Any]]", content)
 
 
-def _result_parts(message: ChatMessage) -> list[Mapping[str, Any]]:
+def _find_tool_result_parts(message: ChatMessage) -> list[Mapping[str, Any]]:
     """What their results of tools are made of."""
-    contents: list[object] = [block.get("content") for block in _blocks(message) if block.get("type") == "tool_result"]
+    contents: list[object] = [
+        block.get("content") for block in _find_content_blocks(message) if block.get("type") == "tool_result"
+    ]
     return [
         part for content in contents if isinstance(content, list) for part in cast("list[Mapping[str, Any]]", content)
     ]
 
 
-def _num_json_bytes(value: object) -> int:
+def _estimate_json_bytes(value: object) -> int:
     """About as many as a JSON value has when it is written."""
     total, left = 0, [value]
     while left:
         value = left.pop()
         if isinstance(value, str):
-            total += _num_bytes(value) + 2
+            total += _count_text_bytes(value) + 2
         elif isinstance(value, Mapping):
             fields = cast("Mapping[str, Any]", value)
             left += fields.keys()
@@ -136,22 +144,22 @@ class TokenCap:
         self._max_tokens = max_tokens
         self._num_ids = 0
         self._num_words = 0
-        self._num_bytes = 0
+        self._count_text_bytes = 0
         self._ends_in_word = False
 
-    def take(self, delta: TextDelta) -> TextDelta | None:
+    def cut_delta(self, delta: TextDelta) -> TextDelta | None:
         """What of the next text is within the limit; None: nothing of it is."""
         if delta.token_ids is not None:
             is_full = self._num_ids >= self._max_tokens and bool(delta.token_ids)
             self._num_ids += len(delta.token_ids)
             return None if is_full else delta
-        text = self._within(delta.text)
+        text = self._cut_text(delta.text)
         return delta if text == delta.text else TextDelta(text, delta.origin) if text else None
 
-    def _within(self, text: str) -> str:
-        most_bytes = self._max_tokens * _DENSE + _LONGEST_TOKEN - self._num_bytes
-        self._num_bytes += _num_bytes(text)
-        if self._num_bytes > self._max_tokens * _DENSE + _LONGEST_TOKEN:
+    def _cut_text(self, text: str) -> str:
+        most_bytes = self._max_tokens * _DENSE_TEXT_BYTES + _LONGEST_TOKEN - self._count_text_bytes
+        self._count_text_bytes += _count_text_bytes(text)
+        if self._count_text_bytes > self._max_tokens * _DENSE_TEXT_BYTES + _LONGEST_TOKEN:
             text = text.encode(errors="surrogatepass")[: max(0, most_bytes)].decode(errors="ignore")
         for word in _WORD.finditer(text):
             if word.start() == 0 and self._ends_in_word:
@@ -167,7 +175,7 @@ class TokenCap:
 def cap_response(response: ChatResponse, max_tokens: int | None) -> ChatResponse:
     """A whole answer, cut as a stream would be."""
     whole = TextDelta(response.content)
-    kept = whole if max_tokens is None else TokenCap(max_tokens).take(whole)
+    kept = whole if max_tokens is None else TokenCap(max_tokens).cut_delta(whole)
     if kept is whole:
         return response
     message = replace(response.message, content="" if kept is None else kept.text)

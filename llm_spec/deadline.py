@@ -22,7 +22,7 @@ class Deadline:
         self.is_reached = False
 
     @property
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Seconds until then, negative afterwards; None: there is none."""
         return None if self._at is None else self._at - now()
 
@@ -40,42 +40,42 @@ class Deadline:
             self.is_reached = True
             return None
 
-    def bound(self, items: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    def limit_stream(self, items: AsyncGenerator[T]) -> AsyncGenerator[T]:
         """`items` up to the deadline, at which they are closed, also while their consumer is busy with one of them.
 
         None is begun before the consumer comes back for it. Leaving waits until `items` are closed.
         """
-        return items if self._at is None else self._bounded(items)
+        return items if self._at is None else self._iterate_until_deadline(items)
 
-    async def _bounded(self, items: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    async def _iterate_until_deadline(self, items: AsyncGenerator[T]) -> AsyncGenerator[T]:
         # A task of their own, because whatever they opened has to be closed by the task that opened it, and that of
         # the consumer is elsewhere between two items.
         if self.is_reached:
             return
-        handed: asyncio.Queue[T | None] = asyncio.Queue()
-        reading = asyncio.create_task(self._read(items, handed))
+        queue: asyncio.Queue[T | None] = asyncio.Queue()
+        reading = asyncio.create_task(self._read_into_queue(items, queue))
         try:
-            while (item := await handed.get()) is not None and not self.is_reached:
+            while (item := await queue.get()) is not None and not self.is_reached:
                 yield item
-                handed.task_done()
+                queue.task_done()
             await reading  # raises what the items raised
         finally:
-            await _end(reading)
+            await _cancel_and_wait(reading)
 
-    async def _read(self, items: AsyncGenerator[T], handed: asyncio.Queue[T | None]) -> None:
-        async def hand_over() -> None:
+    async def _read_into_queue(self, items: AsyncGenerator[T], queue: asyncio.Queue[T | None]) -> None:
+        async def forward_items() -> None:
             async for item in items:
-                handed.put_nowait(item)
-                await handed.join()
+                queue.put_nowait(item)
+                await queue.join()
 
         try:
             async with aclosing(items):
-                await self.wait_for(hand_over())
+                await self.wait_for(forward_items())
         finally:
-            handed.put_nowait(None)
+            queue.put_nowait(None)
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
     """Cancel a task and wait until it has ended; whoever is cancelled meanwhile cancels it once more."""
     interrupted: asyncio.CancelledError | None = None
     task.cancel()

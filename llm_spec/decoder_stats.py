@@ -17,7 +17,7 @@ class DecoderStats:
 
     `strategies` and `plain_reasons` count requests. `rounds` adds up the rounds, `usage` and `draft_usage` the tokens
     of target and draft. `compared_s` is the time of the requests whose target's time alone (`plain_s`) is known. Costs
-    are None once one of them is not known. For one event loop; `decoder.using` shares it.
+    are None once one of them is not known. For one event loop; `decoder.with_config` shares it.
     """
 
     def __init__(self) -> None:
@@ -52,8 +52,8 @@ class DecoderStats:
             self.compared_s += result.timings.total_s
             self.plain_s += result.plain_s
         self.num_retries += len(result.retries)
-        self.cost = _add(self.cost, result.cost.total)
-        self.cost_saving = _add(self.cost_saving, result.cost.saving)
+        self.cost = _add_optional(self.cost, result.cost.total)
+        self.cost_saving = _add_optional(self.cost_saving, result.cost.saving)
 
     @property
     def speedup(self) -> float | None:
@@ -93,5 +93,5 @@ class DecoderStats:
         return f"<DecoderStats: {self.summary()}>"
 
 
-def _add(total: float | None, value: float | None) -> float | None:
+def _add_optional(total: float | None, value: float | None) -> float | None:
     return None if total is None or value is None else total + value

@@ -10,12 +10,12 @@ from llm_spec._clock import now
 from llm_spec.errors import LlmSpecError
 from llm_spec.provider import Discoverable, Feature, LlmProvider
 
-__all__ = ["Discovery"]
+__all__ = ["FeatureDiscovery"]
 
-_MOST_PATIENCE_S: Final = 10.0
+_MAX_WAIT_S: Final = 10.0
 
 
-class Discovery:
+class FeatureDiscovery:
     """The trials of one target's features. They go on when a request that waits for them is left.
 
     Whoever made it closes it, on the event loop that used it; trials of other event loops are theirs.
@@ -25,13 +25,15 @@ class Discovery:
         self._target = target if isinstance(target, Discoverable) else None
         self._latest: dict[Feature, asyncio.Task[None]] = {}
         self._running: set[asyncio.Task[None]] = set()
-        self._patience_s: float | None = None  # what `make_up` may still wait; None: nothing was cut off yet
+        self._patience_s: float | None = (
+            None  # what `finish_interrupted_trials` may still wait; None: nothing was cut off yet
+        )
 
     async def wait_for(self, feature: Feature | None) -> bool:
         """Wait until a feature has been tried; raises what the trial raised. False: it was ended by `aclose`."""
         if self._target is None or feature is None:
             return True
-        trial = self._try(self._target, feature)
+        trial = self._get_or_start_trial(self._target, feature)
         await asyncio.wait([trial])
         if trial.cancelled():
             return False
@@ -42,15 +44,15 @@ class Discovery:
             raise error
         return True
 
-    async def is_done(self, feature: Feature | None) -> bool:
+    async def is_discovered(self, feature: Feature | None) -> bool:
         """Whether a feature has been tried; if not it is from now on, and nobody waits for that."""
         if self._target is None or feature is None:
             return True
-        trial = self._try(self._target, feature)
+        trial = self._get_or_start_trial(self._target, feature)
         await asyncio.wait([trial], timeout=0)  # one turn of the loop: a target that knows needs no more
         return trial.done() and not trial.cancelled() and trial.exception() is None
 
-    async def make_up(self) -> None:
+    async def finish_interrupted_trials(self) -> None:
         """Wait for the trials under way, 10 s in all, if one before was cut off by the end of its event loop.
 
         Else programs that run every answer in a loop of its own would begin one with each, and finish none.
@@ -73,18 +75,18 @@ class Discovery:
             trial.cancel()
         await asyncio.gather(*trials, return_exceptions=True)
 
-    def _try(self, target: Discoverable, feature: Feature) -> asyncio.Task[None]:
+    def _get_or_start_trial(self, target: Discoverable, feature: Feature) -> asyncio.Task[None]:
         """The trial that is under way, or a new one: what a target knew it may have lost since."""
         trial = self._latest.get(feature)
         if trial is not None and trial.get_loop().is_closed() and (trial.cancelled() or not trial.done()):
-            self._patience_s = _MOST_PATIENCE_S if self._patience_s is None else self._patience_s
+            self._patience_s = _MAX_WAIT_S if self._patience_s is None else self._patience_s
         if trial is None or trial.done() or trial.get_loop() is not asyncio.get_running_loop():
             trial = self._latest[feature] = asyncio.create_task(target.discover(feature))
             self._running.add(trial)
-            trial.add_done_callback(self._forget)
+            trial.add_done_callback(self._forget_trial)
         return trial
 
-    def _forget(self, trial: asyncio.Task[None]) -> None:
+    def _forget_trial(self, trial: asyncio.Task[None]) -> None:
         self._running.discard(trial)
         if not trial.cancelled():
             trial.exception()  # perhaps nobody waits for it any more

@@ -33,8 +33,8 @@ __all__ = [
     "TransientError",
     "UnknownProviderError",
     "UnsupportedError",
+    "format_error_line",
     "is_refusal",
-    "one_line",
 ]
 
 
@@ -125,7 +125,7 @@ def is_refusal(error: Exception) -> bool:
     return not isinstance(error, TransientError | CircuitOpenError | BudgetError | UnsupportedError)
 
 
-def one_line(error: BaseException) -> str:
+def format_error_line(error: BaseException) -> str:
     """An error for people and logs: its type, which can quote nobody's prompt, before what it says."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -14,7 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from llm_spec.errors import ConfigError
 
-__all__ = ["LoopOwned", "PerLoop"]
+__all__ = ["LoopBound", "PerEventLoop"]
 
 
 class Closable(Protocol):
@@ -26,7 +26,7 @@ class Closable(Protocol):
 T = TypeVar("T", bound=Closable)
 
 
-class PerLoop(Generic[T]):
+class PerEventLoop(Generic[T]):
     """One of something for each event loop that uses it.
 
     It is made where a loop first needs it, and closed with its loop or by `aclose`. Safe to use from several threads.
@@ -43,21 +43,21 @@ class PerLoop(Generic[T]):
         loop = asyncio.get_running_loop()
         held = self._held.get(loop)
         if held is None:
-            holder = self._hold(loop)
+            holder = self._keep_open_for_loop(loop)
             held = self._held[loop] = (holder, await anext(holder))
-            await self._close(self._ended_loops())
+            await self._close_for_loops(self._find_closed_loops())
         return held[1]
 
     async def aclose(self) -> None:
         """Close that of the running loop and what is left of ended ones; another running loop closes its own, soon."""
-        await self._close([asyncio.get_running_loop(), *self._ended_loops()])
+        await self._close_for_loops([asyncio.get_running_loop(), *self._find_closed_loops()])
         for loop in list(self._held):
             with suppress(RuntimeError):  # it has ended meanwhile
-                loop.call_soon_threadsafe(self._close_there, loop)
+                loop.call_soon_threadsafe(self._close_on_its_loop, loop)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _hold(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[T]:
+    async def _keep_open_for_loop(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[T]:
         """Keep it open. A generator, for `asyncio.run` and its like close those before they close their loop."""
         with self._lock:
             made = self._make()
@@ -67,11 +67,11 @@ class PerLoop(Generic[T]):
             self._held.pop(loop, None)
             await made.close()
 
-    def _ended_loops(self) -> list[asyncio.AbstractEventLoop]:
+    def _find_closed_loops(self) -> list[asyncio.AbstractEventLoop]:
         """Loops that were closed without closing their generators."""
         return [loop for loop in list(self._held) if loop.is_closed()]
 
-    async def _close(self, loops: list[asyncio.AbstractEventLoop]) -> None:
+    async def _close_for_loops(self, loops: list[asyncio.AbstractEventLoop]) -> None:
         for loop in loops:
             held = self._held.pop(loop, None)
             if held is not None and not loop.is_closed():
@@ -80,13 +80,13 @@ class PerLoop(Generic[T]):
                 with suppress(Exception):  # there is nothing left of it that could be closed well
                     await held[0].aclose()
 
-    def _close_there(self, loop: asyncio.AbstractEventLoop) -> None:
-        task = loop.create_task(self._close([loop]))
+    def _close_on_its_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = loop.create_task(self._close_for_loops([loop]))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
 
-class LoopOwned:
+class LoopBound:
     """The loop of something that the caller made, which belongs to one loop: that of its first use.
 
     `what` begins the errors, `advice` ends them.
@@ -102,14 +102,14 @@ class LoopOwned:
         loop = asyncio.get_running_loop()
         self._loop = self._loop or loop
         if self._loop is not loop and not self._loop.is_closed():
-            raise self._refusal()
+            raise self._make_wrong_loop_error()
 
-    def mismatch(self, error: BaseException) -> ConfigError | None:
+    def explain_loop_error(self, error: BaseException) -> ConfigError | None:
         """The error to raise instead of one of a use, where that has failed because its loop has ended."""
         link: BaseException | None = error
         while link is not None and not isinstance(link, RuntimeError):  # asyncio's own, which others hide
             link = link.__cause__
-        return None if link is None or self._loop is asyncio.get_running_loop() else self._refusal()
+        return None if link is None or self._loop is asyncio.get_running_loop() else self._make_wrong_loop_error()
 
-    def _refusal(self) -> ConfigError:
+    def _make_wrong_loop_error(self) -> ConfigError:
         return ConfigError(f"{self._what} belongs to another event loop; {self._advice}")

@@ -16,22 +16,22 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from llm_spec._iterators import closable
+from llm_spec._iterators import closing_view
 from llm_spec.chat import Origin, Round, StoppedBy
 from llm_spec.drafting.token_checks import ReadOnlyTokenIds, check_confidence, check_draft_token
-from llm_spec.errors import DraftError, InvalidRequestError, ModelOutputError, one_line
+from llm_spec.errors import DraftError, InvalidRequestError, ModelOutputError, format_error_line
 from llm_spec.provider import (
-    DeviceRound,
-    DeviceRounds,
+    DeviceRoundResult,
+    DeviceRoundRunner,
     DraftToken,
     TokenDraft,
     TokenModel,
     TokenSession,
-    read_prompt,
+    prefill_prompt,
 )
 from llm_spec.result import SpeculativeStats
-from llm_spec.tokens.lookahead import LookaheadController, RoundReport
-from llm_spec.tokens.rules import AcceptanceRule, Verdict
+from llm_spec.tokens.acceptance import AcceptanceRule, VerifyResult
+from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
 from llm_spec.tokens.statistics import ExponentialMovingAverage
 
 __all__ = ["Generation", "GenerationLimits", "TokenRound"]
@@ -63,7 +63,7 @@ class TokenRound(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Seconds:
+class _RoundSeconds:
     """What the round under way has taken so far.
 
     `draft_s` and `verify_s` cover all of it, on this process's clock. `draft_cost_s` and `verify_cost_s` are what the
@@ -83,8 +83,8 @@ class Generation:
     (an exception, an id outside the vocabulary, too much time) ends its drafting: what it had proposed until then is
     verified, the rest is plain decoding, and `fallback` says why. KeyboardInterrupt and SystemExit pass through.
     Setting `cancelled` ends the iteration within one forward. `open_rounds` gives rounds on a device, or None; they
-    sample and accept there, without `rule`. Where they draft as well, `open_beside` takes the place of `open_draft`:
-    what it does not propose, they draft. Use as a context manager: it opens and closes the caches.
+    sample and accept there, without `rule`. Where they draft as well, `open_companion_draft` takes the place of
+    `open_draft`: what it does not propose, they draft. Use as a context manager: it opens and closes the caches.
     `prompt_s`: seconds for opening the target's session and reading the prompt; `open_draft_s`: for opening the draft.
     Raises InvalidRequestError for a prompt that does not fit, and what the target raises.
     """
@@ -98,8 +98,8 @@ class Generation:
         *,
         limits: GenerationLimits | None = None,
         open_draft: Callable[[], TokenDraft] | None = None,
-        open_rounds: Callable[[Callable[[], bool]], DeviceRounds | None] | None = None,
-        open_beside: Callable[[], TokenDraft] | None = None,
+        open_rounds: Callable[[Callable[[], bool]], DeviceRoundRunner | None] | None = None,
+        open_companion_draft: Callable[[], TokenDraft] | None = None,
         cancelled: threading.Event | None = None,
     ) -> None:
         _check_prompt(target, prompt_ids)
@@ -118,13 +118,13 @@ class Generation:
         self._open_draft = open_draft
         self._draft: TokenDraft | None = None
         self._open_rounds = open_rounds
-        self._open_beside = open_beside
-        self._rounds: DeviceRounds | None = None
+        self._open_companion_draft = open_companion_draft
+        self._rounds: DeviceRoundRunner | None = None
         self._session: TokenSession | None = None
-        self._num_draft_tokens = self._num_plain_steps = self._since_plain = 0
+        self._num_draft_tokens = self._num_plain_steps = self._num_rounds_since_plain = 0
         self.prompt_s = self.open_draft_s = self.between_s = 0.0
         self._ended_at: float | None = None  # the last step
-        self._seconds = _Seconds()
+        self._seconds = _RoundSeconds()
 
     def __enter__(self) -> Self:
         started = time.perf_counter()
@@ -132,12 +132,14 @@ class Generation:
             self._rounds = None if self._open_rounds is None else self._open_rounds(self.cancelled.is_set)
             if self._rounds is None:
                 self._session = self.target.open()
-                read_prompt(self._session, self.context_ids[:-1], self.cancelled.is_set)  # a round reads the last token
+                prefill_prompt(
+                    self._session, self.context_ids[:-1], self.cancelled.is_set
+                )  # a round reads the last token
             self.open_draft_s = 0.0 if self._rounds is None else self._rounds.open_draft_s
             self.prompt_s = time.perf_counter() - started - self.open_draft_s
-            if self._rounds is not None and self._rounds.drafts:
-                self._open_draft = self._open_beside
-            self._start_draft()
+            if self._rounds is not None and self._rounds.has_device_draft:
+                self._open_draft = self._open_companion_draft
+            self._open_draft_once()
         except BaseException:
             self.close()
             raise
@@ -172,7 +174,7 @@ class Generation:
         """Close the draft, after which the target goes on alone; calling it twice is harmless."""
         draft, self._draft = self._draft, None
         if draft is not None:
-            with self._fall_back(" (raised by the draft's close)"):
+            with self._drop_failed_draft(" (raised by the draft's close)"):
                 draft.close()
 
     def step(self) -> TokenRound:
@@ -180,8 +182,8 @@ class Generation:
         if self._ended_at is not None:
             self.between_s += time.perf_counter() - self._ended_at
         proposal = self.propose()
-        if not proposal and self._rounds is not None and self._rounds.drafts:
-            done = self._step_on_device(self._rounds)
+        if not proposal and self._rounds is not None and self._rounds.has_device_draft:
+            done = self._run_device_round(self._rounds)
         else:
             done = self.commit(proposal, self.verify(proposal))
         self._ended_at = time.perf_counter()
@@ -194,42 +196,44 @@ class Generation:
         """
         started = time.perf_counter()
         if self._rounds is None:
-            self.rule.prepare(len(self.context_ids))
+            self.rule.prepare_noise(len(self.context_ids))
         prepared = time.perf_counter()
         proposal: list[DraftToken] = []
         if self._draft is not None:
-            with self._fall_back():
-                self._pull(self._draft, proposal, most=min(self.lookahead.limit(), self._room()))
+            with self._drop_failed_draft():
+                self._draft_tokens(
+                    self._draft, proposal, max_drafted=min(self.lookahead.limit(), self._max_draft_room())
+                )
         drafted_s = time.perf_counter() - prepared
         # what is prepared is needed with and without a draft, so it is the verification's, but not its cost
-        self._seconds = _Seconds(draft_s=drafted_s, verify_s=prepared - started, draft_cost_s=drafted_s)
+        self._seconds = _RoundSeconds(draft_s=drafted_s, verify_s=prepared - started, draft_cost_s=drafted_s)
         return proposal
 
-    def verify(self, proposal: Sequence[DraftToken]) -> Verdict:
+    def verify(self, proposal: Sequence[DraftToken]) -> VerifyResult:
         """Let the target read its last token and the proposal in one forward pass, and judge."""
         started = time.perf_counter()
         drafted_ids = [token.token_id for token in proposal]
         if self._rounds is not None:
-            return self._observe(self._rounds.verify(drafted_ids), time.perf_counter() - started)
+            return self._record_device_times(self._rounds.verify(drafted_ids), time.perf_counter() - started)
         if self._session is None:
             raise RuntimeError("a Generation is a context manager; enter it before asking for tokens")
         token_ids = [self.context_ids[-1], *drafted_ids]
         logits = self._session.forward(token_ids, num_rows=len(token_ids))
         try:
-            verdict = self.rule.verify(logits, self.context_ids, proposal)
+            verify_result = self.rule.verify(logits, self.context_ids, proposal)
         except ModelOutputError as error:
             raise ModelOutputError(f"{self.target.name}: {error}") from error
-        self._session.truncate(len(self.context_ids) + verdict.num_accepted)
+        self._session.truncate(len(self.context_ids) + verify_result.num_accepted)
         verified_s = time.perf_counter() - started
         self._seconds.verify_s += verified_s
         self._seconds.verify_cost_s = verified_s
-        return verdict
+        return verify_result
 
-    def commit(self, proposal: Sequence[DraftToken], verdict: Verdict) -> TokenRound:
+    def commit(self, proposal: Sequence[DraftToken], verify_result: VerifyResult) -> TokenRound:
         """Append what the target confirmed and its own next token, up to the end of the answer."""
         started = time.perf_counter()
-        num_accepted = verdict.num_accepted
-        token_ids = [*(token.token_id for token in proposal[:num_accepted]), verdict.next_token_id]
+        num_accepted = verify_result.num_accepted
+        token_ids = [*(token.token_id for token in proposal[:num_accepted]), verify_result.next_token_id]
         last: Origin = "plain" if not proposal else "bonus" if num_accepted == len(proposal) else "correction"
         origins: list[Origin] = ["accepted"] * num_accepted
         origins.append(last)
@@ -239,16 +243,16 @@ class Generation:
             self.stopped_by = "eos"
         self.context_ids.extend(token_ids)
         num_accepted = min(num_accepted, len(token_ids))  # those behind the end are wasted
-        seconds, self._seconds = self._seconds, _Seconds()
-        self._learn(proposal, num_accepted, seconds)
+        seconds, self._seconds = self._seconds, _RoundSeconds()
+        self._update_lookahead(proposal, num_accepted, seconds)
         index = len(self.rounds)
-        self.stopped_by = self.stopped_by or self._cap_reached(num_rounds=index + 1)
+        self.stopped_by = self.stopped_by or self._find_reached_cap(num_rounds=index + 1)
         report = Round(
             index=index,
             num_draft_tokens=len(proposal),
             num_accepted_tokens=num_accepted,
             num_emitted_tokens=len(token_ids),
-            next_token_id=verdict.next_token_id,
+            next_token_id=verify_result.next_token_id,
             draft_s=seconds.draft_s,
             verify_s=seconds.verify_s + time.perf_counter() - started,
         )
@@ -257,19 +261,19 @@ class Generation:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _step_on_device(self, rounds: DeviceRounds) -> TokenRound:
+    def _run_device_round(self, rounds: DeviceRoundRunner) -> TokenRound:
         started = time.perf_counter()
-        room = self._answer_room()
-        most = min(self.lookahead.limit(), self._room())
-        wanted = min(1, most)
-        while wanted < most and self.lookahead.more([None] * wanted):
-            wanted += 1
+        room = self._max_answer_room()
+        max_drafted = min(self.lookahead.limit(), self._max_draft_room())
+        max_tokens_left = min(1, max_drafted)
+        while max_tokens_left < max_drafted and self.lookahead.wants_more([None] * max_tokens_left):
+            max_tokens_left += 1
         # with a draft on this side as well, the next round is not begun before it has been asked
-        done = rounds.draft_and_verify(wanted, room if self._draft is None else 0)
-        verdict = self._observe(done, time.perf_counter() - started)
-        return self.commit([DraftToken(token_id) for token_id in done.drafted_ids], verdict)
+        done = rounds.draft_and_verify(max_tokens_left, room if self._draft is None else 0)
+        verify_result = self._record_device_times(done, time.perf_counter() - started)
+        return self.commit([DraftToken(token_id) for token_id in done.drafted_ids], verify_result)
 
-    def _observe(self, done: DeviceRound, elapsed_s: float) -> Verdict:
+    def _record_device_times(self, done: DeviceRoundResult, elapsed_s: float) -> VerifyResult:
         """Share the time that this process waited for a round as the device's own clock says."""
         worked_s = done.draft_s + done.verify_s
         drafted_s = elapsed_s * done.draft_s / worked_s if worked_s else 0.0
@@ -277,22 +281,22 @@ class Generation:
         self._seconds.verify_s += elapsed_s - drafted_s
         self._seconds.draft_cost_s += done.draft_s
         self._seconds.verify_cost_s = done.verify_s
-        return Verdict(done.num_accepted, done.next_token_id)
+        return VerifyResult(done.num_accepted, done.next_token_id)
 
-    def _start_draft(self) -> None:
+    def _open_draft_once(self) -> None:
         if self._open_draft is None or self.cancelled.is_set():
             return
         started = time.perf_counter()
-        with self._fall_back():
+        with self._drop_failed_draft():
             self._draft = self._open_draft()
         self.open_draft_s += time.perf_counter() - started
 
-    def _pull(self, draft: TokenDraft, proposal: list[DraftToken], *, most: int) -> None:
-        if most < 1:
+    def _draft_tokens(self, draft: TokenDraft, proposal: list[DraftToken], *, max_drafted: int) -> None:
+        if max_drafted < 1:
             return
         give_up_at = time.perf_counter() + self.limits.draft_timeout_s
         confidences: list[float | None] = []
-        with contextlib.closing(closable(draft.propose(self._read_only_ids))) as guesses:
+        with contextlib.closing(closing_view(draft.propose(self._read_only_ids))) as guesses:
             for guess in guesses:
                 token = check_draft_token(guess, self.target.vocab_size)
                 proposal.append(token)  # from here on it is verified, whatever becomes of its draft
@@ -303,23 +307,28 @@ class Generation:
                     raise
                 confidences.append(token.confidence)
                 is_end = token.token_id in self.target.tokenizer.eos_token_ids
-                if is_end or len(proposal) == most or self.cancelled.is_set() or time.perf_counter() > give_up_at:
+                if (
+                    is_end
+                    or len(proposal) == max_drafted
+                    or self.cancelled.is_set()
+                    or time.perf_counter() > give_up_at
+                ):
                     break
-                if not self.lookahead.more(confidences):
+                if not self.lookahead.wants_more(confidences):
                     break
         if time.perf_counter() > give_up_at:
             raise DraftError(f"a proposal took longer than {self.limits.draft_timeout_s} s")
 
-    def _room(self) -> int:
+    def _max_draft_room(self) -> int:
         """Most tokens that may be drafted now: a round emits one more than it drafts, and all must fit."""
-        return 0 if self._is_plain_due() else min(self.target.max_width - 1, self._answer_room())
+        return 0 if self._is_plain_due() else min(self.target.max_width - 1, self._max_answer_room())
 
     def _is_plain_due(self) -> bool:
         """Whether this round is a plain step, so that the target's own speed is known."""
         is_known = self._num_plain_steps >= self.limits.min_plain_steps
-        return self._since_plain >= (self.limits.plain_every if is_known else 1) > 0
+        return self._num_rounds_since_plain >= (self.limits.plain_every if is_known else 1) > 0
 
-    def _answer_room(self) -> int:
+    def _max_answer_room(self) -> int:
         """The same without the bound on one pass."""
         room = [self.target.context_length - len(self.context_ids) - 1]
         if self.limits.max_tokens is not None:
@@ -328,15 +337,15 @@ class Generation:
             room.append(self.limits.max_draft_tokens - self._num_draft_tokens)
         return min(room)
 
-    def _learn(self, proposal: Sequence[DraftToken], num_accepted: int, seconds: _Seconds) -> None:
+    def _update_lookahead(self, proposal: Sequence[DraftToken], num_accepted: int, seconds: _RoundSeconds) -> None:
         self._num_draft_tokens += len(proposal)
         self._num_plain_steps += not proposal
-        self._since_plain = self._since_plain + 1 if proposal else 0
+        self._num_rounds_since_plain = self._num_rounds_since_plain + 1 if proposal else 0
         if proposal:
             self.acceptance.update(num_accepted / len(proposal))
-        if self._draft is not None or (self._rounds is not None and self._rounds.drafts):
+        if self._draft is not None or (self._rounds is not None and self._rounds.has_device_draft):
             self.lookahead.update(
-                RoundReport(
+                RoundFeedback(
                     num_draft_tokens=len(proposal),
                     num_accepted_tokens=num_accepted,
                     draft_s=seconds.draft_cost_s,
@@ -345,7 +354,7 @@ class Generation:
                 )
             )
 
-    def _cap_reached(self, *, num_rounds: int) -> StoppedBy | None:
+    def _find_reached_cap(self, *, num_rounds: int) -> StoppedBy | None:
         limits = self.limits
         if limits.max_tokens is not None and self.num_output_tokens >= limits.max_tokens:
             return "max_tokens"
@@ -354,7 +363,7 @@ class Generation:
         return "context_length" if len(self.context_ids) >= self.target.context_length else None
 
     @contextlib.contextmanager
-    def _fall_back(self, where: str = "") -> Generator[None]:
+    def _drop_failed_draft(self, where: str = "") -> Generator[None]:
         """Whatever the draft raises ends the draft, not the answer; the first reason is kept.
 
         Also CancelledError: no task of the caller's is cancelled in here.
@@ -366,7 +375,7 @@ class Generation:
         except BaseException as error:  # noqa: BLE001 - as above
             if self.fallback is None:
                 cause = "" if isinstance(error, Exception) else " (raised by the draft; nobody cancelled it)"
-                self.fallback = one_line(error) + (where or cause)
+                self.fallback = format_error_line(error) + (where or cause)
             self._open_draft = None
             self.close_draft()
 

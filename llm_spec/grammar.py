@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from llm_spec.chat import ChatRequest
     from llm_spec.tokens.sampling import TokenConstraint
 
-__all__ = ["GrammarConstraint", "open_constraint", "takes_response_format"]
+__all__ = ["GrammarConstraint", "open_constraint", "supports_response_format"]
 
 Mask: TypeAlias = NDArray[np.bool_]
 
 _LIBRARY: Final = "llguidance"
 # Whitespace between the parts of JSON: with no limit, a model that has begun to indent may never come to an end.
 _WHITESPACE: Final = r"[ \t\n\r]{1,32}"
-_DRAWING: Final = re.compile(r"\n(<state>| +\d+ \|)")
+_ERROR_DRAWING: Final = re.compile(r"\n(<state>| +\d+ \|)")
 _MAX_SOURCE: Final = {"json_schema": 64 * 1024, "regex": 8 * 1024, "grammar": 8 * 1024}  # bytes
 _CACHED_POSITIONS: Final = 34  # the longest draft, its bonus and one more
 _CACHED_TOKENIZERS: Final = 4  # of 128,000 ids one takes 0.6 s to make
 
 
-def takes_response_format(tokenizer: Tokenizer) -> bool:
+def supports_response_format(tokenizer: Tokenizer) -> bool:
     """Whether a local model's answers can be held to a format: its tokenizer allows it, and the extra is installed."""
     return isinstance(tokenizer, GrammarTokenizer) and _is_installed()
 
@@ -58,7 +58,7 @@ def open_constraint(target: TokenModel, request: ChatRequest) -> TokenConstraint
     A schema is kept to the letter, `strict` or not. A schema may be 64 KiB long (as compact JSON), the others 8 KiB.
     Raises InvalidRequestError for what is longer or cannot be kept, and MissingExtraError without the library.
     """
-    wanted = None if request.response_format is None else _Format.read(request.response_format)
+    wanted = None if request.response_format is None else _ResponseFormat.read(request.response_format)
     if wanted is None:
         return None
     wanted.check_length()
@@ -71,9 +71,9 @@ def open_constraint(target: TokenModel, request: ChatRequest) -> TokenConstraint
         raise MissingExtraError(
             f"response_format needs {_LIBRARY}, not installed here; run: pip install 'llm-spec[grammar]'"
         )
-    matcher = _matcher(wanted, target, tokenizer)
+    matcher = _make_matcher(wanted, target, tokenizer)
     if request.prefix:
-        _read_prefix(matcher, tokenizer, request.prefix)
+        _advance_over_prefix(matcher, tokenizer, request.prefix)
     return GrammarConstraint(matcher, vocab_size=target.vocab_size, eos_token_ids=tokenizer.eos_token_ids)
 
 
@@ -88,82 +88,86 @@ class GrammarConstraint:
         self._beginning = matcher
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._anything = _frozen(np.ones(vocab_size, np.bool_))
-        self._end = _frozen(np.isin(np.arange(vocab_size), [*eos_token_ids]))
-        self._restart()
+        self._anything = _make_read_only(np.ones(vocab_size, np.bool_))
+        self._end = _make_read_only(np.isin(np.arange(vocab_size), [*eos_token_ids]))
+        self._reset_matcher()
 
     def mask(self, answer_ids: Sequence[int]) -> Mask:
         if answer_ids and answer_ids[-1] in self._eos_token_ids:
             return self._end
-        num_common = _num_common(self._ids, answer_ids)
+        num_common = _count_common_prefix(self._ids, answer_ids)
         if num_common == len(answer_ids) and num_common in self._masks:
             return self._masks[num_common]
-        self._take_back(len(self._ids) - num_common)
-        return self._compute() if self._read(answer_ids[num_common:]) else self._anything
+        self._roll_back(len(self._ids) - num_common)
+        return self._compute_mask() if self._advance_matcher(answer_ids[num_common:]) else self._anything
 
-    def _restart(self) -> None:
-        self._matcher = self._beginning.deep_copy()
+    def _reset_matcher(self) -> None:
+        self._make_matcher = self._beginning.deep_copy()
         self._ids: list[int] = []  # of the answer, as far as the matcher has read it
         self._masks: dict[int, Mask] = {}  # by how many of these come before; draft and target ask for the same ones
 
-    def _take_back(self, num_tokens: int) -> None:
+    def _roll_back(self, num_tokens: int) -> None:
         if num_tokens:
-            self._matcher.rollback(num_tokens)
+            self._make_matcher.rollback(num_tokens)
             del self._ids[-num_tokens:]
             self._masks = {position: mask for position, mask in self._masks.items() if position <= len(self._ids)}
 
-    def _read(self, token_ids: Sequence[int]) -> bool:
+    def _advance_matcher(self, token_ids: Sequence[int]) -> bool:
         """Let the matcher read on, as far as the grammar allows; whether it allows all of it."""
-        num_read = self._matcher.try_consume_tokens([*token_ids])
-        self._check()
+        num_read = self._make_matcher.try_consume_tokens([*token_ids])
+        self._raise_matcher_error()
         self._ids += token_ids[:num_read]
         return num_read == len(token_ids)
 
-    def _compute(self) -> Mask:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
-        mask = _frozen(np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_))
+    def _compute_mask(self) -> Mask:
+        bits = np.frombuffer(self._make_matcher.compute_bitmask(), np.uint8)
+        self._raise_matcher_error()
+        mask = _make_read_only(np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_))
         if len(self._masks) >= _CACHED_POSITIONS:
             del self._masks[next(iter(self._masks))]
         self._masks[len(self._ids)] = mask
         return mask
 
-    def _check(self) -> None:
+    def _raise_matcher_error(self) -> None:
         """Raise for a grammar that nothing can be read by any more: too complex, or beyond what the tokens can write.
 
         A matcher that has met with an error answers nothing else; and it was perhaps only a draft that led it there.
         """
-        if self._matcher.is_error():
-            where, error = len(self._ids), self._matcher.get_error() or self._matcher.stop_reason()
-            self._restart()
-            raise InvalidRequestError(f"response_format cannot be followed beyond token {where}: {_one_line(error)}")
+        if self._make_matcher.is_error():
+            where, error = len(self._ids), self._make_matcher.get_error() or self._make_matcher.stop_reason()
+            self._reset_matcher()
+            raise InvalidRequestError(
+                f"response_format cannot be followed beyond token {where}: {_format_library_error(error)}"
+            )
 
 
 # -------------------------------------------------------------------------------------------- the request
 
 
-class _Format(NamedTuple):
+class _ResponseFormat(NamedTuple):
     """A response format that constrains: the text of a schema (as JSON), pattern or grammar."""
 
     kind: Literal["json_schema", "regex", "grammar"]
     source: str
 
     @classmethod
-    def read(cls, response_format: Mapping[str, Any]) -> _Format | None:
+    def read(cls, response_format: Mapping[str, Any]) -> _ResponseFormat | None:
         """Take OpenAI's dict apart; None: any text will do."""
-        kind = _field(response_format, "type", str, "response_format")
+        kind = _get_field(response_format, "type", str, "response_format")
         match kind:
             case "text":
                 return None
             case "json_object":
-                return cls("json_schema", _as_json({"type": "object"}))
+                return cls("json_schema", _dump_schema({"type": "object"}))
             case "json_schema":
-                named = _field(response_format, "json_schema", Mapping, "response_format")
-                return cls("json_schema", _as_json(_field(named, "schema", Mapping, "response_format.json_schema")))
+                named = _get_field(response_format, "json_schema", Mapping, "response_format")
+                return cls(
+                    "json_schema", _dump_schema(_get_field(named, "schema", Mapping, "response_format.json_schema"))
+                )
             case "regex":
-                return cls("regex", _field(response_format, "pattern", str, "response_format"))
+                return cls("regex", _get_field(response_format, "pattern", str, "response_format"))
             case "grammar":
-                return cls("grammar", _field(response_format, "grammar", str, "response_format"))
+                return cls("grammar", _get_field(response_format, "grammar", str, "response_format"))
             case _:
                 kinds = "text, json_object, json_schema, regex, grammar"
                 raise InvalidRequestError(f"response_format.type is {kind!r}; it must be one of {kinds}")
@@ -187,7 +191,7 @@ class _Format(NamedTuple):
                 return LLMatcher.grammar_from_lark(self.source)
 
 
-def _field(fields: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+def _get_field(fields: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
     value: object = fields.get(name)
     if not isinstance(value, kind):
         wanted = "a text" if kind is str else "an object"
@@ -195,7 +199,7 @@ def _field(fields: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
     return value
 
 
-def _as_json(schema: Mapping[str, Any]) -> str:
+def _dump_schema(schema: Mapping[str, Any]) -> str:
     options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}  # llguidance's own place for them
     try:
         return json.dumps({**options, **schema}, allow_nan=False, separators=(",", ":"))
@@ -214,18 +218,18 @@ _tokenizers: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}
 _tokenizers_lock = threading.Lock()
 
 
-def _tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLTokenizer:
+def _get_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLTokenizer:
     """The vocabulary as the library wants it: slow to make, never changed, shared by all requests of such models."""
     key = (tokenizer.fingerprint, target.vocab_size, tokenizer.eos_token_ids)
     with _tokenizers_lock:
         if key not in _tokenizers:
             if len(_tokenizers) >= _CACHED_TOKENIZERS:
                 del _tokenizers[next(iter(_tokenizers))]
-            _tokenizers[key] = _read_tokenizer(target, tokenizer)
+            _tokenizers[key] = _build_ll_tokenizer(target, tokenizer)
         return _tokenizers[key]
 
 
-def _read_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLTokenizer:
+def _build_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLTokenizer:
     from llguidance import LLTokenizer
 
     text, eos_token_ids = tokenizer.to_tokenizer_json(), sorted(tokenizer.eos_token_ids)
@@ -236,17 +240,19 @@ def _read_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLTokeni
         raise InvalidRequestError(f"response_format is set; {what}") from error
 
 
-def _matcher(wanted: _Format, target: TokenModel, tokenizer: GrammarTokenizer) -> LLMatcher:
+def _make_matcher(response_format: _ResponseFormat, target: TokenModel, tokenizer: GrammarTokenizer) -> LLMatcher:
     from llguidance import LLMatcher
 
-    vocabulary = _tokenizer(target, tokenizer)
-    matcher = call_on_deep_stack(lambda: LLMatcher(vocabulary, wanted.compile(), log_level=0))
+    vocabulary = _get_ll_tokenizer(target, tokenizer)
+    matcher = call_on_deep_stack(lambda: LLMatcher(vocabulary, response_format.compile(), log_level=0))
     if matcher.is_error():
-        raise InvalidRequestError(f"response_format {wanted.kind} cannot be used: {_one_line(matcher.get_error())}")
+        raise InvalidRequestError(
+            f"response_format {response_format.kind} cannot be used: {_format_library_error(matcher.get_error())}"
+        )
     return matcher
 
 
-def _read_prefix(matcher: LLMatcher, tokenizer: Tokenizer, prefix: str) -> None:
+def _advance_over_prefix(matcher: LLMatcher, tokenizer: Tokenizer, prefix: str) -> None:
     """Let a matcher read what the answer has begun with: that is constrained, too."""
     prefix_ids = tokenizer.encode(prefix)
     num_read = matcher.try_consume_tokens(prefix_ids)
@@ -255,7 +261,7 @@ def _read_prefix(matcher: LLMatcher, tokenizer: Tokenizer, prefix: str) -> None:
         raise InvalidRequestError(f"prefix is {prefix!r}; response_format does not allow what follows {read!r} in it")
 
 
-def _num_common(read_ids: list[int], answer_ids: Sequence[int]) -> int:
+def _count_common_prefix(read_ids: list[int], answer_ids: Sequence[int]) -> int:
     """How many leading ids are the same."""
     shorter = min(len(read_ids), len(answer_ids))
     if read_ids[:shorter] == answer_ids[:shorter]:  # nearly always, and much faster than to look at each
@@ -263,11 +269,11 @@ def _num_common(read_ids: list[int], answer_ids: Sequence[int]) -> int:
     return next(i for i in range(shorter) if read_ids[i] != answer_ids[i])
 
 
-def _frozen(mask: Mask) -> Mask:
+def _make_read_only(mask: Mask) -> Mask:
     mask.setflags(write=False)
     return mask
 
 
-def _one_line(error: str) -> str:
+def _format_library_error(error: str) -> str:
     """What the library says, without its drawing of the place and its state, which may quote the answer."""
-    return " ".join(_DRAWING.split(error)[0].split())
+    return " ".join(_ERROR_DRAWING.split(error)[0].split())

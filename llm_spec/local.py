@@ -11,24 +11,24 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from llm_spec.chat import ChatRequest, Fallback, Finish, LocalTimes, Round, StoppedBy, StreamEvent, TextDelta, Usage
-from llm_spec.drafting.joined import JoinedDraft
-from llm_spec.drafting.model import ProviderDraft
+from llm_spec.chat import ChatRequest, Fallback, Finish, LocalTimings, Round, StoppedBy, StreamEvent, TextDelta, Usage
+from llm_spec.drafting.cascade import CascadeDraft
+from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits, TokenRound
 from llm_spec.grammar import open_constraint
 from llm_spec.provider import (
-    AdmittingModel,
-    DeviceRounds,
-    RoundModel,
+    DeviceRoundModel,
+    DeviceRoundRunner,
+    RequestLimitedModel,
     TokenDrafter,
     Tokenizer,
     TokenModel,
     is_free,
 )
-from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
+from llm_spec.text import IncrementalDecoder, StopMatcher, merge_text_deltas
+from llm_spec.tokens.acceptance import AcceptanceName, make_acceptance_rule
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
-from llm_spec.tokens.rules import AcceptanceName, make_rule
 from llm_spec.tokens.sampling import Sampler, random_seed
 from llm_spec.worker import admitted_threads, iterate_in_thread
 
@@ -47,12 +47,12 @@ def generate_events(
 ) -> Iterator[list[StreamEvent]]:
     """Answer a chat request with a local model: the events of one round at a time, text first, then its `Round`.
 
-    The last item holds `LocalTimes` and a `Finish`. Stop strings and incomplete characters are held back.
+    The last item holds `LocalTimings` and a `Finish`. Stop strings and incomplete characters are held back.
     `request.max_tokens` takes the place of that in `limits`; a request that samples without a seed gets a random one.
     Raises InvalidRequestError for what a local model cannot serve, MissingExtraError for a `response_format` without
     the extra `grammar`, and what the target raises.
     """
-    _check_servable(target, request)
+    _check_request_supported(target, request)
     prompt_ids = target.tokenizer.encode_chat(request)
     seed = request.sampling.seed if request.sampling.seed is not None else random_seed()
     sampler = Sampler(
@@ -62,9 +62,9 @@ def generate_events(
         seed=seed,
         constraint=open_constraint(target, request),
     )
-    rule = make_rule(acceptance, sampler)
+    rule = make_acceptance_rule(acceptance, sampler)
     limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)
-    beside, model = _model_apart(target, drafter)
+    beside, model = _split_draft_model(target, drafter)
     read_only_ids = tuple(prompt_ids)
     generation = Generation(
         target,
@@ -74,13 +74,15 @@ def generate_events(
         limits=limits,
         open_draft=None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, read_only_ids),
         open_rounds=partial(_open_rounds, target, prompt_ids, sampler, model) if acceptance == "coupled" else None,
-        open_beside=None if beside is None else partial(beside.open_token_draft, target, rule.choose, read_only_ids),
+        open_companion_draft=None
+        if beside is None
+        else partial(beside.open_token_draft, target, rule.choose, read_only_ids),
         cancelled=cancelled,
     )
-    text = _TextEmitter(target.tokenizer, request.stop)
+    text = _VerifiedTextEmitter(target.tokenizer, request.stop)
     reason: str | None = None
 
-    def fallbacks() -> list[Fallback]:
+    def take_fallback() -> list[Fallback]:
         """The draft's failure, once."""
         nonlocal reason
         is_new, reason = generation.fallback != reason, generation.fallback
@@ -88,8 +90,8 @@ def generate_events(
 
     with generation:
         for tokens in generation:
-            report, deltas = text.show(tokens)
-            yield [*deltas, report, *fallbacks()]
+            report, deltas = text.emit_round(tokens)
+            yield [*deltas, report, *take_fallback()]
             if text.stopped:
                 break
         learned = {} if drafter is None else dict(generation.lookahead.describe())
@@ -103,8 +105,8 @@ def generate_events(
             stopped_by,
             None if drafter is None else drafted,
         )
-        times = LocalTimes(generation.prompt_s, generation.open_draft_s, learned, generation.between_s)
-        yield [*text.flush(), *fallbacks(), times, finish]
+        times = LocalTimings(generation.prompt_s, generation.open_draft_s, learned, generation.between_s)
+        yield [*text.flush(), *take_fallback(), times, finish]
 
 
 @asynccontextmanager
@@ -132,8 +134,8 @@ async def stream_token_model(
     )
     async with AsyncExitStack() as stack:
         threads = None
-        if isinstance(target, AdmittingModel):
-            await stack.enter_async_context(target.admit())
+        if isinstance(target, RequestLimitedModel):
+            await stack.enter_async_context(target.admit_request())
             threads = admitted_threads
         yield await stack.enter_async_context(iterate_in_thread(make, executor=threads))
 
@@ -144,26 +146,28 @@ def _open_rounds(
     sampler: Sampler,
     draft: TokenModel | None,
     cancelled: Callable[[], bool],
-) -> DeviceRounds | None:
+) -> DeviceRoundRunner | None:
     """Rounds where the target lives, if it does them, and no constraint has to be asked for every token."""
-    if not isinstance(target, RoundModel) or sampler.constraint is not None:
+    if not isinstance(target, DeviceRoundModel) or sampler.constraint is not None:
         return None
     return target.open_rounds(prompt_ids, sampler.sampling, sampler.seed, draft, cancelled)
 
 
-def _model_apart(target: TokenModel, drafter: TokenDrafter | None) -> tuple[TokenDrafter | None, TokenModel | None]:
+def _split_draft_model(
+    target: TokenModel, drafter: TokenDrafter | None
+) -> tuple[TokenDrafter | None, TokenModel | None]:
     """A drafter's model, which may draft where the target lives, and what drafts before it is asked."""
     try:
         if drafter is None or drafter.token_draft_refusal(target) is not None:
             return None, None
     except Exception:  # noqa: BLE001 - whatever a draft does, the target answers; to open it says what is wrong
         return None, None
-    if isinstance(drafter, JoinedDraft):
-        return drafter.before_model() or (None, None)
+    if isinstance(drafter, CascadeDraft):
+        return drafter.split_at_model() or (None, None)
     return None, drafter.token_model if isinstance(drafter, ProviderDraft) else None
 
 
-class _TextEmitter:
+class _VerifiedTextEmitter:
     """The text of one answer: ids in, deltas out that may be shown."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
@@ -177,7 +181,7 @@ class _TextEmitter:
         """Whether a stop string ended the answer."""
         return self._matcher.matched is not None
 
-    def show(self, tokens: TokenRound) -> tuple[Round, list[TextDelta]]:
+    def emit_round(self, tokens: TokenRound) -> tuple[Round, list[TextDelta]]:
         """What may be shown of this round, and its report with what a stop string cut off taken out."""
         deltas: list[TextDelta] = []
         num_emitted = 0
@@ -190,18 +194,18 @@ class _TextEmitter:
         self.num_tokens += num_emitted
         num_accepted = min(tokens.report.num_accepted_tokens, num_emitted)
         report = replace(tokens.report, num_emitted_tokens=num_emitted, num_accepted_tokens=num_accepted)
-        return report, merge_deltas(deltas)
+        return report, merge_text_deltas(deltas)
 
     def flush(self) -> list[TextDelta]:
         """What was held back and belongs to the answer after all."""
-        return merge_deltas([*self._matcher.push(self._decoder.flush()), *self._matcher.flush()])
+        return merge_text_deltas([*self._matcher.push(self._decoder.flush()), *self._matcher.flush()])
 
 
-def _check_servable(target: TokenModel, request: ChatRequest) -> None:
+def _check_request_supported(target: TokenModel, request: ChatRequest) -> None:
     """Refuse what a local model would have to leave out, rather than leave it out silently."""
-    _check_length(target, request)
-    asked = {"tools": request.tools, "extra": request.extra}
-    for name, value in asked.items():
+    _check_prompt_length(target, request)
+    unsupported = {"tools": request.tools, "extra": request.extra}
+    for name, value in unsupported.items():
         if value:
             raise InvalidRequestError(f"{name} is set; {target.name} is a local model and cannot serve it")
     for message in request.messages:
@@ -209,7 +213,7 @@ def _check_servable(target: TokenModel, request: ChatRequest) -> None:
             raise InvalidRequestError(f"a message has a part that is not text; {target.name} reads text alone")
 
 
-def _check_length(target: TokenModel, request: ChatRequest) -> None:
+def _check_prompt_length(target: TokenModel, request: ChatRequest) -> None:
     """Refuse what cannot fit, however it is encoded: a message has at least a token, which is only so long."""
     most = target.context_length
     num_messages = len(request.messages)

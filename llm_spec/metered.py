@@ -10,28 +10,28 @@ from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from llm_spec.chat import ChatRequest, ChatResponse, Sampling, StreamEvent
+from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import Timeouts
 from llm_spec.counting import TokenCap
-from llm_spec.discovery import Discovery
+from llm_spec.discovery import FeatureDiscovery
 from llm_spec.errors import TransientError
-from llm_spec.metering import Call, Meter
+from llm_spec.metering import MeteredCall, TokenMeter
 from llm_spec.provider import (
     Capabilities,
     DraftPiece,
     DraftProvider,
     Feature,
     LlmProvider,
-    NextToken,
-    ScoredToken,
+    SampledToken,
     TokenEndpoint,
     TokenScorer,
+    TopTokens,
     complete_from_stream,
     is_free,
     open_for_request,
 )
-from llm_spec.silence import Silence
 
-__all__ = ["MeteredDraft", "MeteredTarget", "count_call"]
+__all__ = ["MeteredDraft", "MeteredTarget", "meter_external_call"]
 
 T = TypeVar("T")
 
@@ -45,12 +45,12 @@ class MeteredTarget:
     """
 
     def __init__(
-        self, target: LlmProvider, meter: Meter, discovery: Discovery, timeouts: Timeouts = _NO_TIMEOUTS
+        self, target: LlmProvider, meter: TokenMeter, discovery: FeatureDiscovery, timeouts: Timeouts = _NO_TIMEOUTS
     ) -> None:
         self._target = target
         self._meter = meter
         self._discovery = discovery
-        self._silence = Silence(target.name, timeouts)
+        self._chunk_timeouts = ChunkTimeouts(target.name, timeouts)
 
     @property
     def name(self) -> str:
@@ -61,14 +61,16 @@ class MeteredTarget:
         can, meter = self._target.capabilities, self._meter
         if can.token_endpoint is None and can.token_scorer is None:
             return can
-        endpoint = None if can.token_endpoint is None else _MeteredEndpoint(can.token_endpoint, meter, self._silence)
-        scorer = None if can.token_scorer is None else _MeteredScorer(can.token_scorer, meter, self._silence)
+        endpoint = (
+            None if can.token_endpoint is None else _MeteredEndpoint(can.token_endpoint, meter, self._chunk_timeouts)
+        )
+        scorer = None if can.token_scorer is None else _MeteredScorer(can.token_scorer, meter, self._chunk_timeouts)
         return replace(can, token_endpoint=endpoint, token_scorer=scorer)
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        return self.count(self._target.stream(request), request)
+        return self.meter_call(self._target.stream(request), request)
 
-    def count(
+    def meter_call(
         self,
         opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
         request: ChatRequest,
@@ -77,20 +79,20 @@ class MeteredTarget:
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """A call of the target, counted."""
         begin = partial(self._meter.open, request, counts_drafts=counts_drafts)
-        return self._silence.stream(_counted(opened, begin, request))
+        return self._chunk_timeouts.limit_stream(_count_stream(opened, begin, request))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
 
     async def discover(self, feature: Feature) -> None:
-        if not await self._silence.first(self._discovery.wait_for(feature)):
+        if not await self._chunk_timeouts.wait_for_first(self._discovery.wait_for(feature)):
             raise TransientError(f"{self.name} could not be tried: its decoder was closed")
 
     async def aclose(self) -> None:
         await self._target.aclose()
 
 
-def count_call(
+def meter_external_call(
     target: LlmProvider,
     opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
     request: ChatRequest,
@@ -101,65 +103,71 @@ def count_call(
 
     `counts_drafts`: the tokens drafted in its rounds are paid for, and nobody else counts them while it runs.
     """
-    return target.count(opened, request, counts_drafts=counts_drafts) if isinstance(target, MeteredTarget) else opened
+    return (
+        target.meter_call(opened, request, counts_drafts=counts_drafts) if isinstance(target, MeteredTarget) else opened
+    )
 
 
 class _MeteredEndpoint:
-    def __init__(self, endpoint: TokenEndpoint, meter: Meter, silence: Silence) -> None:
+    def __init__(self, endpoint: TokenEndpoint, meter: TokenMeter, chunk_timeouts: ChunkTimeouts) -> None:
         self._endpoint = endpoint
         self._meter = meter
-        self._silence = silence
+        self._chunk_timeouts = chunk_timeouts
 
     @property
     def context_length(self) -> int | None:
         return self._endpoint.context_length
 
     async def encode(self, text: str) -> list[int]:
-        return await self._silence.first(self._endpoint.encode(text))
+        return await self._chunk_timeouts.wait_for_first(self._endpoint.encode(text))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        return await self._silence.first(self._endpoint.decode(token_ids))
+        return await self._chunk_timeouts.wait_for_first(self._endpoint.decode(token_ids))
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
-        token_ids = await self._silence.first(self._endpoint.encode_chat(request))
-        self._meter.see_prompt(len(token_ids))
+        token_ids = await self._chunk_timeouts.wait_for_first(self._endpoint.encode_chat(request))
+        self._meter.record_prompt_tokens(len(token_ids))
         return token_ids
 
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         call = self._meter.open(num_input=sum(map(len, prefixes)), num_output=len(prefixes))
-        return await self._silence.first(_result(call, self._endpoint.sample_next(prefixes, sampling)))
+        return await self._chunk_timeouts.wait_for_first(
+            _await_counted(call, self._endpoint.sample_next(prefixes, sampling))
+        )
 
     def stream_chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        counted = _counted(self._endpoint.stream_chat(request), partial(self._meter.open, request), request)
-        return self._silence.stream(counted)
+        counted = _count_stream(self._endpoint.stream_chat(request), partial(self._meter.open, request), request)
+        return self._chunk_timeouts.limit_stream(counted)
 
     def stream_after(
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         opened = self._endpoint.stream_after(token_ids, request)
-        return self._silence.stream(_counted(opened, partial(self._meter.open, num_input=len(token_ids)), request))
+        return self._chunk_timeouts.limit_stream(
+            _count_stream(opened, partial(self._meter.open, num_input=len(token_ids)), request)
+        )
 
 
 class _MeteredScorer:
-    def __init__(self, scorer: TokenScorer, meter: Meter, silence: Silence) -> None:
+    def __init__(self, scorer: TokenScorer, meter: TokenMeter, chunk_timeouts: ChunkTimeouts) -> None:
         self._scorer = scorer
         self._meter = meter
-        self._silence = silence
+        self._chunk_timeouts = chunk_timeouts
 
     @property
     def max_top(self) -> int:
         return self._scorer.max_top
 
-    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
         call = self._meter.open(num_input=len(token_ids), num_output=1)  # a server always writes one
-        scored = _result(call, self._scorer.score(token_ids, num_rows=num_rows, top=top))
-        return await self._silence.first(scored)
+        scored = _await_counted(call, self._scorer.score(token_ids, num_rows=num_rows, top=top))
+        return await self._chunk_timeouts.wait_for_first(scored)
 
 
 class MeteredDraft:
     """A draft whose calls are counted; otherwise the same. `unmetered` is the draft itself."""
 
-    def __init__(self, draft: DraftProvider, meter: Meter) -> None:
+    def __init__(self, draft: DraftProvider, meter: TokenMeter) -> None:
         self.unmetered = draft
         self._meter = meter
 
@@ -182,7 +190,9 @@ class MeteredDraft:
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         begin = partial(self._meter.open, request, max_output=max_tokens, is_free=self.is_free)
-        return _Counted(self.unmetered.draft(request, max_tokens), begin, Call.add_piece, Call.fail_draft)
+        return _CountedStream(
+            self.unmetered.draft(request, max_tokens), begin, MeteredCall.add_draft_piece, MeteredCall.end_draft
+        )
 
     async def aclose(self) -> None:
         await self.unmetered.aclose()
@@ -191,22 +201,22 @@ class MeteredDraft:
 # ------------------------------------------------------------------------------------------ streams
 
 
-def _counted(
+def _count_stream(
     opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
-    open_call: Callable[..., Call],
+    open_call: Callable[..., MeteredCall],
     request: ChatRequest,
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     """A stream of a target that answers `request`, counted; it is cut where it has its tokens, or no budget is left."""
 
-    def begin() -> Call:
+    def begin() -> MeteredCall:
         call = open_call(max_output=request.max_tokens)
         call.cap = None if request.max_tokens is None else TokenCap(request.max_tokens)
         return call
 
-    return _Counted(opened, begin, Call.add_event, Call.end)
+    return _CountedStream(opened, begin, MeteredCall.add_event, MeteredCall.end_target_call)
 
 
-class _Counted(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
+class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
     """A call's context, counted from when it is entered.
 
     `add` takes in what comes and says what is passed on; `end` is passed on in its place once the call is cut.
@@ -215,15 +225,15 @@ class _Counted(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
     def __init__(
         self,
         opened: AbstractAsyncContextManager[AsyncIterator[T]],
-        begin: Callable[[], Call],
-        add: Callable[[Call, T], T],
-        end: Callable[[Call], T],
+        begin: Callable[[], MeteredCall],
+        add: Callable[[MeteredCall, T], T],
+        end: Callable[[MeteredCall], T],
     ) -> None:
         self._opened = opened
         self._begin = begin
         self._add = add
         self._end = end
-        self._call: Call | None = None
+        self._call: MeteredCall | None = None
         self._items: AsyncGenerator[T] | None = None
 
     async def __aenter__(self) -> AsyncIterator[T]:
@@ -232,8 +242,8 @@ class _Counted(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
             items = await self._opened.__aenter__()
         except BaseException as error:
             if isinstance(error, Exception):
-                call.fail(error)
-            call.close()
+                call.fail_call(error)
+            call.close_call()
             raise
         self._items = self._count(items, call)
         return self._items
@@ -247,9 +257,9 @@ class _Counted(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
             return await self._opened.__aexit__(kind, error, traceback)
         finally:
             if self._call is not None:
-                self._call.close()
+                self._call.close_call()
 
-    async def _count(self, items: AsyncIterator[T], call: Call) -> AsyncGenerator[T]:
+    async def _count(self, items: AsyncIterator[T], call: MeteredCall) -> AsyncGenerator[T]:
         """What comes of a call."""
         next_item, add = items.__anext__, self._add
         while call.cut_by is None:
@@ -258,19 +268,19 @@ class _Counted(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
             except StopAsyncIteration:
                 return
             except Exception as error:
-                call.fail(error)
+                call.fail_call(error)
                 raise
             yield add(call, item)
         if not call.is_over:
             yield self._end(call)
 
 
-async def _result(call: Call, awaitable: Awaitable[T]) -> T:
+async def _await_counted(call: MeteredCall, awaitable: Awaitable[T]) -> T:
     """What a call that is not a stream gives."""
     try:
         return await awaitable
     except Exception as error:
-        call.fail(error)
+        call.fail_call(error)
         raise
     finally:
-        call.close()
+        call.close_call()

@@ -11,25 +11,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llm_spec.budget import Allowance, Hold
+from llm_spec.budget import AnswerReservation, CallReservation
 from llm_spec.chat import ChatRequest, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.counting import TokenCap, count_answer_tokens, count_input_tokens
-from llm_spec.drafting.pieces import check_piece, count_pieces, count_tokens
+from llm_spec.drafting.text_pieces import check_piece, count_pieces, count_tokens
 from llm_spec.errors import BudgetError, CircuitOpenError, TargetError, TransientError
-from llm_spec.money import Price
+from llm_spec.pricing import Price
 from llm_spec.provider import DraftPiece
 
-__all__ = ["Call", "Meter"]
+__all__ = ["MeteredCall", "TokenMeter"]
 
 
-class Meter:
+class TokenMeter:
     """The calls of one model that were made to answer `request`; each holds of the allowance what it uses."""
 
-    def __init__(self, request: ChatRequest, allowance: Allowance | None = None, price: Price | None = None) -> None:
+    def __init__(
+        self, request: ChatRequest, allowance: AnswerReservation | None = None, price: Price | None = None
+    ) -> None:
         self._request = request
         self._allowance = allowance
         self._price = price
-        self._calls: list[Call] = []
+        self._calls: list[MeteredCall] = []
         self._num_encoded: int | None = None
         self._num_pieces: int | None = None
 
@@ -42,22 +44,22 @@ class Meter:
         max_output: int | None = None,
         is_free: bool = False,
         counts_drafts: bool = False,
-    ) -> Call:
+    ) -> MeteredCall:
         """A call begins: one of a request, or (a batch) of known numbers of tokens. `max_output`: most that it writes.
 
         Raises BudgetError where no budget is left for it.
         """
         # counted now: at the end it would be counted for all calls in one go
         num_prefix = 0 if request is None else count_pieces(request.prefix)
-        call = Call(self, request, num_input, num_output, is_free, num_prefix, counts_drafts=counts_drafts)
+        call = MeteredCall(self, request, num_input, num_output, is_free, num_prefix, counts_drafts=counts_drafts)
         if self._allowance is not None and not is_free:
-            call.hold = self._allowance.open(
+            call.reservation = self._allowance.open_call(
                 self._price, call.count_input(), num_output=num_output, max_output=max_output
             )
         self._calls.append(call)
         return call
 
-    def see_prompt(self, num_tokens: int) -> None:
+    def record_prompt_tokens(self, num_tokens: int) -> None:
         """The prompt was encoded, and has so many tokens."""
         self._num_encoded = num_tokens
 
@@ -86,7 +88,7 @@ class Meter:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the request itself: as the provider counted them, else as encoded, else in pieces."""
-        counted = (call.counted for call in self._calls if call.is_of(self._request))
+        counted = (call.counted for call in self._calls if call.is_for_request(self._request))
         found = next((usage.input_tokens for usage in counted if usage is not None), None)
         return self.count_input(self._request, count_pieces(self._request.prefix)) if found is None else found
 
@@ -102,35 +104,35 @@ class Meter:
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class MeteredCall:
     """One call. `counted` is what its provider said of it; `is_free`: no model was asked.
 
-    `hold` is what it holds of a budget, `cap` cuts a target's text; `cut_by`: which of them has ended it.
+    `reservation` is what it holds of a budget, `cap` cuts a target's text; `cut_by`: which of them has ended it.
     `counts_drafts`: the tokens that its rounds drafted are paid for, too.
     """
 
-    meter: Meter
+    meter: TokenMeter
     request: ChatRequest | None
     num_input: int | None
     num_output: int
     is_free: bool
     num_prefix: int  # tokens of the answer so far that were sent
     events: list[StreamEvent] = field(default_factory=list["StreamEvent"])
-    num_free: int = 0  # tokens drafted without a model …
-    num_paid: int = 0  # … and by one
+    num_free_tokens: int = 0  # tokens drafted without a model …
+    num_paid_tokens: int = 0  # … and by one
     has_drafted: bool = False
     counted: Usage | None = None
     has_ended: bool = False
     is_unread: bool = False
-    hold: Hold | None = None
+    reservation: CallReservation | None = None
     cap: TokenCap | None = None
     cut_by: Literal["budget", "max_tokens"] | None = None
     is_over: bool = False
     counts_drafts: bool = False
-    num_seen: int = 0  # tokens that came, where a budget is held …
-    num_of_rounds: int = 0  # … and those of rounds
+    num_seen_tokens: int = 0  # tokens that came, where a budget is held …
+    num_tokens_in_rounds: int = 0  # … and those of rounds
 
-    def is_of(self, request: ChatRequest) -> bool:
+    def is_for_request(self, request: ChatRequest) -> bool:
         """Whether it was this request, not one about a part of its answer."""
         own = self.request
         return own is not None and own.messages is request.messages and own.prefix == request.prefix
@@ -141,51 +143,51 @@ class Call:
         if isinstance(event, Finish):
             self.counted, self.has_ended = event.usage, True
             return event
-        if self.hold is not None:
-            self._see(self.hold, event)
+        if self.reservation is not None:
+            self._count_event(self.reservation, event)
         if self.cap is None or not isinstance(event, TextDelta):
             return event
-        kept = self.cap.take(event)
+        kept = self.cap.cut_delta(event)
         if kept is not event:
             self.cut_by = "max_tokens"
-        return self.end() if kept is None else kept
+        return self.end_target_call() if kept is None else kept
 
-    def end(self) -> Finish:
+    def end_target_call(self) -> Finish:
         """The end of a target's call that is cut; nothing comes behind it."""
         self.is_over = True
         return Finish("length", None, self.cut_by)
 
-    def add_piece(self, piece: DraftPiece) -> DraftPiece:
+    def add_draft_piece(self, piece: DraftPiece) -> DraftPiece:
         """Something came from a draft; raises DraftError for what is not a piece."""
         checked, self.has_drafted = check_piece(piece), True
         num_tokens = count_tokens(checked)
         if self.is_free or checked.is_free:
-            self.num_free += num_tokens
+            self.num_free_tokens += num_tokens
         else:
-            self.num_paid += num_tokens
+            self.num_paid_tokens += num_tokens
         if checked.usage is not None:
             self.counted = checked.usage if self.counted is None else self.counted + checked.usage
-        if self.hold is not None and not self.hold.covers(self.num_paid):
+        if self.reservation is not None and not self.reservation.can_continue_to(self.num_paid_tokens):
             self.cut_by = "budget"
         return piece
 
-    def fail_draft(self) -> DraftPiece:
+    def end_draft(self) -> DraftPiece:
         """The end of a draft's call that is cut."""
         raise BudgetError("no budget is left for a draft")
 
-    def _see(self, hold: Hold, event: StreamEvent) -> None:
+    def _count_event(self, reservation: CallReservation, event: StreamEvent) -> None:
         if isinstance(event, Round):
-            self.num_of_rounds += event.num_emitted_tokens + event.num_draft_tokens * self.counts_drafts
-        self.num_seen += count_answer_tokens(event)
-        if not hold.covers(max(self.num_seen, self.num_of_rounds)):
+            self.num_tokens_in_rounds += event.num_emitted_tokens + event.num_draft_tokens * self.counts_drafts
+        self.num_seen_tokens += count_answer_tokens(event)
+        if not reservation.can_continue_to(max(self.num_seen_tokens, self.num_tokens_in_rounds)):
             self.cut_by = "budget"
 
-    def close(self) -> None:
+    def close_call(self) -> None:
         """It is over: what it held and has not used is given back."""
-        if self.hold is not None:
-            self.hold.settle(self.usage)
+        if self.reservation is not None:
+            self.reservation.settle_call(self.usage)
 
-    def fail(self, error: Exception) -> None:
+    def fail_call(self, error: Exception) -> None:
         """It failed: before anything came, only an answer in a form of no use shows that it was read."""
         is_answer = isinstance(error, TargetError) and error.status is None
         was_read = is_answer and not isinstance(error, TransientError | CircuitOpenError)
@@ -196,10 +198,10 @@ class Call:
         """What it has read and written so far."""
         if self.is_unread:
             return Usage()
-        free = Usage(output_tokens=self.num_free, free_output_tokens=self.num_free)
-        if self.is_free or (self.num_free and not self.num_paid):
+        free = Usage(output_tokens=self.num_free_tokens, free_output_tokens=self.num_free_tokens)
+        if self.is_free or (self.num_free_tokens and not self.num_paid_tokens):
             return free
-        num_output = self.num_output + self.num_paid + self._count_output()
+        num_output = self.num_output + self.num_paid_tokens + self._count_output()
         return free + (self.counted or Usage(input_tokens=self.count_input(), output_tokens=num_output))
 
     def count_input(self) -> int:

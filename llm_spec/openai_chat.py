@@ -18,7 +18,7 @@ from llm_spec.chat import (
     Usage,
 )
 
-__all__ = ["ChunkReader", "ReadTokenIds", "choice_finish", "ends_a_choice", "read_usage"]
+__all__ = ["ChunkReader", "ReadTokenIds", "has_finish_reason", "parse_finish_reason", "parse_usage"]
 
 ReadTokenIds: TypeAlias = Callable[[Mapping[str, Any]], "tuple[int, ...] | None"]  # of a choice
 
@@ -29,9 +29,11 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "function_call": "tool_calls",
     "content_filter": "content_filter",
 }
-_FAILED: Final = frozenset({"error", "network_error"})  # OpenRouter, Mistral: the model's server broke off
-_NOTHING: Final[Mapping[str, Any]] = {}
-_TEXT_ALONE: Final = frozenset({"content", "role"})
+_FAILED_FINISH_REASONS: Final = frozenset(
+    {"error", "network_error"}
+)  # OpenRouter, Mistral: the model's server broke off
+_EMPTY_CHOICE: Final[Mapping[str, Any]] = {}
+_TEXT_ONLY_FIELDS: Final = frozenset({"content", "role"})
 _STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
     "length": "max_tokens",
     "tool_calls": "tool_calls",
@@ -48,7 +50,7 @@ class ChunkReader:
 
     def __init__(self, read_token_ids: ReadTokenIds | None = None) -> None:
         self._read_token_ids = read_token_ids
-        self._numbers = _CallNumbers()
+        self._numbers = _ToolCallNumbering()
         self._reason: FinishReason | None = None
         self._has_failed = self._has_text = self._has_calls = self._has_refused = False
         self._usage: Usage | None = None
@@ -56,23 +58,23 @@ class ChunkReader:
     def read(self, chunk: Mapping[str, Any]) -> list[StreamEvent]:
         """The events of the next chunk, without its finish."""
         if chunk.get("usage"):
-            self._usage = read_usage(chunk) or self._usage
-        choice = _first_choice(chunk)
+            self._usage = parse_usage(chunk) or self._usage
+        choice = _get_first_choice(chunk)
         if reason := choice.get("finish_reason"):
-            self._reason, self._has_failed = choice_finish(choice), str(reason) in _FAILED
-        delta: Mapping[str, Any] = choice.get("delta") or _NOTHING
+            self._reason, self._has_failed = parse_finish_reason(choice), str(reason) in _FAILED_FINISH_REASONS
+        delta: Mapping[str, Any] = choice.get("delta") or _EMPTY_CHOICE
         token_ids = None if self._read_token_ids is None else self._read_token_ids(choice)
         content: object = choice.get("text") or delta.get("content")
         texts: list[StreamEvent]
         if isinstance(content, list):
-            texts = list(_parts(cast("list[object]", content)))
+            texts = list(_parse_content_parts(cast("list[object]", content)))
         else:
-            text = _text(content)
+            text = _get_text(content)
             texts = [TextDelta(text, "plain", token_ids)] if text or token_ids else []
         self._has_text = self._has_text or bool(texts)
-        if texts and delta.keys() <= _TEXT_ALONE:  # nearly always
+        if texts and delta.keys() <= _TEXT_ONLY_FIELDS:  # nearly always
             return texts
-        return [*self._before(delta), *texts, *self._calls(delta)]
+        return [*self._parse_leading_events(delta), *texts, *self._parse_tool_calls(delta)]
 
     def finish(self, *, is_done: bool = False) -> Finish | None:
         """How the answer ended; None: it did not end well, `failure` says how.
@@ -98,49 +100,51 @@ class ChunkReader:
             return "broke off its answer: the finish reason is an error"
         return "ended its answer without a finish reason"
 
-    def _before(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        if reasoning := _text(delta.get("reasoning_content") or delta.get("reasoning")):
+    def _parse_leading_events(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        if reasoning := _get_text(delta.get("reasoning_content") or delta.get("reasoning")):
             yield ReasoningDelta(reasoning)
         details: object = delta.get("reasoning_details")
         for detail in cast("list[object]", details) if isinstance(details, list) else ():
             if isinstance(detail, dict):
                 yield ReasoningDetail("chat", cast("Mapping[str, Any]", detail))
-        if refusal := _text(delta.get("refusal")):
+        if refusal := _get_text(delta.get("refusal")):
             self._has_refused = self._has_text = True
             yield TextDelta(refusal)
 
-    def _calls(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _parse_tool_calls(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         for position, call in enumerate(delta.get("tool_calls") or ()):
             self._has_calls = True
-            yield self._numbers.numbered(_call_delta(call, position))
+            yield self._numbers.assign_number(_parse_call_delta(call, position))
 
 
-def _text(value: object) -> str:
+def _get_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _parts(content: Iterable[object]) -> Iterator[StreamEvent]:
+def _parse_content_parts(content: Iterable[object]) -> Iterator[StreamEvent]:
     """The events of a content in parts, as Mistral's thinking models send it; other parts (references) say nothing.
 
     `[{"type": "thinking", "thinking": [{"type": "text", "text": …}]}, {"type": "text", "text": …}]`, and text alone as
     soon as the thinking is over.
     """
     for part in content:
-        fields = cast("Mapping[str, object]", part) if isinstance(part, dict) else _NOTHING
-        if fields.get("type") == "text" and (text := _text(fields.get("text"))):
+        fields = cast("Mapping[str, object]", part) if isinstance(part, dict) else _EMPTY_CHOICE
+        if fields.get("type") == "text" and (text := _get_text(fields.get("text"))):
             yield TextDelta(text)
-        elif fields.get("type") == "thinking" and (thought := _thought(fields.get("thinking"))):
+        elif fields.get("type") == "thinking" and (thought := _join_thinking_text(fields.get("thinking"))):
             yield ReasoningDelta(thought)
 
 
-def _thought(thinking: object) -> str:
+def _join_thinking_text(thinking: object) -> str:
     """The text of a thinking part, which is in parts itself."""
     if not isinstance(thinking, list):
-        return _text(thinking)
-    return "".join(event.text for event in _parts(cast("list[object]", thinking)) if isinstance(event, TextDelta))
+        return _get_text(thinking)
+    return "".join(
+        event.text for event in _parse_content_parts(cast("list[object]", thinking)) if isinstance(event, TextDelta)
+    )
 
 
-def _call_delta(call: Mapping[str, Any], position: int) -> ToolCallDelta:
+def _parse_call_delta(call: Mapping[str, Any], position: int) -> ToolCallDelta:
     function: Mapping[str, Any] = call.get("function") or {}
     index = call.get("index")
     return ToolCallDelta(
@@ -151,14 +155,14 @@ def _call_delta(call: Mapping[str, Any], position: int) -> ToolCallDelta:
     )
 
 
-class _CallNumbers:
+class _ToolCallNumbering:
     """Numbers a stream's tool calls, also where a server gives them no index, or all the same one: by their ids."""
 
     def __init__(self) -> None:
         self._ids: dict[int, str | None] = {}  # of the calls so far, by number
         self._numbers: dict[int, int] = {}  # by the server's index: of the latest call that it gave that index
 
-    def numbered(self, event: ToolCallDelta) -> ToolCallDelta:
+    def assign_number(self, event: ToolCallDelta) -> ToolCallDelta:
         """The piece of a call with its number among the stream's calls."""
         number = self._numbers.get(event.index, event.index)
         if event.id is not None and self._ids.get(number) not in (None, event.id):
@@ -169,26 +173,26 @@ class _CallNumbers:
         return replace(event, index=number)
 
 
-def choice_finish(choice: Mapping[str, Any]) -> FinishReason | None:
+def parse_finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
     """Why a choice ended, where it says so; None also where it was broken off."""
     reason = choice.get("finish_reason")
-    return None if not reason or str(reason) in _FAILED else _FINISH_REASONS.get(str(reason), "stop")
+    return None if not reason or str(reason) in _FAILED_FINISH_REASONS else _FINISH_REASONS.get(str(reason), "stop")
 
 
-def ends_a_choice(chunk: Mapping[str, Any]) -> bool:
+def has_finish_reason(chunk: Mapping[str, Any]) -> bool:
     """Whether it says why one of the choices ended."""
     choices: list[Mapping[str, Any]] = chunk.get("choices") or []
     return any(choice.get("finish_reason") for choice in choices)
 
 
-def read_usage(chunk: Mapping[str, Any]) -> Usage | None:
+def parse_usage(chunk: Mapping[str, Any]) -> Usage | None:
     """The token counts of a chunk that has them."""
     usage = chunk.get("usage")
     if not isinstance(usage, dict):
         return None
     counts = cast("Mapping[str, Any]", usage)
-    prompt: Mapping[str, Any] = counts.get("prompt_tokens_details") or _NOTHING
-    answer: Mapping[str, Any] = counts.get("completion_tokens_details") or _NOTHING
+    prompt: Mapping[str, Any] = counts.get("prompt_tokens_details") or _EMPTY_CHOICE
+    answer: Mapping[str, Any] = counts.get("completion_tokens_details") or _EMPTY_CHOICE
     return Usage(
         input_tokens=counts.get("prompt_tokens") or 0,
         output_tokens=counts.get("completion_tokens") or 0,
@@ -199,10 +203,10 @@ def read_usage(chunk: Mapping[str, Any]) -> Usage | None:
     )
 
 
-def _first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
     """The choice that this library reads; empty in a chunk without one."""
     choices: list[Mapping[str, Any]] = chunk.get("choices") or []
     for choice in choices:
         if not choice.get("index"):
             return choice
-    return _NOTHING
+    return _EMPTY_CHOICE

@@ -13,23 +13,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from llm_spec.figures import PairFigures
+from llm_spec.pair_stats import PairStats
 from llm_spec.result import PlainReason, SpeculativeResult
 from llm_spec.tokens.statistics import ExponentialMovingAverage
 
-__all__ = ["Plan", "Planner"]
+__all__ = ["PlannerChoice", "StrategyPlanner"]
 
-_REQUESTS: Final = 4.0  # half-life of what is known of a strategy
-_NUM_TRIALS: Final = 2  # a first request also pays for words and speeds that are not known yet
-_MIN_WORTH: Final = 1.02  # a gain below this is within the noise of the measurement
+_REQUEST_HALF_LIFE: Final = 4.0  # half-life of what is known of a strategy
+_MAX_TRIALS: Final = 2  # a first request also pays for words and speeds that are not known yet
+_MIN_VALUE_RATIO: Final = 1.02  # a gain below this is within the noise of the measurement
 _MAX_REGRET: Final = 0.01  # of the time: what trying one again may cost
 _FIRST_PAUSE: Final = 16  # requests until a strategy that did not pay is tried again; twice as many each time
 _LAST_PAUSE: Final = 512
-_SECOND_BASELINE: Final = 8  # requests after the first baseline, which may have met a cold server
+_BASELINE_RETRY_INTERVAL: Final = 8  # requests after the first baseline, which may have met a cold server
 _MIN_TOKENS: Final = 8  # of an answer, for its time to say something
 
 
-class Plan(NamedTuple):
+class PlannerChoice(NamedTuple):
     """The strategy to use; `plain_reason` says why it is plain."""
 
     name: str
@@ -37,83 +37,87 @@ class Plan(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Record:
+class _StrategyRecord:
     """What is known of one strategy."""
 
-    worth: ExponentialMovingAverage = field(default_factory=lambda: ExponentialMovingAverage(half_life=_REQUESTS))
+    value_ratio: ExponentialMovingAverage = field(
+        default_factory=lambda: ExponentialMovingAverage(half_life=_REQUEST_HALF_LIFE)
+    )
     num_trials: int = 0
-    pause: int = _FIRST_PAUSE
-    rest: int = 0  # requests since it was tried
+    pause_length: int = _FIRST_PAUSE
+    num_requests_to_skip: int = 0  # requests since it was tried
 
 
-class Planner:
+class StrategyPlanner:
     """Chooses among names of strategies, and learns from results."""
 
     def __init__(self) -> None:
-        self.figures = PairFigures()
-        self.baseline = self.figures.baseline
-        self._records: dict[str, _Record] = {}
+        self.pair_stats = PairStats()
+        self.baseline = self.pair_stats.baseline
+        self._strategy_records: dict[str, _StrategyRecord] = {}
         self._since_plain = 0
 
-    def choose(self, names: Sequence[str], baseline_every: int) -> Plan:
+    def choose(self, names: Sequence[str], baseline_every: int) -> PlannerChoice:
         """The strategy to use, out of those that the request allows (at least one); "plain" where none of them pays.
 
         After `baseline_every` requests without one the target is measured again; 0: never again.
         """
-        plan = self._choose(names, baseline_every)
+        plan = self._choose_strategy(names, baseline_every)
         self._since_plain = 0 if plan.name == "plain" else self._since_plain + 1
         return plan
 
-    def choose_named(self, name: str, baseline_every: int) -> Plan:
+    def choose_named(self, name: str, baseline_every: int) -> PlannerChoice:
         """The same for a strategy that the caller has named: plain for a baseline alone."""
         is_first = not self.baseline.num_answers and self._since_plain > 0
-        is_due = baseline_every > 0 and (is_first or self._is_baseline_due(self._worth(name), baseline_every))
+        is_due = baseline_every > 0 and (is_first or self._is_baseline_due(self._get_value_ratio(name), baseline_every))
         self._since_plain = 0 if is_due else self._since_plain + 1
-        return Plan("plain", "baseline") if is_due else Plan(name)
+        return PlannerChoice("plain", "baseline") if is_due else PlannerChoice(name)
 
-    def _choose(self, names: Sequence[str], baseline_every: int) -> Plan:
-        if not self.baseline.can_tell:
-            return Plan("plain", "baseline")
-        records = {name: self._records.setdefault(name, _Record()) for name in names}
+    def _choose_strategy(self, names: Sequence[str], baseline_every: int) -> PlannerChoice:
+        if not self.baseline.is_measured:
+            return PlannerChoice("plain", "baseline")
+        records = {name: self._strategy_records.setdefault(name, _StrategyRecord()) for name in names}
         for name, record in records.items():
-            if record.num_trials < _NUM_TRIALS:
+            if record.num_trials < _MAX_TRIALS:
                 record.num_trials += 1
-                return Plan(name)
-        best = Plan(max(names, key=self._worth))
-        best = best if self._worth(best.name) >= _MIN_WORTH else Plan("plain", "not_worthwhile")
-        worth = 1.0 if best.name == "plain" else self._worth(best.name)
-        if baseline_every and self._is_baseline_due(worth, baseline_every):
-            return Plan("plain", "baseline")
+                return PlannerChoice(name)
+        best = PlannerChoice(max(names, key=self._get_value_ratio))
+        best = (
+            best if self._get_value_ratio(best.name) >= _MIN_VALUE_RATIO else PlannerChoice("plain", "not_worthwhile")
+        )
+        value_ratio = 1.0 if best.name == "plain" else self._get_value_ratio(best.name)
+        if baseline_every and self._is_baseline_due(value_ratio, baseline_every):
+            return PlannerChoice("plain", "baseline")
         for name, record in records.items():
             if name != best.name:
-                record.rest += 1
-                regret = max(0.0, worth / (record.worth.value or 1.0) - 1.0)
-                if record.rest > max(record.pause, regret / _MAX_REGRET):
-                    record.pause = min(2 * record.pause, _LAST_PAUSE)
-                    record.rest = 0
-                    return Plan(name)
+                record.num_requests_to_skip += 1
+                regret = max(0.0, value_ratio / (record.value_ratio.value or 1.0) - 1.0)
+                if record.num_requests_to_skip > max(record.pause_length, regret / _MAX_REGRET):
+                    record.pause_length = min(2 * record.pause_length, _LAST_PAUSE)
+                    record.num_requests_to_skip = 0
+                    return PlannerChoice(name)
         return best
 
-    def _worth(self, name: str) -> float:
-        record = self._records.get(name)
-        return 0.0 if record is None else record.worth.value or 0.0
+    def _get_value_ratio(self, name: str) -> float:
+        record = self._strategy_records.get(name)
+        return 0.0 if record is None else record.value_ratio.value or 0.0
 
-    def _is_baseline_due(self, worth: float, baseline_every: int) -> bool:
-        pause = max(baseline_every, (worth - 1.0) / _MAX_REGRET)
+    def _is_baseline_due(self, value_ratio: float, baseline_every: int) -> bool:
+        pause_length = max(baseline_every, (value_ratio - 1.0) / _MAX_REGRET)
         if self.baseline.num_answers < 2:
-            pause = min(pause, _SECOND_BASELINE)
-        return self._since_plain >= pause
+            pause_length = min(pause_length, _BASELINE_RETRY_INTERVAL)
+        return self._since_plain >= pause_length
 
-    def learn_failure(self, name: str) -> None:
+    def record_failure(self, name: str) -> None:
         """An attempt by this strategy gave nothing: the target had to be asked once more."""
-        self._records.setdefault(name, _Record()).worth.update(0.0)
+        self._strategy_records.setdefault(name, _StrategyRecord()).value_ratio.update(0.0)
 
-    def learn(self, result: SpeculativeResult) -> None:
+    def record_result(self, result: SpeculativeResult) -> None:
         """Take in an answer that came to its end."""
         if result.strategy != "plain" and result.plain_reason in ("refused", "retried"):
-            self.learn_failure(result.strategy)
+            self.record_failure(result.strategy)
             return
         if result.strategy == "plain" or result.speedup is None or result.retries or result.stopped_by == "deadline":
             return
         if result.num_tokens is not None and result.num_tokens >= _MIN_TOKENS:
-            self._records.setdefault(result.strategy, _Record()).worth.update(result.speedup)
+            self._strategy_records.setdefault(result.strategy, _StrategyRecord()).value_ratio.update(result.speedup)

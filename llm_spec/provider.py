@@ -36,47 +36,47 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.floating[Any]]
 
 __all__ = [
-    "AdmittingModel",
     "Capabilities",
+    "ChatResponseBuilder",
     "ChunkStreaming",
-    "ClientDrafter",
-    "DeviceRound",
-    "DeviceRounds",
+    "DeviceRoundModel",
+    "DeviceRoundResult",
+    "DeviceRoundRunner",
     "Discoverable",
     "DraftPiece",
     "DraftProvider",
     "DraftToken",
     "Feature",
+    "FeatureLossAware",
     "GrammarTokenizer",
-    "InputCounting",
+    "InputTokenCounting",
     "LlmProvider",
-    "NextToken",
+    "PerClientDraft",
+    "PerRequestDraft",
+    "PrefixReusingSession",
     "ProviderEntry",
-    "Rediscoverable",
-    "RequestDrafter",
-    "ResponseBuilder",
-    "ReusingSession",
-    "RoundModel",
-    "ScoredToken",
-    "TokenChooser",
+    "RequestLimitedModel",
+    "SampledToken",
     "TokenDraft",
     "TokenDrafter",
     "TokenEndpoint",
     "TokenModel",
+    "TokenSampler",
     "TokenScorer",
     "TokenSession",
     "Tokenizer",
-    "add_call",
+    "TopTokens",
+    "append_tool_call_delta",
     "complete_from_stream",
     "is_free",
     "open_for_client",
     "open_for_request",
-    "read_prompt",
+    "prefill_prompt",
 ]
 
 # Prompts are read in pieces of this many tokens, with and without speculation alike (so the caches agree), because
 # a cancelled request should not have to wait for all of a long one.
-_PREFILL_TOKENS: Final = 256
+_PREFILL_CHUNK_TOKENS: Final = 256
 
 
 # ---------------------------------------------------------------------------------------------- chat
@@ -154,7 +154,7 @@ def is_free(draft: object) -> bool:
 
 
 @runtime_checkable
-class RequestDrafter(Protocol):
+class PerRequestDraft(Protocol):
     """A draft that keeps what it knows of a conversation from one call to the next; optional beside `DraftProvider`."""
 
     def for_request(self) -> DraftProvider:
@@ -166,7 +166,7 @@ class RequestDrafter(Protocol):
 
 
 @runtime_checkable
-class ClientDrafter(Protocol):
+class PerClientDraft(Protocol):
     """A draft that learns from the answers it drafted for; optional beside `DraftProvider`."""
 
     def for_client(self) -> DraftProvider:
@@ -211,10 +211,10 @@ class ChunkStreaming(Protocol):
 
 
 @runtime_checkable
-class InputCounting(Protocol):
+class InputTokenCounting(Protocol):
     """A provider whose server counts the tokens of a request without answering it; optional beside `LlmProvider`."""
 
-    async def count_input(self, request: ChatRequest) -> int:
+    async def count_input_tokens(self, request: ChatRequest) -> int:
         """The tokens of a request's input; raises as `stream`."""
         ...
 
@@ -237,10 +237,10 @@ class Discoverable(Protocol):
 
 
 @runtime_checkable
-class Rediscoverable(Protocol):
+class FeatureLossAware(Protocol):
     """A `Discoverable` that hears of what its calls cannot tell; optional beside it."""
 
-    def lose(self, feature: Feature) -> None:
+    def mark_unsupported(self, feature: Feature) -> None:
         """A call that needs a feature was refused, and the same request was answered without it.
 
         It is not there any more, until `discover` finds it again.
@@ -267,7 +267,7 @@ class ProviderEntry:
     strategies: Callable[[str], Sequence[str]] | None = None
 
     @property
-    def missing(self) -> tuple[str, ...]:
+    def missing_modules(self) -> tuple[str, ...]:
         """The modules of `requires` that are not installed."""
         return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
 
@@ -275,7 +275,7 @@ class ProviderEntry:
 # ----------------------------------------------------------------------------- token ids over a wire
 
 
-class NextToken(NamedTuple):
+class SampledToken(NamedTuple):
     """The target's own token after a prefix; `is_end`: with it the answer is over (its text is empty).
 
     The text of a token that ends inside a character may be empty or hold U+FFFD: then only `decode` can tell.
@@ -286,7 +286,7 @@ class NextToken(NamedTuple):
     is_end: bool = False
 
 
-class ScoredToken(NamedTuple):
+class TopTokens(NamedTuple):
     """The likeliest tokens at one position: `(token id, log-probability)`, best first, by the model's own logits."""
 
     top: tuple[tuple[int, float], ...]
@@ -316,7 +316,7 @@ class TokenEndpoint(Protocol):
         """The prompt: chat template applied, ready for the answer, or for what follows `request.prefix`."""
         ...
 
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         """One token after each of several prefixes, in one call. A seed in `sampling` is the seed of every one."""
         ...
 
@@ -339,7 +339,7 @@ class TokenScorer(Protocol):
         """Most tokens that it reports for a position."""
         ...
 
-    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
         """The `top` likeliest tokens after each of the last `num_rows` of `token_ids`: [num_rows]."""
         ...
 
@@ -440,10 +440,10 @@ class TokenSession(Protocol):
 
 
 @runtime_checkable
-class ReusingSession(Protocol):
+class PrefixReusingSession(Protocol):
     """A session that can begin with what an earlier one has left; optional beside `TokenSession`."""
 
-    def adopt(self, token_ids: Sequence[int]) -> int:
+    def reuse_prefix(self, token_ids: Sequence[int]) -> int:
         """Take over a cache of the first tokens of a prompt, if there is one; how many need not be read any more.
 
         Called once, while the session is empty.
@@ -452,15 +452,15 @@ class ReusingSession(Protocol):
 
 
 @runtime_checkable
-class AdmittingModel(Protocol):
+class RequestLimitedModel(Protocol):
     """A token model that has room for so many requests at once; optional beside `TokenModel`."""
 
-    def admit(self) -> AbstractAsyncContextManager[None]:
+    def admit_request(self) -> AbstractAsyncContextManager[None]:
         """Wait for a place, first come, first served, and keep it while the context is open."""
         ...
 
 
-class DeviceRound(NamedTuple):
+class DeviceRoundResult(NamedTuple):
     """What came of a round on a device; `next_token_id` is the target's own after the accepted ones."""
 
     drafted_ids: tuple[int, ...]
@@ -470,14 +470,14 @@ class DeviceRound(NamedTuple):
     verify_s: float
 
 
-class DeviceRounds(Protocol):
+class DeviceRoundRunner(Protocol):
     """One request's rounds where the target lives, sampling and acceptance (`coupled`) included.
 
     Used by one thread at a time; whoever opened it closes it. Every call raises what the target raises.
     """
 
     @property
-    def drafts(self) -> bool:
+    def has_device_draft(self) -> bool:
         """Whether a draft lives there, too."""
         ...
 
@@ -486,7 +486,7 @@ class DeviceRounds(Protocol):
         """Seconds of opening these rounds that the draft took, by this process's clock; 0 without one."""
         ...
 
-    def draft_and_verify(self, lookahead: int, room: int) -> DeviceRound:
+    def draft_and_verify(self, lookahead: int, room: int) -> DeviceRoundResult:
         """Draft and verify `lookahead` tokens.
 
         At most `room` tokens may be drafted before the answer ends, so that the next round may begin before this one
@@ -494,7 +494,7 @@ class DeviceRounds(Protocol):
         """
         ...
 
-    def verify(self, drafted_ids: Sequence[int]) -> DeviceRound:
+    def verify(self, drafted_ids: Sequence[int]) -> DeviceRoundResult:
         """Verify tokens drafted elsewhere."""
         ...
 
@@ -502,7 +502,7 @@ class DeviceRounds(Protocol):
 
 
 @runtime_checkable
-class RoundModel(Protocol):
+class DeviceRoundModel(Protocol):
     """A token model that can do whole rounds where it lives; optional beside `TokenModel`."""
 
     def open_rounds(
@@ -512,7 +512,7 @@ class RoundModel(Protocol):
         seed: int,
         draft: TokenModel | None,
         cancelled: Callable[[], bool],
-    ) -> DeviceRounds | None:
+    ) -> DeviceRoundRunner | None:
         """Rounds by coupled acceptance behind a prompt, which is read now, with or without a draft that lives there.
 
         A draft that fails is left out. None where the model has no use for them here, or once `cancelled` says so.
@@ -526,17 +526,17 @@ class RoundModel(Protocol):
 class DraftToken(NamedTuple):
     """One drafted token.
 
-    `confidence` in 0..1 is how sure the draft is of it (None: it cannot say); it only steers the lookahead. `law` is
+    `confidence` in 0..1 is how sure the draft is of it (None: it cannot say); it only steers the lookahead. `probs` is
     the distribution that the token was drawn from ([vocab_size], sums to 1), None where it was not drawn but given:
     all mass on the token. Rejection sampling keeps the target's distribution as far as that is true.
     """
 
     token_id: int
     confidence: float | None = None
-    law: FloatArray | None = None
+    probs: FloatArray | None = None
 
 
-class TokenChooser(Protocol):
+class TokenSampler(Protocol):
     """How a drafting model picks its token; the request's own sampling, so that draft and target agree often."""
 
     def __call__(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
@@ -567,7 +567,7 @@ class TokenDrafter(Protocol):
         """Why it cannot draft for this target; None: it can."""
         ...
 
-    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
         """Begin drafting for one request (a model reads the prompt now); whoever opened it closes it."""
         ...
 
@@ -575,7 +575,7 @@ class TokenDrafter(Protocol):
 # ------------------------------------------------------------------------------------------- helpers
 
 
-class ResponseBuilder:
+class ChatResponseBuilder:
     """Puts the events of one answer together."""
 
     def __init__(self) -> None:
@@ -596,7 +596,7 @@ class ResponseBuilder:
             case ReasoningDelta():
                 self._reasoning.append(event.text)
             case ToolCallDelta():
-                self._calls[event.index] = add_call(self._calls.get(event.index), event)
+                self._calls[event.index] = append_tool_call_delta(self._calls.get(event.index), event)
             case Finish():
                 calls = tuple(call for _, call in sorted(self._calls.items()))
                 return ChatResponse(
@@ -613,7 +613,7 @@ class ResponseBuilder:
 
 async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> ChatResponse:
     """`complete` for a provider whose native form is `stream`."""
-    builder = ResponseBuilder()
+    builder = ChatResponseBuilder()
     async with provider.stream(request) as events:
         async for event in events:
             response = builder.add(event)
@@ -624,25 +624,27 @@ async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> C
 
 def open_for_request(draft: DraftProvider) -> DraftProvider:
     """The draft for one request: one that remembers its calls where there is such, else the draft itself."""
-    return draft.for_request() if isinstance(draft, RequestDrafter) else draft
+    return draft.for_request() if isinstance(draft, PerRequestDraft) else draft
 
 
 def open_for_client(draft: DraftProvider) -> DraftProvider:
     """The draft with a memory of its own where it has one, else the draft itself."""
-    return draft.for_client() if isinstance(draft, ClientDrafter) else draft
+    return draft.for_client() if isinstance(draft, PerClientDraft) else draft
 
 
-def add_call(call: ToolCall | None, delta: ToolCallDelta) -> ToolCall:
+def append_tool_call_delta(call: ToolCall | None, delta: ToolCallDelta) -> ToolCall:
     """A tool call with one more piece of it."""
     if call is None:
         return ToolCall(delta.id or "", delta.name or "", delta.arguments)
     return ToolCall(call.id or delta.id or "", call.name or delta.name or "", call.arguments + delta.arguments)
 
 
-def read_prompt(session: TokenSession, token_ids: Sequence[int], cancelled: Callable[[], bool] | None = None) -> None:
+def prefill_prompt(
+    session: TokenSession, token_ids: Sequence[int], cancelled: Callable[[], bool] | None = None
+) -> None:
     """Let an empty session read a prompt, piece by piece, until it is read or `cancelled` says so."""
-    adopted = session.adopt(token_ids) if isinstance(session, ReusingSession) else 0
-    for start in range(adopted, len(token_ids), _PREFILL_TOKENS):
+    adopted = session.reuse_prefix(token_ids) if isinstance(session, PrefixReusingSession) else 0
+    for start in range(adopted, len(token_ids), _PREFILL_CHUNK_TOKENS):
         if cancelled is not None and cancelled():
             return
-        session.forward(token_ids[start : start + _PREFILL_TOKENS], num_rows=1)
+        session.forward(token_ids[start : start + _PREFILL_CHUNK_TOKENS], num_rows=1)

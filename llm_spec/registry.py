@@ -11,8 +11,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from llm_spec.drafting.joined import JoinedDraft
-from llm_spec.drafting.model import ProviderDraft
+from llm_spec.drafting.cascade import CascadeDraft
+from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import ConfigError, MissingExtraError, UnknownProviderError
 from llm_spec.provider import DraftProvider, LlmProvider, ProviderEntry
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 __all__ = [
     "NamedProvider",
     "ProviderSpec",
-    "model_parts",
+    "find_model_parts",
+    "find_target_strategies",
     "open_draft",
     "open_provider",
     "registered_providers",
-    "target_strategies",
-    "without_credentials",
+    "strip_credentials",
 ]
 
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
-_GROUP: Final = "llm_spec.providers"
+_ENTRY_POINT_GROUP: Final = "llm_spec.providers"
 _SPEC: Final = re.compile(r"(?P<provider>[A-Za-z0-9_-]+)(:(?P<model>.*?)(@(?P<base_url>https?://.+))?)?", re.DOTALL)
 
 
@@ -60,74 +60,74 @@ class NamedProvider:
     api_key: str | None = None
 
     def __repr__(self) -> str:
-        base_url = None if self.base_url is None else without_credentials(self.base_url)
+        base_url = None if self.base_url is None else strip_credentials(self.base_url)
         return f"NamedProvider(type={self.type!r}, base_url={base_url!r})"
 
 
-def without_credentials(text: str) -> str:
+def strip_credentials(text: str) -> str:
     """An address, or a provider string with one, without the user and password that it may hold."""
     return _CREDENTIALS.sub("//***@", text)
 
 
-_NOT_NAMED: Final[Mapping[str, NamedProvider]] = {}
+_NO_NAMED_PROVIDERS: Final[Mapping[str, NamedProvider]] = {}
 
 
 def registered_providers() -> dict[str, ProviderEntry]:
     """All installed entries by name. Imports the packages that register them, not what those require."""
-    return {name: _entry(point) for name, point in sorted(_entry_points().items())}
+    return {name: _load_entry(point) for name, point in sorted(_find_entry_points().items())}
 
 
-def open_provider(text: str, named: Mapping[str, NamedProvider] = _NOT_NAMED) -> LlmProvider:
+def open_provider(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROVIDERS) -> LlmProvider:
     """Make the chat model that a string names; the caller closes it. `named` may be used beside the installed ones.
 
     Raises UnknownProviderError, MissingExtraError (with the command that installs what is missing), ConfigError, and
     what the provider raises for its model.
     """
-    opened = _open(text, _entry_points(), named)
+    opened = _open_spec(text, _find_entry_points(), named)
     if not isinstance(opened, LlmProvider):
         raise ConfigError(f"{text!r} is a draft, not a model that can answer; use it as draft")
     return opened
 
 
-def open_draft(text: str, named: Mapping[str, NamedProvider] = _NOT_NAMED) -> DraftProvider:
+def open_draft(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROVIDERS) -> DraftProvider:
     """Make the draft that a string names, a chat model or a bare draft; the caller closes it. Raises as above.
 
-    `lookup+builtin:draft` joins drafts: the cheap one first, the next where that is unsure (`JoinedDraft`).
+    `lookup+builtin:draft` joins drafts: the cheap one first, the next where that is unsure (`CascadeDraft`).
     """
-    points = _entry_points()
-    opened = [_open(part, points, named) for part in _joined(text, points.keys() | named.keys())]
+    points = _find_entry_points()
+    opened = [_open_spec(part, points, named) for part in _split_joined_specs(text, points.keys() | named.keys())]
     drafts = [ProviderDraft(d) if isinstance(d, LlmProvider) else d for d in opened]
-    return drafts[0] if len(drafts) == 1 else JoinedDraft(*drafts)
+    return drafts[0] if len(drafts) == 1 else CascadeDraft(*drafts)
 
 
-def target_strategies(text: str) -> tuple[str, ...] | None:
+def find_target_strategies(text: str) -> tuple[str, ...] | None:
     """By which strategies, beside `judge`, a target of this name can verify drafts; None: not known. Asks no server."""
     spec = ProviderSpec.parse(text)
-    point = _entry_points().get(spec.provider)
-    found = None if point is None else _entry(point).strategies
+    point = _find_entry_points().get(spec.provider)
+    found = None if point is None else _load_entry(point).strategies
     return None if found is None else tuple(found(spec.model))
 
 
-def model_parts(text: str) -> list[str]:
+def find_model_parts(text: str) -> list[str]:
     """The parts of a draft's string that ask a model; of one that nothing installed registers, the whole."""
-    points = _entry_points()
-    parts = [(part, points.get(part.partition(":")[0])) for part in _joined(text, points.keys())]
-    return [part for part, point in parts if point is None or not _entry(point).is_free]
+    points = _find_entry_points()
+    parts = [(part, points.get(part.partition(":")[0])) for part in _split_joined_specs(text, points.keys())]
+    return [part for part, point in parts if point is None or not _load_entry(point).is_free]
 
 
-def _joined(text: str, names: AbstractSet[str]) -> list[str]:
+def _split_joined_specs(text: str, names: AbstractSet[str]) -> list[str]:
     """The parts between `+`, where each names a provider (a path may hold a `+` too)."""
     parts = text.split("+")
     return parts if all(part.partition(":")[0] in names for part in parts) else [text]
 
 
-def _entry_points() -> dict[str, EntryPoint]:
+def _find_entry_points() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points  # a third of this package's import time, for a string's sake
 
-    return {point.name: point for point in entry_points(group=_GROUP)}
+    return {point.name: point for point in entry_points(group=_ENTRY_POINT_GROUP)}
 
 
-def _open(
+def _open_spec(
     text: str, points: Mapping[str, EntryPoint], named: Mapping[str, NamedProvider]
 ) -> LlmProvider | DraftProvider:
     spec = ProviderSpec.parse(text)
@@ -136,11 +136,10 @@ def _open(
         raise UnknownProviderError(
             f"provider {settings.type!r} (in {text!r}) is not known; installed are: {', '.join(sorted(points))}"
         )
-    entry = _entry(points[settings.type])
-    if entry.missing:
-        raise MissingExtraError(
-            f"provider {settings.type!r} needs {', '.join(entry.missing)}, not installed here; run: {entry.install}"
-        )
+    entry = _load_entry(points[settings.type])
+    if entry.missing_modules:
+        missing = ", ".join(entry.missing_modules)
+        raise MissingExtraError(f"provider {settings.type!r} needs {missing}, not installed here; run: {entry.install}")
     base_url = spec.base_url or settings.base_url
     if settings.api_key is None:
         return entry.load(spec.model, base_url)
@@ -149,7 +148,7 @@ def _open(
     return entry.load_with_key(spec.model, base_url, settings.api_key)
 
 
-def _entry(point: EntryPoint) -> ProviderEntry:
+def _load_entry(point: EntryPoint) -> ProviderEntry:
     entry: object = point.load()
     if not isinstance(entry, ProviderEntry):
         raise ConfigError(f"entry point {point.name} = {point.value} is no ProviderEntry")

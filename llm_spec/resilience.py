@@ -21,42 +21,42 @@ from llm_spec.config import BreakerPolicy, RetryPolicy
 from llm_spec.errors import CircuitOpenError, ConfigError, DraftError, TransientError
 from llm_spec.provider import DraftPiece, DraftProvider, is_free, open_for_request
 
-__all__ = ["CircuitBreaker", "ConcurrencyLimit", "GuardedDraft", "asked_again", "within"]
+__all__ = ["CircuitBreaker", "ConcurrencyLimit", "GuardedDraft", "retry_transient", "wait_within"]
 
 T = TypeVar("T")
 
-_UNAVAILABLE: Final = frozenset({502, 503, 504, *range(520, 530)})  # by a gateway or, overloaded, by itself
-_TRIAL_S: Final = 1.0  # after which it is worth asking whether a trial has ended
+_UNAVAILABLE_STATUSES: Final = frozenset({502, 503, 504, *range(520, 530)})  # by a gateway or, overloaded, by itself
+_TRIAL_RETRY_S: Final = 1.0  # after which it is worth asking whether a trial has ended
 
 
-async def asked_again(
-    ask: Callable[[], Awaitable[T]],
+async def retry_transient(
+    call: Callable[[], Awaitable[T]],
     policy: RetryPolicy,
     breaker: CircuitBreaker,
     *,
     max_attempts: int,
-    told: Callable[[TransientError, float], None],
+    on_retry: Callable[[TransientError, float], None],
 ) -> T:
     """Await `ask()` until it does not raise TransientError; the last error is raised.
 
     Not more than `max_attempts` times, and not once the circuit is open.
 
     Between two attempts it waits as long as the server wants, otherwise longer each time, by chance ("full jitter").
-    `told` hears of each error that is not the last, and the seconds waited for.
+    `on_retry` hears of each error that is not the last, and the seconds waited for.
     """
     try:
-        return await ask()  # nearly always the last: setting up the others would cost more than all of our own work
+        return await call()  # nearly always the last: setting up the others would cost more than all of our own work
     except TransientError as error:
         first = error
 
     from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
-    async def ask_again(state: list[TransientError]) -> T:
+    async def retry_attempt(state: list[TransientError]) -> T:
         if state:
             raise state.pop()
-        return await ask()
+        return await call()
 
-    def wait_s(state: RetryCallState) -> float:
+    def compute_wait_s(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
         wanted = error.retry_after_s if isinstance(error, TransientError) else None
         if wanted is not None:
@@ -67,32 +67,32 @@ async def asked_again(
     def before_sleep(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         if isinstance(error, TransientError):
-            told(error, state.upcoming_sleep)
+            on_retry(error, state.upcoming_sleep)
 
-    def is_worth_it(error: BaseException) -> bool:
+    def is_retryable(error: BaseException) -> bool:
         if not isinstance(error, TransientError) or breaker.is_open:
             return False
         return error.retry_after_s is None or error.retry_after_s <= policy.max_retry_after_s
 
     attempts = AsyncRetrying(
-        retry=retry_if_exception(is_worth_it),
+        retry=retry_if_exception(is_retryable),
         stop=stop_after_attempt(max_attempts),
-        wait=wait_s,
+        wait=compute_wait_s,
         before_sleep=before_sleep,
         sleep=asyncio.sleep,
         reraise=True,
     )
-    return await attempts(ask_again, [first])
+    return await attempts(retry_attempt, [first])
 
 
-async def within(waiting: Awaitable[T], seconds: float | None, message: str) -> T:
+async def wait_within(awaitable: Awaitable[T], seconds: float | None, message: str) -> T:
     """Await it; raises TransientError(message) when it takes longer. None: it may."""
     if seconds is None:
-        return await waiting
+        return await awaitable
     timeout = asyncio.timeout(seconds)
     try:
         async with timeout:
-            return await waiting
+            return await awaitable
     except TimeoutError as error:
         if not timeout.expired():
             raise
@@ -115,7 +115,7 @@ class CircuitBreaker:
         self._max_failures = policy.max_failures
         self._open_s = policy.open_s
         self._num_failures = 0
-        self._closed_until_s = 0.0  # nobody is let through before that …
+        self._open_until_s = 0.0  # nobody is let through before that …
         self._is_trying = False  # … and then one at a time
 
     @property
@@ -128,26 +128,26 @@ class CircuitBreaker:
         return _RequestBreaker(self)
 
     @contextmanager
-    def attempt(self) -> Generator[None]:
+    def guard_attempt(self) -> Generator[None]:
         """One attempt, to its end; raises CircuitOpenError, without making it, while the circuit is open.
 
-        What is raised inside is its outcome; any other is given to `see` before it is left.
+        What is raised inside is its outcome; any other is given to `record_outcome` before it is left.
         """
-        is_trial = self.begin()
+        is_trial = self.begin_attempt()
         try:
             yield
         except Exception as error:
-            self.see(error)
+            self.record_outcome(error)
             raise
         finally:
             if is_trial:
                 self.end_trial()
 
-    def begin(self) -> bool:
+    def begin_attempt(self) -> bool:
         """Let an attempt through, or raise CircuitOpenError; True: it is the trial, and the next waits for its end."""
         if not self.is_open:
             return False
-        self._refuse()
+        self._raise_if_refusing()
         self._is_trying = True
         return True
 
@@ -155,21 +155,21 @@ class CircuitBreaker:
         """The trial has ended; if nothing was seen of it, the next one may be made."""
         self._is_trying = False
 
-    def see(self, error: Exception | None, *, is_counted: bool = True) -> None:
+    def record_outcome(self, error: Exception | None, *, is_counted: bool = True) -> None:
         """How an attempt ended; None: well. A failure that is not counted keeps an open circuit open."""
-        if error is None or not _is_breakdown(error):
+        if error is None or not _is_server_breakdown(error):
             self._num_failures = 0
             return
         self._num_failures += is_counted
-        self._closed_until_s = now() + self._open_s
+        self._open_until_s = now() + self._open_s
 
-    def _refuse(self) -> None:
-        left_s = self._closed_until_s - now()
+    def _raise_if_refusing(self) -> None:
+        left_s = self._open_until_s - now()
         if left_s > 0 or self._is_trying:
             raise CircuitOpenError(
                 f"{self._name} failed {self._num_failures} times in a row and is left alone"
                 + (f" for {left_s:.1f} s more" if left_s > 0 else " until one trial has ended"),
-                retry_after_s=max(left_s, _TRIAL_S),
+                retry_after_s=max(left_s, _TRIAL_RETRY_S),
             )
 
 
@@ -182,20 +182,20 @@ class _RequestBreaker(CircuitBreaker):
     def is_open(self) -> bool:
         return self._breaker.is_open
 
-    def begin(self) -> bool:
-        return self._breaker.begin()
+    def begin_attempt(self) -> bool:
+        return self._breaker.begin_attempt()
 
     def end_trial(self) -> None:
         self._breaker.end_trial()
 
-    def see(self, error: Exception | None, *, is_counted: bool = True) -> None:
-        self._breaker.see(error, is_counted=is_counted and not self._has_failed)
-        self._has_failed = self._has_failed or (error is not None and _is_breakdown(error))
+    def record_outcome(self, error: Exception | None, *, is_counted: bool = True) -> None:
+        self._breaker.record_outcome(error, is_counted=is_counted and not self._has_failed)
+        self._has_failed = self._has_failed or (error is not None and _is_server_breakdown(error))
 
 
-def _is_breakdown(error: Exception) -> bool:
+def _is_server_breakdown(error: Exception) -> bool:
     if isinstance(error, TransientError):
-        return error.status is None or error.status in _UNAVAILABLE
+        return error.status is None or error.status in _UNAVAILABLE_STATUSES
     return isinstance(error, (OSError, TimeoutError))
 
 
@@ -212,132 +212,134 @@ class ConcurrencyLimit:
     def __init__(self, max_requests: int) -> None:
         check_number(ConfigError, "max_requests", max_requests, 1, integer=True)
         self._max_requests = max_requests
-        self._places: _Places | None = None
+        self._places: _LoopPlaces | None = None
 
     @asynccontextmanager
-    async def place(self) -> AsyncGenerator[None]:
+    async def acquire_place(self) -> AsyncGenerator[None]:
         """A target's place; waits until there is one."""
-        places = self._places_here()
-        await places.take()
+        places = self._get_loop_places()
+        await places.acquire()
         try:
             yield
         finally:
-            places.give_back()
+            places.release()
 
     @asynccontextmanager
-    async def spare_place(self) -> AsyncGenerator[SparePlace]:
+    async def acquire_spare_place(self) -> AsyncGenerator[DraftPlace]:
         """A draft's place, in the task that drafts.
 
         Raises DraftError where none is free, and when a target needs it: then what runs inside is cancelled first.
         """
-        places = self._places_here()
+        places = self._get_loop_places()
         if not places.num_free:
             raise DraftError("no place is free for a draft; raise max_requests")
-        place = SparePlace(places)
+        place = DraftPlace(places)
         try:
-            async with place.stay:
+            async with place.timeout:
                 yield place
         except TimeoutError as error:
-            if not place.stay.expired():
+            if not place.timeout.expired():
                 raise
             raise DraftError("a target needed the draft's place; raise max_requests") from error
         finally:
-            place.leave()
+            place.release_place()
 
-    def _places_here(self) -> _Places:
+    def _get_loop_places(self) -> _LoopPlaces:
         """Those of the running event loop; what a loop that was closed has left in use is not counted."""
         loop, places = asyncio.get_running_loop(), self._places
         if places is None or places.loop is not loop:
             if places is not None and places.is_used and not places.loop.is_closed():
                 raise ConfigError("this ConcurrencyLimit is in use on another event loop; make one for each loop")
-            places = self._places = _Places(self._max_requests, loop)
+            places = self._places = _LoopPlaces(self._max_requests, loop)
         return places
 
 
-class SparePlace:
+class DraftPlace:
     """A draft's place in a limit, until it leaves it or a target takes it."""
 
-    def __init__(self, places: _Places) -> None:
-        self.stay = asyncio.timeout(None)
+    def __init__(self, places: _LoopPlaces) -> None:
+        self.timeout = asyncio.timeout(None)
         self._places = places
         places.num_free -= 1
-        places.spare.append(self)
+        places.spare_places.append(self)
 
-    def leave(self) -> None:
+    def release_place(self) -> None:
         """Give the place back, unless a target has taken it: what follows is not interrupted by one any more."""
-        if self in self._places.spare:
-            self._places.spare.remove(self)
-            self._places.give_back()
+        if self in self._places.spare_places:
+            self._places.spare_places.remove(self)
+            self._places.release()
 
 
-class _Places:
+class _LoopPlaces:
     """The places of one event loop. While anybody waits, none is free and none is spare."""
 
     def __init__(self, num_free: int, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.num_free = num_free
-        self.spare: list[SparePlace] = []  # the newest last
-        self._num_all = num_free
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.spare_places: list[DraftPlace] = []  # the newest last
+        self._num_places = num_free
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
     @property
     def is_used(self) -> bool:
-        return self.num_free < self._num_all
+        return self.num_free < self._num_places
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         """Wait for a place; whoever got one gives it back, once."""
         if self.num_free:
             self.num_free -= 1
             return
-        if self.spare:
-            self.spare.pop().stay.reschedule(self.loop.time())  # what the newest draft has written is the least
+        if self.spare_places:
+            self.spare_places.pop().timeout.reschedule(
+                self.loop.time()
+            )  # what the newest draft has written is the least
             return
-        turn: asyncio.Future[None] = self.loop.create_future()
-        self._waiting.append(turn)
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self._waiters.append(waiter)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if not turn.cancelled():
-                self.give_back()  # its turn came at the same moment
+            if not waiter.cancelled():
+                self.release()  # its turn came at the same moment
             raise
         finally:
-            self._waiting.remove(turn)
+            self._waiters.remove(waiter)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Pass a place on to whoever has waited longest."""
-        turn = next((turn for turn in self._waiting if not turn.done()), None)
-        if turn is None:
+        waiter = next((waiter for waiter in self._waiters if not waiter.done()), None)
+        if waiter is None:
             self.num_free += 1
         else:
-            turn.set_result(None)
+            waiter.set_result(None)
 
 
-class _Watch:
+class _DraftHealthWatch:
     """What a draft shows of itself: when it last wrote something, and whether it failed by the time it was left."""
 
     def __init__(self, breaker: CircuitBreaker, patience_s: float) -> None:
         self._breaker = breaker
         self._patience_s = patience_s
         self._clock = clock()
-        self._heard_s = self._clock()
+        self._last_piece_s = self._clock()
         self._is_waiting = True
         self._has_answered = False
 
-    async def passed(self, pieces: AsyncIterator[DraftPiece]) -> AsyncGenerator[DraftPiece]:
+    async def watch_pieces(self, pieces: AsyncIterator[DraftPiece]) -> AsyncGenerator[DraftPiece]:
         async for piece in pieces:
             self._is_waiting, self._has_answered = False, True
             yield piece
-            self._heard_s, self._is_waiting = self._clock(), True
+            self._last_piece_s, self._is_waiting = self._clock(), True
         self._is_waiting, self._has_answered = False, True
 
-    def judge(self, _: object, error: BaseException | None, __: object) -> None:
+    def record_draft_outcome(self, _: object, error: BaseException | None, __: object) -> None:
         """The draft is left; an error of its own is judged by whoever sees that."""
         if isinstance(error, Exception):
             return
-        if self._is_waiting and self._clock() - self._heard_s >= 0.98 * self._patience_s:
-            self._breaker.see(TimeoutError())
+        if self._is_waiting and self._clock() - self._last_piece_s >= 0.98 * self._patience_s:
+            self._breaker.record_outcome(TimeoutError())
         elif self._has_answered:
-            self._breaker.see(None)
+            self._breaker.record_outcome(None)
 
 
 class GuardedDraft:
@@ -377,15 +379,15 @@ class GuardedDraft:
         async with AsyncExitStack() as stack:
             place = None
             if self._limit is not None and not self.is_free:  # what is copied asks no server
-                place = await stack.enter_async_context(self._limit.spare_place())
-            stack.enter_context(self._breaker.attempt())
-            watch = _Watch(self._breaker, self._patience_s)
-            stack.push(watch.judge)
+                place = await stack.enter_async_context(self._limit.acquire_spare_place())
+            stack.enter_context(self._breaker.guard_attempt())
+            health_watch = _DraftHealthWatch(self._breaker, self._patience_s)
+            stack.push(health_watch.record_draft_outcome)
             pieces = await stack.enter_async_context(self._draft.draft(request, max_tokens))
-            passed = await stack.enter_async_context(aclosing(watch.passed(pieces)))
+            watch_pieces = await stack.enter_async_context(aclosing(health_watch.watch_pieces(pieces)))
             if place is not None:
-                stack.callback(place.leave)
-            yield passed
+                stack.callback(place.release_place)
+            yield watch_pieces
 
     async def aclose(self) -> None:
         await self._draft.aclose()

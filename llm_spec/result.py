@@ -21,7 +21,7 @@ from llm_spec.chat import (
     ToolCall,
     Usage,
 )
-from llm_spec.money import Cost
+from llm_spec.pricing import Cost
 
 __all__ = [
     "PLAIN_REASONS",
@@ -138,8 +138,8 @@ class SpeculativeStats:
     def to_dict(self) -> dict[str, Any]:
         """Everything, derived figures too, as JSON values."""
         derived = ("num_wasted_draft_tokens", "draft_acceptance_rate", "mean_acceptance_length", "mean_lookahead")
-        told = dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
-        return told | {"acceptance_histogram": list(self.acceptance_histogram)}
+        fields = dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
+        return fields | {"acceptance_histogram": list(self.acceptance_histogram)}
 
     def summary(self) -> str:
         """A few words for people."""
@@ -174,7 +174,7 @@ class Timings:
 class SpeculativeResult:
     """A whole answer, how it came about, and what it took.
 
-    `guarantee` is the strategy's promise, or what was left of it (`Weakened`). `same_text`: with this seed (or
+    `guarantee` is the strategy's promise, or what was left of it (`GuaranteeWeakened`). `same_text`: with this seed (or
     greedily) the target alone would have given this very text, on this machine. `usage` is what
     all calls of the target read and wrote, `draft_usage` what those of the draft did, None where not counted. Calls
     that their providers counted are as they said; those that broke or were left count what was sent and what came.
@@ -235,7 +235,7 @@ class SpeculativeResult:
         return None if self.plain_s is None else self.plain_s - self.timings.total_s
 
     @property
-    def plain_text(self) -> str | None:
+    def plain_explanation(self) -> str | None:
         """`plain_reason` and its detail, for people."""
         if self.plain_reason is None:
             return None
@@ -246,7 +246,7 @@ class SpeculativeResult:
         """Tokens of the answer; None: nobody counted."""
         return None if self.usage is None else self.usage.answer_tokens
 
-    def figures(self) -> dict[str, Any]:
+    def to_report(self) -> dict[str, Any]:
         """How the answer came about, as JSON values: what servers and adapters tell beside an answer and its usage."""
         stats = self.stats
         return {
@@ -264,7 +264,7 @@ class SpeculativeResult:
             "time_saved_s": self.time_saved_s,
             "plain_reason": self.plain_reason,
             "plain_detail": self.plain_detail,
-            "plain_text": self.plain_text,
+            "plain_text": self.plain_explanation,
             "lookahead": dict(self.lookahead),
             "metrics": stats.to_dict(),
             "timings": dataclasses.asdict(self.timings) | {"other_s": self.timings.other_s, "plain_s": self.plain_s},
@@ -280,7 +280,7 @@ class SpeculativeResult:
             "content": self.content,
             "finish_reason": self.finish_reason,
             "stopped_by": self.stopped_by,
-            **self.figures(),
+            **self.to_report(),
             "rounds": [dataclasses.asdict(report) for report in self.rounds],
             "usage": {
                 "target": None if self.usage is None else dataclasses.asdict(self.usage),
@@ -296,8 +296,8 @@ class SpeculativeResult:
         speedup = (
             "" if self.speedup is None else f"\n{self.speedup:.2f}x as fast as the target alone ({self.speedup_basis})"
         )
-        if self.plain_text is not None:
-            speedup = f"\nno speculation: {self.plain_text}"
+        if self.plain_explanation is not None:
+            speedup = f"\nno speculation: {self.plain_explanation}"
         counts = self.stats.summary()
         if not self.rounds:  # a remote target alone: only it knows
             counts = "tokens not counted" if self.usage is None else f"{self.usage.output_tokens} tokens"
@@ -314,6 +314,6 @@ class SpeculativeFinish(Finish):
     result: SpeculativeResult | None = None
 
     @classmethod
-    def of(cls, finish: Finish, result: SpeculativeResult) -> SpeculativeFinish:
+    def from_finish(cls, finish: Finish, result: SpeculativeResult) -> SpeculativeFinish:
         """A strategy's end with the result."""
         return cls(finish.finish_reason, result.usage, finish.stopped_by, result.draft_usage, result)

@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["RequestContext", "get_ready", "is_logged", "log_event", "new_request_id"]
+__all__ = ["RequestContext", "is_log_enabled", "load_structlog", "log_event", "new_request_id"]
 
 _STDLIB: Final = logging.getLogger("llm_spec")
 
@@ -23,7 +23,7 @@ def new_request_id() -> str:
     return f"{random.getrandbits(48):012x}"
 
 
-def get_ready() -> None:
+def load_structlog() -> None:
     """Load structlog now: a fifth of this package's import time otherwise, or a delay of the first request."""
     importlib.import_module("structlog.contextvars")
 
@@ -40,7 +40,7 @@ class RequestContext:
         self._bind, self._reset = structlog.contextvars.bind_contextvars, structlog.contextvars.reset_contextvars
         self._tokens: list[Mapping[str, Any]] = []
         self._request_id = new_request_id()
-        self.is_wanted = structlog.is_configured()  # by others, in what a provider logs
+        self.is_request_logged = structlog.is_configured()  # by others, in what a provider logs
 
     def __enter__(self) -> None:
         self._tokens.append(self._bind(request_id=self._request_id))
@@ -49,7 +49,7 @@ class RequestContext:
         self._reset(**self._tokens.pop())
 
 
-def is_logged(level: int = logging.INFO) -> bool:
+def is_log_enabled(level: int = logging.INFO) -> bool:
     """Whether anybody hears of events of this level: what only a log needs need not be computed else."""
     import structlog
 
@@ -60,7 +60,7 @@ def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     """Log one event; `request_id` and whatever else structlog's contextvars hold come along."""
     import structlog
 
-    if not is_logged(level):
+    if not is_log_enabled(level):
         return
     fields = {**structlog.contextvars.get_contextvars(), **fields}
     if structlog.is_configured():

@@ -12,11 +12,11 @@ from typing import Final
 from llm_spec.chat import Origin, StreamEvent, TextDelta
 from llm_spec.provider import Tokenizer
 
-__all__ = ["IncrementalDecoder", "StopMatcher", "merge_deltas"]
+__all__ = ["IncrementalDecoder", "StopMatcher", "merge_text_deltas"]
 
-_UNDECODED: Final = "\N{REPLACEMENT CHARACTER}"
+_REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 # A character has at most 4 bytes, so at most 4 tokens: with more than that undecoded, the first ones never will be.
-_CHARACTER_TOKENS: Final = 4
+_MAX_CHARACTER_TOKENS: Final = 4
 _MAX_HELD_TOKENS: Final = 8
 
 
@@ -29,37 +29,37 @@ class IncrementalDecoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._shown: list[int] = []  # the tokens of the last piece: context for the next
+        self._shown_end: list[int] = []  # the tokens of the last piece: context for the next
         self._shown_text = ""  # their decoding, and of nothing before them
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text that is complete now, often of this very token."""
         self._held.append(token_id)
-        text = self._tokenizer.decode(self._shown + self._held)
-        if not text.endswith(_UNDECODED):
-            return self._show(text, len(self._held))
-        return self._show_undecodable(text) if len(self._held) > _MAX_HELD_TOKENS else ""
+        text = self._tokenizer.decode(self._shown_end + self._held)
+        if not text.endswith(_REPLACEMENT_CHARACTER):
+            return self._release_tokens(text, len(self._held))
+        return self._release_undecodable(text) if len(self._held) > _MAX_HELD_TOKENS else ""
 
     def flush(self) -> str:
         """Return what is still held back, undecodable bytes as U+FFFD."""
-        return self._show(self._tokenizer.decode(self._shown + self._held), len(self._held))
+        return self._release_tokens(self._tokenizer.decode(self._shown_end + self._held), len(self._held))
 
-    def _show(self, text: str, num_tokens: int) -> str:
+    def _release_tokens(self, text: str, num_tokens: int) -> str:
         """Give out the first held tokens, of which `text` is the decoding together with those before them."""
         new_text = text[len(self._shown_text) :]
         # a token without text (a control token) is no context by itself
-        self._shown = self._held[:num_tokens] if new_text else self._shown + self._held[:num_tokens]
-        self._shown_text = self._tokenizer.decode(self._shown) if new_text else text
+        self._shown_end = self._held[:num_tokens] if new_text else self._shown_end + self._held[:num_tokens]
+        self._shown_text = self._tokenizer.decode(self._shown_end) if new_text else text
         del self._held[:num_tokens]
         return new_text
 
-    def _show_undecodable(self, text: str) -> str:
+    def _release_undecodable(self, text: str) -> str:
         """Give out what no later byte can change: all but the last tokens, cut where no character is split."""
-        for num_tokens in range(len(self._held) - _CHARACTER_TOKENS + 1, 0, -1):
-            part = self._tokenizer.decode(self._shown + self._held[:num_tokens])
+        for num_tokens in range(len(self._held) - _MAX_CHARACTER_TOKENS + 1, 0, -1):
+            part = self._tokenizer.decode(self._shown_end + self._held[:num_tokens])
             if text.startswith(part):
-                return self._show(part, num_tokens)
+                return self._release_tokens(part, num_tokens)
         return ""
 
 
@@ -86,23 +86,25 @@ class StopMatcher:
         found = min(((at + len(s), at, s) for s in self._stop if (at := held_text.find(s)) >= 0), default=None)
         if found is not None:
             _, start, self.matched = found
-            return self._release(start)
-        return self._release(len(held_text) - self._longest_beginning(held_text))
+            return self._release_characters(start)
+        return self._release_characters(len(held_text) - self._longest_stop_prefix(held_text))
 
-    def passed(self, event: StreamEvent) -> Sequence[StreamEvent]:
+    def filter_event(self, event: StreamEvent) -> Sequence[StreamEvent]:
         """What comes of an event: of text, what may be shown now; any other passes."""
         return self.push(event.text, event.origin, event.token_ids) if isinstance(event, TextDelta) else [event]
 
     def flush(self) -> list[TextDelta]:
         """Return what is still held back: the answer ended and no stop string came of it."""
-        return [] if self.matched is not None else self._release(sum(len(delta.text) for delta in self._held))
+        return (
+            [] if self.matched is not None else self._release_characters(sum(len(delta.text) for delta in self._held))
+        )
 
-    def _longest_beginning(self, text: str) -> int:
+    def _longest_stop_prefix(self, text: str) -> int:
         """Length of the longest end of `text` with which a stop string begins."""
         longest = min(len(text), max(map(len, self._stop), default=1) - 1)
         return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in self._stop)), 0)
 
-    def _release(self, num_characters: int) -> list[TextDelta]:
+    def _release_characters(self, num_characters: int) -> list[TextDelta]:
         out: list[TextDelta] = []
         while self._held and num_characters > 0:
             delta = self._held.pop(0)
@@ -114,7 +116,7 @@ class StopMatcher:
         return out
 
 
-def merge_deltas(deltas: Sequence[TextDelta]) -> list[TextDelta]:
+def merge_text_deltas(deltas: Sequence[TextDelta]) -> list[TextDelta]:
     """Join neighbours of the same origin."""
     out: list[TextDelta] = []
     for delta in deltas:

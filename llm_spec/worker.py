@@ -18,16 +18,16 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing
 from typing import Final, TypeVar
 
-from llm_spec._iterators import closable
+from llm_spec._iterators import closing_view
 
 __all__ = ["admitted_threads", "call_on_deep_stack", "iterate_in_thread"]
 
 T = TypeVar("T")
 
-_MOST_THREADS: Final = 1024  # far above what models of one process admit together; each is made when it is needed
+_MAX_THREADS: Final = 1024  # far above what models of one process admit together; each is made when it is needed
 
 # Those that are idle are used again: a new one costs little itself, but so does not what a backend keeps for each.
-admitted_threads: Final = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="llm_spec")
+admitted_threads: Final = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="llm_spec")
 
 _STACK_BYTES: Final = 128 * 1024 * 1024  # of addresses; memory is taken as far as it is used
 _deep_call = threading.Lock()
@@ -41,14 +41,14 @@ def call_on_deep_stack(function: Callable[[], T]) -> T:
     """
     result: Future[T] = Future()
 
-    def work() -> None:
+    def run_and_send() -> None:
         try:
             result.set_result(function())
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
             result.set_exception(error)
 
     with _deep_call:
-        thread = threading.Thread(target=work, name="llm_spec_deep", daemon=True)
+        thread = threading.Thread(target=run_and_send, name="llm_spec_deep", daemon=True)
         usual_bytes = threading.stack_size(_STACK_BYTES)
         try:
             thread.start()
@@ -76,12 +76,12 @@ async def iterate_in_thread(
     cancelled = threading.Event()
     started = threading.Event()
 
-    def work() -> None:
+    def run_and_send() -> None:
         started.set()
         if cancelled.is_set():
             return  # left before its turn came: nobody listens any more
         try:
-            with closing(closable(make(cancelled))) as produced:
+            with closing(closing_view(make(cancelled))) as produced:
                 for batch in produced:
                     loop.call_soon_threadsafe(batches.put_nowait, batch)
                     if cancelled.is_set():
@@ -93,26 +93,26 @@ async def iterate_in_thread(
         finally:
             loop.call_soon_threadsafe(batches.put_nowait, None)
 
-    thread = loop.run_in_executor(executor, contextvars.copy_context().run, work)
+    thread = loop.run_in_executor(executor, contextvars.copy_context().run, run_and_send)
     try:
-        async with aclosing(_items(batches, thread)) as out:
+        async with aclosing(_receive_items(batches, thread)) as out:
             yield out
     finally:
         cancelled.set()
         if started.is_set():
-            await _ended(thread)
+            await _wait_for_thread(thread)
         else:
             thread.cancel()
 
 
-async def _items(batches: asyncio.Queue[Sequence[T] | None], thread: asyncio.Future[None]) -> AsyncGenerator[T]:
+async def _receive_items(batches: asyncio.Queue[Sequence[T] | None], thread: asyncio.Future[None]) -> AsyncGenerator[T]:
     while (batch := await batches.get()) is not None:
         for item in batch:
             yield item
     await thread  # raises what the iterator raised
 
 
-async def _ended(thread: asyncio.Future[None]) -> None:
+async def _wait_for_thread(thread: asyncio.Future[None]) -> None:
     """Wait for the thread even while being cancelled; its error has been told, or nobody asks any more."""
     interrupted: asyncio.CancelledError | None = None
     while not thread.done():

@@ -14,8 +14,8 @@ from llm_spec import (
     DecoderStats,
     Finish,
     Fixed,
-    GivenText,
-    LocalTimes,
+    LocalTimings,
+    ReferenceDraft,
     Round,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -24,10 +24,10 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.baseline import Baseline
-from llm_spec.budget import Budget, Spending
+from llm_spec.budget import Budget, CostTracker
 from llm_spec.config import StrategyName
-from llm_spec.recording import Recording
-from llm_spec.strategies import Choice
+from llm_spec.recorder import AnswerRecorder
+from llm_spec.strategies import StrategyChoice
 from llm_spec.strategies.tokens import TOKENS
 from llm_spec.testing import LocalProvider, TableModel
 from llm_spec.testing.clock import run_virtual
@@ -39,16 +39,16 @@ TEXT = " ".join(f"word{i}" for i in range(120))
 def test_an_answers_time_is_its_first_token_and_so_much_for_each_other() -> None:
     """By the prompts that were measured: the first token of a longer one takes longer, once that was seen."""
     baseline = Baseline()
-    assert baseline.answer_s(100, 1) is None
+    assert baseline.estimate_answer_s(100, 1) is None
     baseline.add_answer(1000, 1, 0.5, 0.0)
-    assert baseline.answer_s(4000, 1) == pytest.approx(0.5)
-    assert baseline.answer_s(1000, 2) is None
+    assert baseline.estimate_answer_s(4000, 1) == pytest.approx(0.5)
+    assert baseline.estimate_answer_s(1000, 2) is None
     baseline.add_answer(1000, 51, 0.5, 1.0)
-    assert baseline.answer_s(1000, 101) == pytest.approx(0.5 + 2.0)
+    assert baseline.estimate_answer_s(1000, 101) == pytest.approx(0.5 + 2.0)
     for _ in range(20):
         for num_characters in (1000, 3000, 5000, 9000):
             baseline.add_answer(num_characters, 51, 0.4 + num_characters / 10_000, 1.0)
-    assert baseline.answer_s(7000, 1) == pytest.approx(0.4 + 0.7, rel=0.02)
+    assert baseline.estimate_answer_s(7000, 1) == pytest.approx(0.4 + 0.7, rel=0.02)
 
 
 def test_a_few_plain_steps_tell_nothing_yet() -> None:
@@ -57,9 +57,9 @@ def test_a_few_plain_steps_tell_nothing_yet() -> None:
     plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
     drafted = Round(index=0, num_draft_tokens=4, num_accepted_tokens=4, num_emitted_tokens=5, verify_s=0.5)
     baseline.add_steps(10, [plain, drafted] * 7)
-    assert baseline.steps_s(10, 100) is None
+    assert baseline.estimate_plain_steps_s(10, 100) is None
     baseline.add_steps(10, [drafted, plain])
-    assert baseline.steps_s(10, 100) == pytest.approx(1.0)
+    assert baseline.estimate_plain_steps_s(10, 100) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("at", range(8))
@@ -69,7 +69,7 @@ def test_one_hiccup_does_not_tell_the_time_of_plain_steps(at: int) -> None:
     plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
     steps = [replace(plain, verify_s=0.05) if index == at else plain for index in range(8)]
     baseline.add_steps(10, steps)
-    assert baseline.steps_s(10, 100) == pytest.approx(1.0, rel=0.1)
+    assert baseline.estimate_plain_steps_s(10, 100) == pytest.approx(1.0, rel=0.1)
 
 
 def test_plain_steps_take_longer_behind_a_long_context() -> None:
@@ -80,7 +80,7 @@ def test_plain_steps_take_longer_behind_a_long_context() -> None:
         baseline.add_steps(
             start, [Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=seconds)]
         )
-    assert baseline.steps_s(3950, 100) == pytest.approx(100 * 0.014, rel=0.02)
+    assert baseline.estimate_plain_steps_s(3950, 100) == pytest.approx(100 * 0.014, rel=0.02)
 
 
 def recorded(open_draft_s: float, round_s: float, consumer_s: float = 0.0) -> SpeculativeResult:
@@ -90,24 +90,24 @@ def recorded(open_draft_s: float, round_s: float, consumer_s: float = 0.0) -> Sp
         baseline = Baseline()
         plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
         baseline.add_steps(50, [plain] * 20)
-        recording = Recording(ChatRequest.create("tell"))
+        recorder = AnswerRecorder(ChatRequest.create("tell"))
         await asyncio.sleep(2.0 + open_draft_s + 10 * round_s)
         for index in range(10):
-            recording.add(TextDelta("word " * 10, token_ids=tuple(range(10))))
-            recording.add(
+            recorder.add(TextDelta("word " * 10, token_ids=tuple(range(10))))
+            recorder.add(
                 Round(index=index, num_draft_tokens=9, num_accepted_tokens=9, num_emitted_tokens=10, verify_s=round_s)
             )
         await asyncio.sleep(consumer_s)
-        recording.consumer_s = consumer_s
+        recorder.consumer_wait_s = consumer_s
         finish = Finish("stop", Usage(input_tokens=50, output_tokens=100), "eos")
-        for event in (LocalTimes(2.0, open_draft_s, {"lookahead": 9}), finish):
-            recording.add(event)
-        return recording.result(
+        for event in (LocalTimings(2.0, open_draft_s, {"lookahead": 9}), finish):
+            recorder.add(event)
+        return recorder.build_result(
             finish,
-            choice=Choice(TOKENS),
+            strategy_choice=StrategyChoice(TOKENS),
             target="t",
             draft="d",
-            spending=Spending(target=None, draft=None, budget=None, for_each=Budget),
+            cost_tracker=CostTracker(target=None, draft=None, budget=None, make_request_budget=Budget),
             baseline=baseline,
         )
 
@@ -135,7 +135,7 @@ def test_an_answer_in_this_process_has_plain_steps_to_compare_with() -> None:
 
     async def run(every: int) -> list[SpeculativeResult]:
         decoder = SpeculativeDecoder(
-            GivenText(text), target, SpeculativeConfig(lookahead=Fixed(3), baseline_every=every)
+            ReferenceDraft(text), target, SpeculativeConfig(lookahead=Fixed(3), baseline_every=every)
         )
         return [await decoder.decode("x", max_tokens=200) for _ in range(2)]
 
@@ -179,7 +179,7 @@ def test_the_speedup_is_that_of_an_outside_clock(strategy: str) -> None:
 
 async def test_statistics_run_over_requests() -> None:
     """They add up results, can be written as JSON, and begin anew."""
-    decoder = SpeculativeDecoder(GivenText(TEXT), LocalProvider(TableModel(TEXT, order=9)))
+    decoder = SpeculativeDecoder(ReferenceDraft(TEXT), LocalProvider(TableModel(TEXT, order=9)))
     results = [await decoder.decode("x", max_tokens=60) for _ in range(3)]
     stats = decoder.stats
     assert stats.num_requests == 3
@@ -188,8 +188,8 @@ async def test_statistics_run_over_requests() -> None:
     assert stats.usage.output_tokens == sum(r.usage.output_tokens for r in results if r.usage)
     assert stats.total_s == pytest.approx(sum(r.timings.total_s for r in results))
     assert stats.to_dict()["num_requests"] == 3
-    assert decoder.using(SpeculativeConfig(strategy="plain")).stats is stats
-    await decoder.using(SpeculativeConfig(strategy="plain")).decode("x", max_tokens=5)
+    assert decoder.with_config(SpeculativeConfig(strategy="plain")).stats is stats
+    await decoder.with_config(SpeculativeConfig(strategy="plain")).decode("x", max_tokens=5)
     assert stats.plain_reasons == {"configured": 1}
     assert "4 requests" in repr(stats)
     stats.reset()

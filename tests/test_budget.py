@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from llm_spec import Budget, BudgetError, ChatRequest, Price, SpeculativeConfig, SpeculativeDecoder, TextDelta, Usage
-from llm_spec.budget import SLICE_TOKENS, Allowance
+from llm_spec.budget import RESERVED_OUTPUT_TOKENS, AnswerReservation
 from llm_spec.chat import Finish, Round
 from llm_spec.config import StrategyName
-from llm_spec.money import FREE
+from llm_spec.pricing import FREE
 from llm_spec.provider import Capabilities
 from llm_spec.result import SpeculativeResult
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
@@ -25,7 +25,7 @@ DEAR = Price(input=2.0, output=8.0)
 
 
 def held(budget: Budget) -> tuple[int, float]:
-    return budget.held_tokens, round(budget.held_cost, 12)
+    return budget.reserved_tokens, round(budget.reserved_cost, 12)
 
 
 @pytest.mark.parametrize(
@@ -35,53 +35,53 @@ def test_a_slice_leaves_something_to_others(left: int, granted: int) -> None:
     """256 tokens, a sixteenth of what is left, or 16, and the rest where it is less."""
     budget = Budget(max_tokens=100_000)
     budget.spend(100_000 - left - 7, 0.0)
-    assert Allowance([budget]).take(FREE, 7, 1000) == granted
-    assert budget.held_tokens == (granted + 7 if granted else 0)
+    assert AnswerReservation([budget]).reserve_call(FREE, 7, 1000) == granted
+    assert budget.reserved_tokens == (granted + 7 if granted else 0)
 
 
 def test_money_is_held_as_tokens_are() -> None:
     budget = Budget(max_cost=1.0)
-    allowance = Allowance([budget])
-    hold = allowance.open(DEAR, 100_000, max_output=256)
+    allowance = AnswerReservation([budget])
+    reservation = allowance.open_call(DEAR, 100_000, max_output=256)
     assert held(budget) == (100_256, round(100_000 * 2e-6 + 256 * 8e-6, 12))
     with pytest.raises(BudgetError):
-        allowance.open(DEAR, 500_000)
-    hold.settle(Usage(input_tokens=100_000, cached_input_tokens=100_000, output_tokens=10))
+        allowance.open_call(DEAR, 500_000)
+    reservation.settle_call(Usage(input_tokens=100_000, cached_input_tokens=100_000, output_tokens=10))
     assert held(budget) == (100_010, round(100_000 * 2e-6 + 10 * 8e-6, 12))
-    allowance.settle(100_010, 0.2)
+    allowance.settle_answer(100_010, 0.2)
     assert (held(budget), budget.spent_tokens, budget.spent_cost) == ((0, 0.0), 100_010, 0.2)
 
 
 def test_a_hold_grows_with_what_is_written() -> None:
     """By slices, up to what the call may write; where there is no more, what was held may be written, no more."""
     budget = Budget(max_tokens=10_000)
-    hold = Allowance([budget]).open(None, 10, max_output=300)
-    assert budget.held_tokens == 10 + 256
-    assert hold.covers(255)
-    assert budget.held_tokens == 10 + 256
-    assert hold.covers(256)
-    assert budget.held_tokens == 10 + 300
-    assert hold.covers(300)
-    assert budget.held_tokens == 10 + 300
+    reservation = AnswerReservation([budget]).open_call(None, 10, max_output=300)
+    assert budget.reserved_tokens == 10 + 256
+    assert reservation.can_continue_to(255)
+    assert budget.reserved_tokens == 10 + 256
+    assert reservation.can_continue_to(256)
+    assert budget.reserved_tokens == 10 + 300
+    assert reservation.can_continue_to(300)
+    assert budget.reserved_tokens == 10 + 300
     small = Budget(max_tokens=40)
-    hold = Allowance([small]).open(None, 10)
-    assert [hold.covers(number) for number in (16, 29, 30, 31)] == [True, True, True, False]
-    assert small.held_tokens == 40
+    reservation = AnswerReservation([small]).open_call(None, 10)
+    assert [reservation.can_continue_to(number) for number in (16, 29, 30, 31)] == [True, True, True, False]
+    assert small.reserved_tokens == 40
 
 
 def test_a_batch_is_held_whole_or_not_at_all() -> None:
     budget = Budget(max_tokens=100)
-    allowance = Allowance([budget])
-    allowance.open(None, 50, num_output=40)
+    allowance = AnswerReservation([budget])
+    allowance.open_call(None, 50, num_output=40)
     with pytest.raises(BudgetError):
-        allowance.open(None, 5, num_output=6)
-    assert budget.held_tokens == 90
+        allowance.open_call(None, 5, num_output=6)
+    assert budget.reserved_tokens == 90
 
 
 def test_what_one_budget_refuses_no_other_keeps() -> None:
     wide, narrow = Budget(max_tokens=1000), Budget(max_tokens=10)
-    assert Allowance([wide, narrow]).take(FREE, 10, 5) == 0
-    assert (wide.held_tokens, narrow.held_tokens) == (0, 0)
+    assert AnswerReservation([wide, narrow]).reserve_call(FREE, 10, 5) == 0
+    assert (wide.reserved_tokens, narrow.reserved_tokens) == (0, 0)
 
 
 def test_threads_hold_no_token_twice() -> None:
@@ -89,11 +89,11 @@ def test_threads_hold_no_token_twice() -> None:
     budget = Budget(max_tokens=10_000)
 
     def take(_: int) -> int:
-        return sum(budget.hold(3, 0.0) for _ in range(1000))
+        return sum(budget.reserve(3, 0.0) for _ in range(1000))
 
     with ThreadPoolExecutor(8) as threads:
         num_taken = sum(threads.map(take, range(8)))
-    assert budget.held_tokens == 3 * num_taken <= 10_000
+    assert budget.reserved_tokens == 3 * num_taken <= 10_000
     assert num_taken == 3333
 
 
@@ -146,15 +146,15 @@ def test_an_answer_that_is_left_holds_nothing() -> None:
         target = ScriptedProvider(WORDS, delay_first_s=1.0)
         leaving = asyncio.create_task(decoder(target, budget).decode("one two three"))
         await asyncio.sleep(0.5)
-        assert budget.held_tokens == 3 + 997 // 16
+        assert budget.reserved_tokens == 3 + 997 // 16
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
-        assert budget.held_tokens == 0
+        assert budget.reserved_tokens == 0
         failing = decoder(ScriptedProvider(WORDS, fail_at={9: ValueError("x")}), budget)
         assert len(await asyncio.gather(failing.decode("one two three"), return_exceptions=True)) == 1
 
     run_virtual(check())
-    assert (budget.held_tokens, budget.spent_tokens) == (0, 3 + 3 + 9)
+    assert (budget.reserved_tokens, budget.spent_tokens) == (0, 3 + 3 + 9)
 
 
 @pytest.mark.parametrize("strategy", ["race", "probe", "regenerate", "judge"])
@@ -167,7 +167,7 @@ def test_drafts_and_extra_streams_are_held(strategy: StrategyName) -> None:
     results = run_virtual(decode_all(pair, 60, temperature=0))
     num_answered = sum(bool(result.content) for result in results)
     assert num_answered >= 8
-    assert budget.spent_tokens <= 4000 + num_answered * SLICE_TOKENS // 4
+    assert budget.spent_tokens <= 4000 + num_answered * RESERVED_OUTPUT_TOKENS // 4
     assert held(budget) == (0, 0.0)
     for result in results:
         assert WORDS.startswith(result.content)
@@ -191,7 +191,7 @@ def test_a_model_in_this_process_is_held_by_its_rounds() -> None:
     result = run_virtual(pair.decode("go"))
     assert (result.finish_reason, result.stopped_by) == ("length", "budget")
     assert any(isinstance(report, Round) and report.num_draft_tokens for report in result.rounds)
-    assert budget.held_tokens == 0
+    assert budget.reserved_tokens == 0
     assert 100 <= budget.spent_tokens <= 120 + 2 * 16
 
 
@@ -207,7 +207,7 @@ def test_a_piece_larger_than_a_slice_is_passed_on() -> None:
 def test_a_request_that_is_refused_was_not_sent() -> None:
     """What is asked for as the target's own chunks fails, as there is no result that could say so."""
     budget = Budget(max_tokens=10)
-    budget.hold(10, 0.0)
+    budget.reserve(10, 0.0)
 
     async def check() -> None:
         target = ScriptedProvider("one two")

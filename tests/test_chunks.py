@@ -119,7 +119,7 @@ def test_chunks_end_at_the_deadline(pause_s: float) -> None:
             assert target.num_open == 0
             with pytest.raises(TransientError, match="not done by the deadline"):
                 await reading
-        assert not decoder.is_target_left_alone
+        assert not decoder.is_target_circuit_open
 
     run_virtual(check())
 
@@ -130,7 +130,7 @@ def test_waiting_for_a_place_ends_with_the_deadline() -> None:
     async def check() -> None:
         target = Choosing()
         decoder = decoder_of(target, deadline_s=2.0, limit=ConcurrencyLimit(1))
-        first = asyncio.create_task(num_chunks(decoder.using(SpeculativeConfig(limit=decoder.config.limit))))
+        first = asyncio.create_task(num_chunks(decoder.with_config(SpeculativeConfig(limit=decoder.config.limit))))
         await asyncio.sleep(0.1)
         with pytest.raises(TransientError, match="deadline"):
             await num_chunks(decoder)

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from llama_onnx import build_onnx, random_weights
+from llama_onnx import build_onnx, create_random_weights
 from serving import HANGS_S
 from tiny_models import TINY, write_tiny_model
 
 from llm_spec import ChatRequest, open_provider
 from llm_spec.cli import main
-from llm_spec.cli_screen import Spinner, harmless
-from llm_spec.testing.server import Latency, ModelServer
+from llm_spec.cli_screen import Spinner, escape_control_characters
+from llm_spec.testing.server import ModelServer, ServerLatency
 
 PROMPT = "def test_spawnl(self):"
 LLM_SPEC = str(Path(sys.executable).parent / "llm-spec")
@@ -168,13 +168,13 @@ def test_no_color() -> None:
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
     """What a model writes is data: it cannot move the cursor or ring the bell."""
-    assert harmless("a\033[2Jb\a\n\tc é 漢") == "a\ufffd[2Jb\ufffd\n\tc é 漢"
+    assert escape_control_characters("a\033[2Jb\a\n\tc é 漢") == "a\ufffd[2Jb\ufffd\n\tc é 漢"
 
 
 @pytest.mark.parametrize("where", ["here", "at a server"])
 async def test_interrupt(where: str) -> None:
     """Ctrl-C ends it without a traceback, and without waiting for the rest of the answer."""
-    async with ModelServer("one two three", latency=Latency(token_s=1e6)) as server:
+    async with ModelServer("one two three", latency=ServerLatency(token_s=1e6)) as server:
         target = "builtin:target" if where == "here" else f"generic:any@{server.url}"
         process = subprocess.Popen(  # noqa: ASYNC220 - does not wait
             [LLM_SPEC, "run", "class Test:", "--target", target, "--max-tokens", "4000", "--no-speculation"],
@@ -299,7 +299,7 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], wor
 
 def tiny_model(folder: Path, *, fault: float = 1.0) -> str:
     write_tiny_model(folder, "shared", "fp32", seed=0)
-    weights = random_weights(TINY, seed=0)
+    weights = create_random_weights(TINY, seed=0)
     weights["model.norm.weight"] *= np.float32(fault)
     onnx.save(build_onnx(TINY, weights), folder / "model.onnx")
     return f"onnx:{folder}"

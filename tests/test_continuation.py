@@ -16,10 +16,10 @@ from llm_spec_http.convert import PrefixStripper
 from llm_spec import (
     Capabilities,
     ChatRequest,
-    GivenText,
     InvalidRequestError,
     JudgeConfig,
     ReasoningDelta,
+    ReferenceDraft,
     RetryPolicy,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -30,19 +30,19 @@ from llm_spec import (
     UnsupportedError,
     complete_from_stream,
 )
-from llm_spec.continuation import ContinuationTrial
-from llm_spec.drafting.pieces import split_pieces
-from llm_spec.strategies.resume import CannotContinueError, continue_by_text
+from llm_spec.continuation import ContinuationTest
+from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.strategies.resume_plain import CannotContinueError, continue_by_text
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.server import Faults, ModelServer
+from llm_spec.testing.server import ModelServer, ServerFaults
 
 WEEK = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday."
 CONTINUES = Capabilities(continue_prefix=True)
 
 
 def is_believed(provider: ScriptedProvider) -> bool:
-    return run_virtual(ContinuationTrial(provider.name, provider.stream).is_continuing())
+    return run_virtual(ContinuationTest(provider.name, provider.stream).can_continue())
 
 
 # ------------------------------------------------------------------------------------------ what it does
@@ -136,7 +136,7 @@ def test_beginning_anew_is_seen_where_a_repeated_beginning_is_removed(pieces: li
         async with aclosing(written()) as events:
             yield events
 
-    assert not run_virtual(ContinuationTrial("any", stream).is_continuing())
+    assert not run_virtual(ContinuationTest("any", stream).can_continue())
 
 
 # ------------------------------------------------------------------------------------------ once
@@ -146,10 +146,10 @@ def test_it_is_tried_once() -> None:
     """Also by several answers that break at a time; and it goes on when those who wait for it have left."""
     provider = ScriptedProvider(WEEK, capabilities=CONTINUES, delay_first_s=1.0)
     target = Claiming(lambda: True)
-    trial = ContinuationTrial(provider.name, provider.stream)
+    trial = ContinuationTest(provider.name, provider.stream)
 
     async def discover(_: str) -> None:
-        target.capabilities = Capabilities(continue_prefix=await trial.is_continuing())
+        target.capabilities = Capabilities(continue_prefix=await trial.can_continue())
 
     async def run() -> list[bool]:
         target.discover = discover  # type: ignore[method-assign,assignment]
@@ -159,7 +159,7 @@ def test_it_is_tried_once() -> None:
             for left in trying[1:]:
                 left.cancel()
             await asyncio.wait(trying)
-            return [await trial.is_continuing() for _ in range(3)]
+            return [await trial.can_continue() for _ in range(3)]
 
     assert run_virtual(run()) == [True] * 3
     assert len(provider.requests) == 2
@@ -169,11 +169,11 @@ def test_it_is_tried_once() -> None:
 def test_a_server_that_cannot_answer_now_is_tried_again(at: int) -> None:
     """Nothing was found out."""
     provider = ScriptedProvider(WEEK, capabilities=CONTINUES, fail_at={at: TransientError("busy", status=503)})
-    trial = ContinuationTrial(provider.name, provider.stream)
+    trial = ContinuationTest(provider.name, provider.stream)
     with pytest.raises(TransientError, match="busy"):
-        run_virtual(trial.is_continuing())
+        run_virtual(trial.can_continue())
     provider._fail_at = {}
-    assert run_virtual(trial.is_continuing())
+    assert run_virtual(trial.can_continue())
 
 
 def test_a_server_that_is_silent_is_not_waited_for_for_ever() -> None:
@@ -188,9 +188,9 @@ def test_a_server_that_is_silent_is_not_waited_for_for_ever() -> None:
 def test_a_server_that_refuses_does_not_go_on(error: Exception) -> None:
     """It is not asked again."""
     provider = ScriptedProvider(WEEK, capabilities=CONTINUES, fail_at={0: error})
-    trial = ContinuationTrial(provider.name, provider.stream)
+    trial = ContinuationTest(provider.name, provider.stream)
     for _ in range(2):
-        assert not run_virtual(trial.is_continuing())
+        assert not run_virtual(trial.can_continue())
     assert len(provider.requests) == 1
 
 
@@ -252,7 +252,7 @@ class Claiming(ScriptedProvider):
 
 
 def racing(target: Any, strategy: Any = "race") -> SpeculativeDecoder:
-    return SpeculativeDecoder(GivenText(WEEK), target, SpeculativeConfig(strategy=strategy, baseline_every=0))
+    return SpeculativeDecoder(ReferenceDraft(WEEK), target, SpeculativeConfig(strategy=strategy, baseline_every=0))
 
 
 def busy() -> bool:
@@ -301,7 +301,7 @@ def test_a_decoder_tries_its_target() -> None:
 
 async def test_a_broken_answer_is_not_continued_by_a_server_that_begins_anew() -> None:
     """The error of the break, with the text so far; in a race as alone."""
-    faults = Faults(drop_after=10, num_requests=1)
+    faults = ServerFaults(drop_after=10, num_requests=1)
     async with ModelServer(WEEK, faults=faults) as server:
         provider = HttpProvider("m", base_url=server.url, dialect=DIALECTS["vllm"])
         with pytest.raises(TransientError, match="broke the connection") as caught:
@@ -338,7 +338,9 @@ def test_a_judge_that_begins_anew_is_asked_for_the_rest(*, is_continuing: bool) 
 
     target.script = script
     config = SpeculativeConfig(strategy="judge", judge=JudgeConfig(max_rounds=1))
-    result = run_virtual(SpeculativeDecoder(GivenText("Monday, \nwrong"), target, config).decode("q", temperature=0.0))
+    result = run_virtual(
+        SpeculativeDecoder(ReferenceDraft("Monday, \nwrong"), target, config).decode("q", temperature=0.0)
+    )
     assert result.content == "Monday, \nTuesday, Wednesday."
     assert bool(target.requests[-1].prefix) == is_continuing
 
@@ -397,7 +399,7 @@ def test_a_silent_trial_is_waited_for_no_longer_than_a_first_chunk(strategy: str
     config = SpeculativeConfig(strategy=strategy, baseline_every=0, retry=retry, timeouts=Timeouts(first_chunk_s=2.0))  # type: ignore[arg-type]
 
     async def run() -> tuple[object, float]:
-        async with SpeculativeDecoder(GivenText(WEEK), target, config) as decoder:
+        async with SpeculativeDecoder(ReferenceDraft(WEEK), target, config) as decoder:
             try:
                 result = await decoder.decode("q", temperature=0.0)
                 return result.plain_reason, asyncio.get_running_loop().time()

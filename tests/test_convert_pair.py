@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from convert_pair import convert, main, measure_agreement
-from llama_onnx import WeightsDtype, random_weights
+from llama_onnx import WeightsDtype, create_random_weights
 from llm_spec_onnx.model import OnnxModel
 from safetensors.numpy import save_file
 from tiny_models import BUILTIN, TINY
@@ -33,7 +33,7 @@ def checkpoint(tmp_path: Path) -> Path:
         "max_position_embeddings": TINY.max_positions,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(random_weights(TINY, 0), folder / "model.safetensors")
+    save_file(create_random_weights(TINY, 0), folder / "model.safetensors")
     return folder
 
 
@@ -61,6 +61,6 @@ def test_what_is_compared_is_the_model_that_was_written(
     found = convert(checkpoint, tmp_path / "out", cache="shared", weights_dtype=weights_dtype, prompts=PROMPTS)
     assert found is not None
     assert found.share == 1.0 if weights_dtype == "fp32" else found.share > 0.5
-    save_file(random_weights(TINY, 1), checkpoint / "model.safetensors")
+    save_file(create_random_weights(TINY, 1), checkpoint / "model.safetensors")
     convert(checkpoint, tmp_path / "other", cache="shared", weights_dtype="fp32", prompts=PROMPTS)
     assert measure_agreement(tmp_path / "other", tmp_path / "out", PROMPTS).share < 0.2

@@ -71,7 +71,7 @@ def capped(texts: Sequence[str], max_tokens: int) -> str:
     """All that a cap lets through of some texts, up to where it cuts them."""
     cap, kept = TokenCap(max_tokens), ""
     for text in texts:
-        delta = cap.take(TextDelta(text))
+        delta = cap.cut_delta(TextDelta(text))
         kept += "" if delta is None else delta.text
         if delta is None or delta.text != text:
             break
@@ -111,7 +111,7 @@ def test_tokens_with_ids_are_counted() -> None:
     """One at a time, so that their ids stay those of their text."""
     cap = TokenCap(2)
     deltas = [TextDelta("a b c", token_ids=(number,)) for number in range(3)]
-    assert [cap.take(delta) for delta in deltas] == [deltas[0], deltas[1], None]
+    assert [cap.cut_delta(delta) for delta in deltas] == [deltas[0], deltas[1], None]
 
 
 @pytest.mark.parametrize("config", [{}, {"max_total_tokens": 5}])

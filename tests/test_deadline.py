@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llm_spec import (
     Capabilities,
     ChatRequest,
-    GivenText,
+    ReferenceDraft,
     Retry,
     RetryPolicy,
     SpeculativeConfig,
@@ -25,7 +25,7 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.deadline import Deadline
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, VirtualClockEventLoop, run_virtual
 
 WORDS = " ".join(f"word{i}" for i in range(40))
@@ -52,7 +52,7 @@ def test_an_answer_ends_at_its_deadline_however_slow_its_consumer(strategy: Any,
     config = SpeculativeConfig(strategy=strategy, baseline_every=0, deadline_s=2.05)
 
     async def check() -> None:
-        decoder = SpeculativeDecoder(None if strategy == "plain" else GivenText(WORDS), target, config)
+        decoder = SpeculativeDecoder(None if strategy == "plain" else ReferenceDraft(WORDS), target, config)
         before = asyncio.all_tasks()
         asking = asyncio.create_task(result_of(decoder, pause_s))
         await asyncio.sleep(2.04)
@@ -74,7 +74,7 @@ def test_pieces_that_wait_are_not_emitted_after_the_deadline() -> None:
     """A target that never lets anybody wait is not read any more."""
 
     class Instant(ScriptedProvider):
-        async def _perform(self, request: ChatRequest) -> AsyncGenerator[Any]:
+        async def _play_script(self, request: ChatRequest) -> AsyncGenerator[Any]:
             for event in self._answer(WORDS, request):
                 yield event
 
@@ -106,9 +106,9 @@ def test_an_answer_that_is_complete_is_not_ended_by_the_deadline() -> None:
     """Closing may take longer."""
 
     class SlowToClose(ScriptedProvider):
-        async def _perform(self, request: ChatRequest) -> AsyncGenerator[Any]:
+        async def _play_script(self, request: ChatRequest) -> AsyncGenerator[Any]:
             try:
-                async for event in super()._perform(request):
+                async for event in super()._play_script(request):
                     yield event
             finally:
                 await asyncio.sleep(5.0)
@@ -125,9 +125,9 @@ def test_an_answer_goes_on_from_what_the_consumer_got(breaks: list[int], pause_s
     failures = iter(breaks)
 
     class Breaking(ScriptedProvider):
-        async def _perform(self, request: ChatRequest) -> AsyncGenerator[Any]:
+        async def _play_script(self, request: ChatRequest) -> AsyncGenerator[Any]:
             self._fail_at = {at: TransientError("it broke") for at in [next(failures, None)] if at is not None}
-            async with aclosing(super()._perform(request)) as events:
+            async with aclosing(super()._play_script(request)) as events:
                 async for event in events:
                     yield event
 
@@ -217,7 +217,7 @@ def test_items_pass_as_they_are(seconds: float | None) -> None:
             done.append("closed")
 
     async def read() -> None:
-        async with aclosing(Deadline(seconds).bound(items())) as bounded:
+        async with aclosing(Deadline(seconds).limit_stream(items())) as bounded:
             async for item in bounded:
                 await asyncio.sleep(1.0)
                 assert done == list(range(item + 1))
@@ -240,6 +240,6 @@ def test_nothing_is_begun_after_the_deadline() -> None:
     async def check() -> None:
         deadline = Deadline(1.0)
         await deadline.wait_for(asyncio.sleep(2.0))
-        assert [item async for item in deadline.bound(items())] == []
+        assert [item async for item in deadline.limit_stream(items())] == []
 
     run_virtual(check())

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from llm_spec import (
+    AnswerStarted,
     Capabilities,
     ChatMessage,
     ChatRequest,
@@ -25,20 +26,19 @@ from llm_spec import (
     Fallback,
     Finish,
     Fixed,
-    GivenText,
     InvalidRequestError,
     LlmProvider,
-    LocalTimes,
+    LocalTimings,
     ModelOutputError,
     PromptLookup,
     ProviderEntry,
+    ReferenceDraft,
     RetryPolicy,
     Round,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeFinish,
     SpeculativeResult,
-    Started,
     StreamEvent,
     TargetError,
     TextDelta,
@@ -95,7 +95,7 @@ DRAFTS: dict[str, Callable[[], Any]] = {
     "other": lambda: random_model(4),
     "random": lambda: RandomDraft(5),
     "lookup": lambda: PromptLookup(min_ngram=1),
-    "given": lambda: GivenText("abcabcabc"),
+    "given": lambda: ReferenceDraft("abcabcabc"),
     "text only": lambda: ScriptedProvider("abc"),
     "none": lambda: None,
 }
@@ -137,7 +137,7 @@ async def test_the_configurations_seed_is_for_requests_without_one() -> None:
 
 async def test_a_stream_is_the_decoded_text_piece_by_piece() -> None:
     """Deltas joined are the content; the last event carries the result; rounds come only when asked for."""
-    decoder = decoder_of(GivenText(STORY), story_model(), lookahead=Fixed(4))
+    decoder = decoder_of(ReferenceDraft(STORY), story_model(), lookahead=Fixed(4))
     result = await decoder.decode(ASK)
     for rounds in (False, True):
         async with decoder.stream(ASK, rounds=rounds) as events:
@@ -167,7 +167,7 @@ async def test_text_comes_as_it_is_verified() -> None:
 )
 async def test_every_form_of_messages_is_accepted(messages: Any) -> None:
     """A text, messages, OpenAI dicts and a whole request mean the same."""
-    assert (await decoder_of(GivenText(STORY), story_model()).decode(messages)).content == STORY
+    assert (await decoder_of(ReferenceDraft(STORY), story_model()).decode(messages)).content == STORY
 
 
 async def test_options_beside_a_whole_request_are_not_ignored() -> None:
@@ -188,7 +188,7 @@ async def ending(draft: Any, config: dict[str, Any], **options: Any) -> tuple[st
     return result.content, result.finish_reason, result.stopped_by
 
 
-@pytest.mark.parametrize("draft", [None, GivenText(STORY), RandomDraft()], ids=["plain", "given", "random"])
+@pytest.mark.parametrize("draft", [None, ReferenceDraft(STORY), RandomDraft()], ids=["plain", "given", "random"])
 async def test_each_cap_says_that_it_was_the_one(draft: Any) -> None:
     """`finish_reason` and `stopped_by` of every ending, with and without a draft."""
     assert await ending(draft, {}) == (STORY, "stop", "eos")
@@ -206,7 +206,7 @@ async def test_each_cap_says_that_it_was_the_one(draft: Any) -> None:
 
 async def test_the_cap_on_draft_tokens_is_kept() -> None:
     """No more are drafted, the rest is plain, the answer is unchanged."""
-    decoder = decoder_of(GivenText(STORY), story_model(), lookahead=Fixed(4), max_draft_tokens=10)
+    decoder = decoder_of(ReferenceDraft(STORY), story_model(), lookahead=Fixed(4), max_draft_tokens=10)
     result = await decoder.decode(ASK)
     assert result.stats.num_draft_tokens == 10
     assert result.stats.num_plain_steps > 0
@@ -214,7 +214,7 @@ async def test_the_cap_on_draft_tokens_is_kept() -> None:
 
 
 @pytest.mark.virtual_clock
-@pytest.mark.parametrize("draft", [None, GivenText(STORY), RandomDraft()], ids=["plain", "given", "random"])
+@pytest.mark.parametrize("draft", [None, ReferenceDraft(STORY), RandomDraft()], ids=["plain", "given", "random"])
 async def test_a_deadline_gives_the_verified_text_so_far(draft: Any) -> None:
     """No exception: the text up to then, at the end of the step under way, and the thread has ended."""
     model = slow_model()
@@ -265,7 +265,7 @@ def test_a_targets_own_timeout_is_not_the_deadline() -> None:
 
 async def test_a_full_context_ends_the_answer() -> None:
     """With the window's own name."""
-    result = await decoder_of(GivenText(STORY), story_model(context_length=20)).decode(ASK)
+    result = await decoder_of(ReferenceDraft(STORY), story_model(context_length=20)).decode(ASK)
     assert (result.finish_reason, result.stopped_by) == ("length", "context_length")
     assert len(result.content) == 20 - 5
 
@@ -340,7 +340,7 @@ async def test_wherever_a_target_fails_the_error_is_ours(where: str) -> None:
         assert result.content == "one"
 
 
-@pytest.mark.parametrize("draft", [None, GivenText(STORY), RandomDraft()], ids=["plain", "given", "random"])
+@pytest.mark.parametrize("draft", [None, ReferenceDraft(STORY), RandomDraft()], ids=["plain", "given", "random"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_nan_logits_of_the_target_are_an_error_with_the_text_so_far(draft: Any, temperature: float) -> None:
     """The error says what is wrong and where; its text is a beginning of the answer; all is closed."""
@@ -367,7 +367,7 @@ async def test_a_model_that_breaks_is_a_target_error() -> None:
     """Also an exception out of a local model's forward, with the verified text."""
     model = story_model(fail_at={20: MemoryError("out of memory")})
     with pytest.raises(TargetError, match="MemoryError") as caught:
-        await decoder_of(GivenText(STORY), model).decode(ASK)
+        await decoder_of(ReferenceDraft(STORY), model).decode(ASK)
     assert STORY.startswith(caught.value.partial_text)
     assert model.num_open == 0
 
@@ -460,7 +460,7 @@ async def test_a_draft_being_cancelled_inside_is_not_the_callers_cancellation() 
 
 def test_the_decoder_is_a_provider() -> None:
     """It has what a provider has, and does not offer its target's tokens past the draft."""
-    decoder = decoder_of(GivenText("x"), story_model())
+    decoder = decoder_of(ReferenceDraft("x"), story_model())
     assert isinstance(decoder, LlmProvider)
     assert decoder.name == "table:model+given-text"
     assert decoder.capabilities.token_model is None
@@ -470,15 +470,15 @@ def test_the_decoder_is_a_provider() -> None:
 
 async def test_complete_is_decode_as_a_provider_gives_it() -> None:
     """The same text and ending, in a ChatResponse."""
-    response = await decoder_of(GivenText(STORY), story_model()).complete(ChatRequest.create(ASK))
+    response = await decoder_of(ReferenceDraft(STORY), story_model()).complete(ChatRequest.create(ASK))
     assert (response.content, response.finish_reason, response.stopped_by) == (STORY, "stop", "eos")
     assert response.usage is not None
 
 
 async def test_a_pair_can_be_the_target_of_another() -> None:
     """Nested, the text is the innermost target's, and its ending is told."""
-    inner = decoder_of(GivenText(STORY), story_model())
-    outer = decoder_of(GivenText("x"), inner)
+    inner = decoder_of(ReferenceDraft(STORY), story_model())
+    outer = decoder_of(ReferenceDraft("x"), inner)
     result = await outer.decode(ASK, max_tokens=9)
     assert (result.content, result.stopped_by, result.strategy) == (STORY[:9], "max_tokens", "plain")
     result = await decoder_of(None, decoder_of(None, story_model(), max_total_tokens=4)).decode(ASK)
@@ -487,7 +487,7 @@ async def test_a_pair_can_be_the_target_of_another() -> None:
 
 async def test_a_pair_can_be_the_draft_of_another() -> None:
     """A decoder drafts like any provider of text."""
-    draft = decoder_of(GivenText(STORY), story_model())
+    draft = decoder_of(ReferenceDraft(STORY), story_model())
     result = await decoder_of(draft, ScriptedProvider(STORY), strategy="regenerate").decode(ASK)
     assert result.content == STORY
     assert result.stats.draft_acceptance_rate == 1.0
@@ -503,7 +503,7 @@ async def test_tool_calls_pass_through() -> None:
         ToolCallDelta(0, arguments="}"),
         Finish("tool_calls", None, "tool_calls"),
     ]
-    result = await decoder_of(GivenText("x"), ScriptedProvider(script)).decode(ASK, tools=[{"type": "function"}])
+    result = await decoder_of(ReferenceDraft("x"), ScriptedProvider(script)).decode(ASK, tools=[{"type": "function"}])
     assert (result.finish_reason, result.stopped_by) == ("tool_calls", "tool_calls")
     assert result.tool_calls[0].arguments == "{}"
     assert result.message.to_openai()["tool_calls"][0]["function"]["name"] == "f"
@@ -673,37 +673,37 @@ async def test_the_result_adds_up() -> None:
 
 async def test_a_local_answers_times_are_progress() -> None:
     """They come once, at the end, and only for those who want to hear of progress."""
-    decoder = SpeculativeDecoder(GivenText(STORY), LocalProvider(story_model()))
+    decoder = SpeculativeDecoder(ReferenceDraft(STORY), LocalProvider(story_model()))
     for rounds in (False, True):
         async with decoder.stream(ASK, rounds=rounds) as stream:
             events = [event async for event in stream]
-        assert [isinstance(event, LocalTimes) for event in events[-2:]] == [rounds, False]
-        assert sum(isinstance(event, LocalTimes) for event in events) == rounds
+        assert [isinstance(event, LocalTimings) for event in events[-2:]] == [rounds, False]
+        assert sum(isinstance(event, LocalTimings) for event in events) == rounds
 
 
 # ------------------------------------------------------------------------------------------ variants and raw prompts
 
 
 async def test_progress_begins_with_how_the_answer_is_given() -> None:
-    """`Started` comes before everything else, and only for those who want to hear of progress."""
-    decoder = SpeculativeDecoder(GivenText(STORY), LocalProvider(story_model()))
+    """`AnswerStarted` comes before everything else, and only for those who want to hear of progress."""
+    decoder = SpeculativeDecoder(ReferenceDraft(STORY), LocalProvider(story_model()))
     async with decoder.stream(ASK, rounds=True) as events:
         first = await anext(events)
-    assert isinstance(first, Started)
+    assert isinstance(first, AnswerStarted)
     assert (first.strategy, first.guarantee, first.draft) == ("tokens", "exact", "given-text")
     async with decoder.stream(ASK) as events:
-        assert not any(isinstance(event, Started) for event in [e async for e in events])
+        assert not any(isinstance(event, AnswerStarted) for event in [e async for e in events])
 
 
 async def test_the_same_pair_under_another_configuration() -> None:
-    """`using` changes the configuration of its own answers alone, and closing it closes nothing."""
+    """`with_config` changes the configuration of its own answers alone, and closing it closes nothing."""
     decoder = SpeculativeDecoder(RandomDraft(), LocalProvider(story_model()))
-    plain = decoder.using(SpeculativeConfig(strategy="plain"))
+    plain = decoder.with_config(SpeculativeConfig(strategy="plain"))
     results = [await plain.decode(ASK), await decoder.decode(ASK)]
     assert [result.strategy for result in results] == ["plain", "tokens"]
     assert results[0].content == results[1].content == STORY
     async with SpeculativeDecoder("random", LocalProvider(story_model())) as owner:
-        await owner.using(SpeculativeConfig()).aclose()
+        await owner.with_config(SpeculativeConfig()).aclose()
         assert owner._owned
 
 
@@ -714,9 +714,9 @@ async def test_a_variant_shares_what_is_known_of_failures() -> None:
     for _ in range(5):
         with pytest.raises(TransientError):
             await decoder.decode(ASK)
-    assert decoder.is_target_left_alone
+    assert decoder.is_target_circuit_open
     with pytest.raises(CircuitOpenError):
-        await decoder.using(SpeculativeConfig()).decode(ASK)
+        await decoder.with_config(SpeculativeConfig()).decode(ASK)
 
 
 async def test_a_raw_prompt_is_continued_without_a_template() -> None:

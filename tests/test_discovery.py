@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llm_spec import SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, TransientError
-from llm_spec.discovery import Discovery
+from llm_spec.discovery import FeatureDiscovery
 from llm_spec.provider import Feature
 from llm_spec.testing import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
@@ -89,7 +89,7 @@ def test_a_strategy_by_name_waits_for_it_until_its_deadline() -> None:
             assert (result.content, result.stopped_by) == ("", "deadline")
             assert took_s == pytest.approx(0.5)
         assert target.num_calls == 0
-        result, took_s = await seconds(hasty.using(replace(hasty.config, deadline_s=None)))
+        result, took_s = await seconds(hasty.with_config(replace(hasty.config, deadline_s=None)))
         assert (result.strategy, result.content) == ("race", TEXT)
         assert 7.5 < took_s < 7.5 + 0.4 + 40 * 0.02
         assert target.features == ["token_endpoint"]
@@ -138,7 +138,7 @@ def test_a_trial_that_fails_is_no_answers_failure() -> None:
             result, _ = await seconds(decoder)
             assert (result.strategy, result.content) == ("plain", TEXT)
         with pytest.raises(RuntimeError, match="it cannot be tried"):
-            await seconds(decoder.using(SpeculativeConfig(strategy="race")))
+            await seconds(decoder.with_config(SpeculativeConfig(strategy="race")))
 
     run_virtual(check())
 
@@ -151,7 +151,7 @@ def test_each_who_waits_has_an_error_of_its_own() -> None:
     failure = TransientError("busy", status=503, retry_after_s=2.0)
 
     async def check() -> None:
-        discovery = Discovery(Shy(1.0, failure))
+        discovery = FeatureDiscovery(Shy(1.0, failure))
         waiting = [discovery.wait_for("token_endpoint") for _ in range(3)]
         errors = await asyncio.gather(*waiting, return_exceptions=True)
         assert len({id(error) for error in errors}) == 3
@@ -172,7 +172,7 @@ def test_closing_the_decoder_ends_it() -> None:
         for _ in range(2):
             await seconds(decoder)
         assert target.num_trying == 1
-        await decoder.using(SpeculativeConfig()).aclose()
+        await decoder.with_config(SpeculativeConfig()).aclose()
         assert target.num_trying == 1
         await decoder.aclose()
         assert (target.num_trying, asyncio.all_tasks()) == (0, before)
@@ -183,10 +183,10 @@ def test_closing_the_decoder_ends_it() -> None:
 def test_every_event_loop_has_its_own() -> None:
     """One that ended in the middle of a trial leaves nothing to the next."""
     target = Shy(trial_s=30.0)
-    discovery = Discovery(target)
+    discovery = FeatureDiscovery(target)
 
     async def begin() -> bool:
-        return await discovery.is_done("token_endpoint")
+        return await discovery.is_discovered("token_endpoint")
 
     assert not run_virtual(begin())
     with asyncio.Runner() as other:
@@ -224,10 +224,10 @@ def test_what_needs_no_trial_is_known() -> None:
 
     async def check() -> None:
         shy = Shy(trial_s=1.0)
-        assert await Discovery(SimulatedTarget(TEXT)).is_done("token_endpoint")
-        await Discovery(SimulatedTarget(TEXT)).wait_for("token_endpoint")
-        assert await Discovery(shy).is_done(None)
-        await Discovery(shy).wait_for(None)
+        assert await FeatureDiscovery(SimulatedTarget(TEXT)).is_discovered("token_endpoint")
+        await FeatureDiscovery(SimulatedTarget(TEXT)).wait_for("token_endpoint")
+        assert await FeatureDiscovery(shy).is_discovered(None)
+        await FeatureDiscovery(shy).wait_for(None)
         assert shy.features == []
 
     run_virtual(check())

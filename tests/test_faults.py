@@ -20,13 +20,13 @@ from llm_spec import (
     DraftError,
     DraftPiece,
     Fallback,
-    GivenText,
+    GuaranteeWeakened,
     LlmProvider,
-    NextToken,
+    ReferenceDraft,
     Retry,
     RetryPolicy,
+    SampledToken,
     Sampling,
-    ScoredToken,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeFinish,
@@ -34,11 +34,11 @@ from llm_spec import (
     StreamEvent,
     TargetError,
     TextDelta,
+    TopTokens,
     TransientError,
-    Weakened,
 )
 from llm_spec.config import StrategyName
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.testing import ScriptedProvider, run_virtual
 from llm_spec.testing.simulated import SimulatedTarget
 
@@ -101,33 +101,33 @@ class Target(SimulatedTarget):
         ):
             yield heard
 
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         number = self._begin(None)
         await super().sample_next(prefixes, sampling)
         for forced_id in sampling.logit_bias:
-            return [NextToken(forced_id, self._texts[forced_id], is_end=forced_id == 0)]
+            return [SampledToken(forced_id, self._texts[forced_id], is_end=forced_id == 0)]
         if any(self._drop(number, index) for index in range(len(prefixes))):
             raise TransientError(BROKEN)
         return [self._after(prefix) for prefix in prefixes]
 
-    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
         number = self._begin(None)
         await asyncio.sleep(0.02)
         if any(self._drop(number, index) for index in range(num_rows)):
             raise TransientError(BROKEN)
         ends = range(len(token_ids) - num_rows + 1, len(token_ids) + 1)
         best = [self._after(token_ids[:end]).token_id for end in ends]
-        return [ScoredToken(tuple((token_id + n, -9.0 * n) for n in range(top))) for token_id in best]
+        return [TopTokens(tuple((token_id + n, -9.0 * n) for n in range(top))) for token_id in best]
 
     def _begin(self, request: ChatRequest | None) -> int:
         self.requests.append(request)
         return len(self.requests) - 1
 
-    def _after(self, prefix: Sequence[int]) -> NextToken:
+    def _after(self, prefix: Sequence[int]) -> SampledToken:
         text = "".join(self._texts[i] for i in prefix[1:])
         if not TEXT.startswith(text):
-            return NextToken(self._encoded([FOREIGN])[0], FOREIGN)
-        return self._next(prefix)
+            return SampledToken(self._encode_pieces([FOREIGN])[0], FOREIGN)
+        return self._next_token_after(prefix)
 
     async def _heard(
         self, number: int, request: ChatRequest, events: AsyncIterator[StreamEvent]
@@ -139,7 +139,7 @@ class Target(SimulatedTarget):
                 raise TransientError(BROKEN)
             index += 1
             if is_foreign and isinstance(event, TextDelta):
-                event = TextDelta(FOREIGN, token_ids=event.token_ids and tuple(self._encoded([FOREIGN])))  # noqa: PLW2901
+                event = TextDelta(FOREIGN, token_ids=event.token_ids and tuple(self._encode_pieces([FOREIGN])))  # noqa: PLW2901
             yield event
 
 
@@ -279,7 +279,7 @@ def promised(way: Way, shown: Shown) -> None:
     """The label is the strategy's own, or that of an answer which went on by text."""
     result = shown.result
     assert result is not None
-    weakened = {event.guarantee for event in shown.of(Weakened)}
+    weakened = {event.guarantee for event in shown.of(GuaranteeWeakened)}
     assert weakened <= {"exact-text"}
     assert result.guarantee == ("exact-text" if weakened else way.guarantee)
     assert not (weakened and result.same_text)
@@ -619,7 +619,7 @@ def test_an_answer_that_takes_no_time() -> None:
 
     async def check() -> None:
         target = ScriptedProvider(TEXT, capabilities=Capabilities(prediction=True))
-        decoder = SpeculativeDecoder(GivenText(TEXT), target)
+        decoder = SpeculativeDecoder(ReferenceDraft(TEXT), target)
         for _ in range(3):
             assert (await show(decoder)).text == TEXT
 

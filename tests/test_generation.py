@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_spec import (
+    CascadeDraft,
     ChatRequest,
     ConfigError,
     CostAware,
-    DeviceRound,
+    DeviceRoundResult,
     DraftToken,
     Ewma,
     Fallback,
@@ -27,28 +28,27 @@ from llm_spec import (
     Fixed,
     Generation,
     GenerationLimits,
-    GivenText,
     InvalidRequestError,
-    JoinedDraft,
-    LocalTimes,
+    LocalTimings,
     LookaheadPolicy,
     PromptLookup,
     ProviderDraft,
+    ReferenceDraft,
     Round,
     Sampling,
     StreamEvent,
     SuffixDraft,
     TextDelta,
     Threshold,
-    TokenChooser,
     TokenDraft,
     TokenDrafter,
     TokenModel,
+    TokenSampler,
     generate_events,
 )
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
-from llm_spec.tokens.lookahead import LookaheadController, RoundReport
-from llm_spec.tokens.rules import AcceptanceName, FloatArray, Rejection, Verdict, make_rule
+from llm_spec.tokens.acceptance import AcceptanceName, FloatArray, Rejection, VerifyResult, make_acceptance_rule
+from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
 from llm_spec.tokens.sampling import Sampler
 
 LETTERS = CharTokenizer("abcdefgh")
@@ -80,7 +80,7 @@ class ScriptedDraft:
     def token_draft_refusal(self, target: TokenModel) -> str | None:  # noqa: ARG002 - ids are scripted
         return None
 
-    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
         self.num_opened += 1
         return self
 
@@ -137,9 +137,9 @@ DRAFTS: dict[str, Callable[[], TokenDrafter]] = {
     "useless": lambda: RandomDraft(1),
     "lookup": lambda: PromptLookup(min_ngram=1),
     "suffix": SuffixDraft,
-    "given": lambda: GivenText("abcdefgh" * 4),
-    "joined": lambda: JoinedDraft(PromptLookup(), letters_draft(NoisyTable(tokenizer=LETTERS, seed=3))),
-    "suffix joined": lambda: JoinedDraft(
+    "given": lambda: ReferenceDraft("abcdefgh" * 4),
+    "joined": lambda: CascadeDraft(PromptLookup(), letters_draft(NoisyTable(tokenizer=LETTERS, seed=3))),
+    "suffix joined": lambda: CascadeDraft(
         PromptLookup(), SuffixDraft(), letters_draft(NoisyTable(tokenizer=LETTERS, seed=3))
     ),
     "short window": lambda: letters_draft(TableModel(tokenizer=LETTERS, seed=3, context_length=18)),
@@ -225,10 +225,17 @@ def test_random_models_give_the_plain_text(  # noqa: PLR0917 - hypothesis gives 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(
     "draft",
-    [GivenText(STORY), GivenText("wrong from the start"), GivenText(STORY[:20] + "XYZ" + STORY[23:]), GivenText("")],
+    [
+        ReferenceDraft(STORY),
+        ReferenceDraft("wrong from the start"),
+        ReferenceDraft(STORY[:20] + "XYZ" + STORY[23:]),
+        ReferenceDraft(""),
+    ],
     ids=["right", "wrong", "diverging", "empty"],
 )
-def test_a_given_text_right_or_wrong_gives_the_plain_text(draft: GivenText, temperature: float, lookahead: int) -> None:
+def test_a_given_text_right_or_wrong_gives_the_plain_text(
+    draft: ReferenceDraft, temperature: float, lookahead: int
+) -> None:
     """A given text of many-byte characters changes nothing, however much of it is right."""
     target = TableModel(STORY, order=24)
     request = ChatRequest.create("tell", temperature=temperature, seed=1, max_tokens=200)
@@ -250,7 +257,7 @@ def test_the_prefix_is_continued_not_repeated() -> None:
     """A prefix is read as the answer's beginning; the answer is what follows it, with and without a draft."""
     target = TableModel(STORY, order=24)
     request = ChatRequest.create("tell", prefix=STORY[:30], max_tokens=200)
-    for draft in (None, GivenText(STORY), RandomDraft()):
+    for draft in (None, ReferenceDraft(STORY), RandomDraft()):
         assert text_of(events_of(target, request, draft, lookahead=Fixed(4))) == STORY[30:]
 
 
@@ -262,7 +269,7 @@ def generation_of(
 ) -> Generation:
     prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
     sampler = Sampler(Sampling(temperature=0), vocab_size=target.vocab_size, num_prompt_tokens=len(prompt_ids), seed=0)
-    rule = make_rule("coupled", sampler)
+    rule = make_acceptance_rule("coupled", sampler)
     open_draft = None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, prompt_ids)
     policy = Fixed(lookahead).start()
     return Generation(target, prompt_ids, rule, policy, limits=GenerationLimits(**limits), open_draft=open_draft)
@@ -271,7 +278,7 @@ def generation_of(
 def test_a_right_draft_brings_lookahead_plus_one_tokens_a_round() -> None:
     """After full acceptance the target's bonus token comes with it, from the same forward pass."""
     target = TableModel("abcdefghij", order=8)
-    with generation_of(target, GivenText("abcdefghij")) as generation:
+    with generation_of(target, ReferenceDraft("abcdefghij")) as generation:
         step = generation.step()
     assert target.tokenizer.decode(step.token_ids) == "abcde"
     assert step.origins == ("accepted",) * 4 + ("bonus",)
@@ -284,7 +291,7 @@ def test_a_right_draft_brings_lookahead_plus_one_tokens_a_round() -> None:
 def test_a_rejection_brings_the_targets_own_token() -> None:
     """The step tells where the draft was rejected and what the target put there; that token was not accepted."""
     target = TableModel("abcdefghij", order=8)
-    with generation_of(target, GivenText("abXdefghij")) as generation:
+    with generation_of(target, ReferenceDraft("abXdefghij")) as generation:
         step = generation.step()
         assert target.tokenizer.decode(step.token_ids) == "abc"
         assert step.origins == ("accepted", "accepted", "correction")
@@ -311,10 +318,10 @@ def test_propose_verify_commit_are_a_step() -> None:
         assert generation.propose() == []
         proposal = [DraftToken(i) for i in b"abX"]
         before = list(generation.context_ids)
-        verdict = generation.verify(proposal)
-        assert verdict == Verdict(2, ord("c"))
+        verify_result = generation.verify(proposal)
+        assert verify_result == VerifyResult(2, ord("c"))
         assert generation.context_ids == before
-        step = generation.commit(proposal, verdict)
+        step = generation.commit(proposal, verify_result)
         assert bytes(step.token_ids) == b"abc"
         assert generation.context_ids == [*before, *b"abc"]
         assert generation.num_output_tokens == 3
@@ -403,7 +410,7 @@ def test_cancelling_ends_the_iteration() -> None:
 def test_the_controller_is_readable_and_resettable() -> None:
     """The lookahead's state is numbers, changes with what was learned, and can be forgotten."""
     target = TableModel(STORY, order=24)
-    with generation_of(target, GivenText("wrong")) as generation:
+    with generation_of(target, ReferenceDraft("wrong")) as generation:
         for policy in (Threshold(), Ewma(cooldown=0), CostAware(), Fixed(4)):
             generation.lookahead = policy.start()
             fresh = dict(generation.lookahead.describe())
@@ -418,7 +425,7 @@ def test_the_controller_is_readable_and_resettable() -> None:
 def test_statistics_can_be_read_at_any_time_and_reset() -> None:
     """Clearing the rounds starts the statistics anew; the answer goes on."""
     target = TableModel("abcdefghijklmnop", order=8)
-    with generation_of(target, GivenText("abcdefghijklmnop")) as generation:
+    with generation_of(target, ReferenceDraft("abcdefghijklmnop")) as generation:
         generation.step()
         assert generation.stats.num_emitted_tokens == 5
         generation.rounds.clear()
@@ -482,12 +489,12 @@ class SlowRule:
 
     def __init__(self, seconds: Seconds, target: TableModel) -> None:
         self._seconds = seconds
-        self._rule = make_rule(
+        self._rule = make_acceptance_rule(
             "coupled", Sampler(Sampling(), vocab_size=target.vocab_size, num_prompt_tokens=5, seed=0)
         )
         self.choose, self.verify = self._rule.choose, self._rule.verify
 
-    def prepare(self, position: int) -> None:  # noqa: ARG002 - greedy
+    def prepare_noise(self, position: int) -> None:  # noqa: ARG002 - greedy
         self._seconds.spend(PREPARE_S)
 
 
@@ -497,13 +504,13 @@ class SlowLearner:
     def __init__(self, seconds: Seconds) -> None:
         self._seconds = seconds
         self._fixed = Fixed(3).start()
-        self.limit, self.more, self.reset = self._fixed.limit, self._fixed.more, self._fixed.reset
-        self.reports: list[RoundReport] = []
+        self.limit, self.wants_more, self.reset = self._fixed.limit, self._fixed.wants_more, self._fixed.reset
+        self.reports: list[RoundFeedback] = []
 
     def start(self) -> LookaheadController:
         return self
 
-    def update(self, report: RoundReport) -> None:
+    def update(self, report: RoundFeedback) -> None:
         self._seconds.spend(LEARN_S)
         self.reports.append(report)
 
@@ -567,7 +574,7 @@ def test_a_draft_that_cannot_be_opened_has_taken_its_time(seconds: Seconds) -> N
     """What was spent on it is its own, not the prompt's."""
 
     class Broken(ScriptedDraft):
-        def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
+        def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
             seconds.spend(OPEN_DRAFT_S)
             raise RuntimeError("broken")
 
@@ -578,17 +585,17 @@ def test_a_draft_that_cannot_be_opened_has_taken_its_time(seconds: Seconds) -> N
 class DevicePart:
     """Rounds that take 2 s of this process's time, and other times by the clock of their device."""
 
-    drafts = True
+    has_device_draft = True
     open_draft_s = 6.0
 
     def __init__(self, seconds: Seconds) -> None:
         self._seconds = seconds
 
-    def draft_and_verify(self, lookahead: int, room: int) -> DeviceRound:  # noqa: ARG002 - always the same
+    def draft_and_verify(self, lookahead: int, room: int) -> DeviceRoundResult:  # noqa: ARG002 - always the same
         self._seconds.spend(2.0)
-        return DeviceRound((*b"ab",), 2, ord("c"), 1.0, 3.0)
+        return DeviceRoundResult((*b"ab",), 2, ord("c"), 1.0, 3.0)
 
-    def verify(self, drafted_ids: Sequence[int]) -> DeviceRound:  # noqa: ARG002 - always the same
+    def verify(self, drafted_ids: Sequence[int]) -> DeviceRoundResult:  # noqa: ARG002 - always the same
         raise AssertionError("nothing was drafted here")
 
     def close(self) -> None:
@@ -615,17 +622,17 @@ def test_rounds_on_a_device_add_up_to_this_processs_time(seconds: Seconds) -> No
 def test_an_answer_tells_its_times_before_its_end(seconds: Seconds) -> None:
     """Once, with what the lookahead had learned; without a draft there is nothing to say of that."""
     target = SlowTable(seconds, "abcdefghij", order=8)
-    for draft, lookahead in ((GivenText("abcdefghij"), {"rounds": 3.0}), (None, {})):
+    for draft, lookahead in ((ReferenceDraft("abcdefghij"), {"rounds": 3.0}), (None, {})):
         events = events_of(target, ChatRequest.create("tell"), draft, lookahead=SlowLearner(seconds))
-        assert [event for event in events if isinstance(event, LocalTimes)] == [events[-2]]
-        assert events[-2] == LocalTimes(OPEN_S + ROW_S, 0.0, lookahead)
+        assert [event for event in events if isinstance(event, LocalTimings)] == [events[-2]]
+        assert events[-2] == LocalTimings(OPEN_S + ROW_S, 0.0, lookahead)
 
 
 # ----------------------------------------------------------------------------------------------- caps
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 9, 40])
-@pytest.mark.parametrize("draft", [None, GivenText(STORY), RandomDraft()], ids=["plain", "given", "random"])
+@pytest.mark.parametrize("draft", [None, ReferenceDraft(STORY), RandomDraft()], ids=["plain", "given", "random"])
 def test_max_tokens_counts_tokens(draft: TokenDrafter | None, max_tokens: int) -> None:
     """Exactly so many tokens come out, with every draft, and the ending says so."""
     target = TableModel(STORY, order=24)
@@ -641,7 +648,7 @@ def test_max_tokens_counts_tokens(draft: TokenDrafter | None, max_tokens: int) -
 def test_caps_count_tokens_not_bytes() -> None:
     """Five tokens of many-byte characters are five characters."""
     target = TableModel("äöü€😀" * 4, tokenizer=CharTokenizer("äöü€😀tel"), order=8)
-    for draft in (None, GivenText("äöü€😀" * 4), RandomDraft()):
+    for draft in (None, ReferenceDraft("äöü€😀" * 4), RandomDraft()):
         events = events_of(target, ChatRequest.create("tell", max_tokens=7), draft, lookahead=Fixed(4))
         assert text_of(events) == "äöü€😀äö"
 
@@ -651,7 +658,7 @@ def test_a_cap_inside_a_character_shows_no_half_of_it_as_such() -> None:
     target = TableModel("a😀b", order=8)
     for max_tokens in range(1, 6):
         request = ChatRequest.create("tell", max_tokens=max_tokens)
-        texts = {text_of(events_of(target, request, draft)) for draft in (None, GivenText("a😀b"), RandomDraft())}
+        texts = {text_of(events_of(target, request, draft)) for draft in (None, ReferenceDraft("a😀b"), RandomDraft())}
         assert texts == {"a😀b".encode()[:max_tokens].decode(errors="replace")}
 
 
@@ -661,7 +668,7 @@ def test_max_iterations_counts_rounds(max_iterations: int) -> None:
     target = TableModel(STORY, order=24)
     request = ChatRequest.create("tell")
     limits = GenerationLimits(max_iterations=max_iterations)
-    for draft in (None, GivenText(STORY), RandomDraft()):
+    for draft in (None, ReferenceDraft(STORY), RandomDraft()):
         events = events_of(target, request, draft, lookahead=Fixed(3), limits=limits)
         assert len(rounds_of(events)) == max_iterations
         assert STORY.startswith(text_of(events))
@@ -673,7 +680,7 @@ def test_max_iterations_counts_rounds(max_iterations: int) -> None:
 def test_max_draft_tokens_ends_drafting_not_the_answer(cap: int) -> None:
     """When they are spent the target goes on alone; the answer is unchanged."""
     target = TableModel(STORY, order=24)
-    for draft in (GivenText(STORY), RandomDraft()):
+    for draft in (ReferenceDraft(STORY), RandomDraft()):
         events = events_of(
             target,
             ChatRequest.create("tell"),
@@ -753,7 +760,7 @@ def test_caps_hold_exactly(  # noqa: PLR0917 - hypothesis gives them by name
     assert sum(report.num_emitted_tokens for report in rounds) == finish.usage.output_tokens
 
 
-@pytest.mark.parametrize("draft", [None, GivenText(STORY), RandomDraft()], ids=["plain", "given", "random"])
+@pytest.mark.parametrize("draft", [None, ReferenceDraft(STORY), RandomDraft()], ids=["plain", "given", "random"])
 @pytest.mark.parametrize("window", [6, 7, 12, 20])
 def test_a_full_context_ends_the_answer(draft: TokenDrafter | None, window: int) -> None:
     """The answer ends where the window is full, with and without a draft at the same token."""
@@ -779,7 +786,7 @@ def test_a_narrow_model_is_not_asked_for_more() -> None:
     """No verifying forward is wider than the model allows; a model of width 1 is decoded plainly."""
     for max_width in (1, 2, 5):
         target = TableModel(STORY, order=24, max_width=max_width)
-        events = events_of(target, ChatRequest.create("tell"), GivenText(STORY), lookahead=Fixed(8))
+        events = events_of(target, ChatRequest.create("tell"), ReferenceDraft(STORY), lookahead=Fixed(8))
         assert text_of(events) == STORY
         assert max(target.widths[1:]) == max_width
 
@@ -794,7 +801,7 @@ def test_a_stop_string_ends_the_answer_wherever_rounds_end(stop: str, lookahead:
     target = TableModel(STORY, order=24)
     request = ChatRequest.create("tell", stop=stop)
     plain = events_of(target, request)
-    for draft in (GivenText(STORY), RandomDraft(), GivenText(STORY[5:])):
+    for draft in (ReferenceDraft(STORY), RandomDraft(), ReferenceDraft(STORY[5:])):
         events = events_of(target, request, draft, lookahead=Fixed(lookahead))
         assert text_of(events) == STORY.split(stop, maxsplit=1)[0]
         assert summary_of(events) == summary_of(plain)
@@ -808,7 +815,7 @@ def test_a_stop_string_ends_the_answer_wherever_rounds_end(stop: str, lookahead:
 def test_tokens_after_a_stop_string_are_not_counted() -> None:
     """A round that drafted past a stop string reports only what it emitted."""
     target = TableModel("abcdefghij", order=8)
-    events = events_of(target, ChatRequest.create("tell", stop="c"), GivenText("abcdefghij"), lookahead=Fixed(8))
+    events = events_of(target, ChatRequest.create("tell", stop="c"), ReferenceDraft("abcdefghij"), lookahead=Fixed(8))
     assert [report.num_emitted_tokens for report in rounds_of(events)] == [3]
     usage = finish_of(events).usage
     assert usage is not None
@@ -818,7 +825,7 @@ def test_tokens_after_a_stop_string_are_not_counted() -> None:
 def test_the_beginning_of_a_stop_string_at_the_end_is_shown() -> None:
     """An answer that ends with what might have become a stop string is complete."""
     target = TableModel("one two", order=8)
-    for draft in (None, GivenText("one two")):
+    for draft in (None, ReferenceDraft("one two")):
         events = events_of(target, ChatRequest.create("tell", stop="two three"), draft, lookahead=Fixed(4))
         assert text_of(events) == "one two"
         assert finish_of(events).stopped_by == "eos"
@@ -829,7 +836,7 @@ def test_the_beginning_of_a_stop_string_at_the_end_is_shown() -> None:
 
 def test_text_accepted_so_far_is_not_appended_twice_after_a_divergence() -> None:
     """A draft that is right, wrong and right again leaves each character once."""
-    draft = GivenText(STORY[:17] + "~~" + STORY[19:40] + "~" + STORY[41:])
+    draft = ReferenceDraft(STORY[:17] + "~~" + STORY[19:40] + "~" + STORY[41:])
     for lookahead in range(1, 9):
         target = TableModel(STORY, order=24)
         events = events_of(target, ChatRequest.create("tell"), draft, lookahead=Fixed(lookahead))
@@ -847,15 +854,17 @@ def test_there_is_one_row_of_logits_for_every_position() -> None:
 
         def __init__(self) -> None:
             sampler = Sampler(Sampling(), vocab_size=target.vocab_size, num_prompt_tokens=5, seed=0)
-            self._rule = make_rule("coupled", sampler)
+            self._rule = make_acceptance_rule("coupled", sampler)
             self.choose = self._rule.choose
-            self.prepare = self._rule.prepare
+            self.prepare_noise = self._rule.prepare_noise
 
-        def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> Verdict:
+        def verify(
+            self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]
+        ) -> VerifyResult:
             seen.append(logits.copy())
             return self._rule.verify(logits, context_ids, proposal)
 
-    with generation_of(target, GivenText("abcdefghij")) as generation:
+    with generation_of(target, ReferenceDraft("abcdefghij")) as generation:
         generation.rule = Watching()
         context = list(generation.context_ids)
         generation.step()
@@ -864,12 +873,12 @@ def test_there_is_one_row_of_logits_for_every_position() -> None:
         assert (seen[0][i] == target.logits([*context, *b"abcd"[:i]])).all()
 
 
-def rejection_verdicts(p_target: Sequence[float], token: DraftToken, num: int) -> list[Verdict]:
+def rejection_verdicts(p_target: Sequence[float], token: DraftToken, num: int) -> list[VerifyResult]:
     """One drafted token judged `num` times by rejection sampling, with a seed each."""
     with np.errstate(divide="ignore"):
         row = np.log(np.array(p_target, dtype=np.float32))
     logits = np.stack([row, row])
-    verdicts: list[Verdict] = []
+    verdicts: list[VerifyResult] = []
     for seed in range(num):
         sampler = Sampler(Sampling(temperature=1.0), vocab_size=len(p_target), num_prompt_tokens=1, seed=seed)
         verdicts.append(Rejection(sampler).verify(logits, [0], [token]))
@@ -878,33 +887,33 @@ def rejection_verdicts(p_target: Sequence[float], token: DraftToken, num: int) -
 
 def test_no_threshold_decides_on_the_ratio() -> None:
     """A token whose ratio is 0.6 is accepted six times in ten: above 0.5 is not enough."""
-    token = DraftToken(0, law=np.array([0.9, 0.1, 0.0]))
+    token = DraftToken(0, probs=np.array([0.9, 0.1, 0.0]))
     verdicts = rejection_verdicts([0.54, 0.26, 0.2], token, 4000)
-    rate = sum(verdict.num_accepted for verdict in verdicts) / len(verdicts)
+    rate = sum(verify_result.num_accepted for verify_result in verdicts) / len(verdicts)
     assert rate == pytest.approx(0.6, abs=0.04)  # five standard deviations
 
 
 def test_after_a_rejection_the_residual_is_drawn() -> None:
     """What the draft proposes too often is never the correction; the whole law comes out right."""
-    token = DraftToken(0, law=np.array([0.9, 0.1, 0.0]))
+    token = DraftToken(0, probs=np.array([0.9, 0.1, 0.0]))
     verdicts = rejection_verdicts([0.54, 0.26, 0.2], token, 4000)
-    corrections = [verdict.next_token_id for verdict in verdicts if not verdict.num_accepted]
+    corrections = [verify_result.next_token_id for verify_result in verdicts if not verify_result.num_accepted]
     assert 0 not in corrections
     assert corrections.count(2) / len(corrections) == pytest.approx(0.2 / 0.36, abs=0.07)
 
 
 def test_a_token_of_zero_probability_is_never_drawn() -> None:
     """Neither accepted, nor drawn as correction, bonus or plain token, whatever the noise."""
-    for law in (None, np.array([0.0, 1.0, 0.0])):
-        for verdict in rejection_verdicts([0.5, 0.0, 0.5], DraftToken(1, law=law), 2000):
-            assert verdict.num_accepted == 0
-            assert verdict.next_token_id != 1
+    for probs in (None, np.array([0.0, 1.0, 0.0])):
+        for verify_result in rejection_verdicts([0.5, 0.0, 0.5], DraftToken(1, probs=probs), 2000):
+            assert verify_result.num_accepted == 0
+            assert verify_result.next_token_id != 1
     target = TableModel(tokenizer=LETTERS, seed=3)
     for acceptance, seed in itertools.product(("coupled", "rejection"), range(20)):
         sampling = Sampling(temperature=5.0, top_k=2, seed=seed)
         prompt = target.tokenizer.encode_chat(letters_request(sampling))
         sampler = Sampler(sampling, vocab_size=target.vocab_size, num_prompt_tokens=len(prompt), seed=seed)
-        rule = make_rule(acceptance, sampler)
+        rule = make_acceptance_rule(acceptance, sampler)
         draft = RandomDraft(seed).open_token_draft(target, rule.choose, prompt)
         with Generation(
             target, prompt, rule, Fixed(4).start(), limits=GenerationLimits(max_tokens=20), open_draft=lambda d=draft: d
@@ -920,13 +929,13 @@ def test_the_drafts_probability_is_the_one_it_was_drawn_with() -> None:
     sampling = Sampling(temperature=0.7, top_k=3)
     sampler = Sampler(sampling, vocab_size=LETTERS.num_ids, num_prompt_tokens=1, seed=0)
     logits = TableModel(tokenizer=LETTERS, seed=9).logits([1])
-    token = make_rule("rejection", sampler).choose(logits, [1])
+    token = make_acceptance_rule("rejection", sampler).choose(logits, [1])
     kept = np.argsort(logits)[-3:]
     expected = np.zeros(LETTERS.num_ids)
     expected[kept] = np.exp(logits[kept].astype(np.float64) / 0.7)
     expected /= expected.sum()
-    assert token.law is not None
-    assert token.law == pytest.approx(expected, abs=1e-6)
+    assert token.probs is not None
+    assert token.probs == pytest.approx(expected, abs=1e-6)
     assert token.confidence == pytest.approx(expected[token.token_id], abs=1e-6)
 
 
@@ -948,7 +957,7 @@ def test_no_delta_is_cut_inside_a_character() -> None:
     story = "😀é€ aé😀 €b😀é ñ"
     target = TableModel(story, order=8)
     for lookahead in range(1, 9):
-        events = events_of(target, ChatRequest.create("tell"), GivenText(story), lookahead=Fixed(lookahead))
+        events = events_of(target, ChatRequest.create("tell"), ReferenceDraft(story), lookahead=Fixed(lookahead))
         assert text_of(events) == story
         assert all("\N{REPLACEMENT CHARACTER}" not in e.text for e in events if isinstance(e, TextDelta))
 

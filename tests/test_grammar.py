@@ -23,15 +23,15 @@ from llm_spec_onnx import OnnxProvider
 from tiny_models import BUILTIN, write_tiny_model
 
 import llm_spec.grammar
-import llm_spec.tokens.rules
+import llm_spec.tokens.acceptance
 from llm_spec import (
+    CascadeDraft,
     ChatRequest,
     Fallback,
     Finish,
     Fixed,
     GrammarTokenizer,
     InvalidRequestError,
-    JoinedDraft,
     MissingExtraError,
     PromptLookup,
     ProviderDraft,
@@ -46,7 +46,7 @@ from llm_spec import (
 from llm_spec.grammar import GrammarConstraint, open_constraint
 from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec.testing import LocalProvider, RandomDraft, TableModel
-from llm_spec.tokens import AcceptanceName, Sampler, Verdict
+from llm_spec.tokens import AcceptanceName, Sampler, VerifyResult
 
 PERSON = {
     "type": "object",
@@ -112,7 +112,7 @@ DRAFTS: dict[str, TokenDrafter] = {
     "model": DRAFT,
     "random": RandomDraft(2),
     "lookup": PromptLookup(min_ngram=1),
-    "joined": JoinedDraft(PromptLookup(min_ngram=1), DRAFT),
+    "joined": CascadeDraft(PromptLookup(min_ngram=1), DRAFT),
 }
 PROMPT = 'def person(self, name, age): return {"name": "abc def", "age": 12, "tags": ["a", "b c"]}'
 
@@ -274,9 +274,9 @@ def keep_old_masks(self: Any, num_tokens: int) -> None:
         del self._ids[-num_tokens:]
 
 
-def verify_without_mask(sampler: Sampler, logits: Any, context_ids: Sequence[int], proposal: Any) -> Verdict:
+def verify_without_mask(sampler: Sampler, logits: Any, context_ids: Sequence[int], proposal: Any) -> VerifyResult:
     del sampler
-    return llm_spec.tokens.rules._verify_argmax(logits, len(context_ids), proposal)
+    return llm_spec.tokens.acceptance._verify_greedy(logits, len(context_ids), proposal)
 
 
 def choose_without_mask(sampler: Sampler, logits: Any, context_ids: Sequence[int]) -> Any:
@@ -314,9 +314,9 @@ def check_texts() -> None:
         check_one_text(token_model(TARGET), DRAFT, name, **SAMPLING[sampling])
 
 
-CHOOSE = llm_spec.tokens.rules._choose_coupled
-BACK: tuple[Any, str] = (GrammarConstraint, "_take_back")
-ROWS: tuple[Any, str] = (llm_spec.tokens.rules, "_verify_equal")
+CHOOSE = llm_spec.tokens.acceptance._sample_coupled
+BACK: tuple[Any, str] = (GrammarConstraint, "_roll_back")
+ROWS: tuple[Any, str] = (llm_spec.tokens.acceptance, "_verify_coupled")
 FAULTS: dict[str, tuple[tuple[Any, str], Any, Callable[[], None]]] = {
     "the matcher is not rolled back": (BACK, drop_nothing_from_the_matcher, check_texts),
     "the matcher is not rolled back, by the masks": (BACK, drop_nothing_from_the_matcher, check_walks),
@@ -336,7 +336,7 @@ def test_planted_faults_are_found(monkeypatch: pytest.MonkeyPatch, fault: str) -
 
 def test_a_draft_without_the_mask_is_only_a_worse_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is the target's own choice."""
-    monkeypatch.setattr(llm_spec.tokens.rules, "_choose_coupled", choose_without_mask)
+    monkeypatch.setattr(llm_spec.tokens.acceptance, "_sample_coupled", choose_without_mask)
     check_texts()
 
 
@@ -402,7 +402,7 @@ def test_the_matcher_is_asked_once_for_each_position() -> None:
 
 def test_a_grammar_that_becomes_too_complex_ends_the_request_alone() -> None:
     """The error names the place, and the matcher serves what it could serve before: a draft may have led it there."""
-    compiled = llm_spec.grammar._tokenizer(stub(), TOKENIZER)
+    compiled = llm_spec.grammar._get_ll_tokenizer(stub(), TOKENIZER)
     source = LLMatcher.grammar_from_lark('start: "a" b\nb: "" | b b | "x"')
     limited = LLMatcher(compiled, source, limits=LLParserLimits(step_max_items=40, verbose_errors=False))
     walked = GrammarConstraint(limited, vocab_size=4200, eos_token_ids=TOKENIZER.eos_token_ids)
@@ -417,20 +417,20 @@ def test_a_grammar_that_becomes_too_complex_ends_the_request_alone() -> None:
 def test_a_vocabulary_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many first requests at a time, one reading; the number that is kept is bounded."""
     reads: list[str] = []
-    read = llm_spec.grammar._read_tokenizer
+    read = llm_spec.grammar._build_ll_tokenizer
 
     def counting(target: TokenModel, tokenizer: GrammarTokenizer) -> Any:
         reads.append(target.name)
         return read(target, tokenizer)
 
     monkeypatch.setattr(llm_spec.grammar, "_tokenizers", {})
-    monkeypatch.setattr(llm_spec.grammar, "_read_tokenizer", counting)
+    monkeypatch.setattr(llm_spec.grammar, "_build_ll_tokenizer", counting)
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(constraint, [*FORMATS] * 4))
     assert len(reads) == 1
     assert len({id(each) for each in made}) == 16
     for vocab_size in range(4201, 4210):
-        llm_spec.grammar._tokenizer(stub(vocab_size=vocab_size), TOKENIZER)
+        llm_spec.grammar._get_ll_tokenizer(stub(vocab_size=vocab_size), TOKENIZER)
     assert len(llm_spec.grammar._tokenizers) == 4
 
 

@@ -26,9 +26,9 @@ from llm_spec import (
     Discoverable,
     DraftError,
     DraftPiece,
-    GivenText,
     LlmProvider,
     PromptLookup,
+    ReferenceDraft,
     RetryPolicy,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -38,28 +38,28 @@ from llm_spec import (
     TextDelta,
     Timeouts,
 )
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.provider import DraftProvider
 from llm_spec.testing import ScriptedProvider
-from llm_spec.testing.server import Faults, Latency, ModelServer, disagreeing
+from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
 from llm_spec.testing.simulated import SimulatedDraft
 
 FILES: Final = Path("/proc/self/fd")
 WORDS: Final = " ".join(f"word{i}" for i in range(40))
 QUESTION: Final = f"Say {WORDS[:60]}"
-LATENCY: Final = Latency(first_token_s=0.004, token_s=0.0006)
+LATENCY: Final = ServerLatency(first_token_s=0.004, token_s=0.0006)
 SETTLE_S: Final = 2.0  # how long the last end of a connection may take to be seen
 NUM_AT_ONCE: Final = 12
 LONGEST_S: Final = 0.05  # after which a request is left, if it has not ended
 NO_WAIT: Final = RetryPolicy(max_attempts=2, first_wait_s=0.0, max_wait_s=0.0, max_retry_after_s=0.0)
 PATIENCE: Final = Timeouts(first_chunk_s=0.5, between_chunks_s=0.15)
 FAULTS: Final = [
-    *(Faults(drop_after=at) for at in (0, 1, 7, 30)),
-    *(Faults(stall_after=at) for at in (0, 5)),
-    Faults(malformed_after=3),
-    Faults(status=500),
-    Faults(status=429, retry_after_s=0),
-    *[Faults()] * 8,
+    *(ServerFaults(drop_after=at) for at in (0, 1, 7, 30)),
+    *(ServerFaults(stall_after=at) for at in (0, 5)),
+    ServerFaults(malformed_after=3),
+    ServerFaults(status=500),
+    ServerFaults(status=429, retry_after_s=0),
+    *[ServerFaults()] * 8,
 ]
 FAILURES: Final = [
     *(Failure(drop_after=at) for at in (-1, 0, 1, 7, 30)),
@@ -130,8 +130,8 @@ async def nothing_left() -> AsyncGenerator[None]:
         gc.collect()
         left = await settled(lambda: asyncio.all_tasks() - tasks)
         assert not left, f"tasks are left: {left}"
-        more = await settled(lambda: open_files() - files)
-        assert not more, f"files are open: {more}"
+        wants_more = await settled(lambda: open_files() - files)
+        assert not wants_more, f"files are open: {wants_more}"
         assert complaints == []
     finally:
         loop.set_exception_handler(None)
@@ -206,8 +206,8 @@ class World:
             if isinstance(target, Discoverable):
                 await target.discover("continue_prefix")
         self.drafts += [
-            GivenText(WORDS),
-            GivenText(disagreeing(WORDS, 0.9, 3)),
+            ReferenceDraft(WORDS),
+            ReferenceDraft(make_disagreeing_draft(WORDS, 0.9, 3)),
             SimulatedDraft(WORDS, 0.9, 4, token_s=0.0002),
             PromptLookup(),
             ScriptedProvider(WORDS, fail_at={9: DraftError("no more")}),
@@ -216,7 +216,7 @@ class World:
         for target, names, _ in self.targets:
             if "auto" in names:
                 config = SpeculativeConfig(retry=NO_WAIT, draft_timeout_s=0.02, timeouts=PATIENCE)
-                self.shared.append(SpeculativeDecoder(GivenText(WORDS), target, config))
+                self.shared.append(SpeculativeDecoder(ReferenceDraft(WORDS), target, config))
 
     def fail(self) -> None:
         """Servers fail now as chance has it."""
@@ -345,7 +345,7 @@ async def test_a_stream_that_is_not_closed_is_seen(monkeypatch: pytest.MonkeyPat
     """A provider that forgets its streams."""
     monkeypatch.setitem(globals(), "SETTLE_S", 0.3)
     async with nothing_left(), AsyncExitStack() as stack:
-        server = await stack.enter_async_context(Model(WORDS, latency=Latency(first_token_s=0.01, token_s=1.0)))
+        server = await stack.enter_async_context(Model(WORDS, latency=ServerLatency(first_token_s=0.01, token_s=1.0)))
         provider = HttpProvider("any", base_url=server.url)
         stack.push_async_callback(provider.aclose)
         forgotten = await stack.enter_async_context(AsyncExitStack())

@@ -21,7 +21,7 @@ from llm_spec import (
 )
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.errors import TransientError
-from llm_spec.planner import Planner
+from llm_spec.planner import StrategyPlanner
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
@@ -50,19 +50,25 @@ def answered(strategy: str, total_s: float, *, num_tokens: int = 100, **fields: 
 
 
 def learn(
-    planner: Planner, name: str, total_s: float, *, num_tokens: int = 100, first_s: float | None = None, **fields: Any
+    planner: StrategyPlanner,
+    name: str,
+    total_s: float,
+    *,
+    num_tokens: int = 100,
+    first_s: float | None = None,
+    **fields: Any,
 ) -> None:
     """Let the planner learn of an answer that took so long."""
     if name == "plain":
         first_s = total_s / num_tokens if first_s is None else first_s
-        planner.figures.add_answer(10, num_tokens, first_s, total_s - first_s)
+        planner.pair_stats.add_answer(10, num_tokens, first_s, total_s - first_s)
     else:
-        plain_s = planner.baseline.answer_s(10, num_tokens)
-        planner.learn(answered(name, total_s, num_tokens=num_tokens, **({"plain_s": plain_s} | fields)))
+        plain_s = planner.baseline.estimate_answer_s(10, num_tokens)
+        planner.record_result(answered(name, total_s, num_tokens=num_tokens, **({"plain_s": plain_s} | fields)))
 
 
 def chosen(
-    planner: Planner, num_requests: int, seconds: Mapping[str, float], names: Sequence[str] = NAMES
+    planner: StrategyPlanner, num_requests: int, seconds: Mapping[str, float], names: Sequence[str] = NAMES
 ) -> list[str]:
     """What is chosen when a strategy's answers always take so many seconds."""
     choices: list[str] = []
@@ -74,7 +80,7 @@ def chosen(
 
 def test_the_first_request_is_plain_and_then_each_strategy_is_tried() -> None:
     """Otherwise there is nothing to compare with."""
-    choices = chosen(Planner(), 10, {"plain": 2.0, "race": 1.5, "probe": 1.0})
+    choices = chosen(StrategyPlanner(), 10, {"plain": 2.0, "race": 1.5, "probe": 1.0})
     assert choices[0] == "plain"
     assert set(choices[1:6]) >= set(NAMES)
 
@@ -91,14 +97,14 @@ def test_the_first_request_is_plain_and_then_each_strategy_is_tried() -> None:
 )
 def test_the_worthiest_is_used(seconds: Mapping[str, float], best: str) -> None:
     """After the trials nearly every request goes to it."""
-    choices = chosen(Planner(), 400, seconds)
+    choices = chosen(StrategyPlanner(), 400, seconds)
     assert Counter(choices[8:])[best] > 0.9 * 392
     assert Counter(choices[100:])[best] > 0.92 * 300
 
 
 def test_what_does_not_pay_is_tried_again_later_and_later() -> None:
     """Pauses grow from one trial to the next, up to a bound: it is never given up for good."""
-    choices = chosen(Planner(), 3000, {"plain": 1.0, "race": 2.0}, ["race"])
+    choices = chosen(StrategyPlanner(), 3000, {"plain": 1.0, "race": 2.0}, ["race"])
     tried = [index for index, name in enumerate(choices) if name == "race"]
     pauses = [b - a for a, b in pairwise(tried)][2:]
     assert len(pauses) >= 4
@@ -110,7 +116,7 @@ def test_what_does_not_pay_is_tried_again_later_and_later() -> None:
 @pytest.mark.parametrize("seconds", [1.1, 2.0, 8.0])
 def test_trying_again_costs_next_to_nothing(seconds: float) -> None:
     """However bad a strategy is: after the first trials less than 2 % of the time goes into it."""
-    planner = Planner()
+    planner = StrategyPlanner()
     chosen(planner, 5, {"plain": 1.0, "race": seconds}, ["race"])
     later = chosen(planner, 4000, {"plain": 1.0, "race": seconds}, ["race"])
     assert Counter(later)["race"] * (seconds - 1.0) <= 0.02 * 4000
@@ -118,14 +124,14 @@ def test_trying_again_costs_next_to_nothing(seconds: float) -> None:
 
 def test_the_first_pause_comes_right_after_the_trials() -> None:
     """What was tried twice and did not pay rests for 16 requests at least."""
-    choices = chosen(Planner(), 30, {"plain": 1.0, "race": 2.0}, ["race"])
+    choices = chosen(StrategyPlanner(), 30, {"plain": 1.0, "race": 2.0}, ["race"])
     assert choices[:3] == ["plain", "race", "race"]
     assert choices[3:19] == ["plain"] * 16
 
 
 def test_a_strategy_that_becomes_worth_it_is_taken_up() -> None:
     """A draft or a server that got better is found out."""
-    planner = Planner()
+    planner = StrategyPlanner()
     chosen(planner, 40, {"plain": 1.0, "race": 2.0, "probe": 2.0})
     later = chosen(planner, 300, {"plain": 1.0, "race": 0.4, "probe": 2.0})
     assert Counter(later[150:])["race"] > 90
@@ -133,7 +139,7 @@ def test_a_strategy_that_becomes_worth_it_is_taken_up() -> None:
 
 def test_a_strategy_that_is_no_longer_worth_it_is_left() -> None:
     """Within a few requests."""
-    planner = Planner()
+    planner = StrategyPlanner()
     chosen(planner, 40, {"plain": 1.0, "race": 0.5}, ["race"])
     later = chosen(planner, 60, {"plain": 1.0, "race": 2.0}, ["race"])
     assert Counter(later[10:])["plain"] > 45
@@ -141,7 +147,7 @@ def test_a_strategy_that_is_no_longer_worth_it_is_left() -> None:
 
 def test_plain_is_measured_again_now_and_then() -> None:
     """A target that became faster alone is noticed, although nothing but the strategy was used."""
-    planner = Planner()
+    planner = StrategyPlanner()
     choices = chosen(planner, 300, {"plain": 1.0, "race": 0.5}, ["race"])
     plain = [index for index, name in enumerate(choices) if name == "plain"]
     assert len(plain) > 2
@@ -164,7 +170,7 @@ def test_plain_is_measured_again_now_and_then() -> None:
 )
 def test_answers_that_say_nothing_teach_nothing(fields: dict[str, Any]) -> None:
     """Short ones, those that a deadline cut or a failure held up, those that nobody counted."""
-    planner = Planner()
+    planner = StrategyPlanner()
     chosen(planner, 40, {"plain": 2.0, "race": 1.0, "probe": 3.0})
     for _ in range(20):
         learn(planner, "race", 1000.0, **fields)
@@ -173,7 +179,7 @@ def test_answers_that_say_nothing_teach_nothing(fields: dict[str, Any]) -> None:
 
 def test_thrown_away_tokens_are_no_answer() -> None:
     """Seven tokens of an answer stay seven, however many were generated beside them."""
-    planner = Planner()
+    planner = StrategyPlanner()
     learn(planner, "plain", 1.0)
     usage = Usage(output_tokens=500, cancelled_output_tokens=493)
     for _ in range(10):
@@ -187,7 +193,7 @@ def test_thrown_away_tokens_are_no_answer() -> None:
 
 def test_what_a_request_does_not_allow_is_never_chosen() -> None:
     """The names differ from request to request."""
-    planner, seconds = Planner(), {"plain": 2.0, "race": 1.0, "probe": 0.5}
+    planner, seconds = StrategyPlanner(), {"plain": 2.0, "race": 1.0, "probe": 0.5}
     for index in range(400):
         names = [("race",), ("probe",), NAMES][index * 7 % 3]
         name = planner.choose(names, EVERY).name
@@ -198,7 +204,7 @@ def test_what_a_request_does_not_allow_is_never_chosen() -> None:
 
 def test_the_first_token_weighs_as_it_does_in_a_short_answer() -> None:
     """Worth compares like with like: plain is expected to take its first token and then so much for each other."""
-    planner = Planner()
+    planner = StrategyPlanner()
     for _ in range(3):
         learn(planner, "plain", 2.0, first_s=1.01, num_tokens=100)  # 10 ms a token
     for _ in range(3):
@@ -208,7 +214,7 @@ def test_the_first_token_weighs_as_it_does_in_a_short_answer() -> None:
 
 def test_a_strategy_that_always_meets_the_deadline_is_given_up() -> None:
     """Plain answers come in time, those of a strategy never: it may not be chosen for every request from then on."""
-    planner = Planner()
+    planner = StrategyPlanner()
     choices: list[str] = []
     for _ in range(40):
         choices.append(planner.choose(["race"], EVERY).name)
@@ -251,11 +257,11 @@ def test_the_baseline_is_the_targets_own_time(consumer_s: float, wait_s: float |
                     await asyncio.sleep(consumer_s)
         return decoder
 
-    figures = run_virtual(run())._planner.figures
-    assert figures.baseline.answer_s(4, 1) == pytest.approx(0.4, rel=0.01)
-    assert figures.baseline.answer_s(4, 101) == pytest.approx(0.4 + 100 * 0.02, rel=0.01)
-    assert figures.first_token_s.value == pytest.approx(0.4, rel=0.01)
-    assert figures.token_s.value == pytest.approx(0.02, rel=0.01)
+    pair_stats = run_virtual(run())._planner.pair_stats
+    assert pair_stats.baseline.estimate_answer_s(4, 1) == pytest.approx(0.4, rel=0.01)
+    assert pair_stats.baseline.estimate_answer_s(4, 101) == pytest.approx(0.4 + 100 * 0.02, rel=0.01)
+    assert pair_stats.first_token_s.value == pytest.approx(0.4, rel=0.01)
+    assert pair_stats.token_s.value == pytest.approx(0.02, rel=0.01)
 
 
 @pytest.mark.parametrize("consumer_s", [0.0, 0.1])
@@ -269,7 +275,7 @@ def test_a_race_measures_streams_as_they_arrive(consumer_s: float) -> None:
         async with decoder.stream("tell") as events:
             async for _ in events:
                 await asyncio.sleep(consumer_s)
-        return decoder._planner.figures.token_s.value
+        return decoder._planner.pair_stats.token_s.value
 
     assert run_virtual(run()) == pytest.approx(0.01, rel=0.05)
 

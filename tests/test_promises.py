@@ -45,9 +45,9 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.config import StrategyName
-from llm_spec.metering import Call, Meter
+from llm_spec.metering import MeteredCall, TokenMeter
 from llm_spec.result import Guarantee
-from llm_spec.tokens.rules import AcceptanceName
+from llm_spec.tokens.acceptance import AcceptanceName
 
 NUM_CASES: Final = 500
 NUM_AT_ONCE: Final = 50
@@ -175,7 +175,7 @@ class Honest(SpeculativeDecoder):
         async for event in events:
             if isinstance(event, SpeculativeFinish) and event.result is not None:
                 result = self.change_result(replace(event.result, content=shown))
-                yield SpeculativeFinish.of(replace_finish(event, result), result)
+                yield SpeculativeFinish.from_finish(replace_finish(event, result), result)
                 continue
             for changed in self.change_event(event):
                 shown += changed.text if isinstance(changed, TextDelta) else ""
@@ -410,18 +410,18 @@ def test_a_fault_on_purpose_is_seen(name: str) -> None:
 def test_a_place_that_is_not_given_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(LONG, limit=3, asks=(Ask(), Ask()))
     assert not check(run_case(case))
-    place, forgotten = ConcurrencyLimit.place, AsyncExitStack()
+    acquire_place, forgotten = ConcurrencyLimit.acquire_place, AsyncExitStack()
 
     @asynccontextmanager
     async def forget(self: ConcurrencyLimit) -> AsyncGenerator[None]:
-        async with place(self):
+        async with acquire_place(self):
             if self not in kept:
                 kept.append(self)
-                await forgotten.enter_async_context(place(self))
+                await forgotten.enter_async_context(acquire_place(self))
             yield
 
     kept: list[ConcurrencyLimit] = []
-    monkeypatch.setattr(ConcurrencyLimit, "place", forget)
+    monkeypatch.setattr(ConcurrencyLimit, "acquire_place", forget)
     assert "places of the limit are lost" in " ".join(map(str, check(run_case(case))))
     forgotten.pop_all()
 
@@ -445,14 +445,14 @@ def test_calls_that_are_not_charged_are_seen(
     case = replace(LONG, strategy=strategy, kind="ids", draft=draft, draft_piece_s=0.0, longest=90, budget=10**6)  # type: ignore[arg-type]
     case = replace(case, asks=(ask,), baseline_every=0)
     assert not check(run_case(case))
-    open_call = Meter.open
+    open_call = TokenMeter.open
 
-    def forget(self: Meter, request: ChatRequest | None = None, **options: Any) -> Call:
+    def forget(self: TokenMeter, request: ChatRequest | None = None, **options: Any) -> MeteredCall:
         call = open_call(self, request, **options)
         if request is None:
             self._calls.remove(call)  # pyright: ignore[reportPrivateUsage]
         return call
 
-    monkeypatch.setattr(Meter, "open", forget)
+    monkeypatch.setattr(TokenMeter, "open", forget)
     found = " ".join(map(str, check(run_case(case))))
     assert ("the calls read and wrote" if ask.cancel_at_s else "output tokens; its") in found

@@ -77,7 +77,7 @@ def test_a_missing_extra_is_named_with_its_command(monkeypatch: pytest.MonkeyPat
         with pytest.raises(MissingExtraError) as caught:
             open_draft(text)
         assert_one_line(caught.value, "onnxruntime", "pip install 'llm-spec[onnx]'")
-    assert registered_providers()["onnx"].missing == ("onnxruntime",)
+    assert registered_providers()["onnx"].missing_modules == ("onnxruntime",)
 
 
 def test_a_draft_used_as_target_is_refused() -> None:

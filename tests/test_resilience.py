@@ -26,10 +26,10 @@ from llm_spec import (
     DraftError,
     DraftPiece,
     Finish,
-    GivenText,
     InvalidRequestError,
     ProviderDraft,
     ReasoningDelta,
+    ReferenceDraft,
     Retry,
     RetryPolicy,
     SpeculativeConfig,
@@ -43,12 +43,12 @@ from llm_spec import (
     ToolCallDelta,
     TransientError,
 )
-from llm_spec.drafting.pieces import split_pieces
-from llm_spec.failures import error_for_status, read_retry_after
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
+from llm_spec.status_errors import make_status_error, read_retry_after
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.server import MODEL, Faults, Latency, ModelServer
+from llm_spec.testing.server import MODEL, ModelServer, ServerFaults, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -306,10 +306,10 @@ def test_slow_is_not_silent() -> None:
 
 def attempt(breaker: CircuitBreaker, error: BaseException | None = None) -> None:
     """One that begins as the error says, and without an error ends well."""
-    with breaker.attempt():
+    with breaker.guard_attempt():
         if error is not None:
             raise error
-    breaker.see(None)
+    breaker.record_outcome(None)
 
 
 def test_the_circuit_opens_lets_one_try_and_closes() -> None:
@@ -323,7 +323,7 @@ def test_the_circuit_opens_lets_one_try_and_closes() -> None:
         with pytest.raises(CircuitOpenError, match=r"a server failed 3 times .* 10\.0 s more"):
             attempt(breaker)
         await asyncio.sleep(10.0)
-        with breaker.attempt(), pytest.raises(CircuitOpenError, match="one trial"):
+        with breaker.guard_attempt(), pytest.raises(CircuitOpenError, match="one trial"):
             attempt(breaker)
         attempt(breaker)
         for _ in range(3):
@@ -380,12 +380,12 @@ def test_one_trial_at_a_time() -> None:
 
     async def check() -> None:
         breaker = CircuitBreaker("a server", BreakerPolicy(max_failures=1, open_s=1.0))
-        earlier = breaker.attempt()
+        earlier = breaker.guard_attempt()
         earlier.__enter__()
         with pytest.raises(TransientError):
             attempt(breaker, OVERLOADED)
         await asyncio.sleep(1.0)
-        with breaker.attempt():
+        with breaker.guard_attempt():
             earlier.__exit__(None, None, None)
             with pytest.raises(CircuitOpenError, match="one trial"):
                 attempt(breaker)
@@ -407,7 +407,7 @@ def test_a_trial_lasts_until_its_stream_has_ended(ending: str) -> None:
             with pytest.raises(TransientError):
                 await decoder.decode("q")
         await asyncio.sleep(30.0)
-        in_time = decoder.using(replace(decoder.config, deadline_s=20.0 if ending == "deadline" else None))
+        in_time = decoder.with_config(replace(decoder.config, deadline_s=20.0 if ending == "deadline" else None))
         trial = asyncio.create_task(in_time.decode("q"))
         for _ in range(19):  # of the 40 pieces
             await asyncio.sleep(1.0)
@@ -422,7 +422,7 @@ def test_a_trial_lasts_until_its_stream_has_ended(ending: str) -> None:
             with pytest.raises(CircuitOpenError, match=r"30\.0 s more"):
                 await decoder.decode("q")
         else:
-            assert decoder.is_target_left_alone is (ending != "well")  # the others decide nothing
+            assert decoder.is_target_circuit_open is (ending != "well")  # the others decide nothing
             assert (await decoder.decode("q")).content == WORDS
 
     run_virtual(check())
@@ -566,7 +566,7 @@ def test_a_draft_that_copies_takes_no_place(strategy: Any) -> None:
     """It asks no server: the only place is the target's, and the text is drafted all the same."""
     target = ScriptedProvider(WORDS, capabilities=CONTINUES, delay_piece_s=0.01)
     config = SpeculativeConfig(strategy=strategy, limit=ConcurrencyLimit(1))
-    result = run_virtual(SpeculativeDecoder(GivenText(WORDS), target, config).decode("q"))
+    result = run_virtual(SpeculativeDecoder(ReferenceDraft(WORDS), target, config).decode("q"))
     assert result.content == WORDS
     assert result.fallbacks == ()
     assert result.stats.num_draft_tokens > 0
@@ -597,7 +597,7 @@ class Crowd:
         return sum(kind == "target" and not task.done() for kind, task, _ in self.members)
 
     async def _stay(self, kind: str, leave: asyncio.Event) -> None:
-        async with self.limit.place() if kind == "target" else self.limit.spare_place():
+        async with self.limit.acquire_place() if kind == "target" else self.limit.acquire_spare_place():
             self.inside[kind] += 1
             try:
                 await leave.wait()
@@ -654,7 +654,7 @@ async def num_free(limit: ConcurrencyLimit) -> int:
     async with AsyncExitStack() as stack:
         for number in count():
             try:
-                await stack.enter_async_context(limit.spare_place())
+                await stack.enter_async_context(limit.acquire_spare_place())
             except DraftError:
                 return number
     raise AssertionError
@@ -698,12 +698,12 @@ def test_a_request_that_is_cancelled_while_it_closes_gives_its_place_back(
 
 async def test_a_local_model_that_is_cancelled_twice_gives_its_place_back() -> None:
     """While its thread is in a forward pass."""
-    reading, go_on = threading.Event(), threading.Event()
+    reading, extend_guess = threading.Event(), threading.Event()
 
     class Held(TableModel):
         def open(self, *, exact: bool = True) -> Any:
             reading.set()
-            assert go_on.wait(10)
+            assert extend_guess.wait(10)
             return super().open(exact=exact)
 
     limit = ConcurrencyLimit(1)
@@ -714,7 +714,7 @@ async def test_a_local_model_that_is_cancelled_twice_gives_its_place_back() -> N
         task.cancel()
         await asyncio.sleep(0)
     assert await num_free(limit) == 0
-    go_on.set()
+    extend_guess.set()
     await asyncio.wait([task])
     assert task.cancelled()
     assert await num_free(limit) == 1
@@ -750,7 +750,7 @@ def test_a_draft_delays_nobodys_target(strategy: Any, max_requests: int) -> None
         watching.cancel()
         assert most == max_requests or strategy == "race"  # an answer's own streams share its place
         assert draft.num_open == target.num_open == 0
-        assert not decoder.is_draft_left_alone
+        assert not decoder.is_draft_circuit_open
         assert {result.content for result in results} == {WORDS}
         return results
 
@@ -775,14 +775,14 @@ def test_a_draft_that_lost_its_place_is_not_blamed() -> None:
 
         drafting = asyncio.create_task(draft())
         await asyncio.sleep(50.0)
-        async with limit.place():
+        async with limit.acquire_place():
             with pytest.raises(DraftError, match="needed the draft's place"):
                 await drafting
             assert await num_free(limit) == 0
         assert not breaker.is_open
         assert await num_free(limit) == 1
         with pytest.raises(TimeoutError, match="its own"):
-            async with limit.spare_place():
+            async with limit.acquire_spare_place():
                 raise TimeoutError("its own")
         assert await num_free(limit) == 1
 
@@ -804,14 +804,14 @@ def test_a_limit_in_use_on_two_event_loops_is_refused() -> None:
     """Until the other one has given back what it took, or is closed."""
     limit = ConcurrencyLimit(1)
     decoder = plainly(ScriptedProvider(WORDS), limit=limit)
-    place = limit.place()
+    place = limit.acquire_place()
     with asyncio.Runner() as first, asyncio.Runner() as second:
         first.run(place.__aenter__())
         with pytest.raises(ConfigError, match="another event loop"):
             second.run(decoder.decode("q"))
         first.run(place.__aexit__(None, None, None))
         assert second.run(decoder.decode("q")).content == WORDS
-    place = limit.place()
+    place = limit.acquire_place()
     with asyncio.Runner() as first:
         first.run(place.__aenter__())
     with asyncio.Runner() as second:
@@ -846,24 +846,24 @@ def test_values_out_of_range_are_named(make: Any, name: str) -> None:
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 529])
 def test_transient_statuses(status: int) -> None:
-    error = error_for_status(status, {"retry-after": "3"}, "a line")
+    error = make_status_error(status, {"retry-after": "3"}, "a line")
     assert isinstance(error, TransientError)
     assert (error.status, error.retry_after_s, str(error)) == (status, 3.0, "a line")
 
 
 @pytest.mark.parametrize("status", [307, 401, 403, 404, 451])
 def test_lasting_statuses(status: int) -> None:
-    assert type(error_for_status(status, {}, "a line")) is TargetError
+    assert type(make_status_error(status, {}, "a line")) is TargetError
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_invalid_requests(status: int) -> None:
-    assert type(error_for_status(status, {}, "a line")) is InvalidRequestError
+    assert type(make_status_error(status, {}, "a line")) is InvalidRequestError
 
 
 def test_the_server_may_say_whether_to_ask_again() -> None:
-    assert type(error_for_status(500, {"x-should-retry": "false"}, "")) is TargetError
-    assert type(error_for_status(404, {"x-should-retry": "true"}, "")) is TransientError
+    assert type(make_status_error(500, {"x-should-retry": "false"}, "")) is TargetError
+    assert type(make_status_error(404, {"x-should-retry": "true"}, "")) is TransientError
 
 
 @pytest.mark.parametrize(
@@ -903,19 +903,19 @@ async def asked(server_url: str, **config: Any) -> SpeculativeResult:
 
 
 FAILURES = [
-    Faults(status=429, retry_after_s=0),
-    Faults(status=500),
-    Faults(status=529),
-    Faults(drop_after=0),
+    ServerFaults(status=429, retry_after_s=0),
+    ServerFaults(status=500),
+    ServerFaults(status=529),
+    ServerFaults(drop_after=0),
 ]
 
 
 @pytest.mark.parametrize("faults", FAILURES, ids=repr)
 @pytest.mark.parametrize("num_failures", [1, 2, 5])
-async def test_requests_are_as_many_as_the_policy_says(faults: Faults, num_failures: int) -> None:
+async def test_requests_are_as_many_as_the_policy_says(faults: ServerFaults, num_failures: int) -> None:
     """One for each failure and one for the answer, or as many as are allowed."""
     faults = replace(faults, num_requests=num_failures)
-    async with ModelServer(WORDS, latency=Latency(), faults=faults) as server:
+    async with ModelServer(WORDS, latency=ServerLatency(), faults=faults) as server:
         if num_failures < 3:
             assert (await asked(server.url, retry=replace(NO_WAIT, max_attempts=3))).content == WORDS
         else:
@@ -925,8 +925,8 @@ async def test_requests_are_as_many_as_the_policy_says(faults: Faults, num_failu
 
 
 async def test_a_silent_server_is_asked_again() -> None:
-    faults = Faults(stall_after=0, num_requests=1)
-    async with ModelServer(WORDS, latency=Latency(), faults=faults) as server:
+    faults = ServerFaults(stall_after=0, num_requests=1)
+    async with ModelServer(WORDS, latency=ServerLatency(), faults=faults) as server:
         result = await asked(server.url, retry=NO_WAIT, timeouts=Timeouts(first_chunk_s=0.2))
         assert (result.content, len(server.requests)) == (WORDS, 2)
 
@@ -934,8 +934,8 @@ async def test_a_silent_server_is_asked_again() -> None:
 @pytest.mark.parametrize("after", [1, 7, 39])
 async def test_a_dropped_stream_is_continued_by_one_request(after: int) -> None:
     """Which holds what was emitted, once two have found out that the server goes on from a text."""
-    faults = Faults(drop_after=after, num_requests=1)
-    async with ModelServer(WORDS, latency=Latency(), faults=faults, continues_prefix="fields") as server:
+    faults = ServerFaults(drop_after=after, num_requests=1)
+    async with ModelServer(WORDS, latency=ServerLatency(), faults=faults, continues_prefix="fields") as server:
         result = await asked(server.url, retry=NO_WAIT)
         assert (result.content, result.guarantee) == (WORDS, "exact-text")
         first, *others, last = (body["messages"] for body in server.requests)
@@ -969,8 +969,8 @@ async def test_nobody_listens() -> None:
 async def test_a_draft_is_asked_once() -> None:
     """Its failures are nobody's to repeat."""
     async with (
-        ModelServer(WORDS, latency=Latency(first_token_s=0.05), continues_prefix="fields") as server,
-        ModelServer(WORDS, faults=Faults(status=500), continues_prefix="fields") as broken,
+        ModelServer(WORDS, latency=ServerLatency(first_token_s=0.05), continues_prefix="fields") as server,
+        ModelServer(WORDS, faults=ServerFaults(status=500), continues_prefix="fields") as broken,
     ):
         target = HttpProvider(MODEL, base_url=server.url, dialect=DIALECTS["vllm"])
         draft = HttpProvider(MODEL, base_url=broken.url, dialect=DIALECTS["vllm"])
@@ -1008,7 +1008,7 @@ def test_an_answer_of_500_closes_a_model_to_nobody(status: int) -> None:
         for _ in range(10):
             with pytest.raises(TransientError):
                 await decoder.decode("q")
-        assert not decoder.is_target_left_alone
+        assert not decoder.is_target_circuit_open
         assert (await decoder.decode("q")).content == WORDS
 
     run_virtual(check())
@@ -1024,10 +1024,10 @@ def test_all_attempts_of_a_request_are_one_failure(status: int | None) -> None:
         decoder = plainly(target, retry=retry, breaker=BreakerPolicy(max_failures=2, open_s=7.0))
         with pytest.raises(TransientError):
             await decoder.decode("q")
-        assert (len(target.requests), decoder.is_target_left_alone) == (3, False)
+        assert (len(target.requests), decoder.is_target_circuit_open) == (3, False)
         with pytest.raises(TransientError):
             await decoder.decode("q")
-        assert decoder.is_target_left_alone
+        assert decoder.is_target_circuit_open
         with pytest.raises(CircuitOpenError) as caught:
             await decoder.decode("q")
         assert caught.value.retry_after_s == pytest.approx(7.0)

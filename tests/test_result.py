@@ -145,7 +145,7 @@ def test_a_result_is_json() -> None:
 def test_figures_are_the_result_without_the_answer() -> None:
     """What servers and adapters tell has the names that the whole result has, and is JSON."""
     result = result_of(stats_of(report(4, 2)))
-    told, whole = result.figures(), result.to_dict()
+    told, whole = result.to_report(), result.to_dict()
     assert json.loads(json.dumps(told)) == told
     assert {name: whole[name] for name in told} == told
     rest = {"content", "finish_reason", "stopped_by", "rounds", "usage", "tool_calls", "reasoning"}

@@ -12,7 +12,7 @@ import structlog
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from llm_spec import Fixed, GivenText, SpeculativeConfig, SpeculativeDecoder, TargetError
+from llm_spec import Fixed, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, TargetError
 from llm_spec.testing import LocalProvider, RandomDraft, ScriptedProvider, TableModel
 
 ANSWER = "the secret answer"
@@ -29,7 +29,7 @@ def _unconfigured() -> Iterator[None]:
 
 def decoder_of(draft: Any = None, **config: Any) -> SpeculativeDecoder:
     target = LocalProvider(TableModel(ANSWER, order=16))
-    return SpeculativeDecoder(draft or GivenText(ANSWER), target, SpeculativeConfig(lookahead=Fixed(4), **config))
+    return SpeculativeDecoder(draft or ReferenceDraft(ANSWER), target, SpeculativeConfig(lookahead=Fixed(4), **config))
 
 
 async def logged(decoder: SpeculativeDecoder) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ async def test_the_callers_context_is_left_as_it_was() -> None:
     assert "the caller's" not in {entry["request_id"] for entry in entries}
 
 
-@pytest.mark.parametrize("draft", [GivenText(ANSWER), RandomDraft()], ids=["right", "wrong"])
+@pytest.mark.parametrize("draft", [ReferenceDraft(ANSWER), RandomDraft()], ids=["right", "wrong"])
 async def test_no_message_text_is_logged(draft: Any) -> None:
     """Neither question nor answer is in any event."""
     text = repr(await logged(decoder_of(draft)))

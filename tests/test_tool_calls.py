@@ -22,8 +22,8 @@ from llm_spec import (
     ChatResponse,
     DraftPiece,
     Finish,
-    GivenText,
     ProviderDraft,
+    ReferenceDraft,
     RetryPolicy,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -131,7 +131,7 @@ async def test_calls_arrive_complete_and_once(
     """Parallel ones, two of them alike; arguments cut anywhere or interleaved; text before them stays text."""
     async with provider_at(double.url, kind) as target:
         config = SpeculativeConfig(strategy=strategy, retry=NO_WAIT)
-        decoder = SpeculativeDecoder(GivenText(TEXT), target, config)
+        decoder = SpeculativeDecoder(ReferenceDraft(TEXT), target, config)
         for size, mixed, text in ((1, False, SEE), (7, False, ""), (1000, False, SEE), (3, True, ""), (4, True, SEE)):
             double.reset()
             double.frames = frames_for(kind, CALLS, text=text, size=size, mixed=mixed)
@@ -293,7 +293,7 @@ ABLE = Capabilities(tools=True, continue_prefix=True, prediction=True)
 
 
 def calling_drafts() -> list[Any]:
-    return [Calling(), ProviderDraft(ScriptedProvider(calls_as_events(text="maybe"))), GivenText('{"name": "f"}')]
+    return [Calling(), ProviderDraft(ScriptedProvider(calls_as_events(text="maybe"))), ReferenceDraft('{"name": "f"}')]
 
 
 @pytest.mark.parametrize("strategy", ["race", "probe", "score", "predict"])
@@ -353,7 +353,7 @@ def test_auto_is_plain_with_tools_however_well_it_knows_the_pair() -> None:
     async def check() -> None:
         long = " ".join(f"word{i}" for i in range(400))
         target = SimulatedTarget(long, token_s=0.02, first_token_s=0.1, by_ids=True)
-        decoder = SpeculativeDecoder(GivenText(long), target)
+        decoder = SpeculativeDecoder(ReferenceDraft(long), target)
         used = [(await decoder.decode("q", temperature=0.0)).strategy for _ in range(12)]
         assert {"race", "probe"} & set(used[-4:])
         for _ in range(3):
@@ -402,7 +402,7 @@ class CallsUnasked(SimulatedTarget):
 def test_a_call_that_nobody_offered_comes_once_out_of_a_race(draft_s: float) -> None:
     """Several streams of the target write it; the caller gets one."""
 
-    class Writing(GivenText):
+    class Writing(ReferenceDraft):
         @asynccontextmanager
         async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
             await asyncio.sleep(draft_s)

@@ -17,22 +17,22 @@ from llm_spec_http import client as http_client
 from llm_spec_openai import client as openai_client
 
 from llm_spec import (
+    AnswerStarted,
     Discoverable,
     DraftError,
-    GivenText,
+    GuaranteeWeakened,
     LlmProvider,
     ProviderDraft,
+    ReferenceDraft,
     Retry,
     RetryPolicy,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeFinish,
     SpeculativeResult,
-    Started,
     TextDelta,
     Timeouts,
     TransientError,
-    Weakened,
 )
 from llm_spec.testing import ScriptedProvider
 
@@ -222,7 +222,9 @@ async def test_the_servers_wish_is_obeyed(headers: dict[str, str]) -> None:
 async def test_the_servers_wish_is_obeyed_beside_a_draft(double: Double, draft: str, headers: dict[str, str]) -> None:
     """Whether or not a draft that failed was told of before the target was asked."""
     double.reset(Failure(status=429, headers=headers))
-    given = GivenText(TEXT) if draft == "works" else ProviderDraft(ScriptedProvider(TEXT, fail_at={0: DraftError("")}))
+    given = (
+        ReferenceDraft(TEXT) if draft == "works" else ProviderDraft(ScriptedProvider(TEXT, fail_at={0: DraftError("")}))
+    )
     policy = RetryPolicy(max_attempts=2, **NO_WAIT)
     async with provider_at(double.url, "openai") as target:
         config = SpeculativeConfig(strategy="predict", retry=policy)
@@ -292,7 +294,7 @@ async def test_a_whole_answer_of_speculation_begins_anew(double: Double) -> None
     async with provider_at(double.url, "aiohttp", dialect="vllm") as target:
         assert isinstance(target, Discoverable)
         await target.discover("continue_prefix")
-        for draft in (GivenText("something else"), None):
+        for draft in (ReferenceDraft("something else"), None):
             double.reset(Failure(drop_after=5), Failure(drop_after=7))
             policy = RetryPolicy(max_attempts=3, **NO_WAIT)
             outcome = await SpeculativeDecoder(draft, target, SpeculativeConfig(retry=policy)).decode("q")
@@ -386,5 +388,5 @@ async def test_what_is_streamed_is_labelled(double: Double) -> None:
     ):
         events = [event async for event in stream]
     kinds = [kind for kind, _ in itertools.groupby(type(event) for event in events)]
-    assert kinds == [Started, TextDelta, Retry, Weakened, TextDelta, SpeculativeFinish]
+    assert kinds == [AnswerStarted, TextDelta, Retry, GuaranteeWeakened, TextDelta, SpeculativeFinish]
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == TEXT

@@ -28,16 +28,16 @@ async def test_items_come_in_order() -> None:
 
 async def test_items_come_as_they_are_made() -> None:
     """The first item does not wait for the last."""
-    go_on = threading.Event()
+    extend_guess = threading.Event()
 
     def make(_: threading.Event) -> Iterator[list[str]]:
         yield ["first"]
-        assert go_on.wait(10)
+        assert extend_guess.wait(10)
         yield ["second"]
 
     async with iterate_in_thread(make) as items:
         assert await anext(items) == "first"
-        go_on.set()
+        extend_guess.set()
         assert await anext(items) == "second"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import llm_spec_onnx
 import onnx
-from llama_onnx import CacheKind, LlamaConfig, WeightsDtype, build_onnx, random_weights
+from llama_onnx import CacheKind, LlamaConfig, WeightsDtype, build_onnx, create_random_weights
 
 __all__ = ["BUILTIN", "TINY", "MakeFolder", "write_tiny_model"]
 
@@ -34,5 +34,5 @@ def write_tiny_model(folder: Path, cache: CacheKind, weights_dtype: WeightsDtype
     shutil.copytree(BUILTIN / "draft", folder, ignore=shutil.ignore_patterns("model.onnx"))
     config = asdict(TINY) | {"max_position_embeddings": TINY.max_positions, "eos_token_id": 7}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    model = build_onnx(TINY, random_weights(TINY, seed), cache=cache, weights_dtype=weights_dtype)
+    model = build_onnx(TINY, create_random_weights(TINY, seed), cache=cache, weights_dtype=weights_dtype)
     onnx.save(model, folder / "model.onnx")

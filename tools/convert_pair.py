@@ -25,8 +25,14 @@ from safetensors.numpy import load_file
 
 from llm_spec import ChatRequest
 
-_COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_LARGEST = 2_000_000_000  # bytes of an ONNX file
+_COPIED_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+_MAX_FILE_BYTES = 2_000_000_000  # bytes of an ONNX file
 _NUM_TOKENS = 48  # of an answer
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
@@ -71,14 +77,14 @@ def convert(
     """
     config = LlamaConfig.from_huggingface(json.loads((source / "config.json").read_text(encoding="utf-8")))
     weights = load_file(source / "model.safetensors")
-    _write(source, destination, config, weights, cache=cache, weights_dtype=weights_dtype)
+    _write_folder(source, destination, config, weights, cache=cache, weights_dtype=weights_dtype)
     agreement = None
-    if 4 * sum(matrix.size for matrix in weights.values()) < _LARGEST:
+    if 4 * sum(matrix.size for matrix in weights.values()) < _MAX_FILE_BYTES:
         with TemporaryDirectory() as folder:
-            _write(source, Path(folder), config, weights, cache=cache, weights_dtype="fp32")
+            _write_folder(source, Path(folder), config, weights, cache=cache, weights_dtype="fp32")
             agreement = measure_agreement(Path(folder), destination, prompts)
-    told = None if agreement is None else {"share": agreement.share, **asdict(agreement)}
-    conversion = {"weights": weights_dtype, "cache": cache, "agreement_with_fp32": told}
+    agreement_text = None if agreement is None else {"share": agreement.share, **asdict(agreement)}
+    conversion = {"weights": weights_dtype, "cache": cache, "agreement_with_fp32": agreement_text}
     (destination / "conversion.json").write_text(json.dumps(conversion, indent=1) + "\n", encoding="utf-8")
     return agreement
 
@@ -87,10 +93,10 @@ def measure_agreement(reference: Path, folder: Path, prompts: Sequence[str] = PR
     """Compare a model's choices along the greedy answers of another one, in folders of the same tokenizer."""
     model = OnnxModel(reference)
     questions = [list(model.tokenizer.encode_chat(ChatRequest.create(prompt))) for prompt in prompts]
-    answers = [_answer(model, question) for question in questions]
+    answers = [_generate_greedy(model, prompt_ids) for prompt_ids in questions]
     del model  # before the other one is loaded
     other = OnnxModel(folder)
-    same = [_chosen(other, q, a) == np.array(a) for q, a in zip(questions, answers, strict=True)]
+    same = [_predict_tokens(other, q, a) == np.array(a) for q, a in zip(questions, answers, strict=True)]
     return Agreement(
         num_prompts=len(prompts),
         num_same_answers=sum(bool(row.all()) for row in same),
@@ -99,11 +105,11 @@ def measure_agreement(reference: Path, folder: Path, prompts: Sequence[str] = PR
     )
 
 
-def _answer(model: OnnxModel, question: list[int]) -> list[int]:
+def _generate_greedy(model: OnnxModel, prompt_ids: list[int]) -> list[int]:
     """Its greedy answer, with the token that ends it."""
     session, answer = model.open(), list[int]()
     try:
-        logits = session.forward(question, num_rows=1)
+        logits = session.forward(prompt_ids, num_rows=1)
         while True:
             answer.append(int(logits[-1].argmax()))
             if answer[-1] in model.tokenizer.eos_token_ids or len(answer) == _NUM_TOKENS:
@@ -113,16 +119,16 @@ def _answer(model: OnnxModel, question: list[int]) -> list[int]:
         session.close()
 
 
-def _chosen(model: OnnxModel, question: list[int], answer: list[int]) -> Array:
+def _predict_tokens(model: OnnxModel, prompt_ids: list[int], answer: list[int]) -> Array:
     """What it would have written in place of each of an answer's tokens, behind those before."""
     session = model.open()
     try:
-        return session.forward([*question, *answer[:-1]], num_rows=len(answer)).argmax(axis=-1)
+        return session.forward([*prompt_ids, *answer[:-1]], num_rows=len(answer)).argmax(axis=-1)
     finally:
         session.close()
 
 
-def _write(
+def _write_folder(
     source: Path,
     destination: Path,
     config: LlamaConfig,
@@ -133,7 +139,7 @@ def _write(
 ) -> None:
     destination.mkdir(parents=True, exist_ok=True)
     onnx.save(build_onnx(config, weights, cache=cache, weights_dtype=weights_dtype), destination / "model.onnx")
-    for name in _COPIED:
+    for name in _COPIED_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, destination / name)
 

@@ -95,7 +95,7 @@ class LlamaConfig:
         )
 
 
-def random_weights(config: LlamaConfig, seed: int) -> dict[str, Array]:
+def create_random_weights(config: LlamaConfig, seed: int) -> dict[str, Array]:
     """Random float32 weights under their Hugging Face names, for models that need not make sense."""
     generator = np.random.default_rng(seed)
 
@@ -147,12 +147,12 @@ class _Graph:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
 
-    def op(self, op_type: str, *inputs: str, domain: str = "", name: str = "", **attributes: Any) -> str:
+    def add_op(self, op_type: str, *inputs: str, domain: str = "", name: str = "", **attributes: Any) -> str:
         """Adds a node with one output, called `name` if one is given."""
         output = name or f"{op_type}_{len(self.nodes)}"
-        return self.ops(op_type, *inputs, outputs=(output,), domain=domain, **attributes)[0]
+        return self.add_multi_output_op(op_type, *inputs, outputs=(output,), domain=domain, **attributes)[0]
 
-    def ops(
+    def add_multi_output_op(
         self, op_type: str, *inputs: str, outputs: tuple[str, ...], domain: str = "", **attributes: Any
     ) -> tuple[str, ...]:
         """Adds a node with the given outputs; an empty name is an output that is not wanted."""
@@ -160,20 +160,20 @@ class _Graph:
         self.nodes.append(helper.make_node(op_type, inputs, outputs, name=node_name, domain=domain, **attributes))
         return outputs
 
-    def constant(self, name: str, value: Array) -> str:
+    def add_constant(self, name: str, value: Array) -> str:
         if name not in self.initializers:
             self.initializers[name] = numpy_helper.from_array(value, name)
         return name
 
-    def ints(self, *values: int) -> str:
+    def add_ints(self, *values: int) -> str:
         """A one-dimensional int64 constant."""
-        return self.constant("ints_" + "_".join(map(str, values)), np.array(values, np.int64))
+        return self.add_constant("ints_" + "_".join(map(str, values)), np.array(values, np.int64))
 
-    def scalar(self, value: int) -> str:
-        return self.constant(f"int_{value}", np.array(value, np.int64))
+    def add_scalar(self, value: int) -> str:
+        return self.add_constant(f"int_{value}", np.array(value, np.int64))
 
-    def real(self, value: float) -> str:
-        return self.constant(f"float_{value}", np.array(value, np.float32))
+    def add_float(self, value: float) -> str:
+        return self.add_constant(f"float_{value}", np.array(value, np.float32))
 
 
 class _Llama(_Graph):
@@ -203,40 +203,42 @@ class _Llama(_Graph):
 
     # Weights.
 
-    def _stored(self, name: str, matrix: Array, scale_axis: int) -> tuple[str, str | None]:
+    def _store_matrix(self, name: str, matrix: Array, scale_axis: int) -> tuple[str, str | None]:
         """Stores a matrix in the file's dtype; returns its name and, for int8, that of its scales.
 
         int8 is symmetric with one scale for each index along `scale_axis`.
         """
         if self.weights_dtype in ("fp16", "fp32"):
             dtype = np.float16 if self.weights_dtype == "fp16" else np.float32
-            return self.constant(name, matrix.astype(dtype)), None
+            return self.add_constant(name, matrix.astype(dtype)), None
         values = matrix.astype(np.float32)
         scale = np.abs(values).max(axis=1 - scale_axis, keepdims=True) / np.float32(127)
         scale = np.where(scale == 0, np.float32(1), scale)
-        return self.constant(name, np.rint(values / scale).astype(np.int8)), self.constant(f"{name}.scale", scale)
+        return self.add_constant(name, np.rint(values / scale).astype(np.int8)), self.add_constant(
+            f"{name}.scale", scale
+        )
 
     def _to_float(self, stored: str, scale: str | None, name: str) -> str:
         if self.weights_dtype == "fp32":
             return stored
-        floats = self.op("Cast", stored, to=TensorProto.FLOAT, name=f"{name}.float")
-        return self.op("Mul", floats, scale, name=f"{name}.scaled") if scale else floats
+        floats = self.add_op("Cast", stored, to=TensorProto.FLOAT, name=f"{name}.float")
+        return self.add_op("Mul", floats, scale, name=f"{name}.scaled") if scale else floats
 
-    def linear(self, hidden: str, prefix: str, *names: str) -> str:
+    def add_linear(self, hidden: str, prefix: str, *names: str) -> str:
         """One MatMul by the named projections side by side."""
         rows = np.concatenate([self.weights[f"{prefix}.{name}.weight"] for name in names])
         full_name = f"{prefix}.{'_'.join(names)}.weight"
         if self.weights_dtype == "q8":
-            return self._blockwise(hidden, rows, full_name)
-        stored, scale = self._stored(full_name, rows.T, scale_axis=1)
-        return self.op("MatMul", hidden, self._to_float(stored, scale, full_name))
+            return self._add_blockwise_linear(hidden, rows, full_name)
+        stored, scale = self._store_matrix(full_name, rows.T, scale_axis=1)
+        return self.add_op("MatMul", hidden, self._to_float(stored, scale, full_name))
 
-    def _blockwise(self, hidden: str, matrix: Array, name: str, output: str = "") -> str:
+    def _add_blockwise_linear(self, hidden: str, matrix: Array, name: str, output: str = "") -> str:
         """MatMulNBits by `matrix` [out, in]: 8-bit weights with a scale for every 32, and activations likewise."""
         num_out, num_in = matrix.shape
-        return self.op(
+        return self.add_op(
             "MatMulNBits",
-            *(hidden, *self._stored_in_blocks(name, matrix)),
+            *(hidden, *self._store_in_blocks(name, matrix)),
             domain=_CONTRIB,
             name=output,
             K=num_in,
@@ -246,7 +248,7 @@ class _Llama(_Graph):
             accuracy_level=4,
         )
 
-    def _stored_in_blocks(self, name: str, matrix: Array) -> tuple[str, str]:
+    def _store_in_blocks(self, name: str, matrix: Array) -> tuple[str, str]:
         """Stores `matrix` [out, in] in 8 bits: levels [out, in / 32, 32], of which 128 is zero, and their scales."""
         num_out, num_in = matrix.shape
         if num_in % _BLOCK:
@@ -255,46 +257,48 @@ class _Llama(_Graph):
         scales = np.abs(blocks).max(axis=-1) / np.float32(127)
         scales = np.where(scales == 0, np.float32(1), scales)
         levels = (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8)
-        return self.constant(f"{name}.levels", levels), self.constant(f"{name}.scales", scales)
+        return self.add_constant(f"{name}.levels", levels), self.add_constant(f"{name}.scales", scales)
 
-    def vector(self, name: str) -> str:
-        return self.constant(name, self.weights[name].astype(np.float32))
+    def add_vector(self, name: str) -> str:
+        return self.add_constant(name, self.weights[name].astype(np.float32))
 
     def embed(self) -> str:
         """Looks rows up in the stored dtype, so that the float32 table exists once, as the output matrix."""
         name = "model.embed_tokens.weight"
         if self.weights_dtype == "q8":
             return self._embed_from_blocks(name)
-        table, scale = self._stored(name, self.weights[name], scale_axis=0)
-        rows = self.op("Gather", table, "input_ids", axis=0)
-        row_scales = self.op("Gather", scale, "input_ids", axis=0) if scale else None
+        table, scale = self._store_matrix(name, self.weights[name], scale_axis=0)
+        rows = self.add_op("Gather", table, "input_ids", axis=0)
+        row_scales = self.add_op("Gather", scale, "input_ids", axis=0) if scale else None
         return self._to_float(rows, row_scales, "embedded")
 
     def _embed_from_blocks(self, name: str) -> str:
         """The same table as that of a tied output matrix."""
-        levels, scales = self._stored_in_blocks(name, self.weights[name])
-        rows = self.op("Cast", self.op("Gather", levels, "input_ids", axis=0), to=TensorProto.FLOAT)
-        row_scales = self.op("Unsqueeze", self.op("Gather", scales, "input_ids", axis=0), self.ints(-1))
-        scaled = self.op("Mul", self.op("Sub", rows, self.real(128.0)), row_scales)
-        return self.op("Reshape", scaled, self.ints(1, -1, self.config.hidden_size), name="embedded")
+        levels, scales = self._store_in_blocks(name, self.weights[name])
+        rows = self.add_op("Cast", self.add_op("Gather", levels, "input_ids", axis=0), to=TensorProto.FLOAT)
+        row_scales = self.add_op("Unsqueeze", self.add_op("Gather", scales, "input_ids", axis=0), self.add_ints(-1))
+        scaled = self.add_op("Mul", self.add_op("Sub", rows, self.add_float(128.0)), row_scales)
+        return self.add_op("Reshape", scaled, self.add_ints(1, -1, self.config.hidden_size), name="embedded")
 
     def project_to_vocabulary(self, hidden: str) -> None:
         name = "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
         if self.weights_dtype == "q8":
-            self._blockwise(hidden, self.weights[name], name, output="logits")
+            self._add_blockwise_linear(hidden, self.weights[name], name, output="logits")
             return
-        table, scale = self._stored(name, self.weights[name], scale_axis=0)
-        matrix = self.op("Transpose", self._to_float(table, scale, name), perm=(1, 0))
-        self.op("MatMul", hidden, matrix, name="logits")
+        table, scale = self._store_matrix(name, self.weights[name], scale_axis=0)
+        matrix = self.add_op("Transpose", self._to_float(table, scale, name), perm=(1, 0))
+        self.add_op("MatMul", hidden, matrix, name="logits")
 
-    def rotary_tables(self) -> tuple[str, str]:
+    def add_rotary_tables(self) -> tuple[str, str]:
         """Cosines and sines `[max_positions, head_dim / 2]`, folded at load: a megabyte if stored."""
         half = np.arange(0, self.config.head_dim, 2, dtype=np.float32) / np.float32(self.config.head_dim)
         frequencies = (1.0 / np.float32(self.config.rope_theta) ** half).astype(np.float32)
-        positions = self.op("Range", self.scalar(0), self.scalar(self.config.max_positions), self.scalar(1))
-        column = self.op("Unsqueeze", self.op("Cast", positions, to=TensorProto.FLOAT), self.ints(1))
-        angles = self.op("Mul", column, self.constant("rotary_frequencies", frequencies[None, :]))
-        return self.op("Cos", angles, name="cos_table"), self.op("Sin", angles, name="sin_table")
+        positions = self.add_op(
+            "Range", self.add_scalar(0), self.add_scalar(self.config.max_positions), self.add_scalar(1)
+        )
+        column = self.add_op("Unsqueeze", self.add_op("Cast", positions, to=TensorProto.FLOAT), self.add_ints(1))
+        angles = self.add_op("Mul", column, self.add_constant("rotary_frequencies", frequencies[None, :]))
+        return self.add_op("Cos", angles, name="cos_table"), self.add_op("Sin", angles, name="sin_table")
 
     # The model.
 
@@ -304,20 +308,20 @@ class _Llama(_Graph):
         for layer in range(self.config.num_layers):
             prefix = f"model.layers.{layer}"
             hidden, residual = self.add_and_normalize(residual, update, f"{prefix}.input_layernorm.weight")
-            update = self.linear(self.attend(hidden, layer), prefix, "self_attn.o_proj")
+            update = self.add_linear(self.attend(hidden, layer), prefix, "self_attn.o_proj")
             hidden, residual = self.add_and_normalize(residual, update, f"{prefix}.post_attention_layernorm.weight")
             update = self.feed_forward(hidden, prefix)
         hidden, _ = self.add_and_normalize(residual, update, "model.norm.weight")
         self.project_to_vocabulary(hidden)
-        return self._model()
+        return self._create_model()
 
     def feed_forward(self, hidden: str, prefix: str) -> str:
-        gate = self.linear(hidden, prefix, "mlp.gate_proj")
-        up = self.linear(hidden, prefix, "mlp.up_proj")
-        activated = self.op("Mul", gate, self.op("Sigmoid", gate))
-        return self.linear(self.op("Mul", activated, up), prefix, "mlp.down_proj")
+        gate = self.add_linear(hidden, prefix, "mlp.gate_proj")
+        up = self.add_linear(hidden, prefix, "mlp.up_proj")
+        activated = self.add_op("Mul", gate, self.add_op("Sigmoid", gate))
+        return self.add_linear(self.add_op("Mul", activated, up), prefix, "mlp.down_proj")
 
-    def _model(self) -> onnx.ModelProto:
+    def _create_model(self) -> onnx.ModelProto:
         cache = (1, self.config.num_kv_heads, "past_length", self.config.head_dim)
         present = (1, self.config.num_kv_heads, "present_length", self.config.head_dim)
         kinds = [(layer, kind) for layer in range(self.config.num_layers) for kind in ("key", "value")]
@@ -343,18 +347,18 @@ class _SharedCache(_Llama):
     metadata: ClassVar[Mapping[str, str]] = {KV_CACHE_KEY: "shared"}
 
     def prepare(self) -> None:
-        self.cos, self.sin = self.rotary_tables()
-        num_valid = self.op("ReduceSum", "attention_mask", self.ints(1), keepdims=0)
-        last_valid = self.op("Sub", num_valid, self.scalar(1))
-        self.last_valid = self.op("Cast", last_valid, to=TensorProto.INT32)
-        mask_length = self.op("Gather", self.op("Shape", "attention_mask"), self.scalar(1), axis=0)
-        self.mask_length = self.op("Cast", mask_length, to=TensorProto.INT32)
+        self.cos, self.sin = self.add_rotary_tables()
+        num_valid = self.add_op("ReduceSum", "attention_mask", self.add_ints(1), keepdims=0)
+        last_valid = self.add_op("Sub", num_valid, self.add_scalar(1))
+        self.last_valid = self.add_op("Cast", last_valid, to=TensorProto.INT32)
+        mask_length = self.add_op("Gather", self.add_op("Shape", "attention_mask"), self.add_scalar(1), axis=0)
+        self.mask_length = self.add_op("Cast", mask_length, to=TensorProto.INT32)
 
     def add_and_normalize(self, residual: str, update: str | None, name: str) -> tuple[str, str]:
-        weight, epsilon = self.vector(name), self.config.rms_norm_eps
+        weight, epsilon = self.add_vector(name), self.config.rms_norm_eps
         if update is None:
-            return self.op("SimplifiedLayerNormalization", residual, weight, epsilon=epsilon, axis=-1), residual
-        normalized, _, _, total = self.ops(
+            return self.add_op("SimplifiedLayerNormalization", residual, weight, epsilon=epsilon, axis=-1), residual
+        normalized, _, _, total = self.add_multi_output_op(
             "SkipSimplifiedLayerNormalization",
             *(residual, update, weight),
             outputs=(f"{name}.normalized", "", "", f"{name}.residual"),
@@ -364,11 +368,11 @@ class _SharedCache(_Llama):
         return normalized, total
 
     def attend(self, hidden: str, layer: int) -> str:
-        packed = self.linear(
+        packed = self.add_linear(
             hidden, f"model.layers.{layer}", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
         )
         past, present = f"past_key_values.{layer}", f"present.{layer}"
-        attended, _, _ = self.ops(
+        attended, _, _ = self.add_multi_output_op(
             "GroupQueryAttention",
             *(packed, "", "", f"{past}.key", f"{past}.value", self.last_valid, self.mask_length, self.cos, self.sin),
             "position_ids",
@@ -383,62 +387,71 @@ class _SharedCache(_Llama):
 
 class _ConcatCache(_Llama):
     def prepare(self) -> None:
-        cos, sin = self.rotary_tables()
+        cos, sin = self.add_rotary_tables()
         self.cos, self.sin = (  # [1, 1, S, head_dim / 2]
-            self.op("Unsqueeze", self.op("Gather", table, "position_ids", axis=0), self.ints(1)) for table in (cos, sin)
+            self.add_op("Unsqueeze", self.add_op("Gather", table, "position_ids", axis=0), self.add_ints(1))
+            for table in (cos, sin)
         )
-        num_new = self.op("Gather", self.op("Shape", "input_ids"), self.scalar(1), axis=0)
-        num_total = self.op("Gather", self.op("Shape", "attention_mask"), self.scalar(1), axis=0)
-        columns = self.op("Range", self.scalar(0), num_total, self.scalar(1))
-        rows = self.op("Range", self.op("Sub", num_total, num_new), num_total, self.scalar(1))
-        causal = self.op("LessOrEqual", columns, self.op("Unsqueeze", rows, self.ints(1)))  # [S, T]
-        present = self.op("Unsqueeze", self.op("Cast", "attention_mask", to=TensorProto.BOOL), self.ints(1, 2))
-        allowed = self.op("And", causal, present)  # [1, 1, S, T]
-        self.bias = self.op("Where", allowed, self.real(0.0), self.real(_MASKED))
+        num_new = self.add_op("Gather", self.add_op("Shape", "input_ids"), self.add_scalar(1), axis=0)
+        num_total = self.add_op("Gather", self.add_op("Shape", "attention_mask"), self.add_scalar(1), axis=0)
+        columns = self.add_op("Range", self.add_scalar(0), num_total, self.add_scalar(1))
+        rows = self.add_op("Range", self.add_op("Sub", num_total, num_new), num_total, self.add_scalar(1))
+        causal = self.add_op("LessOrEqual", columns, self.add_op("Unsqueeze", rows, self.add_ints(1)))  # [S, T]
+        present = self.add_op(
+            "Unsqueeze", self.add_op("Cast", "attention_mask", to=TensorProto.BOOL), self.add_ints(1, 2)
+        )
+        allowed = self.add_op("And", causal, present)  # [1, 1, S, T]
+        self.bias = self.add_op("Where", allowed, self.add_float(0.0), self.add_float(_MASKED))
 
     def add_and_normalize(self, residual: str, update: str | None, name: str) -> tuple[str, str]:
-        total = self.op("Add", residual, update) if update else residual
-        square = self.op("Pow", total, self.real(2.0))
-        mean = self.op("Add", self.op("ReduceMean", square, axes=(-1,)), self.real(self.config.rms_norm_eps))
-        return self.op("Mul", self.op("Div", total, self.op("Sqrt", mean)), self.vector(name)), total
+        total = self.add_op("Add", residual, update) if update else residual
+        square = self.add_op("Pow", total, self.add_float(2.0))
+        mean = self.add_op(
+            "Add", self.add_op("ReduceMean", square, axes=(-1,)), self.add_float(self.config.rms_norm_eps)
+        )
+        return self.add_op("Mul", self.add_op("Div", total, self.add_op("Sqrt", mean)), self.add_vector(name)), total
 
     def attend(self, hidden: str, layer: int) -> str:
         config, prefix = self.config, f"model.layers.{layer}.self_attn"
-        query = self._rotate(self._heads(hidden, f"{prefix}.q_proj", config.num_heads))
-        key = self._rotate(self._heads(hidden, f"{prefix}.k_proj", config.num_kv_heads))
-        value = self._heads(hidden, f"{prefix}.v_proj", config.num_kv_heads)
+        query = self._apply_rope(self._project_heads(hidden, f"{prefix}.q_proj", config.num_heads))
+        key = self._apply_rope(self._project_heads(hidden, f"{prefix}.k_proj", config.num_kv_heads))
+        value = self._project_heads(hidden, f"{prefix}.v_proj", config.num_kv_heads)
         key, value = (
-            self.op("Concat", f"past_key_values.{layer}.{kind}", new, axis=2, name=f"present.{layer}.{kind}")
+            self.add_op("Concat", f"past_key_values.{layer}.{kind}", new, axis=2, name=f"present.{layer}.{kind}")
             for kind, new in (("key", key), ("value", value))
         )
-        scale = self.real(config.head_dim**-0.5)
-        scores = self.op("MatMul", query, self.op("Transpose", self._repeat(key), perm=(0, 1, 3, 2)))
-        scores = self.op("Add", self.op("Mul", scores, scale), self.bias)
-        attended = self.op("MatMul", self.op("Softmax", scores, axis=-1), self._repeat(value))
-        rows = self.op("Transpose", attended, perm=(0, 2, 1, 3))
-        return self.op("Reshape", rows, self.ints(1, -1, config.num_heads * config.head_dim))
+        scale = self.add_float(config.head_dim**-0.5)
+        scores = self.add_op("MatMul", query, self.add_op("Transpose", self._repeat_kv_heads(key), perm=(0, 1, 3, 2)))
+        scores = self.add_op("Add", self.add_op("Mul", scores, scale), self.bias)
+        attended = self.add_op("MatMul", self.add_op("Softmax", scores, axis=-1), self._repeat_kv_heads(value))
+        rows = self.add_op("Transpose", attended, perm=(0, 2, 1, 3))
+        return self.add_op("Reshape", rows, self.add_ints(1, -1, config.num_heads * config.head_dim))
 
-    def _heads(self, hidden: str, projection: str, num_heads: int) -> str:
+    def _project_heads(self, hidden: str, projection: str, num_heads: int) -> str:
         """Projects to `[1, num_heads, S, head_dim]`."""
         prefix, _, name = projection.rpartition(".")
-        split = self.op("Reshape", self.linear(hidden, prefix, name), self.ints(1, -1, num_heads, self.config.head_dim))
-        return self.op("Transpose", split, perm=(0, 2, 1, 3))
+        split = self.add_op(
+            "Reshape", self.add_linear(hidden, prefix, name), self.add_ints(1, -1, num_heads, self.config.head_dim)
+        )
+        return self.add_op("Transpose", split, perm=(0, 2, 1, 3))
 
-    def _rotate(self, heads: str) -> str:
+    def _apply_rope(self, heads: str) -> str:
         """Turns the pairs (i, i + head_dim / 2) by their position's angle."""
         half = self.config.head_dim // 2
         index = len(self.nodes)
-        low, high = self.ops("Split", heads, self.ints(half, half), outputs=(f"low_{index}", f"high_{index}"), axis=-1)
-        turned_low = self.op("Sub", self.op("Mul", low, self.cos), self.op("Mul", high, self.sin))
-        turned_high = self.op("Add", self.op("Mul", high, self.cos), self.op("Mul", low, self.sin))
-        return self.op("Concat", turned_low, turned_high, axis=-1)
+        low, high = self.add_multi_output_op(
+            "Split", heads, self.add_ints(half, half), outputs=(f"low_{index}", f"high_{index}"), axis=-1
+        )
+        turned_low = self.add_op("Sub", self.add_op("Mul", low, self.cos), self.add_op("Mul", high, self.sin))
+        turned_high = self.add_op("Add", self.add_op("Mul", high, self.cos), self.add_op("Mul", low, self.sin))
+        return self.add_op("Concat", turned_low, turned_high, axis=-1)
 
-    def _repeat(self, heads: str) -> str:
+    def _repeat_kv_heads(self, heads: str) -> str:
         """Repeats each of the key or value heads for the query heads that share it."""
         config = self.config
         num_sharing = config.num_heads // config.num_kv_heads
         if num_sharing == 1:
             return heads
-        apart = self.op("Unsqueeze", heads, self.ints(2))  # [1, kv_heads, 1, T, head_dim]
-        repeated = self.op("Expand", apart, self.ints(1, 1, num_sharing, 1, 1))
-        return self.op("Reshape", repeated, self.ints(1, config.num_heads, -1, config.head_dim))
+        apart = self.add_op("Unsqueeze", heads, self.add_ints(2))  # [1, kv_heads, 1, T, head_dim]
+        repeated = self.add_op("Expand", apart, self.add_ints(1, 1, num_sharing, 1, 1))
+        return self.add_op("Reshape", repeated, self.add_ints(1, config.num_heads, -1, config.head_dim))

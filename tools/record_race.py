@@ -35,33 +35,36 @@ async def _record(decoder: SpeculativeDecoder, *, rounds: bool) -> dict[str, Any
     began = time.perf_counter()
     async with decoder.stream(_PROMPT, rounds=rounds, max_tokens=160) as stream:
         async for event in stream:
-            t_ms = _ms(time.perf_counter() - began)
+            t_ms = _to_ms(time.perf_counter() - began)
             if isinstance(event, TextDelta):
                 events.append([t_ms, event.text, _ORIGINS.index(event.origin)])
             elif isinstance(event, Round):
                 counts = (event.num_draft_tokens, event.num_accepted_tokens, event.num_emitted_tokens)
-                events.append([t_ms, event.index, *counts, _ms(event.draft_s), _ms(event.verify_s)])
+                events.append([t_ms, event.index, *counts, _to_ms(event.draft_s), _to_ms(event.verify_s)])
             elif isinstance(event, SpeculativeFinish) and event.result is not None:
-                told = event.result.to_dict()
-                lane["finish_reason"] = told["finish_reason"]
-                lane["usage"] = {"completion_tokens": told["usage"]["target"]["output_tokens"]}
-                lane["result"] = _figures(told)
+                result_fields = event.result.to_dict()
+                lane["finish_reason"] = result_fields["finish_reason"]
+                lane["usage"] = {"completion_tokens": result_fields["usage"]["target"]["output_tokens"]}
+                lane["result"] = _select_figures(result_fields)
     return lane
 
 
-def _ms(time_s: float) -> float:
+def _to_ms(time_s: float) -> float:
     return round(time_s * 1000, 2)
 
 
-def _figures(told: dict[str, Any]) -> dict[str, Any]:
+def _select_figures(result_fields: dict[str, Any]) -> dict[str, Any]:
     """Of a result what the page shows."""
-    timings = {name: round(told["timings"][name], 5) for name in ("total_s", "first_text_s")}
-    metrics = {name: told["metrics"][name] for name in ("num_rounds", "mean_acceptance_length")}
-    figures = {name: round(told[name], 4) if isinstance(told[name], float) else told[name] for name in _FIGURES}
+    timings = {name: round(result_fields["timings"][name], 5) for name in ("total_s", "first_text_s")}
+    metrics = {name: result_fields["metrics"][name] for name in ("num_rounds", "mean_acceptance_length")}
+    figures = {
+        name: round(result_fields[name], 4) if isinstance(result_fields[name], float) else result_fields[name]
+        for name in _FIGURES
+    }
     return {**figures, "metrics": metrics, "timings": timings}
 
 
-def _total_s(lane: dict[str, Any]) -> float:
+def _get_total_s(lane: dict[str, Any]) -> float:
     return float(lane["result"]["timings"]["total_s"])
 
 
@@ -71,7 +74,7 @@ async def main() -> None:
         SpeculativeDecoder(None, _PAIR["target"]) as plain,
     ):
         runs = [(await _record(decoder, rounds=True), await _record(plain, rounds=False)) for _ in range(_NUM_RUNS)]
-    lanes = [min(side, key=_total_s) for side in zip(*runs, strict=True)]
+    lanes = [min(side, key=_get_total_s) for side in zip(*runs, strict=True)]
     recording = {"prompt": _PROMPT, **_PAIR, "num_runs": _NUM_RUNS, "lanes": lanes}
     text = json.dumps(recording, separators=(",", ":")).replace("<", "\\u003c")  # no end of the element within it
     page, num_replaced = re.subn(
@@ -80,7 +83,7 @@ async def main() -> None:
     if num_replaced != 1:
         raise SystemExit(f"{PAGE} has no place for a recording")
     PAGE.write_text(page)
-    print(f"{' and alone '.join(f'{_total_s(lane) * 1000:.0f} ms' for lane in lanes)}; {len(text) / 1000:.1f} kB")
+    print(f"{' and alone '.join(f'{_get_total_s(lane) * 1000:.0f} ms' for lane in lanes)}; {len(text) / 1000:.1f} kB")
 
 
 if __name__ == "__main__":

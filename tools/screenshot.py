@@ -39,7 +39,7 @@ _LOOKS: Final[dict[str, dict[str, Any]]] = {
 
 
 @asynccontextmanager
-async def _page_url(url: str | None) -> AsyncIterator[str]:
+async def _serve_page(url: str | None) -> AsyncIterator[str]:
     if url is not None:
         yield url
         return
@@ -47,7 +47,7 @@ async def _page_url(url: str | None) -> AsyncIterator[str]:
         yield server.url
 
 
-async def _race(page: Page) -> float:
+async def _run_race(page: Page) -> float:
     """Run once; how much sooner the answer came."""
     await page.get_by_role("button", name="Run", exact=True).click()
     await page.locator("#run[aria-disabled=false]").wait_for()
@@ -55,17 +55,17 @@ async def _race(page: Page) -> float:
     return float(ratio) if word == "sooner" else 1 / float(ratio)
 
 
-async def _typical_race(page: Page) -> None:
+async def _run_typical_race(page: Page) -> None:
     """Race until one is like the median of several: a single one may flatter, or be disturbed."""
-    await _race(page)  # finds cold caches
-    ratios = [await _race(page) for _ in range(9)]
+    await _run_race(page)  # finds cold caches
+    ratios = [await _run_race(page) for _ in range(9)]
     for _ in range(30):
-        ratios.append(await _race(page))
+        ratios.append(await _run_race(page))
         if abs(ratios[-1] / statistics.median(ratios) - 1) < 0.04:
             break
 
 
-async def _picture(browser: Browser, url: str, look: str, arguments: argparse.Namespace) -> None:
+async def _take_picture(browser: Browser, url: str, look: str, arguments: argparse.Namespace) -> None:
     motion = "no-preference" if arguments.opened else "reduce"
     context = await browser.new_context(**_LOOKS[look], reduced_motion=motion)
     page = await context.new_page()
@@ -77,7 +77,7 @@ async def _picture(browser: Browser, url: str, look: str, arguments: argparse.Na
     if arguments.opened:
         await page.clock.run_for(1300)  # a part of the recording
     else:
-        await _typical_race(page)
+        await _run_typical_race(page)
     path = arguments.to / f"page-{look}{'-opened' * arguments.opened}.png"
     await page.screenshot(path=path)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
@@ -91,10 +91,10 @@ async def main() -> None:
     parser.add_argument("--to", type=Path, default=ROOT / "docs", help="folder (docs)")
     arguments = parser.parse_args()
     arguments.to.mkdir(exist_ok=True)
-    async with async_playwright() as playwright, _page_url(arguments.url) as url:
+    async with async_playwright() as playwright, _serve_page(arguments.url) as url:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for look in _LOOKS:
-            await _picture(browser, url, look, arguments)
+            await _take_picture(browser, url, look, arguments)
 
 
 if __name__ == "__main__":

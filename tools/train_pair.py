@@ -79,7 +79,7 @@ class Answer(NamedTuple):
     hidden: Tensor  # [num_answer, hidden_size], float16: the target's last states, each of which predicted one token
 
 
-def chats_in(tree: ast.Module, lines: Sequence[str]) -> Iterator[Chat]:
+def find_chats(tree: ast.Module, lines: Sequence[str]) -> Iterator[Chat]:
     """Each function as a chat: signature, docstring and leading comments, then its body."""
     for node in ast.walk(tree):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -105,7 +105,7 @@ def read_stdlib() -> tuple[list[Source], list[Source]]:
                 tree = ast.parse(text)
         except (SyntaxError, ValueError):
             continue
-        parts[rank % HOLD_OUT_EVERY == 0].append((text, list(chats_in(tree, text.splitlines()))))
+        parts[rank % HOLD_OUT_EVERY == 0].append((text, list(find_chats(tree, text.splitlines()))))
     return parts
 
 
@@ -114,7 +114,7 @@ def read_prompts(path: Path | None) -> list[Chat]:
     return [Chat(row["messages"][0]["content"], row["reference"]) for row in rows]
 
 
-def training_sources(held_out: Sequence[Chat]) -> list[Source]:
+def exclude_held_out(held_out: Sequence[Chat]) -> list[Source]:
     """Leave out every file that contains a held-out reference, whatever its indentation, and every equal prompt."""
     references = {" ".join(chat.reference.split()) for chat in held_out}
     prompts = {chat.prompt for chat in held_out}
@@ -130,7 +130,7 @@ def encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
-def corpus(tokenizer: Any, sources: Sequence[Source], rng: random.Random) -> Tensor:
+def build_corpus(tokenizer: Any, sources: Sequence[Source], rng: random.Random) -> Tensor:
     """One stream of token ids, [num_tokens]: files and chats in random order, about as many tokens of either."""
     documents = [[*ids, END_ID] for ids in encode(tokenizer, [text for text, _ in sources])]
     chats = [f"{chat.opening}{chat.reference}<|end|>" for _, chats in sources for chat in chats]
@@ -144,19 +144,19 @@ def corpus(tokenizer: Any, sources: Sequence[Source], rng: random.Random) -> Ten
     return torch.tensor([token for ids in documents for token in ids])
 
 
-def new_model(vocab_size: int, shape: Sequence[int]) -> LlamaForCausalLM:
+def create_model(vocab_size: int, shape: Sequence[int]) -> LlamaForCausalLM:
     config: dict[str, Any] = dict(zip(SIZES, shape, strict=True))
     config |= {"max_position_embeddings": 4096, "num_key_value_heads": 2, "rms_norm_eps": 1e-6}
     config |= {"bos_token_id": BOS_ID, "eos_token_id": END_ID, "pad_token_id": PAD_ID, "tie_word_embeddings": True}
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **config))
 
 
-def load(folder: Path) -> tuple[LlamaForCausalLM, Any]:
+def load_model(folder: Path) -> tuple[LlamaForCausalLM, Any]:
     """A model in float32 and its tokenizer."""
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
 
 
-def save(model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
+def save_model(model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
     """Write a Hugging Face folder in float16; `model` stays as it is."""
     half: Any = LlamaForCausalLM(model.config)
     half.load_state_dict(model.state_dict())
@@ -167,7 +167,7 @@ def save(model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def batches_of_one_length(prompts: Iterable[list[int]], size: int, rng: random.Random) -> list[Tensor]:
+def group_by_length(prompts: Iterable[list[int]], size: int, rng: random.Random) -> list[Tensor]:
     """Prompts grouped so that none needs padding, each [at most `size`, length], in random order."""
     groups: dict[int, list[list[int]]] = defaultdict(list)
     for ids in prompts:
@@ -180,7 +180,7 @@ def batches_of_one_length(prompts: Iterable[list[int]], size: int, rng: random.R
 
 
 @torch.inference_mode()
-def answer(model: LlamaForCausalLM, prompts: Tensor, temperature: float) -> list[Answer]:
+def generate_answers(model: LlamaForCausalLM, prompts: Tensor, temperature: float) -> list[Answer]:
     """Continue `prompts`, [batch, num_prompt]; greedily at temperature 0."""
     cache, rows, current = DynamicCache(config=model.config), torch.arange(len(prompts)), prompts
     new_ids: list[list[int]] = [[] for _ in rows]
@@ -206,15 +206,17 @@ def answer(model: LlamaForCausalLM, prompts: Tensor, temperature: float) -> list
     ]
 
 
-def held_out_answers(target: LlamaForCausalLM, tokenizer: Any, chats: Sequence[Chat]) -> list[list[Answer]]:
+def generate_held_out_answers(target: LlamaForCausalLM, tokenizer: Any, chats: Sequence[Chat]) -> list[list[Answer]]:
     """The target's answers, [greedy, sampled at temperature 1]: the same at every call."""
     torch.manual_seed(0)
-    batches = batches_of_one_length(encode(tokenizer, [c.opening for c in chats]), 64, random.Random(0))
-    return [[row for batch in batches for row in answer(target, batch, t)] for t in (0.0, 1.0)]
+    batches = group_by_length(encode(tokenizer, [c.opening for c in chats]), 64, random.Random(0))
+    return [[row for batch in batches for row in generate_answers(target, batch, t)] for t in (0.0, 1.0)]
 
 
 @torch.inference_mode()
-def acceptance(draft: LlamaForCausalLM, lm_head: Any, greedy: list[Answer], sampled: list[Answer]) -> dict[str, float]:
+def measure_acceptance(
+    draft: LlamaForCausalLM, lm_head: Any, greedy: list[Answer], sampled: list[Answer]
+) -> dict[str, float]:
     """Accepted share of tokens: greedy; at temperature 1 coupled, and by rejection sampling (1 - TV)."""
     matches = coupled = overlap = 0.0
     for ids, num_prompt, _ in greedy:
@@ -235,7 +237,7 @@ def acceptance(draft: LlamaForCausalLM, lm_head: Any, greedy: list[Answer], samp
 def train(
     model: LlamaForCausalLM,
     batches: Iterator[Any],
-    loss_of: Callable[[Any], Tensor],
+    compute_loss: Callable[[Any], Tensor],
     args: argparse.Namespace,
     check: Callable[[int], None] = print,
 ) -> None:
@@ -247,7 +249,7 @@ def train(
     while (progress := max(step / args.steps, (minutes := (time.monotonic() - start_s) / 60) / args.minutes)) < 1:
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1.0, (step + 1) / 50) * (1 - progress)
-        loss = loss_of(next(batches))
+        loss = compute_loss(next(batches))
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -261,21 +263,21 @@ def train(
     check(step)
 
 
-def windows(stream: Tensor, batch: int) -> Iterator[Tensor]:
+def sample_windows(stream: Tensor, batch: int) -> Iterator[Tensor]:
     """Random windows of the stream, [batch, 257], for ever."""
     while True:
         yield torch.stack([stream[s : s + 257] for s in torch.randint(len(stream) - 257, (batch,)).tolist()])
 
 
-def corpus_batches(target: LlamaForCausalLM, stream: Tensor, batch: int) -> Iterator[list[Answer]]:
+def iter_corpus_batches(target: LlamaForCausalLM, stream: Tensor, batch: int) -> Iterator[list[Answer]]:
     """For ever: windows of the corpus, as if the target had answered their first token with the rest."""
-    for ids in windows(stream, batch):
+    for ids in sample_windows(stream, batch):
         with torch.inference_mode():
             hidden = target.model(ids[:, :-1]).last_hidden_state
         yield [Answer(row, 1, states) for row, states in zip(ids, hidden, strict=True)]
 
 
-def answer_batches(answers: list[Answer], num_tokens: int, rng: random.Random) -> Iterator[list[Answer]]:
+def iter_answer_batches(answers: list[Answer], num_tokens: int, rng: random.Random) -> Iterator[list[Answer]]:
     """For ever: answers of like length, about `num_tokens` together; each pass over them is in a new order."""
     while True:
         batches: list[list[Answer]] = [[]]
@@ -287,7 +289,7 @@ def answer_batches(answers: list[Answer], num_tokens: int, rng: random.Random) -
         yield from batches
 
 
-def distillation_loss(draft: LlamaForCausalLM, lm_head: Any, rows: list[Answer], kl_weight: float) -> Tensor:
+def compute_distillation_loss(draft: LlamaForCausalLM, lm_head: Any, rows: list[Answer], kl_weight: float) -> Tensor:
     """Cross-entropy to a mixture of the target's law and the text: the first is its KL, but for a constant."""
     ids = torch.nn.utils.rnn.pad_sequence([row.ids.long() for row in rows], True, PAD_ID)
     predicts = torch.zeros_like(ids, dtype=torch.bool)
@@ -301,7 +303,7 @@ def distillation_loss(draft: LlamaForCausalLM, lm_head: Any, rows: list[Answer],
 
 
 def command_data(args: argparse.Namespace) -> None:
-    training, held_out = training_sources(read_prompts(args.exclude_prompts)), read_stdlib()[1]
+    training, held_out = exclude_held_out(read_prompts(args.exclude_prompts)), read_stdlib()[1]
     for name, part in (("training", training), ("held out", held_out)):
         num_chats, num_characters = sum(len(chats) for _, chats in part), sum(len(text) for text, _ in part)
         print(f"{name}: {len(part)} files, {num_chats} chats, {num_characters} characters")
@@ -318,7 +320,7 @@ def command_tokenizer(args: argparse.Namespace) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=4096, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet)
-    sources = training_sources(read_prompts(args.exclude_prompts))
+    sources = exclude_held_out(read_prompts(args.exclude_prompts))
     tokenizer.train_from_iterator((text for text, _ in sources), trainer)
     wrap: Any = PreTrainedTokenizerFast
     fast = wrap(tokenizer_object=tokenizer, extra_special_tokens=ROLES, **NAMED_TOKENS)
@@ -328,52 +330,52 @@ def command_tokenizer(args: argparse.Namespace) -> None:
 
 def command_target(args: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
-    sources = training_sources(read_prompts(args.exclude_prompts))
-    batches = windows(corpus(tokenizer, sources, random.Random(args.seed)), args.batch)
-    model = new_model(len(tokenizer), TARGET_SHAPE)
+    sources = exclude_held_out(read_prompts(args.exclude_prompts))
+    batches = sample_windows(build_corpus(tokenizer, sources, random.Random(args.seed)), args.batch)
+    model = create_model(len(tokenizer), TARGET_SHAPE)
 
-    def loss_of(ids: Tensor) -> Tensor:
+    def compute_loss(ids: Tensor) -> Tensor:
         return F.cross_entropy(model(ids[:, :-1]).logits.flatten(0, 1), ids[:, 1:].flatten())
 
-    train(model, batches, loss_of, args)
-    save(model, tokenizer, args.out)
+    train(model, batches, compute_loss, args)
+    save_model(model, tokenizer, args.out)
 
 
 def command_answers(args: argparse.Namespace) -> None:
-    target, tokenizer = load(args.target)
-    sources = training_sources(read_prompts(args.exclude_prompts))
+    target, tokenizer = load_model(args.target)
+    sources = exclude_held_out(read_prompts(args.exclude_prompts))
     openings = sorted({chat.opening for _, chats in sources for chat in chats})
     prompts = [ids for ids in encode(tokenizer, openings) if len(ids) <= MAX_PROMPT_TOKENS]
     answers: list[Answer] = []
     start_s = time.monotonic()
-    for step, batch in enumerate(batches_of_one_length(prompts, args.batch, random.Random(args.seed))):
+    for step, batch in enumerate(group_by_length(prompts, args.batch, random.Random(args.seed))):
         elapsed_min = (time.monotonic() - start_s) / 60
         if step >= args.steps or elapsed_min > args.minutes:
             break
-        answers.extend(answer(target, batch, args.temperatures[step % len(args.temperatures)]))
+        answers.extend(generate_answers(target, batch, args.temperatures[step % len(args.temperatures)]))
         print(f"{elapsed_min:6.1f} min  {len(answers)} of {len(prompts)} prompts", flush=True)
     torch.save([tuple(row) for row in answers], args.out)
 
 
 def command_draft(args: argparse.Namespace) -> None:
-    target, tokenizer = load(args.target)
+    target, tokenizer = load_model(args.target)
     rng = random.Random(args.seed)
-    draft = load(args.init)[0] if args.init else new_model(len(tokenizer), DRAFT_SHAPE)
+    draft = load_model(args.init)[0] if args.init else create_model(len(tokenizer), DRAFT_SHAPE)
     if args.answers:
         answers = [Answer(*row) for path in args.answers for row in torch.load(path)]
-        batches = answer_batches(answers, args.batch * 128, rng)
+        batches = iter_answer_batches(answers, args.batch * 128, rng)
     else:
-        stream = corpus(tokenizer, training_sources(read_prompts(args.exclude_prompts)), rng)
-        batches = corpus_batches(target, stream, args.batch)
-    yardstick = held_out_answers(target, tokenizer, read_prompts(args.prompts)) if args.prompts else None
-    best = acceptance(draft, target.lm_head, *yardstick)["greedy"] if yardstick and args.init else -1.0
+        stream = build_corpus(tokenizer, exclude_held_out(read_prompts(args.exclude_prompts)), rng)
+        batches = iter_corpus_batches(target, stream, args.batch)
+    yardstick = generate_held_out_answers(target, tokenizer, read_prompts(args.prompts)) if args.prompts else None
+    best = measure_acceptance(draft, target.lm_head, *yardstick)["greedy"] if yardstick and args.init else -1.0
 
     def check(step: int) -> None:
         nonlocal best
         if yardstick is None:
-            save(draft, tokenizer, args.out)
+            save_model(draft, tokenizer, args.out)
             return
-        figures = acceptance(draft, target.lm_head, *yardstick)
+        figures = measure_acceptance(draft, target.lm_head, *yardstick)
         line = " ".join(f"{name} {value:.4f}" for name, value in figures.items())
         line = f"{time.strftime('%H:%M:%S', time.gmtime())} UTC  step {step}  {line}\n"
         print(line, end="", flush=True)
@@ -382,16 +384,18 @@ def command_draft(args: argparse.Namespace) -> None:
                 log.write(line)
         if figures["greedy"] > best:
             best = figures["greedy"]
-            save(draft, tokenizer, args.out)
+            save_model(draft, tokenizer, args.out)
 
-    train(draft, batches, lambda rows: distillation_loss(draft, target.lm_head, rows, args.kl_weight), args, check)
+    train(
+        draft, batches, lambda rows: compute_distillation_loss(draft, target.lm_head, rows, args.kl_weight), args, check
+    )
 
 
 def command_agree(args: argparse.Namespace) -> None:
-    target, tokenizer = load(args.target)
-    yardstick = held_out_answers(target, tokenizer, read_prompts(args.prompts)[: args.steps])
+    target, tokenizer = load_model(args.target)
+    yardstick = generate_held_out_answers(target, tokenizer, read_prompts(args.prompts)[: args.steps])
     for folder in args.drafts:
-        figures = acceptance(load(folder)[0], target.lm_head, *yardstick)
+        figures = measure_acceptance(load_model(folder)[0], target.lm_head, *yardstick)
         print(folder, " ".join(f"{name} {value:.4f}" for name, value in figures.items()), flush=True)
 
 

@@ -9,17 +9,17 @@ from typing import Final
 
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest
-from llm_spec.drafting.copying import CopyingDraft
+from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.ngrams import NgramIndex
 from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
-from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenChooser, TokenDraft, TokenModel
+from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenDraft, TokenModel, TokenSampler
 
 __all__ = ["PROMPT_LOOKUP", "PromptLookup"]
 
 # A guess after n matching items is right in about 1 - 0.6 / n of cases (measured on the built-in pair: .43, .59, .78,
 # .88, then .95 and more); it is a first estimate, the lookahead learns the true rates.
-_DOUBT: Final = 0.6
+_MISMATCH_FACTOR: Final = 0.6
 
 
 class PromptLookup:
@@ -40,16 +40,16 @@ class PromptLookup:
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         return self.for_request().draft(request, max_tokens)
 
-    def for_request(self) -> CopyingDraft:
+    def for_request(self) -> CopyDraft:
         index = ConversationIndex()
 
-        async def copy(request: ChatRequest, max_tokens: int) -> Sequence[str]:
+        async def copy_pieces(request: ChatRequest, max_tokens: int) -> Sequence[str]:
             await index.read(request)
             found = index.find(index.pieces, self._max_ngram, self._min_ngram)
-            start = len(index.pieces) if found is None else found.places[-1]
+            start = len(index.pieces) if found is None else found.positions[-1]
             return index.pieces[start : start + max_tokens]
 
-        return CopyingDraft(self.name, copy)
+        return CopyDraft(self.name, copy_pieces)
 
     async def aclose(self) -> None:
         """Nothing to release."""
@@ -57,13 +57,13 @@ class PromptLookup:
     def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary will do
         return None
 
-    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
         index = NgramIndex[int](self._max_ngram, self._min_ngram)
         index.extend(prompt_ids)
-        return _LookupDraft(index)
+        return _LookupTokenDraft(index)
 
 
-class _LookupDraft:
+class _LookupTokenDraft:
     def __init__(self, index: NgramIndex[int]) -> None:
         self._index = index
 
@@ -74,18 +74,18 @@ class _LookupDraft:
             start, num_matching = found
             # what is copied is followed by its own beginning: so a repetition goes on for longer than it is old
             for offset, token_id in enumerate(cycle(self._index.items[start:])):
-                yield DraftToken(token_id, 1 - _DOUBT / (num_matching + offset))
+                yield DraftToken(token_id, 1 - _MISMATCH_FACTOR / (num_matching + offset))
 
     def close(self) -> None:
         """Nothing to release."""
 
 
-def _load(model: str, base_url: str | None) -> PromptLookup:
+def _load_draft(model: str, base_url: str | None) -> PromptLookup:
     if model or base_url:
         raise ConfigError(f"lookup takes no model; write 'lookup' instead of 'lookup:{model}'")
     return PromptLookup()
 
 
 PROMPT_LOOKUP: Final = ProviderEntry(
-    load=_load, summary="draft: copies what followed the same words before", is_free=True
+    load=_load_draft, summary="draft: copies what followed the same words before", is_free=True
 )

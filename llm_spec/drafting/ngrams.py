@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Final, Generic, TypeVar
 
-from llm_spec.drafting.occurrences import Occurrences
+from llm_spec.drafting.occurrences import OccurrenceIndex
 
-__all__ = ["Follower", "NgramIndex"]
+__all__ = ["NgramIndex", "SequenceFollower"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -45,11 +45,11 @@ class NgramIndex(Generic[T]):
         return None
 
 
-class Follower(Generic[T]):
+class SequenceFollower(Generic[T]):
     """Where an answer stands in a given sequence: straight on while they agree, else behind the longest match."""
 
     def __init__(self, items: Sequence[T] = ()) -> None:
-        self._occurrences = Occurrences[T]()
+        self._occurrences = OccurrenceIndex[T]()
         self.items = self._occurrences.items
         self.extend(items)
         self._tail: list[T] = []  # the answer's last items
@@ -66,5 +66,5 @@ class Follower(Generic[T]):
             self._at += len(new)
         else:
             found = self._occurrences.find(self._tail, _FOLLOWED_NGRAM)
-            self._at = None if found is None else found.places[-1]
+            self._at = None if found is None else found.positions[-1]
         return self._at

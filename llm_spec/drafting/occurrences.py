@@ -11,21 +11,21 @@ from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-__all__ = ["Found", "Occurrences"]
+__all__ = ["OccurrenceIndex", "OccurrenceMatch"]
 
 T = TypeVar("T", bound=Hashable)
 
 _MAX_PLACES: Final = 256  # the latest places of an item that are compared: bounds a search where every item is frequent
 
 
-class Found(NamedTuple):
-    """The longest end of a sequence that occurred: `length` items, followed by those at `places`, in order."""
+class OccurrenceMatch(NamedTuple):
+    """The longest end of a sequence that occurred: `length` items, followed by those at `positions`, in order."""
 
     length: int
-    places: list[int]
+    positions: list[int]
 
 
-class Occurrences(Generic[T]):
+class OccurrenceIndex(Generic[T]):
     """A sequence that grows at its end and may be cut there."""
 
     def __init__(self) -> None:
@@ -61,21 +61,21 @@ class Occurrences(Generic[T]):
                 self._latest[item] = previous
                 self._counts[item] -= 1
 
-    def find(self, tail: Sequence[T], max_match: int, min_match: int = 1) -> Found | None:
+    def find(self, tail: Sequence[T], max_match: int, min_match: int = 1) -> OccurrenceMatch | None:
         """Where the longest end of `tail` occurred that anything followed; None: no end of `min_match` items did.
 
         At most `max_match` items are matched. Exact unless each of them occurred more than 256 times.
         """
-        counts = self._count_each(tail, max_match)
+        counts = self._count_occurrences(tail, max_match)
         while len(counts) >= min_match:
             num_after = counts.index(min(counts))  # of the tail, after the rarest item
-            found = self._match(tail, num_after, len(counts))
+            found = self._find_match(tail, num_after, len(counts))
             if found is not None:
                 return found if found.length >= min_match else None
             del counts[num_after:]
         return None
 
-    def _count_each(self, tail: Sequence[T], max_match: int) -> list[int]:
+    def _count_occurrences(self, tail: Sequence[T], max_match: int) -> list[int]:
         """How often each of the last items occurred, the last one first, up to one that never did."""
         counts: list[int] = []
         for item in reversed(tail[-max_match:]):
@@ -85,28 +85,30 @@ class Occurrences(Generic[T]):
             counts.append(count)
         return counts
 
-    def _match(self, tail: Sequence[T], num_after: int, max_match: int) -> Found | None:
+    def _find_match(self, tail: Sequence[T], num_after: int, max_match: int) -> OccurrenceMatch | None:
         """The longest match that includes the item before the last `num_after` ones."""
         items, length = self.items, num_after + 1
         after = list(tail[len(tail) - num_after :])
-        places = [
-            p for p in self._places(tail[-length]) if items[p + 1 : p + length] == after and p + length < len(items)
+        positions = [
+            p
+            for p in self._find_places(tail[-length])
+            if items[p + 1 : p + length] == after and p + length < len(items)
         ]
-        if not places:
+        if not positions:
             return None
         while length < max_match:
             before = tail[-length - 1]
-            longer = [p - 1 for p in places if p and items[p - 1] == before]
+            longer = [p - 1 for p in positions if p and items[p - 1] == before]
             if not longer:
                 break
-            places, length = longer, length + 1
-        return Found(length, [place + length for place in reversed(places)])
+            positions, length = longer, length + 1
+        return OccurrenceMatch(length, [place + length for place in reversed(positions)])
 
-    def _places(self, item: T) -> list[int]:
+    def _find_places(self, item: T) -> list[int]:
         """The latest places of an item, the last one first."""
-        places: list[int] = []
+        positions: list[int] = []
         place = self._latest.get(item, -1)
-        while place >= 0 and len(places) < _MAX_PLACES:
-            places.append(place)
+        while place >= 0 and len(positions) < _MAX_PLACES:
+            positions.append(place)
             place = self._previous[place]
-        return places
+        return positions

@@ -14,13 +14,13 @@ from typing import Final, TypeVar
 
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest
-from llm_spec.drafting.copying import CopyingDraft
-from llm_spec.drafting.occurrences import Found
-from llm_spec.drafting.outputs import PastOutputs
-from llm_spec.drafting.suffixes import Likeliest, Match, SuffixAutomaton
+from llm_spec.drafting.copy_draft import CopyDraft
+from llm_spec.drafting.occurrences import OccurrenceMatch
+from llm_spec.drafting.past_outputs import PastOutputs
+from llm_spec.drafting.suffix_automaton import LikelyNextItem, SuffixAutomaton, SuffixMatch
 from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
-from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenChooser, TokenDraft, TokenModel
+from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenDraft, TokenModel, TokenSampler
 
 __all__ = ["SUFFIX_DRAFT", "SuffixDraft"]
 
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=Hashable)
 
 # What followed n matching tokens k of k times follows them again in about 1 - 0.6 / n of cases (measured on the
 # built-in pair: .56, .59, .82, .87, .95, whatever k is), and k of m times in about k / m as many.
-_DOUBT: Final = 0.6
+_MISMATCH_FACTOR: Final = 0.6
 _MIN_SURVIVAL: Final = 0.1  # a proposal of which less than this is expected to stand ends
 _NUM_SEARCHES: Final = 4  # between two turns of the event loop: in text that repeats itself each takes a millisecond
 
@@ -63,10 +63,10 @@ class SuffixDraft:
             max_match=self._max_match, min_match=self._min_match, max_stored_tokens=self._max_stored_tokens
         )
 
-    def for_request(self) -> CopyingDraft:
+    def for_request(self) -> CopyDraft:
         index = ConversationIndex()
 
-        async def copy(request: ChatRequest, max_tokens: int) -> Sequence[str]:
+        async def copy_pieces(request: ChatRequest, max_tokens: int) -> Sequence[str]:
             await index.read(request)
             context, survival = list(index.pieces[-self._max_match :]), 1.0
             num_known = len(context)
@@ -76,14 +76,14 @@ class SuffixDraft:
                 found = index.find(context, self._max_match, self._min_match)
                 if found is None:
                     break
-                text, confidence = _most_frequent(index.pieces, found)
+                text, confidence = _find_most_frequent_piece(index.pieces, found)
                 survival *= confidence
                 if survival < _MIN_SURVIVAL:
                     break
                 context.append(text)
             return context[num_known:]
 
-        return CopyingDraft(self.name, copy)
+        return CopyDraft(self.name, copy_pieces)
 
     async def aclose(self) -> None:
         """Nothing to release."""
@@ -91,12 +91,12 @@ class SuffixDraft:
     def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary will do
         return None
 
-    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
         conversation = SuffixAutomaton[int](self._max_match)
-        return _SuffixTokens(self._outputs, target.tokenizer.fingerprint, conversation, prompt_ids, self._min_match)
+        return _SuffixTokenDraft(self._outputs, target.tokenizer.fingerprint, conversation, prompt_ids, self._min_match)
 
 
-class _SuffixTokens:
+class _SuffixTokenDraft:
     """Drafting for one request; `conversation` is its own."""
 
     def __init__(
@@ -113,13 +113,13 @@ class _SuffixTokens:
         self._num_prompt_tokens = len(prompt_ids)
         self._context_ids = prompt_ids
         self._conversation = conversation
-        self._shelves = outputs.shelves(fingerprint)
-        self._matches = [Match()] * len(self._shelves)
-        self._read(prompt_ids)
+        self._automata = outputs.find_automata(fingerprint)
+        self._matches = [SuffixMatch()] * len(self._automata)
+        self._index_tokens(prompt_ids)
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
         self._context_ids = context_ids
-        return self._guess(context_ids)
+        return self._propose_tokens(context_ids)
 
     def close(self) -> None:
         """Remember the answer, as far as the caller's list of confirmed tokens has grown."""
@@ -127,81 +127,83 @@ class _SuffixTokens:
         self._num_prompt_tokens += len(answer_ids)  # closing twice is harmless
         self._outputs.add(self._fingerprint, answer_ids)
 
-    def _guess(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
-        self._read(context_ids[self._conversation.num_items :])
+    def _propose_tokens(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        self._index_tokens(context_ids[self._conversation.num_items :])
         own = self._conversation
-        best, first = own, _longest(own, own.end(), self._min_match)
-        if self._shelves:
+        best, first = own, _find_longest_followed(own, own.find_earlier_end(), self._min_match)
+        if self._automata:
             with self._outputs.lock:
-                for shelf, match in zip(self._shelves, self._matches, strict=True):
-                    found = _longest(shelf, match, self._min_match)
-                    if _confidence(found) > _confidence(first):
+                for shelf, match in zip(self._automata, self._matches, strict=True):
+                    found = _find_longest_followed(shelf, match, self._min_match)
+                    if _compute_confidence(found) > _compute_confidence(first):
                         best, first = shelf, found
         lock = None if best is own else self._outputs.lock
-        for token_id, confidence in _guesses(best, first, self._min_match, lock):
+        for token_id, confidence in _iterate_likely_items(best, first, self._min_match, lock):
             yield DraftToken(token_id, confidence)
 
-    def _read(self, token_ids: Sequence[int]) -> None:
+    def _index_tokens(self, token_ids: Sequence[int]) -> None:
         self._conversation.extend(token_ids)
-        if self._shelves:
+        if self._automata:
             with self._outputs.lock:
-                pairs = zip(self._shelves, self._matches, strict=True)
-                self._matches = [shelf.advance(match, token_ids) for shelf, match in pairs]
+                pairs = zip(self._automata, self._matches, strict=True)
+                self._matches = [shelf.advance_match(match, token_ids) for shelf, match in pairs]
 
 
-def _longest(automaton: SuffixAutomaton[T], match: Match, min_match: int) -> Likeliest[T] | None:
+def _find_longest_followed(
+    automaton: SuffixAutomaton[T], match: SuffixMatch, min_match: int
+) -> LikelyNextItem[T] | None:
     """What followed the longest end of a match that anything followed."""
     while match.length >= min_match:
-        if (found := automaton.likeliest(match)) is not None:
+        if (found := automaton.find_likely_next(match)) is not None:
             return found
-        match = automaton.shorter(match)
+        match = automaton.shorten_match(match)
     return None
 
 
-def _guesses(
+def _iterate_likely_items(
     automaton: SuffixAutomaton[T],
-    found: Likeliest[T] | None,
+    found: LikelyNextItem[T] | None,
     min_match: int,
     lock: AbstractContextManager[object] | None = None,
 ) -> Iterator[tuple[T, float]]:
     """The likeliest continuation, each item with its confidence, for as long as some of it is expected to stand."""
     survival = 1.0
     while found is not None:
-        confidence = _confidence(found)
+        confidence = _compute_confidence(found)
         survival *= confidence
         if survival < _MIN_SURVIVAL:
             return
         yield found.item, confidence
         with lock or nullcontext():
-            found = _longest(automaton, found.match, min_match)
+            found = _find_longest_followed(automaton, found.match, min_match)
 
 
-def _confidence(found: Likeliest[T] | None) -> float:
-    return 0.0 if found is None else _stands(found.num_times, found.num_total, found.length)
+def _compute_confidence(match: LikelyNextItem[T] | None) -> float:
+    return 0.0 if match is None else _estimate_repeat_probability(match.num_times, match.num_total, match.length)
 
 
-def _most_frequent(pieces: Sequence[str], found: Found) -> tuple[str, float]:
+def _find_most_frequent_piece(pieces: Sequence[str], found: OccurrenceMatch) -> tuple[str, float]:
     """The likeliest piece at the places that were found, among equals the latest, with its confidence."""
     times: dict[str, int] = {}
-    best = pieces[found.places[0]]
-    for place in found.places:
+    best = pieces[found.positions[0]]
+    for place in found.positions:
         times[pieces[place]] = times.get(pieces[place], 0) + 1
         if times[pieces[place]] >= times[best]:
             best = pieces[place]
-    return best, _stands(times[best], len(found.places), found.length)
+    return best, _estimate_repeat_probability(times[best], len(found.positions), found.length)
 
 
-def _stands(num_times: int, num_total: int, length: int) -> float:
+def _estimate_repeat_probability(num_times: int, num_total: int, length: int) -> float:
     """How likely it is that what followed a match of `length` items `num_times` of `num_total` times follows again."""
-    return num_times / num_total * (1 - _DOUBT / length)
+    return num_times / num_total * (1 - _MISMATCH_FACTOR / length)
 
 
-def _load(model: str, base_url: str | None) -> SuffixDraft:
+def _load_draft(model: str, base_url: str | None) -> SuffixDraft:
     if model or base_url:
         raise ConfigError(f"suffix takes no model; write 'suffix' instead of 'suffix:{model}'")
     return SuffixDraft()
 
 
 SUFFIX_DRAFT: Final = ProviderEntry(
-    load=_load, summary="draft: what followed the same words most often, also in earlier answers", is_free=True
+    load=_load_draft, summary="draft: what followed the same words most often, also in earlier answers", is_free=True
 )

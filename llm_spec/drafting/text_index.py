@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from llm_spec.chat import ChatMessage, ChatRequest
-from llm_spec.drafting.occurrences import Found, Occurrences
-from llm_spec.drafting.pieces import TURN_PIECES, iter_piece_ends
+from llm_spec.drafting.occurrences import OccurrenceIndex, OccurrenceMatch
+from llm_spec.drafting.text_pieces import PIECES_PER_LOOP_TURN, iter_piece_ends
 
 __all__ = ["ConversationIndex", "TextIndex"]
 
@@ -26,7 +26,7 @@ class TextIndex:
     """Texts in pieces, the last of which may grow or be cut back; joined, `pieces` are the texts."""
 
     def __init__(self) -> None:
-        self._occurrences = Occurrences[str]()
+        self._occurrences = OccurrenceIndex[str]()
         self._start = 0  # of the last text, in pieces
         self._text = ""
         self._ends = array("q")  # of its pieces, in characters
@@ -36,23 +36,23 @@ class TextIndex:
         """All pieces so far."""
         return self._occurrences.items
 
-    def find(self, tail: Sequence[str], max_match: int, min_match: int = 1) -> Found | None:
+    def find(self, tail: Sequence[str], max_match: int, min_match: int = 1) -> OccurrenceMatch | None:
         """Where the longest end of `tail` occurred that anything followed, of at most `max_match` pieces."""
         return self._occurrences.find(tail, max_match, min_match)
 
-    def end_of_match(self, tail: Sequence[str], max_match: int) -> int | None:
+    def find_match_end(self, tail: Sequence[str], max_match: int) -> int | None:
         """Where in the last text, in characters, the latest match of the longest end of `tail` ends."""
         found = self._occurrences.find(tail, max_match)
-        return None if found is None else self._ends[found.places[-1] - self._start - 1]
+        return None if found is None else self._ends[found.positions[-1] - self._start - 1]
 
     async def read_text(self, text: str) -> None:
         """Read the last text, which is now `text`, in steps."""
-        await _in_steps(lambda: self.follow(text, TURN_PIECES))
+        await _run_in_steps(lambda: self.read_up_to(text, PIECES_PER_LOOP_TURN))
 
-    def follow(self, text: str, max_pieces: int) -> bool:
+    def read_up_to(self, text: str, max_pieces: int) -> bool:
         """Read at most `max_pieces` (2 or more) pieces of the last text, which is now `text`; whether that is all."""
         # What is read stays where it is followed by a character that both texts share: it shows that a piece has ended.
-        num_kept = bisect_left(self._ends, _num_shared(self._text, text))
+        num_kept = bisect_left(self._ends, _count_shared_characters(self._text, text))
         self._occurrences.truncate(self._start + num_kept)
         del self._ends[num_kept:]
         start = self._ends[-1] if self._ends else 0
@@ -65,7 +65,7 @@ class TextIndex:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._occurrences = Occurrences[str]()
+        self._occurrences = OccurrenceIndex[str]()
         self.begin_text()
 
     def begin_text(self) -> None:
@@ -86,31 +86,31 @@ class ConversationIndex(TextIndex):
 
         Cancelled, it goes on where it was with the next call.
         """
-        await _in_steps(lambda: self._step(request))
+        await _run_in_steps(lambda: self._read_step(request))
 
-    def _step(self, request: ChatRequest) -> bool:
+    def _read_step(self, request: ChatRequest) -> bool:
         if self._messages is not request.messages:
             self.clear()
             self._messages = request.messages
             self._unread = deque(message.text for message in request.messages)
-        until = len(self.pieces) + TURN_PIECES
+        until = len(self.pieces) + PIECES_PER_LOOP_TURN
         while self._unread:
             room = until - len(self.pieces)
-            if room < 2 or not self.follow(self._unread[0], room):
+            if room < 2 or not self.read_up_to(self._unread[0], room):
                 return False
             self._unread.popleft()
             self.begin_text()
         room = until - len(self.pieces)
-        return room >= 2 and self.follow(request.prefix, room)
+        return room >= 2 and self.read_up_to(request.prefix, room)
 
 
-async def _in_steps(step: Callable[[], bool]) -> None:
+async def _run_in_steps(step: Callable[[], bool]) -> None:
     """Take steps until one is the last, with a turn of the event loop after each."""
     while not step():  # noqa: ASYNC110 - nothing is waited for: others have their turn
         await asyncio.sleep(0)
 
 
-def _num_shared(a: str, b: str) -> int:
+def _count_shared_characters(a: str, b: str) -> int:
     """How many characters two texts begin with in common."""
     if a is b or b.startswith(a):
         return len(a)

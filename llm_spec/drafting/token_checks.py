@@ -1,6 +1,6 @@
 """What a token draft proposes, checked: nothing that it says may fail a request.
 
-A drafted token that was drawn (it has a `law`) and can be verified is verified, whatever becomes of its draft. To drop
+A drafted token that was drawn (it has `probs`) and can be verified is verified, whatever becomes of its draft. To drop
 it for what was drawn, or for what followed from that, favours the tokens that are not dropped: rejection sampling then
 gives another distribution than the target's. A rule by the distribution itself, known before the draw, is harmless.
 """
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from llm_spec.errors import DraftError
 from llm_spec.provider import DraftToken
 
-__all__ = ["ReadOnlyTokenIds", "check_confidence", "check_draft_token", "predraw_confidence"]
+__all__ = ["ReadOnlyTokenIds", "check_confidence", "check_draft_token", "confidence_before_sampling"]
 
-_ROUNDING: Final = 1e-3  # by which probabilities may miss 0, 1 or their sum
+_SUM_TOLERANCE: Final = 1e-3  # by which probabilities may miss 0, 1 or their sum
 
 
 class ReadOnlyTokenIds(Sequence[int]):
@@ -58,16 +58,20 @@ def check_draft_token(token: DraftToken, vocab_size: int) -> DraftToken:
         token = token._replace(token_id=(token_id := token_id.__index__()))
     if not 0 <= token_id < vocab_size:
         raise DraftError(f"token id {token_id} is outside the vocabulary of {vocab_size}")
-    if token.law is not None:
-        _check_law(token.law, token_id, vocab_size)
+    if token.probs is not None:
+        _check_probs(token.probs, token_id, vocab_size)
     return token
 
 
-def _check_law(law: object, token_id: int, vocab_size: int) -> None:
-    if not isinstance(law, np.ndarray):
-        raise DraftError(f"the law of token id {token_id} is of type {type(law).__name__}; it must be a numpy array")
-    probs = cast("NDArray[np.float64]", law)
-    if probs.shape != (vocab_size,) or not (abs(probs.sum() - 1) < _ROUNDING and probs.min() >= 0 < probs[token_id]):
+def _check_probs(drafted_probs: object, token_id: int, vocab_size: int) -> None:
+    if not isinstance(drafted_probs, np.ndarray):
+        raise DraftError(
+            f"the law of token id {token_id} is of type {type(drafted_probs).__name__}; it must be a numpy array"
+        )
+    probs = cast("NDArray[np.float64]", drafted_probs)
+    if probs.shape != (vocab_size,) or not (
+        abs(probs.sum() - 1) < _SUM_TOLERANCE and probs.min() >= 0 < probs[token_id]
+    ):
         raise DraftError(f"the law of token id {token_id} is not one of {vocab_size} probabilities")
 
 
@@ -79,16 +83,16 @@ def check_confidence(confidence: float | None) -> None:
         raise DraftError(
             f"a drafted token's confidence is of type {type(confidence).__name__}; it must be a number from 0 to 1"
         )
-    if not -_ROUNDING <= confidence <= 1 + _ROUNDING:  # also NaN
+    if not -_SUM_TOLERANCE <= confidence <= 1 + _SUM_TOLERANCE:  # also NaN
         raise DraftError(f"a drafted token's confidence is {float(confidence)}; it must be from 0 to 1")
 
 
-def predraw_confidence(token: DraftToken) -> float | None:
+def confidence_before_sampling(token: DraftToken) -> float | None:
     """How sure a draft was before it drew (None: it cannot say): what may decide whether its token is proposed.
 
     The token is one that `check_draft_token` gave. Raises as `check_confidence`.
     """
-    if token.law is not None:
-        return float(token.law.max())
+    if token.probs is not None:
+        return float(token.probs.max())
     check_confidence(token.confidence)
     return token.confidence

@@ -21,22 +21,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, Self, TypeAlias, TypeVar
 
-__all__ = ["EventLoopBridge", "Opens"]
+__all__ = ["EventLoopBridge", "OpenStream"]
 
 T = TypeVar("T")
 
-Opens: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]
+OpenStream: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]
 
-_END_S: Final = 10.0  # to end what was under way when the bridge was closed
+_CLOSE_TIMEOUT_S: Final = 10.0  # to end what was under way when the bridge was closed
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _StreamEnd:
     """After the last item; `error` is what ended the work, None where it ended well."""
 
     error: BaseException | None
 
-    def check(self, name: str) -> None:
+    def raise_error(self, name: str) -> None:
         """Raise the error, if any."""
         if isinstance(self.error, asyncio.CancelledError):  # not the caller's own: the home loop was ended
             raise RuntimeError(f"{name} was closed while it answered") from self.error
@@ -45,7 +45,7 @@ class _End:
 
 
 @dataclass(frozen=True, slots=True)
-class _Item(Generic[T]):
+class _StreamItem(Generic[T]):
     value: T
 
 
@@ -62,9 +62,9 @@ class EventLoopBridge:
         self._name = name
         self._owns_loop = owns_loop
         self._finish = finish
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._home_loop: asyncio.AbstractEventLoop | None = None
         self._thread: _LoopThread | None = None
         self._is_closed = False
 
@@ -72,36 +72,36 @@ class EventLoopBridge:
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await `work()` at home and wait for it here; interrupted, it cancels the work and waits for its end."""
-        with closing(self.stream(partial(_single, work))) as results:
+        with closing(self.stream(partial(_open_result_stream, work))) as results:
             return next(results)
 
     async def arun(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await `work()` at home; cancellation reaches it, and is passed on when it has ended."""
-        async with aclosing(self.astream(partial(_single, work))) as results:
+        async with aclosing(self.astream(partial(_open_result_stream, work))) as results:
             return await anext(results)
 
-    def stream(self, opens: Opens[T]) -> Generator[T]:
-        """Yield the items of the context that `opens()` gives, entered and left at home; closing it ends the work."""
-        if self._is_home():
+    def stream(self, open_stream: OpenStream[T]) -> Generator[T]:
+        """Yield the items of the context from `open_stream()`, entered and left at home; closing it ends the work."""
+        if self._is_on_home_loop():
             raise RuntimeError(f"{self._name}: a blocking call on its own event loop; await the async method instead")
-        items: queue.SimpleQueue[_Item[T] | _End] = queue.SimpleQueue()
-        carried = self._carry(opens, items.put)
-        item: _Item[T] | _End | None = None
+        items: queue.SimpleQueue[_StreamItem[T] | _StreamEnd] = queue.SimpleQueue()
+        home_task = self._start_on_home_loop(open_stream, items.put)
+        item: _StreamItem[T] | _StreamEnd | None = None
         try:
-            while not isinstance(item := items.get(), _End):
+            while not isinstance(item := items.get(), _StreamEnd):
                 yield item.value
-            item.check(self._name)
+            item.raise_error(self._name)
         finally:
-            carried.cancel()
+            home_task.cancel()
             # a forgotten stream may be collected at home, and when the process ends home does not run any more
-            while not (isinstance(item, _End) or carried.is_at_home() or sys.is_finalizing()):
+            while not (isinstance(item, _StreamEnd) or home_task.is_on_home_loop() or sys.is_finalizing()):
                 item = items.get()
 
-    def astream(self, opens: Opens[T]) -> AsyncGenerator[T] | _Arriving[T]:
+    def astream(self, open_stream: OpenStream[T]) -> AsyncGenerator[T] | _HomeLoopItems[T]:
         """As `stream`, for a coroutine, which has to close it."""
-        if self._is_home(may_become=True):
-            return _straight(opens)
-        return _Arriving(partial(self._carry, opens), self._name)
+        if self._is_on_home_loop(may_become=True):
+            return _iterate_here(open_stream)
+        return _HomeLoopItems(partial(self._start_on_home_loop, open_stream), self._name)
 
     # -------------------------------------------------------------------------------------------- ending
 
@@ -109,9 +109,9 @@ class EventLoopBridge:
         """Finish at home, then end the thread, if there is one, and what it was doing; twice is harmless."""
         try:
             if self._finish is not None and not self._is_closed:
-                self.run(self._end_work)
+                self.run(self._cancel_tasks)
         finally:
-            thread = self._end()
+            thread = self._stop_thread()
             if thread is not None:
                 thread.join()
 
@@ -119,23 +119,23 @@ class EventLoopBridge:
         """As `close`, for a coroutine."""
         try:
             if self._finish is not None and not self._is_closed:
-                await self.arun(self._end_work)
+                await self.arun(self._cancel_tasks)
         finally:
-            thread = self._end()
+            thread = self._stop_thread()
             if thread is not None:
                 await asyncio.to_thread(thread.join)
 
-    async def _end_work(self) -> None:
-        async with asyncio.timeout(_END_S):
-            others = self._under_way - {asyncio.current_task()}
-            for task in others:
+    async def _cancel_tasks(self) -> None:
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            other_tasks = self._tasks - {asyncio.current_task()}
+            for task in other_tasks:
                 task.cancel()
-            if others:
-                await asyncio.wait(others)
+            if other_tasks:
+                await asyncio.wait(other_tasks)
             if self._finish is not None:
                 await self._finish()
 
-    def _end(self) -> _LoopThread | None:
+    def _stop_thread(self) -> _LoopThread | None:
         with self._lock:
             self._is_closed = True
             if self._thread is not None:
@@ -144,93 +144,100 @@ class EventLoopBridge:
 
     # -------------------------------------------------------------------------------------------- inside
 
-    def _is_home(self, *, may_become: bool = False) -> bool:
+    def _is_on_home_loop(self, *, may_become: bool = False) -> bool:
         """Whether the running loop, if any, is the home (now: `may_become`, where there is none yet)."""
-        running = _running_loop()
+        running = _get_running_loop()
         if running is None:
             return False
         with self._lock:
             self._check_open()
-            if may_become and self._home is None and not self._owns_loop:
-                self._home = running
-            return self._home is running
+            if may_become and self._home_loop is None and not self._owns_loop:
+                self._home_loop = running
+            return self._home_loop is running
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise RuntimeError(f"{self._name} is closed")
 
-    def _carry(self, opens: Opens[T], put: Callable[[_Item[T] | _End], object]) -> _Carried[T]:
+    def _start_on_home_loop(
+        self, open_stream: OpenStream[T], put: Callable[[_StreamItem[T] | _StreamEnd], object]
+    ) -> _HomeLoopTask[T]:
         """Start the work as a task at home; its items and its end are given to `put` there."""
         with self._lock:  # so that it is begun, and then cancelled, before a loop that is being closed has ended
             self._check_open()
-            if self._home is None:
+            if self._home_loop is None:
                 self._thread = _LoopThread(self._name)
-                self._home = self._thread.loop
+                self._home_loop = self._thread.loop
                 weakref.finalize(self, self._thread.stop).atexit = False  # at exit a daemon thread just ends
-            if not self._home.is_running():
+            if not self._home_loop.is_running():
                 raise RuntimeError(
                     f"{self._name} belongs to the event loop that used it first, which has ended; make another"
                 )
-            carried = _Carried(self._home, opens, put)
-            self._home.call_soon_threadsafe(carried.begin, self._under_way)
-        return carried
+            home_task = _HomeLoopTask(self._home_loop, open_stream, put)
+            self._home_loop.call_soon_threadsafe(home_task.start, self._tasks)
+        return home_task
 
 
-class _Carried(Generic[T]):
+class _HomeLoopTask(Generic[T]):
     """Work as a task on another thread's loop."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, opens: Opens[T], put: Callable[[_Item[T] | _End], object]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        open_stream: OpenStream[T],
+        put: Callable[[_StreamItem[T] | _StreamEnd], object],
     ) -> None:
         self._loop = loop
-        self._opens = opens
+        self._opens = open_stream
         self._put = put
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, under_way: set[asyncio.Task[None]]) -> None:
-        self._task = self._loop.create_task(self._work())
-        under_way.add(self._task)
-        self._task.add_done_callback(under_way.discard)
-        self._task.add_done_callback(self._ended)
+    def start(self, tasks: set[asyncio.Task[None]]) -> None:
+        self._task = self._loop.create_task(self._put_items())
+        tasks.add(self._task)
+        self._task.add_done_callback(tasks.discard)
+        self._task.add_done_callback(self._put_end)
 
-    def is_at_home(self) -> bool:
+    def is_on_home_loop(self) -> bool:
         """Whether this is the thread that does the work."""
-        return _running_loop() is self._loop
+        return _get_running_loop() is self._loop
 
     def cancel(self) -> None:
         """End the work, from any thread; after its end this does nothing."""
         if self._task is None or not self._task.done():
             self._loop.call_soon_threadsafe(self._cancel)
 
-    def _cancel(self) -> None:  # runs after `begin`: a loop keeps the order of its callbacks
+    def _cancel(self) -> None:  # runs after `start`: a loop keeps the order of its callbacks
         if self._task is not None:
             self._task.cancel()
 
-    async def _work(self) -> None:
+    async def _put_items(self) -> None:
         async with self._opens() as values:
             async for value in values:
-                self._put(_Item(value))
+                self._put(_StreamItem(value))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._put(_End(asyncio.CancelledError() if task.cancelled() else task.exception()))
+    def _put_end(self, task: asyncio.Task[None]) -> None:
+        self._put(_StreamEnd(asyncio.CancelledError() if task.cancelled() else task.exception()))
 
 
-async def _straight(opens: Opens[T]) -> AsyncGenerator[T]:
-    async with opens() as values:
+async def _iterate_here(open_stream: OpenStream[T]) -> AsyncGenerator[T]:
+    async with open_stream() as values:
         async for value in values:
             yield value
 
 
-class _Arriving(Generic[T]):
+class _HomeLoopItems(Generic[T]):
     """The items of carried work, for a coroutine.
 
     No generator: a loop that ends closes all of those at once, and complains of any that another one is closing.
     """
 
-    def __init__(self, carry: Callable[[Callable[[_Item[T] | _End], object]], _Carried[T]], name: str) -> None:
+    def __init__(
+        self, start: Callable[[Callable[[_StreamItem[T] | _StreamEnd], object]], _HomeLoopTask[T]], name: str
+    ) -> None:
         here = asyncio.get_running_loop()
-        self._items: asyncio.Queue[_Item[T] | _End] = asyncio.Queue()
-        self._carried = carry(lambda item: here.call_soon_threadsafe(self._items.put_nowait, item))
+        self._items: asyncio.Queue[_StreamItem[T] | _StreamEnd] = asyncio.Queue()
+        self._home_task = start(lambda item: here.call_soon_threadsafe(self._items.put_nowait, item))
         self._name = name
         self._has_ended = False
 
@@ -241,17 +248,17 @@ class _Arriving(Generic[T]):
         if self._has_ended:
             raise StopAsyncIteration
         item = await self._items.get()
-        if isinstance(item, _Item):
+        if isinstance(item, _StreamItem):
             return item.value
         self._has_ended = True
-        item.check(self._name)
+        item.raise_error(self._name)
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """End the work, and wait until it has ended."""
-        self._carried.cancel()
+        self._home_task.cancel()
         while not self._has_ended:
-            self._has_ended = isinstance(await self._items.get(), _End)
+            self._has_ended = isinstance(await self._items.get(), _StreamEnd)
 
 
 class _LoopThread:
@@ -259,7 +266,7 @@ class _LoopThread:
 
     def __init__(self, name: str) -> None:
         ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-        self._thread = threading.Thread(target=_serve, args=(ready,), name=f"llm_spec {name}", daemon=True)
+        self._thread = threading.Thread(target=_run_loop, args=(ready,), name=f"llm_spec {name}", daemon=True)
         self._thread.start()
         self.loop, self._stopping = ready.result()
 
@@ -271,26 +278,26 @@ class _LoopThread:
     def join(self) -> None:
         """Wait for the end, unless this is that thread."""
         if threading.current_thread() is not self._thread:
-            self._thread.join(_END_S)
+            self._thread.join(_CLOSE_TIMEOUT_S)
 
 
-def _serve(ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
-    async def serve() -> None:
+def _run_loop(ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    async def wait_for_stop() -> None:
         stopping = asyncio.Event()
         ready.set_result((asyncio.get_running_loop(), stopping))
         await stopping.wait()
 
-    asyncio.run(serve())
+    asyncio.run(wait_for_stop())
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def _get_running_loop() -> asyncio.AbstractEventLoop | None:
     with suppress(RuntimeError):
         return asyncio.get_running_loop()
     return None
 
 
 @asynccontextmanager
-async def _single(work: Callable[[], Awaitable[T]]) -> AsyncGenerator[AsyncIterator[T]]:
+async def _open_result_stream(work: Callable[[], Awaitable[T]]) -> AsyncGenerator[AsyncIterator[T]]:
     """What `work()` gives as a stream of one item, done before its context is left."""
 
     async def values() -> AsyncGenerator[T]:

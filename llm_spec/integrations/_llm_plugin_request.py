@@ -44,7 +44,7 @@ class SpeculativeOptions(llm.Options):
 
     @field_validator("logit_bias", mode="before")
     @classmethod
-    def _read(cls, value: object) -> object:
+    def _parse_logit_bias(cls, value: object) -> object:
         """A text is JSON: the command line has nothing else."""
         return json.loads(value) if isinstance(value, str) else value
 
@@ -62,21 +62,21 @@ def to_request(prompt: llm.Prompt, *, max_tokens: int | None = None) -> ChatRequ
         options["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif chosen.json_object:
         options["response_format"] = {"type": "json_object"}
-    options["tools"] = [_tool(tool) for tool in prompt.tools if isinstance(tool, llm.Tool)]
-    return ChatRequest.create(_messages(prompt.messages), **cast("RequestOptions", options))
+    options["tools"] = [_convert_tool(tool) for tool in prompt.tools if isinstance(tool, llm.Tool)]
+    return ChatRequest.create(_convert_messages(prompt.messages), **cast("RequestOptions", options))
 
 
-def _tool(tool: llm.Tool) -> Mapping[str, Any]:
+def _convert_tool(tool: llm.Tool) -> Mapping[str, Any]:
     function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
     return {"type": "function", "function": function}
 
 
-def _messages(messages: Sequence[Message]) -> list[ChatMessage]:
+def _convert_messages(messages: Sequence[Message]) -> list[ChatMessage]:
     """All messages; a system prompt that comes again with every turn of a conversation is said once."""
     out: list[ChatMessage] = []
     system: ChatMessage | None = None
     for message in messages:
-        for mapped in _message(message):
+        for mapped in _convert_message(message):
             if mapped.role == "system" and mapped == system:
                 continue
             system = mapped if mapped.role == "system" else system
@@ -84,7 +84,7 @@ def _messages(messages: Sequence[Message]) -> list[ChatMessage]:
     return out
 
 
-def _message(message: Message) -> Iterator[ChatMessage]:
+def _convert_message(message: Message) -> Iterator[ChatMessage]:
     for part in message.parts:
         if isinstance(part, ToolResultPart):
             yield ChatMessage("tool", part.output, tool_call_id=part.tool_call_id)
@@ -97,12 +97,12 @@ def _message(message: Message) -> Iterator[ChatMessage]:
     attached = [part.attachment for part in message.parts if isinstance(part, AttachmentPart) and part.attachment]
     if attached:
         content: list[Mapping[str, Any]] = [{"type": "text", "text": text}] if text else []
-        content += [{"type": "image_url", "image_url": {"url": _url(image)}} for image in attached]
+        content += [{"type": "image_url", "image_url": {"url": _get_image_url(image)}} for image in attached]
         yield ChatMessage(cast("Role", message.role), tuple(content))
     elif text or calls:
         yield ChatMessage(cast("Role", message.role), text or None, tool_calls=calls)
 
 
-def _url(image: llm.Attachment) -> str:
+def _get_image_url(image: llm.Attachment) -> str:
     untyped: Any = image
     return image.url or f"data:{untyped.resolve_type()};base64,{untyped.base64_content()}"

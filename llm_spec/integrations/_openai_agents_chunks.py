@@ -10,13 +10,13 @@ from uuid import uuid4
 from openai.types.chat import ChatCompletionChunk
 
 from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.integrations._shared import figures, openai_usage
+from llm_spec.integrations._shared import describe_finish, to_openai_usage
 
-__all__ = ["Chunks"]
+__all__ = ["ChatChunkStream"]
 
 
-class Chunks:
-    """The chunks of one answer. `figures` and `raw_usage` are there once the last chunk has come.
+class ChatChunkStream:
+    """The chunks of one answer. `describe_finish` and `raw_usage` are there once the last chunk has come.
 
     The Agents SDK takes a call's id for the call itself, for a whole run: where a server gives none, or one that the
     conversation has already, the call gets a new one.
@@ -25,8 +25,8 @@ class Chunks:
     def __init__(self, events: AsyncIterator[StreamEvent], request: ChatRequest, model: str) -> None:
         self._events = events
         self._used_ids = {call.id for message in request.messages for call in message.tool_calls}
-        self._begun: set[int] = set()
-        self._frame: dict[str, Any] = {
+        self._started_calls: set[int] = set()
+        self._envelope: dict[str, Any] = {
             "id": f"chatcmpl-{uuid4().hex}",
             "created": int(time.time()),
             "model": model,
@@ -35,32 +35,32 @@ class Chunks:
         self.figures: dict[str, Any] = {}
         self.raw_usage: dict[str, Any] | None = None
 
-    async def iterate(self) -> AsyncIterator[ChatCompletionChunk]:
+    async def iter_chunks(self) -> AsyncIterator[ChatCompletionChunk]:
         """The chunks as their events come; the last has the finish reason and the usage."""
         async for event in self._events:
             match event:
                 case TextDelta():
-                    yield self._chunk({"content": event.text})
+                    yield self._build_chunk({"content": event.text})
                 case ReasoningDelta():
-                    yield self._chunk({"reasoning_content": event.text})
+                    yield self._build_chunk({"reasoning_content": event.text})
                 case ToolCallDelta():
-                    yield self._chunk({"tool_calls": [self._call(event)]})
+                    yield self._build_chunk({"tool_calls": [self._build_call_delta(event)]})
                 case Finish():
-                    self.figures = figures(event)
-                    self.raw_usage = None if event.usage is None else openai_usage(event.usage)
-                    yield self._chunk({}, event)
+                    self.figures = describe_finish(event)
+                    self.raw_usage = None if event.usage is None else to_openai_usage(event.usage)
+                    yield self._build_chunk({}, event)
                 case _:
                     pass
 
-    def _chunk(self, delta: dict[str, Any], finish: Finish | None = None) -> ChatCompletionChunk:
+    def _build_chunk(self, delta: dict[str, Any], finish: Finish | None = None) -> ChatCompletionChunk:
         reason = None if finish is None else finish.finish_reason
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        return ChatCompletionChunk.model_validate({**self._frame, "choices": [choice], "usage": self.raw_usage})
+        return ChatCompletionChunk.model_validate({**self._envelope, "choices": [choice], "usage": self.raw_usage})
 
-    def _call(self, event: ToolCallDelta) -> dict[str, Any]:
+    def _build_call_delta(self, event: ToolCallDelta) -> dict[str, Any]:
         call: dict[str, Any] = {"index": event.index, "type": "function", "function": {"arguments": event.arguments}}
-        if event.index not in self._begun:
-            self._begun.add(event.index)
+        if event.index not in self._started_calls:
+            self._started_calls.add(event.index)
             call["id"] = event.id if event.id and event.id not in self._used_ids else f"call_{uuid4().hex}"
             self._used_ids.add(call["id"])
         if event.name is not None:

@@ -66,14 +66,14 @@ def to_request(
         ours: chosen[theirs] for theirs, ours in _OPTIONS.items() if chosen.get(theirs) is not None
     }
     options["logit_bias"] = {int(token): bias for token, bias in (settings.get("logit_bias") or {}).items()}
-    options["tools"], options["tool_choice"] = _tools(settings, parameters)
-    options["response_format"] = _response_format(parameters, has_json_mode)
-    options["extra"] = _extra(settings, has_tools=bool(options["tools"]))
+    options["tools"], options["tool_choice"] = _convert_tools(settings, parameters)
+    options["response_format"] = _build_response_format(parameters, has_json_mode)
+    options["extra"] = _build_extra(settings, has_tools=bool(options["tools"]))
     typed: RequestOptions = options  # type: ignore[assignment] # keys as in _OPTIONS and above
-    return ChatRequest.create(list(_with_instructions(messages, parameters)), **typed)
+    return ChatRequest.create(list(_insert_instructions(messages, parameters)), **typed)
 
 
-def _extra(settings: ModelSettings, *, has_tools: bool) -> dict[str, Any]:
+def _build_extra(settings: ModelSettings, *, has_tools: bool) -> dict[str, Any]:
     body = settings.get("extra_body")
     extra: dict[str, Any] = dict(body) if isinstance(body, Mapping) else {}
     if has_tools and "parallel_tool_calls" in settings:
@@ -84,20 +84,20 @@ def _extra(settings: ModelSettings, *, has_tools: bool) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- tools and output
 
 
-def _tools(settings: ModelSettings, parameters: ModelRequestParameters) -> tuple[list[dict[str, Any]], Any]:
+def _convert_tools(settings: ModelSettings, parameters: ModelRequestParameters) -> tuple[list[dict[str, Any]], Any]:
     resolved = resolve_tool_choice(settings, parameters)
-    offered = parameters.declared_tool_defs
+    offered_tools = parameters.declared_tool_defs
     choice: Any = resolved
     if isinstance(resolved, tuple):
         choice, names = resolved
         if choice == "required" and len(names) == 1:
             choice = {"type": "function", "function": {"name": next(iter(names))}}
         else:  # chat completions can force one tool or any, not some
-            offered = {name: tool for name, tool in offered.items() if name in names}
-    return [_tool(tool) for tool in offered.values()], choice if offered else None
+            offered_tools = {name: tool for name, tool in offered_tools.items() if name in names}
+    return [_convert_tool(tool) for tool in offered_tools.values()], choice if offered_tools else None
 
 
-def _tool(tool: ToolDefinition) -> dict[str, Any]:
+def _convert_tool(tool: ToolDefinition) -> dict[str, Any]:
     function: dict[str, Any] = {
         "name": tool.name,
         "description": tool.description or "",
@@ -108,43 +108,43 @@ def _tool(tool: ToolDefinition) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _response_format(parameters: ModelRequestParameters, has_json_mode: bool) -> dict[str, Any] | None:
-    wanted = parameters.output_object
+def _build_response_format(parameters: ModelRequestParameters, has_json_mode: bool) -> dict[str, Any] | None:
+    output_object = parameters.output_object
     if parameters.output_mode == "prompted" and has_json_mode:
         return {"type": "json_object"}
-    if parameters.output_mode != "native" or wanted is None:
+    if parameters.output_mode != "native" or output_object is None:
         return None
-    schema: dict[str, Any] = {"name": wanted.name or _SCHEMA_NAME, "schema": wanted.json_schema}
-    if wanted.description:
-        schema["description"] = wanted.description
-    if wanted.strict is not None:
-        schema["strict"] = wanted.strict
+    schema: dict[str, Any] = {"name": output_object.name or _SCHEMA_NAME, "schema": output_object.json_schema}
+    if output_object.description:
+        schema["description"] = output_object.description
+    if output_object.strict is not None:
+        schema["strict"] = output_object.strict
     return {"type": "json_schema", "json_schema": schema}
 
 
 # ---------------------------------------------------------------------------------------------------- messages
 
 
-def _with_instructions(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> Iterator[ChatMessage]:
+def _insert_instructions(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> Iterator[ChatMessage]:
     """All messages, the run's instructions behind the system prompts that the conversation begins with."""
-    mapped = [out for message in messages for out in _message(message)]
+    mapped = [out for message in messages for out in _convert_message(message)]
     first = next((at for at, message in enumerate(mapped) if message.role != "system"), len(mapped))
     yield from mapped[:first]
-    for instruction in _instructions(messages, parameters):
+    for instruction in _get_instructions(messages, parameters):
         yield ChatMessage("system", instruction.content)
     yield from mapped[first:]
 
 
-def _instructions(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> list[InstructionPart]:
+def _get_instructions(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> list[InstructionPart]:
     if parameters.instruction_parts is not None:
         return parameters.instruction_parts
     given = (m.instructions for m in reversed(messages) if isinstance(m, ModelRequest) and m.instructions)
     return [InstructionPart(content=text) for text in given][:1]
 
 
-def _message(message: ModelMessage) -> Iterator[ChatMessage]:
+def _convert_message(message: ModelMessage) -> Iterator[ChatMessage]:
     if isinstance(message, ModelResponse):
-        yield from _answer(message)
+        yield from _convert_response(message)
         return
     files: list[UserContent] = []
     for part in message.parts:
@@ -153,16 +153,18 @@ def _message(message: ModelMessage) -> Iterator[ChatMessage]:
             files += found
             yield ChatMessage("tool", text, tool_call_id=part.tool_call_id)
         else:
-            yield _asked(part)
+            yield _convert_request_part(part)
     if files:  # a tool message is text alone
-        yield ChatMessage("user", tuple(_content(files)))
+        yield ChatMessage("user", tuple(_convert_content(files)))
 
 
-def _asked(part: ModelRequestPart) -> ChatMessage:
+def _convert_request_part(part: ModelRequestPart) -> ChatMessage:
     if isinstance(part, SystemPromptPart):
         return ChatMessage("system", part.content)
     if isinstance(part, UserPromptPart):
-        return ChatMessage("user", part.content if isinstance(part.content, str) else tuple(_content(part.content)))
+        return ChatMessage(
+            "user", part.content if isinstance(part.content, str) else tuple(_convert_content(part.content))
+        )
     if isinstance(part, RetryPromptPart):
         if part.tool_name is None:
             return ChatMessage("user", part.model_response())
@@ -172,7 +174,7 @@ def _asked(part: ModelRequestPart) -> ChatMessage:
     )
 
 
-def _content(items: Sequence[UserContent]) -> Iterator[Mapping[str, Any]]:
+def _convert_content(items: Sequence[UserContent]) -> Iterator[Mapping[str, Any]]:
     for item in items:
         match item:
             case str():
@@ -180,21 +182,21 @@ def _content(items: Sequence[UserContent]) -> Iterator[Mapping[str, Any]]:
             case TextContent():
                 yield {"type": "text", "text": item.content}
             case ImageUrl():
-                yield _image(item.url, item.vendor_metadata)
+                yield _convert_image(item.url, item.vendor_metadata)
             case BinaryContent() if item.is_image:
-                yield _image(item.data_uri, item.vendor_metadata)
+                yield _convert_image(item.data_uri, item.vendor_metadata)
             case CachePoint():
                 pass
             case _:
                 raise UserError(f"{type(item).__name__} cannot be sent as chat content; texts and images can")
 
 
-def _image(url: str, metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _convert_image(url: str, metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
     detail = {"detail": metadata["detail"]} if metadata and "detail" in metadata else {}
     return {"type": "image_url", "image_url": {"url": url, **detail}}
 
 
-def _answer(response: ModelResponse) -> Iterator[ChatMessage]:
+def _convert_response(response: ModelResponse) -> Iterator[ChatMessage]:
     """The assistant's message; its reasoning is not sent back, nor what other providers' own tools did."""
     texts = [part.content for part in response.parts if isinstance(part, TextPart)]
     calls = tuple(

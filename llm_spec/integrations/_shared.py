@@ -20,16 +20,16 @@ from llm_spec.result import SpeculativeFinish
 
 __all__ = [
     "BridgedSource",
-    "OwnedStream",
-    "Source",
+    "ProviderSource",
     "StreamClosedError",
-    "figures",
-    "openai_usage",
-    "request_options",
+    "TaskStream",
+    "build_request_options",
+    "describe_finish",
+    "to_openai_usage",
 ]
 
 
-class Source:
+class ProviderSource:
     """A provider as it was given, or a decoder made here of a target, a draft and a config.
 
     What was opened here, from strings, `aclose` closes; asked for again, it is made anew. What was given is the giver's
@@ -43,7 +43,7 @@ class Source:
         config: SpeculativeConfig | None = None,
     ) -> None:
         self._target, self._draft, self._config = target, draft, config
-        self._made: SpeculativeDecoder | None = None
+        self._decoder: SpeculativeDecoder | None = None
         self.name = self.provider.name  # what is wrong with a string is told at once
 
     @property
@@ -51,24 +51,27 @@ class Source:
         """The provider to ask."""
         if not isinstance(self._target, str) and self._draft is None and self._config is None:
             return self._target
-        if self._made is None:
-            self._made = SpeculativeDecoder(self._draft, self._target, self._config)
-        return self._made
+        if self._decoder is None:
+            self._decoder = SpeculativeDecoder(self._draft, self._target, self._config)
+        return self._decoder
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         """The events of an answer; half of one must not pass for a whole: without a Finish it raises TargetError."""
-        async with self.provider.stream(request) as events, aclosing(_whole(events, self.name)) as whole:
-            yield whole
+        async with (
+            self.provider.stream(request) as events,
+            aclosing(_require_finish(events, self.name)) as checked_events,
+        ):
+            yield checked_events
 
     async def aclose(self) -> None:
         """Close what was opened here."""
-        made, self._made = self._made, None
-        if made is not None:
-            await made.aclose()
+        decoder, self._decoder = self._decoder, None
+        if decoder is not None:
+            await decoder.aclose()
 
 
-async def _whole(events: AsyncIterator[StreamEvent], name: str) -> AsyncGenerator[StreamEvent]:
+async def _require_finish(events: AsyncIterator[StreamEvent], name: str) -> AsyncGenerator[StreamEvent]:
     has_finished = False
     async for event in events:
         has_finished |= isinstance(event, Finish)
@@ -90,33 +93,33 @@ class BridgedSource(EventLoopBridge):
         draft: DraftProvider | LlmProvider | str | None = None,
         config: SpeculativeConfig | None = None,
     ) -> None:
-        self.source = Source(target, draft, config)
-        opened = [isinstance(part, str) for part in (target, draft) if part is not None]
-        finish = self.source.aclose if any(opened) else None
-        super().__init__(self.source.name, owns_loop=all(opened), finish=finish)
+        self.source = ProviderSource(target, draft, config)
+        is_opened_here = [isinstance(part, str) for part in (target, draft) if part is not None]
+        finish = self.source.aclose if any(is_opened_here) else None
+        super().__init__(self.source.name, owns_loop=all(is_opened_here), finish=finish)
 
 
 class StreamClosedError(Exception):
     """The stream was closed while, or before, its next event was waited for."""
 
 
-class OwnedStream:
-    """The events of `opened`, read by a task of its own, at most one event ahead.
+class TaskStream:
+    """The events of `stream_context`, read by a task of its own, at most one event ahead.
 
     Frameworks may open a stream in one task, read it in another and close it in a third, also while an event is being
     waited for; a provider's stream belongs to one task. Whoever enters it leaves it: then nothing behind it goes on.
     """
 
-    def __init__(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
-        self._opened = opened
+    def __init__(self, stream_context: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
+        self._open_context = stream_context
         self._events: deque[StreamEvent] = deque()
-        self._arrived, self._taken = asyncio.Event(), asyncio.Event()
+        self._event_arrived, self._event_taken = asyncio.Event(), asyncio.Event()
         self._is_closed = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._read())
-        self._task.add_done_callback(lambda _: self._arrived.set())
+        self._task = asyncio.create_task(self._read_events())
+        self._task.add_done_callback(lambda _: self._event_arrived.set())
         return self
 
     async def __aexit__(
@@ -124,7 +127,7 @@ class OwnedStream:
     ) -> None:
         await self.aclose()
 
-    async def begun(self) -> None:
+    async def wait_for_first_event(self) -> None:
         """Wait for the first event; raises what the provider raises before it."""
         task = self._task
         while task is not None and not self._events:
@@ -132,20 +135,20 @@ class OwnedStream:
                 if not self._is_closed:
                     task.result()
                 return
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._event_arrived.clear()
+            await self._event_arrived.wait()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> StreamEvent:
         """The next event; raises what the provider raises, StreamClosedError once the stream is closed."""
-        await self.begun()
+        await self.wait_for_first_event()
         if self._is_closed:
             raise StreamClosedError
         if not self._events:
             raise StopAsyncIteration
-        self._taken.set()
+        self._event_taken.set()
         return self._events.popleft()
 
     async def aclose(self) -> None:
@@ -158,25 +161,27 @@ class OwnedStream:
         if not self._task.cancelled():
             self._task.exception()  # it has been raised, or nobody is left to whom it matters
 
-    async def _read(self) -> None:
-        async with self._opened as events:
+    async def _read_events(self) -> None:
+        async with self._open_context as events:
             async for event in events:
                 self._events.append(event)
-                self._taken.clear()
-                self._arrived.set()
-                await self._taken.wait()
+                self._event_taken.clear()
+                self._event_arrived.set()
+                await self._event_taken.wait()
 
 
-def figures(finish: Finish) -> dict[str, Any]:
+def describe_finish(finish: Finish) -> dict[str, Any]:
     """How an answer ended and, where a decoder gave it, how it came about, as JSON values."""
-    told: dict[str, Any] = {"finish_reason": finish.finish_reason, "stopped_by": finish.stopped_by}
+    fields: dict[str, Any] = {"finish_reason": finish.finish_reason, "stopped_by": finish.stopped_by}
     if isinstance(finish, SpeculativeFinish) and finish.result is not None:
-        used = finish.result.draft_usage
-        told |= finish.result.figures() | {"draft_usage": None if used is None else dataclasses.asdict(used)}
-    return told
+        draft_usage = finish.result.draft_usage
+        fields |= finish.result.to_report() | {
+            "draft_usage": None if draft_usage is None else dataclasses.asdict(draft_usage)
+        }
+    return fields
 
 
-def openai_usage(usage: Usage) -> dict[str, Any]:
+def to_openai_usage(usage: Usage) -> dict[str, Any]:
     """Usage in the words of OpenAI's chat completions."""
     return {
         "prompt_tokens": usage.input_tokens,
@@ -191,14 +196,14 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def request_options(given: Mapping[str, Any]) -> RequestOptions:
+def build_request_options(options: Mapping[str, Any]) -> RequestOptions:
     """What `ChatRequest.create` takes; what it does not know goes into `extra`, to a remote target as it is.
 
     None means: not given. `extra_body`, OpenAI's client's word, goes into `extra`, too.
     """
-    rest = {name: value for name, value in given.items() if value is not None}
-    options = {name: rest.pop(name) for name in RequestOptions.__annotations__ if name in rest}
-    if "logit_bias" in options:  # JSON has no keys but texts
-        options["logit_bias"] = {int(token_id): bias for token_id, bias in options["logit_bias"].items()}
-    extra = {**options.pop("extra", {}), **rest.pop("extra_body", {}), **rest}
-    return cast("RequestOptions", options | {"extra": extra} if extra else options)
+    unknown = {name: value for name, value in options.items() if value is not None}
+    known = {name: unknown.pop(name) for name in RequestOptions.__annotations__ if name in unknown}
+    if "logit_bias" in known:  # JSON has no keys but texts
+        known["logit_bias"] = {int(token_id): bias for token_id, bias in known["logit_bias"].items()}
+    extra = {**known.pop("extra", {}), **unknown.pop("extra_body", {}), **unknown}
+    return cast("RequestOptions", known | {"extra": extra} if extra else known)

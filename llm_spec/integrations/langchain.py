@@ -38,8 +38,8 @@ from llm_spec.chat import (
 from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import InvalidRequestError
-from llm_spec.integrations._bridge import Opens
-from llm_spec.integrations._shared import BridgedSource, figures
+from llm_spec.integrations._bridge import OpenStream
+from llm_spec.integrations._shared import BridgedSource, describe_finish
 from llm_spec.provider import DraftProvider, LlmProvider
 
 __all__ = ["SpeculativeChatModel"]
@@ -62,7 +62,7 @@ _OPTIONS: Final = (  # fields of the model that are options of a request
 _NOT_OPTIONS: Final = ("stream",)  # what LangChain's own machinery leaves in a call's keywords
 
 # content blocks of an answer that are no content in OpenAI's form: calls are fields there, reasoning does not go back
-_NOT_CONTENT: Final = ("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", "reasoning", "thinking")
+_NON_CONTENT_TYPES: Final = ("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", "reasoning", "thinking")
 
 Schema: TypeAlias = dict[str, Any] | type
 Tool: TypeAlias = dict[str, Any] | type | Callable[..., Any] | BaseTool
@@ -112,20 +112,20 @@ class SpeculativeChatModel(BaseChatModel):
     stop: list[str] | None = None
     extra: dict[str, Any] | None = Field(default=None, exclude=True, repr=False)  # goes to a server as it is
 
-    _bridged: BridgedSource = PrivateAttr()
+    _bridge: BridgedSource = PrivateAttr()
 
     @model_validator(mode="after")
-    def _open(self) -> Self:
+    def _open_bridge(self) -> Self:
         target, config = self.target, self.config
         if self.timeout is not None or self.max_retries is not None:
             if isinstance(target, SpeculativeDecoder) and self.draft is None and config is None:
-                target = target.using(self._patient(target.config))
+                target = target.with_config(self._override_timeouts(target.config))
             else:
-                config = self._patient(config or SpeculativeConfig())
-        self._bridged = BridgedSource(target, self.draft, config)
+                config = self._override_timeouts(config or SpeculativeConfig())
+        self._bridge = BridgedSource(target, self.draft, config)
         return self
 
-    def _patient(self, config: SpeculativeConfig) -> SpeculativeConfig:
+    def _override_timeouts(self, config: SpeculativeConfig) -> SpeculativeConfig:
         """A config with this model's own timeout and retries."""
         if self.timeout is not None:
             timeouts = Timeouts(first_chunk_s=self.timeout, between_chunks_s=self.timeout)
@@ -136,11 +136,11 @@ class SpeculativeChatModel(BaseChatModel):
 
     def close(self) -> None:
         """Close what was opened from strings, and end the thread and what it was doing; twice is harmless."""
-        self._bridged.close()
+        self._bridge.close()
 
     async def aclose(self) -> None:
         """As `close`."""
-        await self._bridged.aclose()
+        await self._bridge.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +157,7 @@ class SpeculativeChatModel(BaseChatModel):
     @property
     def model_name(self) -> str:
         """The provider's name."""
-        return self._bridged.source.name
+        return self._bridge.source.name
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         yield "model_name", self.model_name
@@ -171,8 +171,8 @@ class SpeculativeChatModel(BaseChatModel):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        told = {name: getattr(self, name) for name in _OPTIONS if name != "extra"}
-        return {"model_name": self.model_name} | {name: value for name, value in told.items() if value is not None}
+        params = {name: getattr(self, name) for name in _OPTIONS if name != "extra"}
+        return {"model_name": self.model_name} | {name: value for name, value in params.items() if value is not None}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
@@ -205,9 +205,9 @@ class SpeculativeChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - the caller reports the chunks
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        with closing(self._bridged.stream(self._opens(messages, stop, kwargs))) as events:
+        with closing(self._bridge.stream(self._build_stream_opener(messages, stop, kwargs))) as events:
             for event in events:
-                yield from _chunks(event, self.model_name)
+                yield from _convert_event(event, self.model_name)
 
     async def _astream(
         self,
@@ -216,23 +216,26 @@ class SpeculativeChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - the caller reports the chunks
         **kwargs: Any,
     ) -> AsyncGenerator[ChatGenerationChunk]:
-        async with aclosing(self._bridged.astream(self._opens(messages, stop, kwargs))) as events:
+        async with aclosing(self._bridge.astream(self._build_stream_opener(messages, stop, kwargs))) as events:
             async for event in events:
-                for chunk in _chunks(event, self.model_name):
+                for chunk in _convert_event(event, self.model_name):
                     yield chunk
 
-    def _opens(
+    def _build_stream_opener(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
-    ) -> Opens[StreamEvent]:
+    ) -> OpenStream[StreamEvent]:
         """What opens the stream of an answer."""
-        given = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
-        given |= {name: value for name, value in options.items() if name not in _NOT_OPTIONS}
+        call_options = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
+        call_options |= {name: value for name, value in options.items() if name not in _NOT_OPTIONS}
         if stop is not None:
-            given["stop"] = stop
-        if "parallel_tool_calls" in given:  # OpenAI's word, and a habit with bind_tools: for servers
-            given["extra"] = {**given.get("extra", {}), "parallel_tool_calls": given.pop("parallel_tool_calls")}
-        request = ChatRequest.create(_openai(messages), **cast("RequestOptions", given))
-        return partial(self._bridged.source.stream, request)
+            call_options["stop"] = stop
+        if "parallel_tool_calls" in call_options:  # OpenAI's word, and a habit with bind_tools: for servers
+            call_options["extra"] = {
+                **call_options.get("extra", {}),
+                "parallel_tool_calls": call_options.pop("parallel_tool_calls"),
+            }
+        request = ChatRequest.create(_convert_messages(messages), **cast("RequestOptions", call_options))
+        return partial(self._bridge.source.stream, request)
 
     # ------------------------------------------------------------------------------ tools and structure
 
@@ -250,7 +253,7 @@ class SpeculativeChatModel(BaseChatModel):
         None as the model likes, "none" or False for none. `strict` goes into the tools; `kwargs` are call keywords.
         """
         functions = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
-        choice = _tool_choice(tool_choice, [function["function"]["name"] for function in functions])
+        choice = _convert_tool_choice(tool_choice, [function["function"]["name"] for function in functions])
         return self.bind(tools=functions, **({} if choice is None else {"tool_choice": choice}), **kwargs)
 
     def with_structured_output(
@@ -277,15 +280,15 @@ class SpeculativeChatModel(BaseChatModel):
             assert schema is not None  # noqa: S101 - checked above
             name = convert_to_openai_tool(schema)["function"]["name"]
             kwargs |= {"tool_choice": name, "strict": strict, "ls_structured_output_format": traced}
-            answering = self.bind_tools([schema], **kwargs)
+            answer_chain = self.bind_tools([schema], **kwargs)
             parser = (
                 PydanticToolsParser(tools=[cast("type[BaseModel]", schema)], first_tool_only=True)
                 if is_class
                 else JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
             )
         elif method in ("json_schema", "json_mode"):
-            wanted = _response_format(schema if method == "json_schema" else None, strict)
-            answering = self.bind(response_format=wanted, ls_structured_output_format=traced, **kwargs)
+            response_format = _build_response_format(schema if method == "json_schema" else None, strict)
+            answer_chain = self.bind(response_format=response_format, ls_structured_output_format=traced, **kwargs)
             parser = (
                 PydanticOutputParser(pydantic_object=cast("type[BaseModel]", schema))
                 if is_class
@@ -293,10 +296,12 @@ class SpeculativeChatModel(BaseChatModel):
             )
         else:
             raise InvalidRequestError(f"method is {method!r}; it must be function_calling, json_schema or json_mode")
-        return _with_raw(answering, parser) if include_raw else answering | parser
+        return _return_raw_and_parsed(answer_chain, parser) if include_raw else answer_chain | parser
 
 
-def _tool_choice(choice: str | dict[str, Any] | bool | None, names: Sequence[str]) -> str | dict[str, Any] | None:
+def _convert_tool_choice(
+    choice: str | dict[str, Any] | bool | None, names: Sequence[str]
+) -> str | dict[str, Any] | None:
     """A tool choice in OpenAI's words."""
     if choice is None or isinstance(choice, dict):
         return choice
@@ -309,37 +314,37 @@ def _tool_choice(choice: str | dict[str, Any] | bool | None, names: Sequence[str
     raise InvalidRequestError(f"tool_choice is {choice!r}; the tools are {', '.join(names)}")
 
 
-def _response_format(schema: Schema | None, strict: bool | None) -> dict[str, Any]:
+def _build_response_format(schema: Schema | None, strict: bool | None) -> dict[str, Any]:
     if schema is None:
         return {"type": "json_object"}
     named = {"name": convert_to_openai_tool(schema)["function"]["name"], "schema": convert_to_json_schema(schema)}
     return {"type": "json_schema", "json_schema": named if strict is None else named | {"strict": strict}}
 
 
-def _with_raw(
-    answering: Runnable[LanguageModelInput, AIMessage], parser: BaseOutputParser[Any]
+def _return_raw_and_parsed(
+    answer_chain: Runnable[LanguageModelInput, AIMessage], parser: BaseOutputParser[Any]
 ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
     """The answer beside what it was parsed to, or beside what went wrong."""
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
     unparsed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=answering) | parsed.with_fallbacks([unparsed], exception_key="parsing_error")
+    return RunnableMap(raw=answer_chain) | parsed.with_fallbacks([unparsed], exception_key="parsing_error")
 
 
 # ------------------------------------------------------------------------------------------------ messages
 
 
-def _openai(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+def _convert_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Messages in OpenAI's form."""
     converted = convert_to_openai_messages(messages)
     for message in converted:
         if message["role"] == "assistant" and isinstance(message["content"], list):
-            parts = [part for part in message["content"] if part.get("type") not in _NOT_CONTENT]
+            parts = [part for part in message["content"] if part.get("type") not in _NON_CONTENT_TYPES]
             is_text = all(part.get("type") == "text" for part in parts)
             message["content"] = "".join(part["text"] for part in parts) if is_text else parts
     return converted
 
 
-def _chunks(event: StreamEvent, model_name: str) -> Iterator[ChatGenerationChunk]:
+def _convert_event(event: StreamEvent, model_name: str) -> Iterator[ChatGenerationChunk]:
     """An event as LangChain's chunk, if it is of those that have one; the finish is the one with usage."""
     match event:
         case TextDelta():
@@ -356,9 +361,9 @@ def _chunks(event: StreamEvent, model_name: str) -> Iterator[ChatGenerationChunk
                 response_metadata={
                     "model_name": model_name,
                     "finish_reason": event.finish_reason,
-                    "llm_spec": figures(event),
+                    "llm_spec": describe_finish(event),
                 },
-                usage_metadata=None if event.usage is None else _usage(event.usage),
+                usage_metadata=None if event.usage is None else _convert_usage(event.usage),
                 chunk_position="last",
             )
             yield ChatGenerationChunk(message=message)
@@ -366,7 +371,7 @@ def _chunks(event: StreamEvent, model_name: str) -> Iterator[ChatGenerationChunk
             pass  # rounds, fallbacks and retries are no part of an answer
 
 
-def _usage(usage: Usage) -> UsageMetadata:
+def _convert_usage(usage: Usage) -> UsageMetadata:
     return UsageMetadata(
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,

@@ -52,18 +52,18 @@ from llm_spec.errors import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.integrations._bridge import Opens
-from llm_spec.integrations._shared import BridgedSource, figures, openai_usage, request_options
-from llm_spec.provider import DraftProvider, LlmProvider, add_call
+from llm_spec.integrations._bridge import OpenStream
+from llm_spec.integrations._shared import BridgedSource, build_request_options, describe_finish, to_openai_usage
+from llm_spec.provider import DraftProvider, LlmProvider, append_tool_call_delta
 
 __all__ = ["SpeculativeLLM", "register"]
 
 Chunk: TypeAlias = GenericStreamingChunk | ModelResponseStream
 
-_IGNORED: Final = ("stream", "stream_options")  # litellm sees to these itself
-_REFUSED: Final = ("logprobs", "top_logprobs", "functions", "function_call")  # nothing of them would come back
-_TOO_LONG: Final = ("context_length_exceeded", "request_too_large")
-_AGAINST_POLICY: Final = ("content_filter", "content_policy_violation")
+_IGNORED_OPTIONS: Final = ("stream", "stream_options")  # litellm sees to these itself
+_REFUSED_OPTIONS: Final = ("logprobs", "top_logprobs", "functions", "function_call")  # nothing of them would come back
+_CONTEXT_LENGTH_CODES: Final = ("context_length_exceeded", "request_too_large")
+_POLICY_CODES: Final = ("content_filter", "content_policy_violation")
 
 
 def register(
@@ -110,24 +110,24 @@ class SpeculativeLLM(CustomLLM):
         self.name = name
         self._models: dict[str | None, BridgedSource] = {}
 
-    def add(self, model: str | None, bridged: BridgedSource) -> None:
+    def add(self, model: str | None, bridge: BridgedSource) -> None:
         """Serve one more model."""
         if model in self._models:
-            bridged.close()
+            bridge.close()
             raise ConfigError(f"model is {model!r}, which {self.name} has already; choose another name")
-        self._models[model] = bridged
+        self._models[model] = bridge
 
     def close(self) -> None:
         """Close what was opened from strings, end threads and what they were doing; litellm forgets the name."""
-        self._forget()
-        for bridged in self._models.values():
-            bridged.close()
+        self._unregister()
+        for bridge in self._models.values():
+            bridge.close()
 
     async def aclose(self) -> None:
         """As `close`, for a coroutine."""
-        self._forget()
-        for bridged in self._models.values():
-            await bridged.aclose()
+        self._unregister()
+        for bridge in self._models.values():
+            await bridge.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -141,7 +141,7 @@ class SpeculativeLLM(CustomLLM):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _forget(self) -> None:
+    def _unregister(self) -> None:
         litellm.custom_provider_map[:] = [i for i in litellm.custom_provider_map if i["custom_handler"] is not self]
         with suppress(ValueError):  # litellm adds it there with the first call
             litellm.provider_list.remove(self.name)
@@ -149,69 +149,69 @@ class SpeculativeLLM(CustomLLM):
     # ------------------------------------------------------- what litellm calls, by keywords alone
 
     def completion(self, *_: Any, **keywords: Any) -> ModelResponse:
-        with self._call(keywords) as call:
-            return call.answer(call.bridged.run(call.collect))
+        with self._prepare_call(keywords) as call:
+            return call.build_response(call.bridge.run(call.collect))
 
     async def acompletion(self, *_: Any, **keywords: Any) -> ModelResponse:
-        with self._call(keywords) as call:
-            return call.answer(await call.bridged.arun(call.collect))
+        with self._prepare_call(keywords) as call:
+            return call.build_response(await call.bridge.arun(call.collect))
 
     def streaming(self, *_: Any, **keywords: Any) -> Generator[Chunk]:  # type: ignore[override]  # litellm reads both
-        with self._call(keywords) as call, closing(call.bridged.stream(call.pieces)) as events:
+        with self._prepare_call(keywords) as call, closing(call.bridge.stream(call.open_events)) as events:
             for event in events:
-                yield from _chunks(event, call.model)
+                yield from _convert_event(event, call.model)
 
     async def astreaming(self, *_: Any, **keywords: Any) -> AsyncGenerator[Chunk]:  # type: ignore[override]  # as above
-        with self._call(keywords) as call:
-            async with aclosing(call.bridged.astream(call.pieces)) as events:
+        with self._prepare_call(keywords) as call:
+            async with aclosing(call.bridge.astream(call.open_events)) as events:
                 async for event in events:
-                    for chunk in _chunks(event, call.model):
+                    for chunk in _convert_event(event, call.model):
                         yield chunk
 
     @contextmanager
-    def _call(self, keywords: Mapping[str, Any]) -> Iterator[_Call]:
+    def _prepare_call(self, keywords: Mapping[str, Any]) -> Iterator[_PreparedCall]:
         """What a call asks for; errors become litellm's."""
         model = str(keywords["model"])
         try:
-            bridged = self._models.get(model) or self._models.get(None)
-            if bridged is None:
+            bridge = self._models.get(model) or self._models.get(None)
+            if bridge is None:
                 known = ", ".join(str(name) for name in self._models)
                 raise NotFoundError(f"no model {model!r} in {self.name}; it has: {known}", model, self.name)
-            request = _request(keywords["messages"], keywords["optional_params"])
+            request = _build_request(keywords["messages"], keywords["optional_params"])
             timeout = keywords.get("timeout")
             timeout_s = timeout.read if isinstance(timeout, httpx.Timeout) else timeout
-            opens = partial(bridged.source.stream, request)
-            yield _Call(model, bridged, opens, timeout_s, keywords["model_response"])
+            open_stream = partial(bridge.source.stream, request)
+            yield _PreparedCall(model, bridge, open_stream, timeout_s, keywords["model_response"])
         except (LlmSpecError, TimeoutError) as error:
-            raise _translated(error, model, self.name) from error
+            raise _to_litellm_error(error, model, self.name) from error
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _PreparedCall:
     model: str
-    bridged: BridgedSource
-    opens: Opens[StreamEvent]
+    bridge: BridgedSource
+    open_stream: OpenStream[StreamEvent]
     timeout_s: float | None
     response: ModelResponse
 
     async def collect(self) -> list[StreamEvent]:
         """The events of the whole answer; runs on the provider's loop."""
-        async with asyncio.timeout(self.timeout_s), self.opens() as events:
+        async with asyncio.timeout(self.timeout_s), self.open_stream() as events:
             return [event async for event in events]
 
     @asynccontextmanager
-    async def pieces(self) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async def open_events(self) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         """The events as they come, each waited for as long as the timeout; runs on the provider's loop."""
-        async with self.opens() as events, aclosing(_impatient(events, self.timeout_s)) as timed:
-            yield timed
+        async with self.open_stream() as events, aclosing(_limit_wait(events, self.timeout_s)) as limited_events:
+            yield limited_events
 
-    def answer(self, events: Sequence[StreamEvent]) -> ModelResponse:
+    def build_response(self, events: Sequence[StreamEvent]) -> ModelResponse:
         """The events in litellm's own response object."""
         (finish,) = (event for event in events if isinstance(event, Finish))
         calls: dict[int, ToolCall] = {}
         for event in events:
             if isinstance(event, ToolCallDelta):
-                calls[event.index] = add_call(calls.get(event.index), event)
+                calls[event.index] = append_tool_call_delta(calls.get(event.index), event)
         message = Message(
             content="".join(event.text for event in events if isinstance(event, TextDelta)) or None,
             reasoning_content="".join(event.text for event in events if isinstance(event, ReasoningDelta)) or None,
@@ -220,18 +220,18 @@ class _Call:
                 for _, call in sorted(calls.items())
             ]
             or None,
-            provider_specific_fields={"llm_spec": figures(finish)},
+            provider_specific_fields={"llm_spec": describe_finish(finish)},
         )
         (choice,) = self.response.choices
         choice.message = message
         choice.finish_reason = finish.finish_reason
         self.response.model = self.model
         if finish.usage is not None:
-            self.response.usage = LiteLLMUsage(**openai_usage(finish.usage))  # type: ignore[attr-defined]  # a field by assignment
+            self.response.usage = LiteLLMUsage(**to_openai_usage(finish.usage))  # type: ignore[attr-defined]  # a field by assignment
         return self.response
 
 
-async def _impatient(events: AsyncIterator[StreamEvent], timeout_s: float | None) -> AsyncGenerator[StreamEvent]:
+async def _limit_wait(events: AsyncIterator[StreamEvent], timeout_s: float | None) -> AsyncGenerator[StreamEvent]:
     iterator = aiter(events)
     while True:
         try:
@@ -245,29 +245,29 @@ async def _impatient(events: AsyncIterator[StreamEvent], timeout_s: float | None
 # ---------------------------------------------------------------------------------- to and from litellm
 
 
-def _request(messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> ChatRequest:
+def _build_request(messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> ChatRequest:
     """A request of the options that litellm passes on."""
-    given = {name: value for name, value in params.items() if value is not None and name not in _IGNORED}
-    for name in _REFUSED:
-        if given.pop(name, None):
+    options = {name: value for name, value in params.items() if value is not None and name not in _IGNORED_OPTIONS}
+    for name in _REFUSED_OPTIONS:
+        if options.pop(name, None):
             raise InvalidRequestError(f"{name} is asked for; llm_spec does not give it")
-    if (num_answers := given.pop("n", 1)) != 1:
+    if (num_answers := options.pop("n", 1)) != 1:
         raise InvalidRequestError(f"n is {num_answers!r}; llm_spec gives one answer a request")
-    if "max_completion_tokens" in given:
-        given["max_tokens"] = given.pop("max_completion_tokens")
-    return ChatRequest.create(messages, **request_options(given))
+    if "max_completion_tokens" in options:
+        options["max_tokens"] = options.pop("max_completion_tokens")
+    return ChatRequest.create(messages, **build_request_options(options))
 
 
-def _chunks(event: StreamEvent, model: str) -> Iterator[Chunk]:
+def _convert_event(event: StreamEvent, model: str) -> Iterator[Chunk]:
     """An event as litellm's chunk, if it is of those that have one."""
     match event:
         case TextDelta():
-            yield _chunk(event.text)
+            yield _build_chunk(event.text)
         case ReasoningDelta():  # the generic chunk has no place for it
             delta = Delta(content=None, reasoning_content=event.text)
             yield ModelResponseStream(model=model, choices=[StreamingChoices(index=0, delta=delta)])
         case ToolCallDelta():
-            yield _chunk(
+            yield _build_chunk(
                 tool_use={
                     "id": event.id,
                     "type": "function",
@@ -276,18 +276,18 @@ def _chunks(event: StreamEvent, model: str) -> Iterator[Chunk]:
                 }
             )
         case Finish():
-            yield _chunk(finish=event)
+            yield _build_chunk(finish=event)
         case _:
             pass  # rounds, fallbacks and retries are no part of an answer
 
 
-def _chunk(
+def _build_chunk(
     text: str = "",
     *,
     tool_use: ChatCompletionToolCallChunk | None = None,
     finish: Finish | None = None,
 ) -> GenericStreamingChunk:
-    usage = None if finish is None or finish.usage is None else openai_usage(finish.usage)
+    usage = None if finish is None or finish.usage is None else to_openai_usage(finish.usage)
     return GenericStreamingChunk(
         text=text,
         tool_use=tool_use,
@@ -295,37 +295,37 @@ def _chunk(
         finish_reason="" if finish is None else finish.finish_reason,
         usage=cast("ChatCompletionUsageBlock | None", usage),
         index=0,
-        provider_specific_fields=None if finish is None else {"llm_spec": figures(finish)},
+        provider_specific_fields=None if finish is None else {"llm_spec": describe_finish(finish)},
     )
 
 
-def _translated(error: LlmSpecError | TimeoutError, model: str, name: str) -> Exception:
+def _to_litellm_error(error: LlmSpecError | TimeoutError, model: str, name: str) -> Exception:
     """The error in litellm's tree, with the status that its router and proxy go by."""
-    told = str(error) or "the timeout of this call has passed"
+    message = str(error) or "the timeout of this call has passed"
     match error:
         case InvalidRequestError() | UnsupportedError() | ConfigError():
-            return _bad_request(error, told, model, name)
+            return _to_bad_request_error(error, message, model, name)
         case TransientError(status=429):
-            return RateLimitError(told, name, model, response=_response(429, error.retry_after_s))
+            return RateLimitError(message, name, model, response=_build_http_response(429, error.retry_after_s))
         case TimeoutError() | TransientError(status=408 | 504):
-            return Timeout(told, model, name)
+            return Timeout(message, model, name)
         case TransientError(status=None):
-            return APIConnectionError(told, name, model)
+            return APIConnectionError(message, name, model)
         case TransientError() | CircuitOpenError():
-            return ServiceUnavailableError(told, name, model)
+            return ServiceUnavailableError(message, name, model)
         case _:
-            return InternalServerError(told, name, model)
+            return InternalServerError(message, name, model)
 
 
-def _bad_request(error: LlmSpecError, message: str, model: str, name: str) -> Exception:
-    if error.code in _TOO_LONG:
+def _to_bad_request_error(error: LlmSpecError, message: str, model: str, name: str) -> Exception:
+    if error.code in _CONTEXT_LENGTH_CODES:
         return ContextWindowExceededError(message, model, name)
-    if error.code in _AGAINST_POLICY:
+    if error.code in _POLICY_CODES:
         return ContentPolicyViolationError(message, model, name)
     return BadRequestError(message, model, name, body={"message": message, "code": error.code, "param": error.param})
 
 
-def _response(status: int, retry_after_s: float | None) -> httpx.Response:
+def _build_http_response(status: int, retry_after_s: float | None) -> httpx.Response:
     """A response whose headers say how long to wait, where litellm looks for that."""
     headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:g}"}
     return httpx.Response(status, headers=headers, request=httpx.Request("POST", "http://llm_spec"))

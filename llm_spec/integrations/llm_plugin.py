@@ -37,10 +37,10 @@ from llm_spec import chat
 from llm_spec.config import SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, LlmSpecError
-from llm_spec.integrations._bridge import EventLoopBridge, Opens
+from llm_spec.integrations._bridge import EventLoopBridge, OpenStream
 from llm_spec.integrations._llm_plugin_request import SpeculativeOptions, to_request
-from llm_spec.integrations._shared import Source, figures
-from llm_spec.provider import DraftProvider, LlmProvider, add_call
+from llm_spec.integrations._shared import ProviderSource, describe_finish
+from llm_spec.provider import DraftProvider, LlmProvider, append_tool_call_delta
 
 __all__ = ["AsyncSpeculativeModel", "ModelSpec", "SpeculativeModel", "read_specs", "register_models"]
 
@@ -114,14 +114,14 @@ def register_models(register: Callable[..., None]) -> None:
         click.echo(f"llm-spec: {error}", err=True)
         return
     for spec in specs:
-        pair = _Pair(spec)
+        pair = _ModelPair(spec)
         register(SpeculativeModel(spec, pair), AsyncSpeculativeModel(spec, pair))
 
 
 # ------------------------------------------------------------------------------------------------- models
 
 
-class _Shared:
+class _SharedModel:
     """What the two classes of a model have in common."""
 
     can_stream = True
@@ -130,15 +130,15 @@ class _Shared:
     supports_schema: bool
     attachment_types: set[str] | frozenset[str]
 
-    def __init__(self, spec: ModelSpec, pair: _Pair | None = None) -> None:
-        self._pair = pair or _Pair(spec)
+    def __init__(self, spec: ModelSpec, pair: _ModelPair | None = None) -> None:
+        self._pair = pair or _ModelPair(spec)
         self._max_tokens = spec.max_tokens
         self.model_id = f"llm-spec/{spec.name}"
         self.supports_tools = spec.tools
         self.supports_schema = spec.schema
         self.attachment_types = _IMAGES if spec.images else frozenset()
 
-    def _opens(self, prompt: llm.Prompt) -> Opens[chat.StreamEvent]:
+    def _build_stream_opener(self, prompt: llm.Prompt) -> OpenStream[chat.StreamEvent]:
         """What opens the answer to a prompt."""
         return partial(
             self._pair.stream,
@@ -147,7 +147,7 @@ class _Shared:
         )
 
 
-class SpeculativeModel(_Shared, llm.Model):
+class SpeculativeModel(_SharedModel, llm.Model):
     """A model of `llm` that answers by a target and its draft. Errors are llm.ModelError."""
 
     class Options(SpeculativeOptions):
@@ -160,16 +160,16 @@ class SpeculativeModel(_Shared, llm.Model):
         response: llm.Response,
         conversation: llm.Conversation | None,  # noqa: ARG002 - as above
     ) -> Iterator[str | StreamEvent]:
-        answer = _Answer(response)
+        writer = _ResponseWriter(response)
         try:
-            with closing(_HOME.stream(self._opens(prompt))) as events:
+            with closing(_BRIDGE.stream(self._build_stream_opener(prompt))) as events:
                 for event in events:
-                    yield from answer.told(event)
+                    yield from writer.convert_event(event)
         except LlmSpecError as error:
             raise llm.ModelError(str(error)) from error
 
 
-class AsyncSpeculativeModel(_Shared, llm.AsyncModel):
+class AsyncSpeculativeModel(_SharedModel, llm.AsyncModel):
     """As SpeculativeModel, for `llm.get_async_model`; works on any event loop."""
 
     class Options(SpeculativeOptions):
@@ -182,39 +182,39 @@ class AsyncSpeculativeModel(_Shared, llm.AsyncModel):
         response: llm.AsyncResponse,
         conversation: llm.AsyncConversation | None,  # noqa: ARG002 - as above
     ) -> AsyncGenerator[str | StreamEvent, None]:
-        answer = _Answer(response)
+        writer = _ResponseWriter(response)
         try:
-            async with aclosing(_HOME.astream(self._opens(prompt))) as events:
+            async with aclosing(_BRIDGE.astream(self._build_stream_opener(prompt))) as events:
                 async for event in events:
-                    for told in answer.told(event):
-                        yield told
+                    for converted in writer.convert_event(event):
+                        yield converted
         except LlmSpecError as error:
             raise llm.ModelError(str(error)) from error
 
 
-class _Answer:
+class _ResponseWriter:
     """One answer on its way into a response of `llm`."""
 
     def __init__(self, response: llm.Response | llm.AsyncResponse) -> None:
         self._response = response
         self._calls: dict[int, chat.ToolCall] = {}
 
-    def told(self, event: chat.StreamEvent) -> Iterator[StreamEvent]:
+    def convert_event(self, event: chat.StreamEvent) -> Iterator[StreamEvent]:
         match event:
             case chat.TextDelta():
                 yield StreamEvent(type="text", chunk=event.text)
             case chat.ReasoningDelta():
                 yield StreamEvent(type="reasoning", chunk=event.text)
             case chat.ToolCallDelta():
-                yield from self._told_call(event)
+                yield from self._convert_call(event)
             case chat.Finish():
-                self._finish(event)
+                self._record_finish(event)
             case _:
                 pass
 
-    def _told_call(self, delta: chat.ToolCallDelta) -> Iterator[StreamEvent]:
+    def _convert_call(self, delta: chat.ToolCallDelta) -> Iterator[StreamEvent]:
         is_new = delta.index not in self._calls
-        call = add_call(self._calls.get(delta.index), delta)
+        call = append_tool_call_delta(self._calls.get(delta.index), delta)
         if not call.id:
             call = chat.ToolCall(f"call_{uuid4().hex}", call.name, call.arguments)
         self._calls[delta.index] = call
@@ -223,7 +223,7 @@ class _Answer:
         if delta.arguments:
             yield StreamEvent(type="tool_call_args", chunk=delta.arguments, tool_call_id=call.id)
 
-    def _finish(self, finish: chat.Finish) -> None:
+    def _record_finish(self, finish: chat.Finish) -> None:
         response = self._response
         for call in self._calls.values():
             try:
@@ -231,7 +231,7 @@ class _Answer:
             except ValueError as error:
                 raise llm.ModelError(f"the model called {call.name} with what is not JSON: {error}") from error
             response.add_tool_call(llm.ToolCall(name=call.name, arguments=arguments, tool_call_id=call.id))
-        response.response_json = figures(finish)
+        response.response_json = describe_finish(finish)
         usage = finish.usage
         if usage is not None:
             counts = {"cached_tokens": usage.cached_input_tokens, "reasoning_tokens": usage.reasoning_tokens}
@@ -242,34 +242,36 @@ class _Answer:
 # ------------------------------------------------------------------------------------------- where they live
 
 
-class _Pair:
+class _ModelPair:
     """A target and its draft, opened at home on first use, by whichever strategy is asked for."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
-        self._source: Source | None = None
+        self._source: ProviderSource | None = None
 
     @asynccontextmanager
     async def stream(
         self, request: chat.ChatRequest, strategy: str | None
     ) -> AsyncGenerator[AsyncIterator[chat.StreamEvent]]:
         """The events of an answer by that strategy, by default the one that the model was configured with."""
-        async with self._by(strategy or self._spec.strategy).stream(request) as events:
+        async with self._get_source(strategy or self._spec.strategy).stream(request) as events:
             yield events
 
-    def _by(self, strategy: str) -> Source:
+    def _get_source(self, strategy: str) -> ProviderSource:
         spec = self._spec
         if self._source is None:
             config = None if spec.strategy == "auto" else SpeculativeConfig(strategy=cast("Any", spec.strategy))
-            self._source = Source(spec.target, spec.draft, config)
-            _OPENED.push_async_callback(self._source.aclose)
-            atexit.register(_HOME.close)
+            self._source = ProviderSource(spec.target, spec.draft, config)
+            _OPEN_SOURCES.push_async_callback(self._source.aclose)
+            atexit.register(_BRIDGE.close)
         if strategy == spec.strategy:
             return self._source
         provider = self._source.provider
         decoder = provider if isinstance(provider, SpeculativeDecoder) else SpeculativeDecoder(None, provider)
-        return Source(decoder.using(replace(decoder.config, strategy=cast("Any", strategy))))  # it says what is none
+        return ProviderSource(
+            decoder.with_config(replace(decoder.config, strategy=cast("Any", strategy)))
+        )  # it says what is none
 
 
-_OPENED: Final = AsyncExitStack()
-_HOME: Final = EventLoopBridge("llm-spec", owns_loop=True, finish=_OPENED.aclose)
+_OPEN_SOURCES: Final = AsyncExitStack()
+_BRIDGE: Final = EventLoopBridge("llm-spec", owns_loop=True, finish=_OPEN_SOURCES.aclose)

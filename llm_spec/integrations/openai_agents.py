@@ -48,8 +48,8 @@ from openai.types.responses.response_prompt_param import ResponsePromptParam
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import TransientError
-from llm_spec.integrations._openai_agents_chunks import Chunks
-from llm_spec.integrations._shared import OwnedStream, Source, request_options
+from llm_spec.integrations._openai_agents_chunks import ChatChunkStream
+from llm_spec.integrations._shared import ProviderSource, TaskStream, build_request_options
 from llm_spec.provider import DraftProvider, LlmProvider
 
 __all__ = ["SpeculativeModel", "SpeculativeModelProvider"]
@@ -75,7 +75,7 @@ class SpeculativeModel(Model):
         draft: DraftProvider | LlmProvider | str | None = None,
         config: SpeculativeConfig | None = None,
     ) -> None:
-        self._source = Source(target, draft, config)
+        self._source = ProviderSource(target, draft, config)
         self.model = self._source.name
 
     async def get_response(  # noqa: PLR0917 - the SDK's signature
@@ -95,10 +95,10 @@ class SpeculativeModel(Model):
         completed: Response | None = None
         raw_usage: dict[str, Any] | None = None
         _refuse_server_state(previous_response_id, conversation_id, prompt)
-        request = self._request(
+        request = self._build_request(
             input, model_settings, tools, handoffs, instructions=system_instructions, output_schema=output_schema
         )
-        async with aclosing(self._answer(request, model_settings, tracing)) as events:
+        async with aclosing(self._stream_answer(request, model_settings, tracing)) as events:
             async for event, chunks in events:
                 if event.type == "response.completed":
                     completed, raw_usage = event.response, chunks.raw_usage
@@ -106,7 +106,7 @@ class SpeculativeModel(Model):
             raise ModelBehaviorError(f"{self.model} gave no answer")
         return ModelResponse(
             output=completed.output,
-            usage=_usage(completed),
+            usage=_convert_usage(completed),
             response_id=None,
             raw_usage=raw_usage if model_settings.preserve_raw_usage else None,
         )
@@ -127,10 +127,10 @@ class SpeculativeModel(Model):
     ) -> AsyncIterator[TResponseStreamEvent]:
         """The answer as Responses events; closing the iterator, or cancelling who waits for it, ends the upstream."""
         _refuse_server_state(previous_response_id, conversation_id, prompt)
-        request = self._request(
+        request = self._build_request(
             input, model_settings, tools, handoffs, instructions=system_instructions, output_schema=output_schema
         )
-        async with aclosing(self._answer(request, model_settings, tracing)) as events:
+        async with aclosing(self._stream_answer(request, model_settings, tracing)) as events:
             async for event, _ in events:
                 yield event
 
@@ -155,18 +155,18 @@ class SpeculativeModel(Model):
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _answer(
+    async def _stream_answer(
         self, request: ChatRequest, settings: ModelSettings, tracing: ModelTracing
-    ) -> AsyncGenerator[tuple[TResponseStreamEvent, Chunks]]:
-        with self._span(request, settings, tracing) as span:
-            async with OwnedStream(self._source.stream(request)) as stream:
-                chunks = Chunks(stream, request, self.model)
-                async for event in self._events(chunks, request, settings):
+    ) -> AsyncGenerator[tuple[TResponseStreamEvent, ChatChunkStream]]:
+        with self._open_span(request, settings, tracing) as span:
+            async with TaskStream(self._source.stream(request)) as stream:
+                chunks = ChatChunkStream(stream, request, self.model)
+                async for event in self._iter_events(chunks, request, settings):
                     if event.type == "response.completed":
-                        _tell(span, chunks, event.response, tracing)
+                        _record_figures(span, chunks, event.response, tracing)
                     yield event, chunks
 
-    def _request(
+    def _build_request(
         self,
         items: str | list[TResponseInputItem],
         settings: ModelSettings,
@@ -178,21 +178,21 @@ class SpeculativeModel(Model):
     ) -> ChatRequest:
         messages: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
         messages += Converter.items_to_messages(items, model=self.model)
-        offered: list[Any] = [Converter.tool_to_openai(tool) for tool in tools]
-        offered += [Converter.convert_handoff_tool(handoff) for handoff in handoffs]
-        given = {name: getattr(settings, name) for name in _SETTINGS} | (settings.extra_args or {})
+        converted_tools: list[Any] = [Converter.tool_to_openai(tool) for tool in tools]
+        converted_tools += [Converter.convert_handoff_tool(handoff) for handoff in handoffs]
+        options = {name: getattr(settings, name) for name in _SETTINGS} | (settings.extra_args or {})
         if isinstance(settings.extra_body, dict):
-            given["extra_body"] = settings.extra_body
-        if offered:
-            given["tools"] = offered
-            given["tool_choice"] = _given(Converter.convert_tool_choice(settings.tool_choice))
-            given["parallel_tool_calls"] = settings.parallel_tool_calls
+            options["extra_body"] = settings.extra_body
+        if converted_tools:
+            options["tools"] = converted_tools
+            options["tool_choice"] = _omit_to_none(Converter.convert_tool_choice(settings.tool_choice))
+            options["parallel_tool_calls"] = settings.parallel_tool_calls
         if output_schema is not None:
-            given["response_format"] = _given(Converter.convert_response_format(output_schema))
-        return ChatRequest.create(messages, **request_options(given))
+            options["response_format"] = _omit_to_none(Converter.convert_response_format(output_schema))
+        return ChatRequest.create(messages, **build_request_options(options))
 
-    def _events(
-        self, chunks: Chunks, request: ChatRequest, settings: ModelSettings
+    def _iter_events(
+        self, chunks: ChatChunkStream, request: ChatRequest, settings: ModelSettings
     ) -> AsyncIterator[TResponseStreamEvent]:
         response = Response(
             id=FAKE_RESPONSES_ID,
@@ -208,14 +208,14 @@ class SpeculativeModel(Model):
         )
         return ChatCmplStreamHandler.handle_stream(
             response,
-            cast("AsyncStream[ChatCompletionChunk]", chunks.iterate()),  # it is only iterated
+            cast("AsyncStream[ChatCompletionChunk]", chunks.iter_chunks()),  # it is only iterated
             model=self.model,
             preserve_raw_usage=settings.preserve_raw_usage is True,
             raise_on_length_truncation=True,
         )
 
     @contextmanager
-    def _span(
+    def _open_span(
         self, request: ChatRequest, settings: ModelSettings, tracing: ModelTracing
     ) -> Iterator[Span[GenerationSpanData]]:
         """The generation span that the SDK's models open: disabled, without data, or whole, as `tracing` says."""
@@ -228,8 +228,8 @@ class SpeculativeModel(Model):
             try:
                 yield span
             except Exception as error:
-                told = str(error) if tracing.include_data() else _REDACTED
-                span.set_error(SpanError(message="Error getting response", data={"error": told}))
+                model_config = str(error) if tracing.include_data() else _REDACTED
+                span.set_error(SpanError(message="Error getting response", data={"error": model_config}))
                 raise
 
 
@@ -262,20 +262,20 @@ class SpeculativeModelProvider(ModelProvider):
             await model.close()
 
 
-def _given(value: Any) -> Any:
+def _omit_to_none(value: Any) -> Any:
     return None if isinstance(value, Omit) else value
 
 
 def _refuse_server_state(
     previous_response_id: str | None, conversation_id: str | None, prompt: ResponsePromptParam | None
 ) -> None:
-    given = {"previous_response_id": previous_response_id, "conversation_id": conversation_id, "prompt": prompt}
-    for name, value in given.items():
+    state_fields = {"previous_response_id": previous_response_id, "conversation_id": conversation_id, "prompt": prompt}
+    for name, value in state_fields.items():
         if value is not None:
             raise UserError(f"{name} names what only OpenAI's Responses API keeps; pass the whole conversation instead")
 
 
-def _usage(completed: Response) -> Usage:
+def _convert_usage(completed: Response) -> Usage:
     counted = completed.usage
     if counted is None:
         return Usage(requests=1)
@@ -289,7 +289,9 @@ def _usage(completed: Response) -> Usage:
     )
 
 
-def _tell(span: Span[GenerationSpanData], chunks: Chunks, completed: Response, tracing: ModelTracing) -> None:
+def _record_figures(
+    span: Span[GenerationSpanData], chunks: ChatChunkStream, completed: Response, tracing: ModelTracing
+) -> None:
     """Note in items and span how the answer came about, before whoever reads the last event may leave."""
     for item in completed.output:
         data = cast("Any", item)  # the SDK's items take fields that OpenAI's types do not have
@@ -297,7 +299,7 @@ def _tell(span: Span[GenerationSpanData], chunks: Chunks, completed: Response, t
     span.span_data.model_config = {**(span.span_data.model_config or {}), "llm_spec": chunks.figures}
     if tracing.include_data():
         span.span_data.output = [completed.model_dump()]
-    usage = _usage(completed)
+    usage = _convert_usage(completed)
     span.span_data.usage = {
         "requests": usage.requests,
         "input_tokens": usage.input_tokens,

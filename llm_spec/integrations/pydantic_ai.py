@@ -46,7 +46,7 @@ from llm_spec.chat import Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCa
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import InvalidRequestError, LlmSpecError, TransientError, UnsupportedError
 from llm_spec.integrations._pydantic_ai_messages import to_request
-from llm_spec.integrations._shared import OwnedStream, Source, StreamClosedError, figures
+from llm_spec.integrations._shared import ProviderSource, StreamClosedError, TaskStream, describe_finish
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 
@@ -83,7 +83,7 @@ class SpeculativeModel(Model[Any]):
         profile: ModelProfileSpec | None = None,
         settings: ModelSettings | None = None,
     ) -> None:
-        self._source = Source(target, draft, config)
+        self._source = ProviderSource(target, draft, config)
         self._name = self._source.name
         super().__init__(settings=settings, profile=profile)
 
@@ -98,16 +98,16 @@ class SpeculativeModel(Model[Any]):
 
     def _provider_model_profile(self) -> ModelProfile:
         """What the target can do, as far as it says so."""
-        can = self._source.provider.capabilities
+        capabilities = self._source.provider.capabilities
         profile = ModelProfile(
-            supports_tools=can.tools,
-            supports_json_schema_output=can.response_format,
-            supports_json_object_output=can.response_format,
+            supports_tools=capabilities.tools,
+            supports_json_schema_output=capabilities.response_format,
+            supports_json_object_output=capabilities.response_format,
         )
-        if not can.tools:
-            profile["default_structured_output_mode"] = "native" if can.response_format else "prompted"
-        if can.context_length is not None:
-            profile["context_window"] = can.context_length
+        if not capabilities.tools:
+            profile["default_structured_output_mode"] = "native" if capabilities.response_format else "prompted"
+        if capabilities.context_length is not None:
+            profile["context_window"] = capabilities.context_length
         return profile
 
     async def request(
@@ -116,7 +116,7 @@ class SpeculativeModel(Model[Any]):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        async with self._opened(messages, model_settings, model_request_parameters) as response:
+        async with self._open_response(messages, model_settings, model_request_parameters) as response:
             async for _ in response:
                 pass
             return response.get()
@@ -129,11 +129,11 @@ class SpeculativeModel(Model[Any]):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,  # noqa: ARG002 - the framework's signature
     ) -> AsyncGenerator[StreamedResponse]:
-        async with self._opened(messages, model_settings, model_request_parameters) as response:
+        async with self._open_response(messages, model_settings, model_request_parameters) as response:
             yield response
 
     @asynccontextmanager
-    async def _opened(
+    async def _open_response(
         self, messages: list[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
     ) -> AsyncGenerator[SpeculativeStreamedResponse]:
         check_allow_model_requests()
@@ -142,12 +142,14 @@ class SpeculativeModel(Model[Any]):
             has_json_mode = self.profile.get("supports_json_object_output", False)
             request = to_request(messages, settings or {}, parameters, has_json_mode=has_json_mode)
         except InvalidRequestError as error:
-            raise _as_model_error(self._name, error) from error
-        async with OwnedStream(self._source.stream(request)) as stream:
+            raise _to_model_error(self._name, error) from error
+        async with TaskStream(self._source.stream(request)) as stream:
             try:
-                await stream.begun()  # what fails at once fails here, where a fallback model can still take over
+                await (
+                    stream.wait_for_first_event()
+                )  # what fails at once fails here, where a fallback model can still take over
             except LlmSpecError as error:
-                raise _as_model_error(self._name, error) from error
+                raise _to_model_error(self._name, error) from error
             yield SpeculativeStreamedResponse(parameters, self._name, stream)
 
     async def aclose(self) -> None:
@@ -165,7 +167,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
     """One answer as it comes. `cancel()` and leaving the stream end the work behind it, whoever waits for it."""
 
     _name: str
-    _stream: OwnedStream
+    _stream: TaskStream
     _started: datetime = field(default_factory=lambda: datetime.now(UTC))
     _usage_received: bool | None = field(default=False, init=False)  # a provider may leave usage out
 
@@ -181,13 +183,13 @@ class SpeculativeStreamedResponse(StreamedResponse):
         has_begun = False
         try:
             async for event in self._stream:
-                for part_event in self._part_events(event):
+                for part_event in self._convert_event(event):
                     has_begun = True
                     yield part_event
         except LlmSpecError as error:
-            raise _as_model_error(self._name, error, in_stream=has_begun) from error
+            raise _to_model_error(self._name, error, in_stream=has_begun) from error
 
-    def _part_events(self, event: StreamEvent) -> Iterator[ModelResponseStreamEvent]:
+    def _convert_event(self, event: StreamEvent) -> Iterator[ModelResponseStreamEvent]:
         match event:
             case TextDelta():
                 yield from self._parts_manager.handle_text_delta(vendor_part_id="text", content=event.text)
@@ -201,17 +203,17 @@ class SpeculativeStreamedResponse(StreamedResponse):
                     tool_call_id=event.id,
                 )
             case Finish():
-                self._take(event)
+                self._record_finish(event)
             case _:
                 pass
 
-    def _take(self, finish: Finish) -> None:
+    def _record_finish(self, finish: Finish) -> None:
         self.finish_reason = _FINISH_REASONS[finish.finish_reason]
-        self.provider_details = figures(finish)
+        self.provider_details = describe_finish(finish)
         if finish.usage is not None:
-            self._add_usage(_usage(finish.usage), reported=True)
+            self._add_usage(_convert_usage(finish.usage), reported=True)
         if isinstance(finish, SpeculativeFinish) and finish.result is not None:
-            attempts = _failed_attempts(finish.result, self._started)
+            attempts = _list_failed_attempts(finish.result, self._started)
             self.failed_attempts = [*(self.failed_attempts or []), *attempts] or None  # behind a fallback model's own
 
     @property
@@ -231,7 +233,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
         return self._started
 
 
-def _usage(usage: Usage) -> RequestUsage:
+def _convert_usage(usage: Usage) -> RequestUsage:
     details = {
         "reasoning_tokens": usage.reasoning_tokens,
         "accepted_prediction_tokens": usage.accepted_prediction_tokens,
@@ -247,10 +249,10 @@ def _usage(usage: Usage) -> RequestUsage:
     )
 
 
-def _failed_attempts(result: SpeculativeResult, started: datetime) -> list[ModelRequestAttempt]:
+def _list_failed_attempts(result: SpeculativeResult, started: datetime) -> list[ModelRequestAttempt]:
     """What was tried for an answer and is not in it, in pydantic-ai's words; of times only the draft's is known."""
-    attempts = [_error(result.target, reason, started) for reason in result.retries]
-    attempts += [_error(result.draft or "draft", reason, started) for reason in result.fallbacks]
+    attempts = [_build_failed_attempt(result.target, reason, started) for reason in result.retries]
+    attempts += [_build_failed_attempt(result.draft or "draft", reason, started) for reason in result.fallbacks]
     if result.draft is not None and result.stats.num_wasted_draft_tokens:
         rejected = ModelRequestAttempt(
             model_name=result.draft,
@@ -258,13 +260,13 @@ def _failed_attempts(result: SpeculativeResult, started: datetime) -> list[Model
             outcome="rejected",
             timestamp=started,
             duration=timedelta(seconds=result.stats.draft_s),
-            usage=_usage(result.draft_usage) if result.draft_usage is not None and result.cost.draft else None,
+            usage=_convert_usage(result.draft_usage) if result.draft_usage is not None and result.cost.draft else None,
         )
         attempts.append(rejected)
     return attempts
 
 
-def _error(name: str, reason: str, started: datetime) -> ModelRequestAttempt:
+def _build_failed_attempt(name: str, reason: str, started: datetime) -> ModelRequestAttempt:
     return ModelRequestAttempt(
         model_name=name,
         provider_name=_SYSTEM,
@@ -275,7 +277,7 @@ def _error(name: str, reason: str, started: datetime) -> ModelRequestAttempt:
     )
 
 
-def _as_model_error(name: str, error: LlmSpecError, *, in_stream: bool = False) -> ModelAPIError:
+def _to_model_error(name: str, error: LlmSpecError, *, in_stream: bool = False) -> ModelAPIError:
     if isinstance(error, InvalidRequestError | UnsupportedError):
         return ModelRequestRejectedError(name, str(error), in_stream=in_stream)
     if not isinstance(error, TransientError):

@@ -33,16 +33,16 @@ class FolderTokenizer:
         path = find_file(folder, "tokenizer.json")
         text = read_text(path)
         self._folder = folder
-        self._prompts, self._answers = _load(text, path), _load(text, path)
+        self._prompts, self._answers = _load_tokenizer(text, path), _load_tokenizer(text, path)
         self._answers.encode_special_tokens = True  # what a model or a draft spells out is text
         config = read_json(folder / "tokenizer_config.json", optional=True)
-        self._special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        self._special = {name: _get_token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
         self.eos_token_ids = self._find_eos_ids(folder)
-        self.fingerprint = _fingerprint(text)
+        self.fingerprint = _compute_fingerprint(text)
         self.max_token_chars = max(map(len, self._prompts.get_vocab(with_added_tokens=True)), default=1)
         found: Any = read_json(folder / "config.json", optional=True).get("max_position_embeddings")
         self._max_tokens = found if isinstance(found, int) else None
-        self._template = _template(folder, config)
+        self._compile_chat_template = _compile_chat_template(folder, config)
 
     @property
     def vocab_size(self) -> int:
@@ -50,31 +50,31 @@ class FolderTokenizer:
         return self._prompts.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        return _encoding(self._answers, text).ids
+        return _encode_text(self._answers, text).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._prompts.decode(token_ids, skip_special_tokens=True)
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
         if request.raw:
-            prompt_ids = self._prompt_ids(request.messages[0].text, add_special_tokens=True)
+            prompt_ids = self._encode_prompt(request.messages[0].text, add_special_tokens=True)
             return prompt_ids + self.encode(request.prefix)
-        if self._template is None:
+        if self._compile_chat_template is None:
             raise InvalidRequestError(f"the model in {self._folder} has no chat template and cannot take messages")
-        messages = [{**m.to_openai(), "role": _role(m), "content": m.text} for m in request.messages]
+        messages = [{**m.to_openai(), "role": _map_role(m), "content": m.text} for m in request.messages]
         try:
-            prompt = self._template.render(messages=messages, add_generation_prompt=True, **self._special)
+            prompt = self._compile_chat_template.render(messages=messages, add_generation_prompt=True, **self._special)
         except TemplateError as error:
             raise InvalidRequestError(f"the chat template in {self._folder} refuses these messages: {error}") from error
-        return self._prompt_ids(prompt) + self.encode(request.prefix)
+        return self._encode_prompt(prompt) + self.encode(request.prefix)
 
     def to_tokenizer_json(self) -> str:
         whole: dict[str, Any] = json.loads(self._prompts.to_str())
         return json.dumps(whole | {"truncation": None, "padding": None})  # they are for batches of texts
 
-    def _prompt_ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    def _encode_prompt(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """A prompt's ids; those of one that is too long are only counted, as a list of them holds up other threads."""
-        encoding = _encoding(self._prompts, text, add_special_tokens=add_special_tokens)
+        encoding = _encode_text(self._prompts, text, add_special_tokens=add_special_tokens)
         if self._max_tokens is not None and len(encoding) > self._max_tokens:
             limit = f"the model in {self._folder} takes {self._max_tokens} at most"
             raise InvalidRequestError(f"the prompt has {len(encoding)} tokens; {limit} (its context length)")
@@ -89,31 +89,31 @@ class FolderTokenizer:
         return frozenset() if by_text is None else frozenset([by_text])
 
 
-def _load(text: str, path: Path) -> RustTokenizer:
+def _load_tokenizer(text: str, path: Path) -> RustTokenizer:
     try:
         return RustTokenizer.from_str(text)
     except Exception as error:  # the package raises bare Exception
         raise ModelLoadError(f"{path} is no tokenizer file: {error}") from error
 
 
-def _encoding(tokenizer: RustTokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
+def _encode_text(tokenizer: RustTokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
     """A text's tokens; of the package's calls only those for several texts let other threads run meanwhile."""
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
 
-def _token_text(token: Any) -> str:
+def _get_token_text(token: Any) -> str:
     """A special token of tokenizer_config.json: a text, or an object with its text."""
     return str(cast("dict[str, Any]", token)["content"]) if isinstance(token, dict) else str(token or "")
 
 
-def _fingerprint(text: str) -> str:
+def _compute_fingerprint(text: str) -> str:
     """Equal for files that give the same ids: what only affects truncation and padding is left out."""
     parts: dict[str, Any] = json.loads(text)
     relevant = {name: parts.get(name) for name in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")}
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
 
 
-def _template(folder: Path, config: dict[str, Any]) -> Any:
+def _compile_chat_template(folder: Path, config: dict[str, Any]) -> Any:
     path = folder / "chat_template.jinja"
     source: Any = read_text(path) if path.is_file() else config.get("chat_template")
     if isinstance(source, list):  # several by name, the older layout
@@ -122,14 +122,14 @@ def _template(folder: Path, config: dict[str, Any]) -> Any:
     if source is None:
         return None
     environment: Any = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as Hugging Face does
-    environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     try:
         return environment.from_string(source)
     except TemplateError as error:
         raise ModelLoadError(f"the chat template in {folder} is broken: {error}") from error
 
 
-def _role(message: ChatMessage) -> str:
+def _map_role(message: ChatMessage) -> str:
     """Templates know no developers, whose messages are what those of the system were before."""
     return "system" if message.role == "developer" else message.role
 
@@ -138,5 +138,5 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().astimezone().strftime(pattern)
 
 
-def _raise(message: str) -> NoReturn:
+def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)

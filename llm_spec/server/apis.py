@@ -8,21 +8,21 @@ from typing import Final
 
 from llm_spec.chat import ApiName
 from llm_spec.result import SpeculativeResult
-from llm_spec.server.bodies import Asked, Body, Json
-from llm_spec.server.chat_wire import ChatEncoder, chat_body, read_chat
-from llm_spec.server.completions_wire import CompletionEncoder, completion_body, read_completions
-from llm_spec.server.encoding import Encoder
-from llm_spec.server.messages_answer import MessagesEncoder, messages_body
-from llm_spec.server.messages_wire import read_messages_api
+from llm_spec.server.chat_completions import ChatEncoder, build_chat_completion, parse_chat_request
+from llm_spec.server.completions import CompletionEncoder, build_completion, parse_completion_requests
+from llm_spec.server.encoding import StreamEncoder
+from llm_spec.server.messages_encoder import MessagesEncoder, build_message
+from llm_spec.server.messages_parser import parse_messages_request
 from llm_spec.server.problems import Problem
-from llm_spec.server.responses_answer import ResponsesEncoder, response_body
-from llm_spec.server.responses_wire import read_responses
+from llm_spec.server.request_fields import Body, Json, ParsedRequest
+from llm_spec.server.responses_encoder import ResponsesEncoder, build_response
+from llm_spec.server.responses_parser import parse_responses_request
 
-__all__ = ["APIS", "Api", "Naming"]
+__all__ = ["APIS", "AnswerContext", "Api"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Naming:
+class AnswerContext:
     """What an answer is called, and how its stream is wanted."""
 
     answer_id: str
@@ -35,54 +35,58 @@ class Naming:
 class Api:
     """One API: a body to requests (more than one only where it has several prompts), answers to a body or a stream.
 
-    `read` is told the target's own API, None of a model in this process. `relays`: whether several choices and
+    `parse` is told the target's own API, None of a model in this process. `can_relay`: whether several choices and
     log-probabilities may be asked for, which only the target's own chunks tell.
     """
 
     name: str
-    read: Callable[[Body, ApiName | None], list[Asked]]
-    whole: Callable[[Sequence[SpeculativeResult], Sequence[Asked], Naming], Json]
-    encoder: Callable[[Asked, Naming], Encoder]
-    problem: Callable[[Problem], Json] = Problem.to_openai
-    relays: bool = False
+    parse: Callable[[Body, ApiName | None], list[ParsedRequest]]
+    build_body: Callable[[Sequence[SpeculativeResult], Sequence[ParsedRequest], AnswerContext], Json]
+    create_encoder: Callable[[ParsedRequest, AnswerContext], StreamEncoder]
+    build_error: Callable[[Problem], Json] = Problem.to_openai
+    can_relay: bool = False
 
 
-def _chat_encoder(asked: Asked, naming: Naming) -> Encoder:
+def _create_chat_encoder(parsed: ParsedRequest, context: AnswerContext) -> StreamEncoder:
     return ChatEncoder(
-        answer_id=naming.answer_id,
-        model=naming.model,
-        include_usage=asked.include_usage,
-        trace=naming.trace,
-        started_s=naming.started_s,
+        answer_id=context.answer_id,
+        model=context.model,
+        include_usage=parsed.include_usage,
+        trace=context.trace,
+        started_s=context.started_s,
     )
 
 
 APIS: Final = {
     "/v1/chat/completions": Api(
         name="chat.completions",
-        read=lambda body, speaks: [read_chat(body, is_local=speaks is None)],
-        whole=lambda results, _, n: chat_body(results[0], answer_id=n.answer_id, model=n.model),
-        encoder=_chat_encoder,
-        relays=True,
+        parse=lambda body, target_api: [parse_chat_request(body, is_local=target_api is None)],
+        build_body=lambda results, _, n: build_chat_completion(results[0], answer_id=n.answer_id, model=n.model),
+        create_encoder=_create_chat_encoder,
+        can_relay=True,
     ),
     "/v1/completions": Api(
         name="completions",
-        read=lambda body, speaks: read_completions(body, is_local=speaks is None),
-        whole=lambda results, asked, n: completion_body(results, asked, answer_id=n.answer_id, model=n.model),
-        encoder=lambda asked, n: CompletionEncoder(asked, answer_id=n.answer_id, model=n.model),
-        relays=True,
+        parse=lambda body, target_api: parse_completion_requests(body, is_local=target_api is None),
+        build_body=lambda results, parsed, n: build_completion(results, parsed, answer_id=n.answer_id, model=n.model),
+        create_encoder=lambda parsed, n: CompletionEncoder(parsed, answer_id=n.answer_id, model=n.model),
+        can_relay=True,
     ),
     "/v1/responses": Api(
         name="responses",
-        read=lambda body, speaks: [read_responses(body, is_local=speaks is None)],
-        whole=lambda results, asked, n: response_body(results[0], asked[0], answer_id=n.answer_id, model=n.model),
-        encoder=lambda asked, n: ResponsesEncoder(asked, answer_id=n.answer_id, model=n.model),
+        parse=lambda body, target_api: [parse_responses_request(body, is_local=target_api is None)],
+        build_body=lambda results, parsed, n: build_response(
+            results[0], parsed[0], answer_id=n.answer_id, model=n.model
+        ),
+        create_encoder=lambda parsed, n: ResponsesEncoder(parsed, answer_id=n.answer_id, model=n.model),
     ),
     "/v1/messages": Api(
         name="messages",
-        read=lambda body, speaks: [read_messages_api(body, speaks=speaks)],
-        whole=lambda results, asked, n: messages_body(results[0], asked[0], answer_id=n.answer_id, model=n.model),
-        encoder=lambda asked, n: MessagesEncoder(asked, answer_id=n.answer_id, model=n.model),
-        problem=Problem.to_anthropic,
+        parse=lambda body, target_api: [parse_messages_request(body, target_api=target_api)],
+        build_body=lambda results, parsed, n: build_message(
+            results[0], parsed[0], answer_id=n.answer_id, model=n.model
+        ),
+        create_encoder=lambda parsed, n: MessagesEncoder(parsed, answer_id=n.answer_id, model=n.model),
+        build_error=Problem.to_anthropic,
     ),
 }

@@ -8,68 +8,72 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from llm_spec.chat import ChatRequest
-from llm_spec.drafting.model import ProviderDraft
+from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.provider import DraftProvider, is_free
-from llm_spec.server.clients import Clients, Ledger
+from llm_spec.server.clients import Clients, UsageLedger
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.models import ServedModels
 
-__all__ = ["check"]
+__all__ = ["check_server"]
 
 _NUM_TOKENS: Final = 16  # some servers refuse less
-_QUESTION: Final = ChatRequest.create("Say yes.", max_tokens=_NUM_TOKENS)
-_PATIENCE_S: Final = 30.0  # until the first piece of an answer
+_PROBE_REQUEST: Final = ChatRequest.create("Say yes.", max_tokens=_NUM_TOKENS)
+_TIMEOUT_S: Final = 30.0  # until the first piece of an answer
 
 
-def check(config: ServerConfig) -> None:
+def check_server(config: ServerConfig) -> None:
     """Open all that a server would open, ask each target and draft on a server once, and close it.
 
     Raises ConfigError for what would keep it from serving, and for all that could not be asked.
     """
     config.check_address()
-    asyncio.run(_check(config))
+    asyncio.run(_check_providers(config))
 
 
-async def _check(config: ServerConfig) -> None:
-    clients = Clients(config.keys, Ledger(1, len(config.keys)), 0)
+async def _check_providers(config: ServerConfig) -> None:
+    clients = Clients(config.keys, UsageLedger(1, len(config.keys)), 0)
     models = ServedModels(config)
     try:
         models.open(clients.all)
-        drafts = {text: draft.draft(_QUESTION, _NUM_TOKENS) for text, draft in models.drafts.items() if _asks(draft)}
+        drafts = {
+            text: draft.draft(_PROBE_REQUEST, _NUM_TOKENS) for text, draft in models.drafts.items() if _is_remote(draft)
+        }
         targets = {
-            text: target.stream(_QUESTION)
+            text: target.stream(_PROBE_REQUEST)
             for text, target in models.targets.items()
             if target.capabilities.token_model is None
         }
-        asked = drafts | targets  # one that is both is asked once
-        problems = await asyncio.gather(*map(_ask, asked.values()))
+        streams = drafts | targets  # one that is both is asked once
+        problems = await asyncio.gather(*map(_find_failure, streams.values()))
     finally:
         await models.aclose()
-    failed = [_line(config, text, fault) for text, fault in zip(asked, problems, strict=True) if fault is not None]
+    failed = [
+        _format_failure(config, text, fault) for text, fault in zip(streams, problems, strict=True) if fault is not None
+    ]
     if failed:
         raise ConfigError("; ".join(failed))
 
 
-def _asks(draft: DraftProvider) -> bool:
+def _is_remote(draft: DraftProvider) -> bool:
     """Whether a draft may ask a server; a model in this process was read when it was opened."""
     return not is_free(draft) and not (isinstance(draft, ProviderDraft) and draft.token_model is not None)
 
 
-async def _ask(opened: AbstractAsyncContextManager[AsyncIterator[object]]) -> str | None:
+async def _find_failure(opened: AbstractAsyncContextManager[AsyncIterator[object]]) -> str | None:
     """What keeps it from answering; None: it began to."""
     try:
-        async with asyncio.timeout(_PATIENCE_S), opened as events:
+        async with asyncio.timeout(_TIMEOUT_S), opened as events:
             async for _ in events:
                 return None
     except LlmSpecError as error:
         return str(error)
     except TimeoutError:
-        return f"it was silent for {_PATIENCE_S:g} s"
+        return f"it was silent for {_TIMEOUT_S:g} s"
     return "it ended its answer before it began"
 
 
-def _line(config: ServerConfig, text: str, problem: str) -> str:
+def _format_failure(config: ServerConfig, text: str, problem: str) -> str:
     """What cannot be asked, by the models that need it."""
-    needed = [name for name, model in config.models.items() if text in (model.target, model.draft)]
-    return f"models.{', models.'.join(needed)}: {text.partition('@')[0]} cannot be asked: {problem}"
+    needed_by = [name for name, model in config.models.items() if text in (model.target, model.draft)]
+    return f"models.{', models.'.join(needed_by)}: {text.partition('@')[0]} cannot be asked: {problem}"

@@ -8,23 +8,23 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.sharedctypes import RawArray
 from typing import Final, Protocol
 
-from llm_spec.budget import SPENT_OF_HELD, Budget
+from llm_spec.budget import SPENT_AND_RESERVED_COLUMNS, Budget
 from llm_spec.server.config import KeyConfig
 from llm_spec.server.problems import Problem
 
-__all__ = ["Client", "Clients", "Ledger"]
+__all__ = ["Client", "Clients", "UsageLedger"]
 
-_OPEN: Final = 4  # behind the columns of a budget
-_COLUMNS: Final = 5
+_OPEN_COLUMN: Final = 4  # behind the columns of a budget
+_NUM_COLUMNS: Final = 5
 
 
-class _Array(Protocol):
+class _FloatArray(Protocol):
     def __getitem__(self, index: int) -> float: ...
 
     def __setitem__(self, index: int, value: float) -> None: ...
 
 
-class Ledger:
+class UsageLedger:
     """What every client uses, in memory that all workers share: [worker, client, (columns of its budget, open)].
 
     Each worker writes its own rows alone, so no lock is needed and one that dies leaves none held; what must not
@@ -34,115 +34,115 @@ class Ledger:
     def __init__(self, num_workers: int, num_clients: int) -> None:
         self.num_workers = num_workers
         self.num_clients = num_clients
-        self._array: _Array = RawArray("d", max(1, num_workers * num_clients * _COLUMNS))
+        self._array: _FloatArray = RawArray("d", max(1, num_workers * num_clients * _NUM_COLUMNS))
 
-    def total(self, client: int, column: int) -> float:
+    def get_total(self, client: int, column: int) -> float:
         """The sum over all workers."""
-        return sum(self._array[self._at(worker, client, column)] for worker in range(self.num_workers))
+        return sum(self._array[self._get_offset(worker, client, column)] for worker in range(self.num_workers))
 
     def add(self, worker: int, client: int, column: int, value: float) -> None:
         """Count for one worker."""
-        self._array[self._at(worker, client, column)] += value
+        self._array[self._get_offset(worker, client, column)] += value
 
-    def begin(self, worker: int) -> None:
+    def reset_worker(self, worker: int) -> None:
         """A worker that begins has no request open, whatever the one before it left; what that one held is spent."""
         for client in range(self.num_clients):
-            self._array[self._at(worker, client, _OPEN)] = 0.0
-            for spent, held in SPENT_OF_HELD:
-                self.add(worker, client, spent, self._array[self._at(worker, client, held)])
-                self._array[self._at(worker, client, held)] = 0.0
+            self._array[self._get_offset(worker, client, _OPEN_COLUMN)] = 0.0
+            for spent, held in SPENT_AND_RESERVED_COLUMNS:
+                self.add(worker, client, spent, self._array[self._get_offset(worker, client, held)])
+                self._array[self._get_offset(worker, client, held)] = 0.0
 
-    def _at(self, worker: int, client: int, column: int) -> int:
-        return (worker * self.num_clients + client) * _COLUMNS + column
+    def _get_offset(self, worker: int, client: int, column: int) -> int:
+        return (worker * self.num_clients + client) * _NUM_COLUMNS + column
 
 
 class _SharedBudget(Budget):
     """A client's budget, spent by all workers."""
 
-    def __init__(self, config: KeyConfig, ledger: Ledger, worker: int, client: int) -> None:
+    def __init__(self, config: KeyConfig, ledger: UsageLedger, worker: int, client: int) -> None:
         super().__init__(max_tokens=config.max_tokens, max_cost=config.max_cost)
         self._ledger = ledger
         self._worker = worker
         self._client = client
 
-    def _total(self, column: int) -> float:
-        return self._ledger.total(self._client, column)
+    def _sum_column(self, column: int) -> float:
+        return self._ledger.get_total(self._client, column)
 
-    def _add(self, column: int, value: float) -> None:
+    def _add_to_column(self, column: int, value: float) -> None:
         self._ledger.add(self._worker, self._client, column, value)
 
 
 class Client:
     """One client in one worker. Without a config it is anybody, and may do everything."""
 
-    def __init__(self, name: str, config: KeyConfig | None, ledger: Ledger, worker: int, index: int) -> None:
+    def __init__(self, name: str, config: KeyConfig | None, ledger: UsageLedger, worker: int, index: int) -> None:
         self.name = name
         self._config = config
         self._ledger = ledger
         self._worker = worker
         self._index = index
-        self._limit = None if config is None else config.max_concurrent
+        self._max_concurrent = None if config is None else config.max_concurrent
         budget = None if config is None else _SharedBudget(config, ledger, worker, index)
         self.budget = budget if budget is not None and budget.is_bounded else None
 
-    def may_use(self, model: str) -> bool:
+    def can_use(self, model: str) -> bool:
         """Whether it may ask for this model."""
         return self._config is None or self._config.models is None or model in self._config.models
 
-    def begin(self) -> None:
+    def begin_request(self) -> None:
         """One request more, up to `end`; raises Problem where it has too many at once."""
-        limit = self._limit
-        if limit is None:
+        max_concurrent = self._max_concurrent
+        if max_concurrent is None:
             return
         # counted before it is compared: of requests that come to two workers at once, none is overlooked by both
-        self._ledger.add(self._worker, self._index, _OPEN, 1)
-        if self._ledger.total(self._index, _OPEN) > limit:
-            self._ledger.add(self._worker, self._index, _OPEN, -1)
+        self._ledger.add(self._worker, self._index, _OPEN_COLUMN, 1)
+        if self._ledger.get_total(self._index, _OPEN_COLUMN) > max_concurrent:
+            self._ledger.add(self._worker, self._index, _OPEN_COLUMN, -1)
             raise Problem(
-                429, f"this key may have {limit} requests at once", code="too_many_requests", retry_after_s=1.0
+                429, f"this key may have {max_concurrent} requests at once", code="too_many_requests", retry_after_s=1.0
             )
 
-    def end(self) -> None:
+    def end_request(self) -> None:
         """A request that had begun is over."""
-        if self._limit is not None:
-            self._ledger.add(self._worker, self._index, _OPEN, -1)
+        if self._max_concurrent is not None:
+            self._ledger.add(self._worker, self._index, _OPEN_COLUMN, -1)
 
 
 class Clients:
     """Tells by its key who asks."""
 
-    def __init__(self, keys: Mapping[str, KeyConfig], ledger: Ledger, worker: int) -> None:
-        self._anybody = Client("", None, ledger, worker, 0)
-        self._known = [
-            (_digest(config.key), Client(name, config, ledger, worker, index))
+    def __init__(self, keys: Mapping[str, KeyConfig], ledger: UsageLedger, worker: int) -> None:
+        self._anonymous = Client("", None, ledger, worker, 0)
+        self._clients_by_hash = [
+            (_hash_key(config.key), Client(name, config, ledger, worker, index))
             for index, (name, config) in enumerate(keys.items())
         ]
 
     @property
     def all(self) -> Sequence[Client]:
         """Everybody who may ask."""
-        return [client for _, client in self._known] or [self._anybody]
+        return [client for _, client in self._clients_by_hash] or [self._anonymous]
 
-    def find(self, headers: Mapping[str, str]) -> Client:
+    def authenticate(self, headers: Mapping[str, str]) -> Client:
         """The client whose key came in `Authorization: Bearer` or `x-api-key`; raises Problem for any other.
 
         All keys are compared, each in a time that does not depend on how much of it is right.
         """
-        if not self._known:
-            return self._anybody
+        if not self._clients_by_hash:
+            return self._anonymous
         scheme, _, token = headers.get("Authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not given:
+        api_key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not api_key:
             raise Problem(
                 401, "the API key is missing; send it as Authorization: Bearer or x-api-key", code="missing_api_key"
             )
-        digest = _digest(given)
-        found = [client for known, client in self._known if hmac.compare_digest(known, digest)]
+        digest = _hash_key(api_key)
+        found = [client for key_hash, client in self._clients_by_hash if hmac.compare_digest(key_hash, digest)]
         if not found:
             raise Problem(401, "the API key is not known here", code="invalid_api_key")
         return found[0]
 
 
-def _digest(key: str) -> bytes:
+def _hash_key(key: str) -> bytes:
     """Of equal length for all keys, so that comparing tells nothing of theirs."""
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

@@ -17,8 +17,8 @@ from llm_spec._checks import check_number
 from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, StrategyName, Timeouts
 from llm_spec.counting import LIMIT_FIELDS
 from llm_spec.errors import ConfigError
-from llm_spec.money import Price, read_price
-from llm_spec.registry import NamedProvider, registered_providers, without_credentials
+from llm_spec.pricing import Price, read_price
+from llm_spec.registry import NamedProvider, registered_providers, strip_credentials
 from llm_spec.tokens.lookahead import Fixed
 
 __all__ = ["KeyConfig", "ModelConfig", "ServerConfig", "load_config"]
@@ -27,9 +27,9 @@ T = TypeVar("T")
 Table = Mapping[str, Any]
 
 _VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
-_HEADER: Final = re.compile(r"\s*\[+\s*(?P<path>[^\]]+?)\s*\]+\s*(#.*)?$")
-_SHORTEST_SECRET: Final = 8  # what is shorter could be a part of any word
-_BUILTIN: Final = ("builtin", "builtin:target", "lookup+builtin:draft")  # what is served without a config
+_TABLE_HEADER: Final = re.compile(r"\s*\[+\s*(?P<path>[^\]]+?)\s*\]+\s*(#.*)?$")
+_MIN_SECRET_LENGTH: Final = 8  # what is shorter could be a part of any word
+_BUILTIN_MODEL: Final = ("builtin", "builtin:target", "lookup+builtin:draft")  # what is served without a config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class ModelConfig:
         return tuple(dict.fromkeys((own, "plain")))
 
     def __repr__(self) -> str:
-        target, draft = without_credentials(self.target), self.draft and without_credentials(self.draft)
+        target, draft = strip_credentials(self.target), self.draft and strip_credentials(self.draft)
         return f"ModelConfig(target={target!r}, draft={draft!r}, speculative={self.speculative!r})"
 
 
@@ -153,7 +153,7 @@ class ServerConfig:
     @classmethod
     def builtin(cls, **settings: Any) -> ServerConfig:
         """What is served without a config: the built-in pair, as the model `builtin`."""
-        name, target, draft = _BUILTIN
+        name, target, draft = _BUILTIN_MODEL
         return cls(models={name: ModelConfig(target=target, draft=draft)}, **settings)
 
 
@@ -166,7 +166,7 @@ def is_loopback(host: str) -> bool:
 
 
 def load_config(path: str | Path, environment: Mapping[str, str] | None = None) -> ServerConfig:
-    """Read a TOML file; `${NAME}` in its texts stands for a variable of the environment.
+    """Read a TOML file; `${SERVER_NAME}` in its texts stands for a variable of the environment.
 
     Raises ConfigError that names the file, the line and the key.
     """
@@ -177,83 +177,85 @@ def load_config(path: str | Path, environment: Mapping[str, str] | None = None) 
         raise ConfigError(f"the config {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: no TOML: {error}") from error
-    return _Reader(str(path), text, os.environ if environment is None else environment).read(table)
+    return _ConfigReader(str(path), text, os.environ if environment is None else environment).read(table)
 
 
 # ---------------------------------------------------------------------------------------------- inside
 
 
-class _Reader:
+class _ConfigReader:
     """Reads the tables of one file."""
 
     def __init__(self, path: str, text: str, environment: Mapping[str, str]) -> None:
         self._path = path
-        self._lines = _lines_of_keys(text)
+        self._key_lines = _find_key_lines(text)
         self._environment = environment
-        self._secrets: dict[str, str] = {}  # what errors say instead of them
+        self._secret_replacements: dict[str, str] = {}  # what errors say instead of them
 
     def read(self, table: Table) -> ServerConfig:
-        self._secrets |= dict.fromkeys(_keys_in(table), "***")
-        table = self._expanded(table, ())
+        self._secret_replacements |= dict.fromkeys(_find_secrets(table), "***")
+        table = self._expand_variables(table, ())
         self._refuse_unknown(table, (), ("server", "providers", "models", "keys"))
-        providers = {name: self._provider(name, t) for name, t in self._tables(table, "providers")}
-        models = {name: self._model(name, t) for name, t in self._tables(table, "models")}
-        keys = {name: self._key(name, t) for name, t in self._tables(table, "keys")}
+        providers = {name: self._read_provider(name, t) for name, t in self._get_tables(table, "providers")}
+        models = {name: self._read_model(name, t) for name, t in self._get_tables(table, "models")}
+        keys = {name: self._read_key(name, t) for name, t in self._get_tables(table, "keys")}
         if not models:
             raise ConfigError(f"{self._path}: there is no model; add [models.NAME] with a target")
         names = [f.name for f in dataclasses.fields(ServerConfig) if f.name not in ("models", "providers", "keys")]
-        settings = self._settings(table.get("server", {}), ("server",), names)
-        made = self._made(("server",), ServerConfig, models=models, providers=providers, keys=keys, **settings)
-        self._check_models(made)
-        return made
+        settings = self._get_settings(table.get("server", {}), ("server",), names)
+        config = self._construct(("server",), ServerConfig, models=models, providers=providers, keys=keys, **settings)
+        self._check_models(config)
+        return config
 
     # ------------------------------------------------------------------------------------------ tables
 
-    def _provider(self, name: str, table: Table) -> NamedProvider:
-        at = ("providers", name)
-        settings = self._settings(table, at, [f.name for f in dataclasses.fields(NamedProvider)])
-        self._require(table, at, "type")
+    def _read_provider(self, name: str, table: Table) -> NamedProvider:
+        key_path = ("providers", name)
+        settings = self._get_settings(table, key_path, [f.name for f in dataclasses.fields(NamedProvider)])
+        self._require_key(table, key_path, "type")
         known = registered_providers()
         if settings["type"] not in known:
-            raise self._error((*at, "type"), f"{settings['type']!r} is not known; installed are: {', '.join(known)}")
+            raise self._build_error(
+                (*key_path, "type"), f"{settings['type']!r} is not known; installed are: {', '.join(known)}"
+            )
         for part in settings.values():
             if not isinstance(part, str):
-                raise self._error(at, f"{part!r} must be a text")
+                raise self._build_error(key_path, f"{part!r} must be a text")
         return NamedProvider(**settings)
 
-    def _model(self, name: str, table: Table) -> ModelConfig:
-        at = ("models", name)
-        self._require(table, at, "target")
-        known = [f.name for f in dataclasses.fields(SpeculativeConfig) if f.name in _MODEL_SETTINGS]
-        names = ["target", "draft", *_LISTS, "prices", *known, *_RETRY, *_TIMEOUTS, *_BREAKER]
-        settings = self._settings(table, at, names)
+    def _read_model(self, name: str, table: Table) -> ModelConfig:
+        key_path = ("models", name)
+        self._require_key(table, key_path, "target")
+        known = [f.name for f in dataclasses.fields(SpeculativeConfig) if f.name in _SPECULATIVE_KEYS]
+        names = ["target", "draft", *_LIST_KEYS, "prices", *known, *_RETRY_KEYS, *_TIMEOUT_KEYS, *_BREAKER_KEYS]
+        settings = self._get_settings(table, key_path, names)
         for part in ("target", "draft"):
             if not isinstance(settings.get(part, ""), str):
-                raise self._error((*at, part), f"{part} is {settings[part]!r}; it must be a text")
-        for part in _LISTS:
+                raise self._build_error((*key_path, part), f"{part} is {settings[part]!r}; it must be a text")
+        for part in _LIST_KEYS:
             if not isinstance(settings.get(part, ()), tuple):
-                raise self._error((*at, part), f"{part} is {settings[part]!r}; it must be a list of texts")
-        own = {key: settings.pop(key) for key in ("target", "draft", *_LISTS) if key in settings}
-        retry = {key: settings.pop(key) for key in _RETRY if key in settings}
-        timeouts = {key: settings.pop(key) for key in _TIMEOUTS if key in settings}
-        breaker = {key: settings.pop(key) for key in _BREAKER if key in settings}
-        for key, read in _READERS.items():
+                raise self._build_error((*key_path, part), f"{part} is {settings[part]!r}; it must be a list of texts")
+        own = {key: settings.pop(key) for key in ("target", "draft", *_LIST_KEYS) if key in settings}
+        retry = {key: settings.pop(key) for key in _RETRY_KEYS if key in settings}
+        timeouts = {key: settings.pop(key) for key in _TIMEOUT_KEYS if key in settings}
+        breaker = {key: settings.pop(key) for key in _BREAKER_KEYS if key in settings}
+        for key, read in _VALUE_READERS.items():
             if key in settings:
-                settings[key] = self._made((*at, key), read, settings[key])
+                settings[key] = self._construct((*key_path, key), read, settings[key])
         settings.setdefault("stream_always", False)
-        settings["retry"] = self._made(at, RetryPolicy, **retry)
-        settings["timeouts"] = self._made(at, Timeouts, **timeouts)
-        settings["breaker"] = self._made(at, BreakerPolicy, **breaker)
-        speculative = self._made(at, SpeculativeConfig, **settings)
-        return self._made(at, ModelConfig, speculative=speculative, **own)
+        settings["retry"] = self._construct(key_path, RetryPolicy, **retry)
+        settings["timeouts"] = self._construct(key_path, Timeouts, **timeouts)
+        settings["breaker"] = self._construct(key_path, BreakerPolicy, **breaker)
+        speculative = self._construct(key_path, SpeculativeConfig, **settings)
+        return self._construct(key_path, ModelConfig, speculative=speculative, **own)
 
-    def _key(self, name: str, table: Table) -> KeyConfig:
-        at = ("keys", name)
-        self._require(table, at, "key")
-        settings = self._settings(table, at, [f.name for f in dataclasses.fields(KeyConfig)])
+    def _read_key(self, name: str, table: Table) -> KeyConfig:
+        key_path = ("keys", name)
+        self._require_key(table, key_path, "key")
+        settings = self._get_settings(table, key_path, [f.name for f in dataclasses.fields(KeyConfig)])
         if not isinstance(settings["key"], str):
-            raise self._error((*at, "key"), "key must be a text")
-        return self._made(at, KeyConfig, **settings)
+            raise self._build_error((*key_path, "key"), "key must be a text")
+        return self._construct(key_path, KeyConfig, **settings)
 
     def _check_models(self, config: ServerConfig) -> None:
         """Name the line of a provider that is not there."""
@@ -262,73 +264,80 @@ class _Reader:
             for part, text in (("target", model.target), ("draft", model.draft)):
                 provider = "" if text is None else text.partition(":")[0].partition("+")[0]
                 if text is not None and provider not in known:
-                    told = f"provider {provider!r} is not known; there are: {', '.join(sorted(known))}"
-                    raise self._error(("models", name, part), told)
+                    message = f"provider {provider!r} is not known; there are: {', '.join(sorted(known))}"
+                    raise self._build_error(("models", name, part), message)
 
     # ------------------------------------------------------------------------------------------ values
 
-    def _tables(self, table: Table, name: str) -> Iterator[tuple[str, Table]]:
+    def _get_tables(self, table: Table, name: str) -> Iterator[tuple[str, Table]]:
         found = table.get(name, {})
         if not isinstance(found, Mapping):
-            raise self._error((name,), f"{name} must be tables, [{name}.NAME]")
+            raise self._build_error((name,), f"{name} must be tables, [{name}.NAME]")
         for key, value in cast("Table", found).items():
             if not isinstance(value, Mapping):
-                raise self._error((name, key), f"{name}.{key} must be a table, [{name}.{key}]")
+                raise self._build_error((name, key), f"{name}.{key} must be a table, [{name}.{key}]")
             yield key, cast("Table", value)
 
-    def _settings(self, table: Any, at: tuple[str, ...], names: Sequence[str]) -> dict[str, Any]:
+    def _get_settings(self, table: Any, key_path: tuple[str, ...], names: Sequence[str]) -> dict[str, Any]:
         if not isinstance(table, Mapping):
-            raise self._error(at, f"{'.'.join(at)} must be a table, [{'.'.join(at)}]")
-        self._refuse_unknown(cast("Table", table), at, names)
-        return {name: _frozen(value) for name, value in cast("Table", table).items()}
+            raise self._build_error(key_path, f"{'.'.join(key_path)} must be a table, [{'.'.join(key_path)}]")
+        self._refuse_unknown(cast("Table", table), key_path, names)
+        return {name: _list_to_tuple(value) for name, value in cast("Table", table).items()}
 
-    def _refuse_unknown(self, table: Table, at: tuple[str, ...], names: Sequence[str]) -> None:
+    def _refuse_unknown(self, table: Table, key_path: tuple[str, ...], names: Sequence[str]) -> None:
         for name in table:
             if name not in names:
-                raise self._error((*at, name), f"{name} is not known here; there are: {', '.join(names)}")
+                raise self._build_error((*key_path, name), f"{name} is not known here; there are: {', '.join(names)}")
 
-    def _require(self, table: Table, at: tuple[str, ...], name: str) -> None:
+    def _require_key(self, table: Table, key_path: tuple[str, ...], name: str) -> None:
         if name not in table:
-            raise self._error(at, f"{name} is missing")
+            raise self._build_error(key_path, f"{name} is missing")
 
-    def _made(self, at: tuple[str, ...], make: Callable[..., T], *values: Any, **settings: Any) -> T:
+    def _construct(self, key_path: tuple[str, ...], make: Callable[..., T], *values: Any, **settings: Any) -> T:
         """What `make` makes; its complaint gets the line of the key that it begins with."""
         try:
             return make(*values, **settings)
         except (ConfigError, TypeError) as error:
             named = re.match(r"\w+", str(error))
-            key = (*at, named[0]) if named is not None and (*at, named[0]) in self._lines else at
-            raise self._error(key, str(error)) from None  # it may quote a key
+            key = (*key_path, named[0]) if named is not None and (*key_path, named[0]) in self._key_lines else key_path
+            raise self._build_error(key, str(error)) from None  # it may quote a key
 
-    def _expanded(self, value: Any, at: tuple[str, ...]) -> Any:
+    def _expand_variables(self, value: Any, key_path: tuple[str, ...]) -> Any:
         """A value with the variables in its texts replaced."""
         if isinstance(value, Mapping):
-            return {k: self._expanded(v, (*at, k)) for k, v in cast("Table", value).items()}
+            return {k: self._expand_variables(v, (*key_path, k)) for k, v in cast("Table", value).items()}
         if isinstance(value, list):
-            return [self._expanded(item, at) for item in _frozen(value)]
-        return _VARIABLE.sub(lambda found: self._variable(found[1], at), value) if isinstance(value, str) else value
+            return [self._expand_variables(item, key_path) for item in _list_to_tuple(value)]
+        return (
+            _VARIABLE.sub(lambda found: self._get_variable(found[1], key_path), value)
+            if isinstance(value, str)
+            else value
+        )
 
-    def _variable(self, name: str, at: tuple[str, ...]) -> str:
+    def _get_variable(self, name: str, key_path: tuple[str, ...]) -> str:
         if name not in self._environment:
-            raise self._error(at, f"the variable {name!r} is not set in the environment")
-        self._secrets[self._environment[name]] = f"${{{name}}}"
+            raise self._build_error(key_path, f"the variable {name!r} is not set in the environment")
+        self._secret_replacements[self._environment[name]] = f"${{{name}}}"
         return self._environment[name]
 
-    def _error(self, at: tuple[str, ...], what: str) -> ConfigError:
-        line = next((self._lines[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self._lines), None)
+    def _build_error(self, key_path: tuple[str, ...], what: str) -> ConfigError:
+        line = next(
+            (self._key_lines[key_path[:n]] for n in range(len(key_path), 0, -1) if key_path[:n] in self._key_lines),
+            None,
+        )
         place = self._path if line is None else f"{self._path}, line {line}"
-        message = f"{'.'.join(at)}: {what}"
-        for secret, shown in self._secrets.items():
-            if len(secret) >= _SHORTEST_SECRET:
+        message = f"{'.'.join(key_path)}: {what}"
+        for secret, shown in self._secret_replacements.items():
+            if len(secret) >= _MIN_SECRET_LENGTH:
                 message = message.replace(secret, shown)
-        return ConfigError(f"{place}: {without_credentials(message)}")
+        return ConfigError(f"{place}: {strip_credentials(message)}")
 
 
-_LISTS: Final = ("strategies", "extra_fields")
-_RETRY: Final = tuple(f.name for f in dataclasses.fields(RetryPolicy))
-_BREAKER: Final = tuple(f.name for f in dataclasses.fields(BreakerPolicy))
-_TIMEOUTS: Final = tuple(f.name for f in dataclasses.fields(Timeouts))
-_MODEL_SETTINGS: Final = (
+_LIST_KEYS: Final = ("strategies", "extra_fields")
+_RETRY_KEYS: Final = tuple(f.name for f in dataclasses.fields(RetryPolicy))
+_BREAKER_KEYS: Final = tuple(f.name for f in dataclasses.fields(BreakerPolicy))
+_TIMEOUT_KEYS: Final = tuple(f.name for f in dataclasses.fields(Timeouts))
+_SPECULATIVE_KEYS: Final = (
     "strategy",
     "lookahead",
     "acceptance",
@@ -346,19 +355,19 @@ _MODEL_SETTINGS: Final = (
 )
 
 
-def _keys_in(value: Any, name: str = "") -> Iterator[str]:
+def _find_secrets(value: Any, name: str = "") -> Iterator[str]:
     """The keys that are written in a table or value itself."""
     if isinstance(value, Mapping):
         for inner_name, inner in cast("Table", value).items():
-            yield from _keys_in(inner, inner_name)
+            yield from _find_secrets(inner, inner_name)
     elif isinstance(value, list):
-        for item in _frozen(value):
-            yield from _keys_in(item, name)
+        for item in _list_to_tuple(value):
+            yield from _find_secrets(item, name)
     elif isinstance(value, str) and name in ("key", "api_key"):
         yield value
 
 
-def _frozen(value: Any) -> Any:
+def _list_to_tuple(value: Any) -> Any:
     """A list as a tuple, anything else as it is."""
     return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
@@ -369,26 +378,26 @@ def _read_prices(table: Any) -> Mapping[str, Price]:
     return {name: read_price(str(price)) for name, price in cast("Table", table).items()}
 
 
-_READERS: Final[Mapping[str, Callable[[Any], object]]] = {"lookahead": Fixed, "prices": _read_prices}
+_VALUE_READERS: Final[Mapping[str, Callable[[Any], object]]] = {"lookahead": Fixed, "prices": _read_prices}
 
 
-def _lines_of_keys(text: str) -> dict[tuple[str, ...], int]:
+def _find_key_lines(text: str) -> dict[tuple[str, ...], int]:
     """The line of each table and key, as far as they are written on lines of their own."""
     lines: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
-        header = _HEADER.match(line)
+        header = _TABLE_HEADER.match(line)
         if header is not None:
-            table = _parts(header["path"])
+            table = _split_key(header["path"])
             lines.setdefault(table, number)
             for n in range(1, len(table)):
                 lines.setdefault(table[:n], number)
         elif "=" in line and not line.lstrip().startswith("#"):
-            lines.setdefault((*table, *_parts(line.partition("=")[0])), number)
+            lines.setdefault((*table, *_split_key(line.partition("=")[0])), number)
     return lines
 
 
-def _parts(path: str) -> tuple[str, ...]:
+def _split_key(path: str) -> tuple[str, ...]:
     """The parts of a dotted key, quotes taken off."""
     found = re.findall(r'"([^"]*)"|\'([^\']*)\'|([^.\s]+)', path)
     return tuple(a or b or c for a, b, c in found)

@@ -9,13 +9,21 @@ from typing import Any, Final, Protocol
 from llm_spec.chat import FinishReason, StreamEvent, ToolCallDelta
 from llm_spec.json_text import dumps_ascii
 from llm_spec.result import SpeculativeResult
-from llm_spec.server.bodies import Json
-from llm_spec.server.problems import Problem, shown_name, without_places
+from llm_spec.server.problems import Problem, get_public_name, redact_places
+from llm_spec.server.request_fields import Json
 
-__all__ = ["CallOrder", "Encoder", "figures", "finish_reason_of", "header_figures", "sse", "usage_counts"]
+__all__ = [
+    "StreamEncoder",
+    "ToolCallSequencer",
+    "build_metric_headers",
+    "describe_result",
+    "format_sse",
+    "get_finish_reason",
+    "get_token_counts",
+]
 
 
-class Encoder(Protocol):
+class StreamEncoder(Protocol):
     """One streamed answer in the words of one API: each call gives the bytes to send."""
 
     @property
@@ -23,28 +31,28 @@ class Encoder(Protocol):
         """Something that clients pass over."""
         ...
 
-    def begin(self) -> bytes: ...
+    def encode_start(self) -> bytes: ...
 
-    def event(self, event: StreamEvent) -> bytes: ...
+    def encode_event(self, event: StreamEvent) -> bytes: ...
 
-    def end(self, result: SpeculativeResult) -> bytes: ...
+    def encode_end(self, result: SpeculativeResult) -> bytes: ...
 
-    def failure(self, problem: Problem) -> bytes:
+    def encode_error(self, problem: Problem) -> bytes:
         """The answer breaks off; nothing follows."""
         ...
 
 
-COMMENT: Final = b": keep-alive\n\n"
-DONE: Final = b"data: [DONE]\n\n"
+SSE_COMMENT: Final = b": keep-alive\n\n"
+SSE_DONE: Final = b"data: [DONE]\n\n"
 
 
-def sse(value: object, event: str | None = None) -> bytes:
+def format_sse(value: object, event: str | None = None) -> bytes:
     """A server-sent event."""
     name = b"" if event is None else b"event: " + event.encode() + b"\n"
     return name + b"data: " + dumps_ascii(value) + b"\n\n"
 
 
-def usage_counts(result: SpeculativeResult) -> Mapping[str, int]:
+def get_token_counts(result: SpeculativeResult) -> Mapping[str, int]:
     """Tokens as clients are told: input, output, cached, reasoning, and what became of the drafted ones."""
     usage, stats = result.usage, result.stats
     if usage is None:
@@ -63,23 +71,23 @@ def usage_counts(result: SpeculativeResult) -> Mapping[str, int]:
     }
 
 
-class CallOrder:
+class ToolCallSequencer:
     """Puts the pieces of calls that a target writes at the same time one call after another.
 
-    The first call's pieces pass; those of later ones are held back until `rest`, since nobody says when a call ends.
+    The first call's pieces pass; those of later ones are held back until `flush`, since nobody says when a call ends.
     """
 
     def __init__(self) -> None:
-        self._first: int | None = None
-        self._held: dict[int, ToolCallDelta] = {}
+        self._first_index: int | None = None
+        self._held_deltas: dict[int, ToolCallDelta] = {}
 
     def push(self, delta: ToolCallDelta) -> list[ToolCallDelta]:
         """The pieces that may be told now."""
-        if self._first is None:
-            self._first = delta.index
-        if delta.index == self._first:
+        if self._first_index is None:
+            self._first_index = delta.index
+        if delta.index == self._first_index:
             return [delta]
-        held = self._held.get(delta.index)
+        held = self._held_deltas.get(delta.index)
         if held is not None:
             delta = replace(
                 held,
@@ -87,37 +95,37 @@ class CallOrder:
                 name=held.name or delta.name,
                 arguments=held.arguments + delta.arguments,
             )
-        self._held[delta.index] = delta
+        self._held_deltas[delta.index] = delta
         return []
 
-    def rest(self) -> list[ToolCallDelta]:
+    def flush(self) -> list[ToolCallDelta]:
         """What is held back, each call whole."""
-        held = [delta for _, delta in sorted(self._held.items())]
-        self._held.clear()
+        held = [delta for _, delta in sorted(self._held_deltas.items())]
+        self._held_deltas.clear()
         return held
 
 
-def finish_reason_of(result: SpeculativeResult) -> FinishReason:
+def get_finish_reason(result: SpeculativeResult) -> FinishReason:
     """Why an answer ended; some servers say `stop` also behind a tool call, at which clients stop looking for it."""
     return "tool_calls" if result.tool_calls and result.finish_reason == "stop" else result.finish_reason
 
 
-def figures(result: SpeculativeResult) -> Json:
+def describe_result(result: SpeculativeResult) -> Json:
     """The run's figures for a client, who is not told where the servers behind are."""
-    told = result.figures()
+    fields = result.to_report()
     for name in ("target", "draft"):
-        told[name] = told[name] and shown_name(told[name])
+        fields[name] = fields[name] and get_public_name(fields[name])
     for name in ("fallbacks", "retries"):
-        told[name] = [without_places(reason) for reason in told[name]]
+        fields[name] = [redact_places(reason) for reason in fields[name]]
     for name in ("plain_detail", "plain_text"):
-        told[name] = told[name] and without_places(told[name])
-    return told
+        fields[name] = fields[name] and redact_places(fields[name])
+    return fields
 
 
-def header_figures(result: SpeculativeResult, overhead_s: float) -> dict[str, str]:
+def build_metric_headers(result: SpeculativeResult, overhead_s: float) -> dict[str, str]:
     """The figures that go into the headers of an answer given at once."""
     rate, speedup = result.stats.draft_acceptance_rate, result.speedup
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "strategy": result.strategy,
         "guarantee": result.guarantee,
         "acceptance-rate": None if rate is None else f"{rate:.4f}",
@@ -125,4 +133,4 @@ def header_figures(result: SpeculativeResult, overhead_s: float) -> dict[str, st
         "plain-reason": result.plain_reason,
         "overhead-ms": f"{overhead_s * 1e3:.3f}",
     }
-    return {f"x-llm-spec-{name}": value for name, value in told.items() if value is not None}
+    return {f"x-llm-spec-{name}": value for name, value in fields.items() if value is not None}

@@ -16,31 +16,31 @@ from aiohttp import hdrs, web
 from llm_spec._clock import now
 from llm_spec.errors import LlmSpecError
 from llm_spec.json_text import dumps
-from llm_spec.server.apis import APIS, Api, Naming
-from llm_spec.server.bodies import Asked, read_model
+from llm_spec.server.apis import APIS, AnswerContext, Api
+from llm_spec.server.body_reader import BodyReader, RequestBody
 from llm_spec.server.clients import Client, Clients
 from llm_spec.server.config import ServerConfig, is_loopback
-from llm_spec.server.exchange import Exchange
-from llm_spec.server.fields import left_out_header
-from llm_spec.server.intake import Intake, Received
+from llm_spec.server.json_decoder import run_in_body_thread
 from llm_spec.server.metrics import CONTENT_TYPE, Metrics
 from llm_spec.server.models import ServedModel, ServedModels
-from llm_spec.server.parsing import apart
-from llm_spec.server.problems import Problem, problem_of
+from llm_spec.server.passthrough_fields import build_dropped_fields_header
+from llm_spec.server.problems import Problem, to_problem
+from llm_spec.server.request_fields import ParsedRequest, get_model_name
+from llm_spec.server.responder import Responder
 from llm_spec.server.token_count import count_tokens
 from llm_spec.telemetry import log_event, new_request_id
 
-__all__ = ["NAME", "Gateway"]
+__all__ = ["SERVER_NAME", "Gateway"]
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_OPENAI: Final = APIS["/v1/chat/completions"]
-_MESSAGES: Final = APIS["/v1/messages"]
-_BETAS: Final = "anthropic-beta"  # features that some of its fields need
-NAME: Final = "llm-spec"  # not which version of what
-_NAME: Final = {"Server": NAME}
+_CHAT_API: Final = APIS["/v1/chat/completions"]
+_MESSAGES_API: Final = APIS["/v1/messages"]
+_BETAS_HEADER: Final = "anthropic-beta"  # features that some of its fields need
+SERVER_NAME: Final = "llm-spec"  # not which version of what
+_SERVER_HEADER: Final = {"Server": SERVER_NAME}
 _PAGE_HEADERS: Final = {
-    **_NAME,
+    **_SERVER_HEADER,
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -48,7 +48,7 @@ _PAGE_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-_TRACE: Final = "x-llm-spec-trace"
+_TRACE_HEADER: Final = "x-llm-spec-trace"
 
 
 class Gateway:
@@ -59,66 +59,66 @@ class Gateway:
         self._models = models
         self._clients = clients
         self._metrics = metrics
-        self._hidden = models.hidden
+        self._secret_texts = models.secret_texts
         self._num_open = 0
-        self._intake = Intake(config)
+        self._body_reader = BodyReader(config)
         self._page = files("llm_spec.server").joinpath("page.html").read_bytes()
-        self._origin_refusal = lru_cache(1024)(self._find_origin_refusal)  # nearly always the same host
-        self.is_ending = False
+        self._cached_origin_refusal = lru_cache(1024)(self._find_origin_refusal)  # nearly always the same host
+        self.is_shutting_down = False
 
-    def app(self) -> web.Application:
+    def build_app(self) -> web.Application:
         """The application, with every path also without its /v1."""
-        app = web.Application(middlewares=[self._guard], client_max_size=self._config.max_body_bytes)
+        app = web.Application(middlewares=[self._guard_request], client_max_size=self._config.max_body_bytes)
         for path, api in APIS.items():
-            for place in (path, path.removeprefix("/v1")):
-                app.router.add_post(place, partial(self._answer, api))
+            for route in (path, path.removeprefix("/v1")):
+                app.router.add_post(route, partial(self._handle_completion, api))
         for prefix in ("/v1", ""):
             app.router.add_post(f"{prefix}/messages/count_tokens", self._count_tokens)
             app.router.add_get(f"{prefix}/models", self._list_models)
-            app.router.add_get(f"{prefix}/models/{{name:.+}}", self._one_model)
-        app.router.add_get("/health", self._ready)
-        app.router.add_get("/health/live", self._live)
-        app.router.add_get("/health/ready", self._ready)
-        app.router.add_get("/metrics", self._tell_metrics)
-        app.router.add_get("/", self._show_page)
+            app.router.add_get(f"{prefix}/models/{{name:.+}}", self._get_model)
+        app.router.add_get("/health", self._get_readiness)
+        app.router.add_get("/health/live", self._get_liveness)
+        app.router.add_get("/health/ready", self._get_readiness)
+        app.router.add_get("/metrics", self._get_metrics)
+        app.router.add_get("/", self._get_page)
         return app
 
     # ------------------------------------------------------------------------------------------ all requests
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _guard_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse what comes from other pages, and tell of errors in the API's own form."""
         try:
             self._check_origin(request)
             if request.method == hdrs.METH_OPTIONS:
-                return web.Response(status=204, headers=self._headers(request))
+                return web.Response(status=204, headers=self._build_headers(request))
             return await handler(request)
         except Problem as problem:
-            return self._refuse(request, problem)
+            return self._build_error_response(request, problem)
         except web.HTTPException as error:
-            refusal = self._refuse(request, Problem(error.status, error.reason or "not served here"))
+            refusal = self._build_error_response(request, Problem(error.status, error.reason or "not served here"))
             if hdrs.ALLOW in error.headers:
                 refusal.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
             return refusal
         except LlmSpecError as error:
-            return self._refuse(request, self._problem(error))
+            return self._build_error_response(request, self._to_problem(error))
         except asyncio.CancelledError:
-            self._metrics.left.inc()
+            self._metrics.cancelled.inc()
             raise
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
-            return self._refuse(request, self._problem(error))
+            return self._build_error_response(request, self._to_problem(error))
 
-    def _problem(self, error: Exception) -> Problem:
+    def _to_problem(self, error: Exception) -> Problem:
         """What a client hears of an error; a log hears its type, and where it happened if it is nobody's doing."""
-        problem = problem_of(error, self._hidden)
+        problem = to_problem(error, self._secret_texts)
         if not isinstance(error, LlmSpecError):
             where = "".join(traceback.format_tb(error.__traceback__))  # its message may quote the request
             logging.getLogger("llm_spec").error("a request failed: %s\n%s", type(error).__name__, where)
         return problem
 
-    def _refuse(self, request: web.Request, problem: Problem) -> web.Response:
+    def _build_error_response(self, request: web.Request, problem: Problem) -> web.Response:
         self._metrics.errors.labels(str(problem.status)).inc()
         request_id = new_request_id()
         log_event(
@@ -130,42 +130,42 @@ class Gateway:
             code=problem.code,
         )
         path = request.path.removesuffix("/count_tokens")
-        api = APIS.get(path) or APIS.get(f"/v1{path}") or _OPENAI
+        api = APIS.get(path) or APIS.get(f"/v1{path}") or _CHAT_API
         headers = {"x-request-id": request_id, **problem.headers}
-        return self._json(request, api.problem(problem), status=problem.status, headers=headers)
+        return self._build_json_response(request, api.build_error(problem), status=problem.status, headers=headers)
 
-    def _json(
+    def _build_json_response(
         self, request: web.Request, body: object, *, status: int = 200, headers: dict[str, str] | None = None
     ) -> web.Response:
         return web.Response(
             body=dumps(body),
             status=status,
             content_type="application/json",
-            headers={**(headers or {}), **self._headers(request)},
+            headers={**(headers or {}), **self._build_headers(request)},
         )
 
     def _check_origin(self, request: web.Request) -> None:
         """A page from elsewhere may not ask through its reader's browser, nor by a name that it made point here."""
-        told = self._origin_refusal(request.headers.get(hdrs.HOST, ""), request.headers.get(hdrs.ORIGIN))
-        if told is not None:
-            raise Problem(403, told[0], code=told[1])
+        refusal = self._cached_origin_refusal(request.headers.get(hdrs.HOST, ""), request.headers.get(hdrs.ORIGIN))
+        if refusal is not None:
+            raise Problem(403, refusal[0], code=refusal[1])
 
     def _find_origin_refusal(self, host: str, origin: str | None) -> tuple[str, str] | None:
         """Why, and the code for it."""
-        if origin is not None and origin not in self._config.cors_origins and not _is_same(origin, host):
+        if origin is not None and origin not in self._config.cors_origins and not _is_same_origin(origin, host):
             return "pages from other origins may not ask here; see cors_origins", "origin"
-        name = _name_in(host)
+        name = _get_hostname(host)
         if not self._config.keys and not (is_loopback(name) or name == self._config.host):
             return "without keys this server answers to its loopback address alone", "host"
         return None
 
-    def _headers(self, request: web.Request) -> dict[str, str]:
+    def _build_headers(self, request: web.Request) -> dict[str, str]:
         """What every answer has; its origin's page may read it where the config says so."""
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is None or origin not in self._config.cors_origins:
-            return _NAME
+            return _SERVER_HEADER
         return {
-            **_NAME,
+            **_SERVER_HEADER,
             "Access-Control-Allow-Origin": origin,
             "Access-Control-Allow-Headers": "authorization, *",  # SDKs have many; the star is not for this one
             "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
@@ -176,113 +176,115 @@ class Gateway:
     # ------------------------------------------------------------------------------------------ small things
 
     async def _list_models(self, request: web.Request) -> web.Response:
-        client = self._clients.find(request.headers)
-        models = [model.describe() for model in self._models.all_for(client)]
-        return self._json(request, {"object": "list", "data": models})
+        client = self._clients.authenticate(request.headers)
+        models = [model.describe() for model in self._models.list_for_client(client)]
+        return self._build_json_response(request, {"object": "list", "data": models})
 
-    async def _one_model(self, request: web.Request) -> web.Response:
-        client = self._clients.find(request.headers)
-        return self._json(request, self._models.find(request.match_info["name"], client).describe())
+    async def _get_model(self, request: web.Request) -> web.Response:
+        client = self._clients.authenticate(request.headers)
+        return self._build_json_response(request, self._models.find(request.match_info["name"], client).describe())
 
-    async def _live(self, request: web.Request) -> web.Response:
-        return self._json(request, {"status": "ok"})
+    async def _get_liveness(self, request: web.Request) -> web.Response:
+        return self._build_json_response(request, {"status": "ok"})
 
-    async def _ready(self, request: web.Request) -> web.Response:
-        if self.is_ending:
-            return self._json(request, {"status": "ending"}, status=503)
-        return self._json(request, {"status": "ok"})
+    async def _get_readiness(self, request: web.Request) -> web.Response:
+        if self.is_shutting_down:
+            return self._build_json_response(request, {"status": "ending"}, status=503)
+        return self._build_json_response(request, {"status": "ok"})
 
-    async def _tell_metrics(self, request: web.Request) -> web.Response:
-        client = self._clients.find(request.headers)
-        text = self._metrics.text(self._models.all, self._models.all_for(client))
-        return web.Response(body=text, headers={**_NAME, "Content-Type": CONTENT_TYPE})
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        client = self._clients.authenticate(request.headers)
+        text = self._metrics.render(self._models.all, self._models.list_for_client(client))
+        return web.Response(body=text, headers={**_SERVER_HEADER, "Content-Type": CONTENT_TYPE})
 
-    async def _show_page(self, _: web.Request) -> web.Response:
+    async def _get_page(self, _: web.Request) -> web.Response:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=_PAGE_HEADERS)
 
     # ------------------------------------------------------------------------------------------ answers
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        client = self._clients.find(request.headers)
-        self._begin(client)
+        client = self._clients.authenticate(request.headers)
+        self._admit(client)
         try:
-            async with self._intake.body(request) as received:
-                body = {**received.fields, "max_tokens": 1}  # it has no such field
-                model = self._models.find(read_model(body), client)
-                asked, _ = await self._read(_MESSAGES, request, received._replace(fields=body), model)
-                counted = await count_tokens(model.target, asked[0].request)
+            async with self._body_reader.read_body(request) as request_body:
+                body = {**request_body.fields, "max_tokens": 1}  # it has no such field
+                model = self._models.find(get_model_name(body), client)
+                parsed_requests, _ = await self._parse_requests(
+                    _MESSAGES_API, request, request_body._replace(fields=body), model
+                )
+                num_tokens = await count_tokens(model.target, parsed_requests[0].request)
         finally:
-            self._end(client)
-        return self._json(request, {"input_tokens": counted})
+            self._release(client)
+        return self._build_json_response(request, {"input_tokens": num_tokens})
 
-    async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
+    async def _handle_completion(self, api: Api, request: web.Request) -> web.StreamResponse:
         started_s = now()
-        client = self._clients.find(request.headers)
-        self._begin(client)
+        client = self._clients.authenticate(request.headers)
+        self._admit(client)
         try:
-            async with self._intake.body(request) as received:
-                return await self._exchange(api, request, received, client, started_s)
+            async with self._body_reader.read_body(request) as request_body:
+                return await self._respond(api, request, request_body, client, started_s)
         finally:
-            self._end(client)
+            self._release(client)
 
-    async def _exchange(
-        self, api: Api, request: web.Request, received: Received, client: Client, started_s: float
+    async def _respond(
+        self, api: Api, request: web.Request, request_body: RequestBody, client: Client, started_s: float
     ) -> web.StreamResponse:
-        model = self._models.find(read_model(received.fields), client)
+        model = self._models.find(get_model_name(request_body.fields), client)
         self._metrics.count_request(api.name, model.name)
-        asked, left_out = await self._read(api, request, received, model)
-        naming = Naming(
+        parsed_requests, dropped_fields = await self._parse_requests(api, request, request_body, model)
+        context = AnswerContext(
             answer_id=new_request_id(),
             model=model.name,
-            trace=request.headers.get(_TRACE) == "1",
+            trace=request.headers.get(_TRACE_HEADER) == "1",
             started_s=started_s,
         )
-        exchange = Exchange(
+        responder = Responder(
             request,
             config=self._config,
             metrics=self._metrics,
             api=api,
             model=model,
             client=client,
-            asked=asked,
-            naming=naming,
-            headers={**self._headers(request), **left_out_header(left_out)},
-            problem_of=self._problem,
+            parsed_requests=parsed_requests,
+            context=context,
+            headers={**self._build_headers(request), **build_dropped_fields_header(dropped_fields)},
+            to_problem=self._to_problem,
         )
-        return await exchange.respond()
+        return await responder.respond()
 
-    async def _read(
-        self, api: Api, request: web.Request, received: Received, model: ServedModel
-    ) -> tuple[list[Asked], list[str]]:
+    async def _parse_requests(
+        self, api: Api, request: web.Request, request_body: RequestBody, model: ServedModel
+    ) -> tuple[list[ParsedRequest], list[str]]:
         """What is asked, and the names of fields that the target is not sent."""
-        body = received.fields
-        if api is _MESSAGES and _BETAS in request.headers:
-            body["betas"] = [name.strip() for name in request.headers[_BETAS].split(",")]
-        reading = partial(api.read, body, model.speaks)
-        return model.leave_out(await apart(reading) if received.is_long else reading())
+        body = request_body.fields
+        if api is _MESSAGES_API and _BETAS_HEADER in request.headers:
+            body["betas"] = [name.strip() for name in request.headers[_BETAS_HEADER].split(",")]
+        parse = partial(api.parse, body, model.target_api)
+        return model.drop_unsafe_fields(await run_in_body_thread(parse) if request_body.is_long else parse())
 
-    def _begin(self, client: Client) -> None:
+    def _admit(self, client: Client) -> None:
         """Let a request in; raises Problem where there are too many."""
         if self._num_open >= self._config.max_requests:
             raise Problem(503, "the server answers as many requests as it may", code="overloaded", retry_after_s=1.0)
-        client.begin()
+        client.begin_request()
         self._num_open += 1
-        self._metrics.count_open(self._num_open)
+        self._metrics.set_open_requests(self._num_open)
 
-    def _end(self, client: Client) -> None:
-        client.end()
+    def _release(self, client: Client) -> None:
+        client.end_request()
         self._num_open -= 1
-        self._metrics.count_open(self._num_open)
+        self._metrics.set_open_requests(self._num_open)
 
 
-def _is_same(origin: str, host: str) -> bool:
+def _is_same_origin(origin: str, host: str) -> bool:
     try:
         return urlsplit(origin).netloc == host
     except ValueError:
         return False
 
 
-def _name_in(host: str) -> str:
+def _get_hostname(host: str) -> str:
     """A Host header without its port; "" where it is no address."""
     try:
         return urlsplit(f"//{host}").hostname or ""

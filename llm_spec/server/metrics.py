@@ -25,17 +25,17 @@ from prometheus_client import (
 
 from llm_spec.chat import Usage
 from llm_spec.result import SpeculativeResult
-from llm_spec.server.metrics_files import VARIABLE
+from llm_spec.server.metrics_files import FOLDER_VARIABLE
 from llm_spec.server.models import ServedModel
 from llm_spec.server.problems import Problem
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_OVERHEAD_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
+_LATENCY_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_OVERHEAD_BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
-_KINDS: Final = ("draft", "accepted", "wasted", "input", "output")
+_TOKEN_KINDS: Final = ("draft", "accepted", "wasted", "input", "output")
 _NO_USAGE: Final = Usage()
 
 
@@ -43,34 +43,38 @@ class Metrics:
     """What one of `num_workers` counts: an event loop's turn later, so that no answer waits for it."""
 
     def __init__(self, *, num_workers: int = 1) -> None:
-        self._soon = asyncio.get_running_loop().call_soon
-        self._is_shared = VARIABLE in os.environ
-        self._is_partial = num_workers > 1 and not self._is_shared
+        self._call_soon = asyncio.get_running_loop().call_soon
+        self._is_shared = FOLDER_VARIABLE in os.environ
+        self._is_incomplete = num_workers > 1 and not self._is_shared
         self._registry = CollectorRegistry()
         r = self._registry
         by_model = ("model",)
         self.requests = Counter("llm_spec_requests", "Requests", ("endpoint", "model"), registry=r)
         self.errors = Counter("llm_spec_errors", "Requests that ended in an error", ("status",), registry=r)
-        self.left = Counter("llm_spec_cancelled", "Requests whose client left", registry=r)
-        self._open = Gauge("llm_spec_open_requests", "Requests being answered", multiprocess_mode="livesum", registry=r)
+        self.cancelled = Counter("llm_spec_cancelled", "Requests whose client left", registry=r)
+        self._open_requests = Gauge(
+            "llm_spec_open_requests", "Requests being answered", multiprocess_mode="livesum", registry=r
+        )
         self.tokens = Counter("llm_spec_tokens", "Tokens by what became of them", ("model", "kind"), registry=r)
         self.rounds = Counter("llm_spec_rounds", "Rounds in which something was drafted", by_model, registry=r)
         self.fallbacks = Counter("llm_spec_fallbacks", "Drafts that were given up", by_model, registry=r)
         self.retries = Counter("llm_spec_retries", "Targets that were asked again", by_model, registry=r)
         self.strategies = Counter("llm_spec_answers", "Answers by strategy", ("model", "strategy"), registry=r)
-        self.first = Histogram(
-            "llm_spec_first_text_seconds", "Time to the first text", by_model, buckets=_SECONDS, registry=r
+        self.first_text_s = Histogram(
+            "llm_spec_first_text_seconds", "Time to the first text", by_model, buckets=_LATENCY_BUCKETS_S, registry=r
         )
-        self.total = Histogram("llm_spec_answer_seconds", "Time of answers", by_model, buckets=_SECONDS, registry=r)
+        self.answer_s = Histogram(
+            "llm_spec_answer_seconds", "Time of answers", by_model, buckets=_LATENCY_BUCKETS_S, registry=r
+        )
         self._overhead = Histogram(
             "llm_spec_overhead_seconds",
             "This server's part before an answer is asked for",
-            buckets=_OVERHEAD_S,
+            buckets=_OVERHEAD_BUCKETS_S,
             registry=r,
         )
-        self._models: dict[str, _OfModel] = {}
-        self._requests: dict[tuple[str, str], Counter] = {}
-        self._left_alone = Gauge(
+        self._model_metrics: dict[str, _ModelMetrics] = {}
+        self._request_counters: dict[tuple[str, str], Counter] = {}
+        self._breaker_open = Gauge(
             "llm_spec_breaker_open",
             "1 while a target or draft that kept failing is left alone",
             ("model", "role"),
@@ -78,28 +82,28 @@ class Metrics:
             registry=r,
         )
 
-    def count_open(self, number: int) -> None:
+    def set_open_requests(self, number: int) -> None:
         """So many requests are being answered now."""
-        self._soon(self._open.set, number)
+        self._call_soon(self._open_requests.set, number)
 
     def count_request(self, endpoint: str, model: str) -> None:
         """Count a request."""
-        self._soon(self._count_request, endpoint, model)
+        self._call_soon(self._update_request_counter, endpoint, model)
 
-    def count(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
+    def count_answer(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
         """Count an answer."""
-        self._soon(self._count, model, result, overhead_s)
+        self._call_soon(self._update_answer_metrics, model, result, overhead_s)
 
-    def _count_request(self, endpoint: str, model: str) -> None:
-        counter = self._requests.get((endpoint, model))
+    def _update_request_counter(self, endpoint: str, model: str) -> None:
+        counter = self._request_counters.get((endpoint, model))
         if counter is None:
-            counter = self._requests[endpoint, model] = self.requests.labels(endpoint, model)
+            counter = self._request_counters[endpoint, model] = self.requests.labels(endpoint, model)
         counter.inc()
 
-    def _count(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
-        if model not in self._models:
-            self._models[model] = _OfModel(self, model)
-        self._models[model].count(result)
+    def _update_answer_metrics(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
+        if model not in self._model_metrics:
+            self._model_metrics[model] = _ModelMetrics(self, model)
+        self._model_metrics[model].count_answer(result)
         self._overhead.observe(overhead_s)
 
     def count_relayed(self, model: str, usage: Usage | None) -> None:
@@ -109,48 +113,48 @@ class Metrics:
             self.tokens.labels(model, "output").inc(usage.output_tokens)
         self.strategies.labels(model, "plain").inc()
 
-    def text(self, models: Iterable[ServedModel], shown: Iterable[ServedModel]) -> bytes:
-        """Prometheus' text format, of models only those that are `shown`.
+    def render(self, models: Iterable[ServedModel], visible: Iterable[ServedModel]) -> bytes:
+        """Prometheus' text format, of models only those that are `visible`.
 
         Raises Problem where the workers could not share their metrics.
         """
-        if self._is_partial:
+        if self._is_incomplete:
             raise Problem(503, "there are no metrics: when the server was started, its disk was full")
         for model in models:
-            self._left_alone.labels(model.name, "target").set(model.decoder.is_target_left_alone)
-            self._left_alone.labels(model.name, "draft").set(model.decoder.is_draft_left_alone)
+            self._breaker_open.labels(model.name, "target").set(model.decoder.is_target_circuit_open)
+            self._breaker_open.labels(model.name, "draft").set(model.decoder.is_draft_circuit_open)
         registry = self._registry
         if self._is_shared:
             registry = CollectorRegistry()
             multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call] # it has no types
-        return generate_latest(_Shown(registry, {model.name for model in shown}))
+        return generate_latest(_FilteredRegistry(registry, {model.name for model in visible}))
 
 
-class _Shown(CollectorRegistry):
+class _FilteredRegistry(CollectorRegistry):
     """Of a registry what belongs to no model, or to one of these."""
 
     def __init__(self, registry: CollectorRegistry, models: AbstractSet[str]) -> None:
         super().__init__()
         self._registry = registry
-        self._models = models
+        self._model_metrics = models
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._registry.collect():
-            metric.samples = [s for s in metric.samples if s.labels.get("model") in (None, *self._models)]
+            metric.samples = [s for s in metric.samples if s.labels.get("model") in (None, *self._model_metrics)]
             yield metric
 
 
-class _OfModel:
+class _ModelMetrics:
     """The metrics of one model, looked up once."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
-        self._tokens = {kind: metrics.tokens.labels(model, kind) for kind in _KINDS}
-        self._counts = [m.labels(model) for m in (metrics.rounds, metrics.fallbacks, metrics.retries)]
-        self._first = metrics.first.labels(model)
-        self._total = metrics.total.labels(model)
-        self._strategy = partial(metrics.strategies.labels, model)
+        self._tokens = {kind: metrics.tokens.labels(model, kind) for kind in _TOKEN_KINDS}
+        self._counters = [m.labels(model) for m in (metrics.rounds, metrics.fallbacks, metrics.retries)]
+        self._first_text_s = metrics.first_text_s.labels(model)
+        self._answer_s = metrics.answer_s.labels(model)
+        self._get_strategy_counter = partial(metrics.strategies.labels, model)
 
-    def count(self, result: SpeculativeResult) -> None:
+    def count_answer(self, result: SpeculativeResult) -> None:
         stats, usage = result.stats, result.usage or _NO_USAGE
         tokens = (
             stats.num_draft_tokens,
@@ -159,15 +163,15 @@ class _OfModel:
             usage.input_tokens,
             usage.output_tokens,
         )
-        for kind, number in zip(_KINDS, tokens, strict=True):
+        for kind, number in zip(_TOKEN_KINDS, tokens, strict=True):
             if number:
                 self._tokens[kind].inc(number)
         for counter, number in zip(
-            self._counts, (stats.num_spec_steps, len(result.fallbacks), len(result.retries)), strict=True
+            self._counters, (stats.num_spec_steps, len(result.fallbacks), len(result.retries)), strict=True
         ):
             if number:
                 counter.inc(number)
-        self._strategy(result.strategy).inc()
+        self._get_strategy_counter(result.strategy).inc()
         if result.timings.first_text_s is not None:
-            self._first.observe(result.timings.first_text_s)
-        self._total.observe(result.timings.total_s)
+            self._first_text_s.observe(result.timings.first_text_s)
+        self._answer_s.observe(result.timings.total_s)

@@ -18,10 +18,10 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 
-__all__ = ["Problem", "folder_in", "problem_of", "shown_name", "without_places"]
+__all__ = ["Problem", "get_model_folder", "get_public_name", "redact_places", "to_problem"]
 
 # RFC 9110's statuses, and OpenAI's names for them
-_TYPES: Final[Mapping[int, str]] = {
+_ERROR_TYPES: Final[Mapping[int, str]] = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -33,31 +33,31 @@ _TYPES: Final[Mapping[int, str]] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_FIELD: Final = re.compile(r"[a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+)*(?= (?:is|has|holds|must|names)\b)")
+_FIELD_PATTERN: Final = re.compile(r"[a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+)*(?= (?:is|has|holds|must|names)\b)")
 _STATUSES: Final[Mapping[type[Exception], tuple[int, str]]] = {
     UnsupportedError: (400, "unsupported"),
     TargetError: (502, "target_failed"),
     LlmSpecError: (500, "configuration"),
 }
 # Providers name the server as " at URL", and quote other libraries' errors, which name its socket, in brackets
-_PLACE: Final = re.compile(
+_ADDRESS_PATTERN: Final = re.compile(
     r" at https?://\S{1,500}|(?<=\bonnx:)[/~.]\S{0,500}/|(?<=\btorch:)[/~.]\S{0,500}/"
     r"| ?\(\w{1,60}(?:Error|Timeout|Exception): [^()]{0,500}(?:\([^()]{0,200}\)[^()]{0,200}){0,3}\)"
 )
 # An error that is none of this library's own may say anything: only its type is told
-_FOREIGN: Final = re.compile(
+_FOREIGN_ERROR_PATTERN: Final = re.compile(
     rf"( failed: \w{{1,60}}|\b(?!(?:{'|'.join(errors.__all__)})\b)\w{{1,60}}(?:Error|Timeout|Exception)): .*", re.DOTALL
 )
 # What a server's own words may hold: addresses, names of hosts inside a network, keys, accounts, files
-_INSIDE: Final = re.compile(
+_INTERNAL_NAME_PATTERN: Final = re.compile(
     r"https?://\S+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
     r"|\b[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}\.(?:cluster|corp|home|internal|intranet|lan|local|svc)\b(?::\d+)?"
     r"|\b(?:sk|pk|org|proj|key)-[\w-]{8,}|\bBearer \S+"
     r"|(?<![\w/.])/(?:data|etc|home|mnt|models|opt|root|srv|tmp|usr|var)/\S+",
     re.ASCII,
 )
-_MAX_TOLD: Final = 1000  # characters of an error: it may quote what was sent, which may be long
-_NO_RETRY: Final = {"x-should-retry": "false"}  # openai's and anthropic's SDKs obey it
+_MAX_MESSAGE_CHARS: Final = 1000  # characters of an error: it may quote what was sent, which may be long
+_NO_RETRY_HEADERS: Final = {"x-should-retry": "false"}  # openai's and anthropic's SDKs obey it
 
 
 class Problem(Exception):  # noqa: N818 - it is sent as well as raised
@@ -89,12 +89,12 @@ class Problem(Exception):  # noqa: N818 - it is sent as well as raised
         """OpenAI's and Anthropic's name for this kind of problem."""
         if self.code == "insufficient_quota":
             return self.code
-        return _TYPES.get(self.status, "api_error")
+        return _ERROR_TYPES.get(self.status, "api_error")
 
     @property
     def headers(self) -> dict[str, str]:
         """What a client's own retries go by."""
-        headers = dict(_NO_RETRY) if self._is_final else {}
+        headers = dict(_NO_RETRY_HEADERS) if self._is_final else {}
         if self._retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self._retry_after_s)))
         return headers
@@ -109,15 +109,15 @@ class Problem(Exception):  # noqa: N818 - it is sent as well as raised
         return {"type": "error", "error": {"type": self.type, "message": self.message, **details}}
 
 
-def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:
-    """An error of this library as a problem; `hidden` texts, such as addresses of servers behind, are taken out."""
+def to_problem(error: Exception, secret_texts: tuple[str, ...] = ()) -> Problem:
+    """An error of this library as a problem; `secret_texts`, such as addresses of servers behind, are taken out."""
     if isinstance(error, Problem):
         return error
-    message = without_places(str(error), hidden, quotes=isinstance(error, InvalidRequestError))
+    message = redact_places(str(error), secret_texts, quotes_server=isinstance(error, InvalidRequestError))
     if isinstance(error, TargetError) and error.status in (401, 403):  # its words may hold a part of the key
         message = "the target refused this server's key"
     if isinstance(error, InvalidRequestError):
-        found = _FIELD.match(message)
+        found = _FIELD_PATTERN.match(message)
         return Problem(400, message, code=error.code, param=error.param or (None if found is None else found[0]))
     if isinstance(error, TransientError):
         status = error.status if error.status in (429, 503) else 504 if "silent" in message else 502
@@ -131,28 +131,30 @@ def problem_of(error: Exception, hidden: tuple[str, ...] = ()) -> Problem:
     return Problem(500, "the server failed; its log says why", code="internal", is_final=True)
 
 
-def without_places(message: str, hidden: tuple[str, ...] = (), *, quotes: bool = False) -> str:
+def redact_places(message: str, secret_texts: tuple[str, ...] = (), *, quotes_server: bool = False) -> str:
     """A message without the addresses of servers behind, without these texts, and without what other libraries said.
 
-    `quotes`: it may quote a server, whose words about the request are for who sent it.
+    `quotes_server`: it may quote a server, whose words about the request are for who sent it.
     """
-    message = _PLACE.sub("", message[: 4 * _MAX_TOLD])  # the search takes more than its share of time over a long one
-    if not quotes:
-        message = _FOREIGN.sub(r"\1", message)
-    for text in hidden:
+    message = _ADDRESS_PATTERN.sub(
+        "", message[: 4 * _MAX_MESSAGE_CHARS]
+    )  # the search takes more than its share of time over a long one
+    if not quotes_server:
+        message = _FOREIGN_ERROR_PATTERN.sub(r"\1", message)
+    for text in secret_texts:
         message = message.replace(text, "***")
-    message = _INSIDE.sub("***", message)
-    return message if len(message) <= _MAX_TOLD else message[:_MAX_TOLD] + " …"
+    message = _INTERNAL_NAME_PATTERN.sub("***", message)
+    return message if len(message) <= _MAX_MESSAGE_CHARS else message[:_MAX_MESSAGE_CHARS] + " …"
 
 
-def shown_name(text: str) -> str:
+def get_public_name(text: str) -> str:
     """A provider string, or a provider's name, for clients: without address and options, of a path only its end."""
-    shown = text.partition("@")[0].partition("?")[0]
-    folder = folder_in(text)
-    return shown.removesuffix(folder) + PureWindowsPath(folder).name  # which knows both kinds of slashes
+    public_name = text.partition("@")[0].partition("?")[0]
+    folder = get_model_folder(text)
+    return public_name.removesuffix(folder) + PureWindowsPath(folder).name  # which knows both kinds of slashes
 
 
-def folder_in(text: str) -> str:
+def get_model_folder(text: str) -> str:
     """The folder on this machine that a provider string names; "" where it names none."""
     model = text.partition("@")[0].partition("?")[0].rpartition(":")[2]
     return model if model.startswith(("/", "\\", ".", "~")) else ""

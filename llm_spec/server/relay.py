@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from llm_spec.chat import Usage
-from llm_spec.openai_chat import read_usage
-from llm_spec.server.bodies import Json
+from llm_spec.openai_chat import parse_usage
+from llm_spec.server.request_fields import Json
 
-__all__ = ["ChunkMerger", "renamed"]
+__all__ = ["ChunkMerger", "rewrite_chunk"]
 
 
-def renamed(chunk: Mapping[str, Any], *, answer_id: str, model: str, include_usage: bool) -> Json | None:
+def rewrite_chunk(chunk: Mapping[str, Any], *, answer_id: str, model: str, include_usage: bool) -> Json | None:
     """A chunk under this server's names; None for one that holds nothing but a usage that was not asked for."""
-    told = {**chunk, "id": answer_id, "model": model}
-    told["choices"] = [_with_both_lists(choice) for choice in cast("list[Json]", chunk.get("choices") or [])]
+    rewritten = {**chunk, "id": answer_id, "model": model}
+    rewritten["choices"] = [_fill_logprob_lists(choice) for choice in cast("list[Json]", chunk.get("choices") or [])]
     if not include_usage:
-        told.pop("usage", None)
-        if not told.get("choices"):
+        rewritten.pop("usage", None)
+        if not rewritten.get("choices"):
             return None
-    return told
+    return rewritten
 
 
 class ChunkMerger:
@@ -32,22 +32,22 @@ class ChunkMerger:
         self._usage: Any = None
         self.usage: Usage | None = None
 
-    def add(self, chunk: Mapping[str, Any]) -> None:
+    def add_chunk(self, chunk: Mapping[str, Any]) -> None:
         """One more chunk."""
-        self.usage = read_usage(chunk) or self.usage
+        self.usage = parse_usage(chunk) or self.usage
         self._usage = chunk.get("usage") or self._usage
         for position, choice in enumerate(cast("list[Json]", chunk.get("choices") or [])):
             index = position if choice.get("index") is None else int(choice["index"])
             merged = self._choices.setdefault(index, {"index": index, "logprobs": None, "finish_reason": None})
             merged["finish_reason"] = choice.get("finish_reason") or merged["finish_reason"]
-            merged["logprobs"] = _longer(merged["logprobs"], _with_both_lists(choice).get("logprobs"))
+            merged["logprobs"] = _extend_logprobs(merged["logprobs"], _fill_logprob_lists(choice).get("logprobs"))
             if "text" in choice:
                 merged["text"] = merged.get("text", "") + choice["text"]
             elif choice.get("delta") is not None:
                 message = merged.setdefault("message", {"role": "assistant", "content": None, "refusal": None})
-                _add_delta(message, choice["delta"])
+                _append_delta(message, choice["delta"])
 
-    def whole(self, *, answer_id: str, model: str, kind: str) -> Json:
+    def build_body(self, *, answer_id: str, model: str, kind: str) -> Json:
         """The answer."""
         usage = {} if self._usage is None else {"usage": self._usage}
         choices = [choice for _, choice in sorted(self._choices.items())]
@@ -61,14 +61,14 @@ class ChunkMerger:
         }
 
 
-def _with_both_lists(choice: Json) -> Json:
+def _fill_logprob_lists(choice: Json) -> Json:
     """A chunk's choice of chat, in whose log-probabilities some servers leave out what is null."""
     if "delta" not in choice or not choice.get("logprobs"):
         return choice
     return {**choice, "logprobs": {"content": None, "refusal": None, **choice["logprobs"]}}
 
 
-def _add_delta(message: Json, delta: Json) -> None:
+def _append_delta(message: Json, delta: Json) -> None:
     for name in ("content", "refusal", "reasoning_content", "reasoning"):
         if isinstance(delta.get(name), str):
             message[name] = (message.get(name) or "") + delta[name]
@@ -85,7 +85,7 @@ def _add_delta(message: Json, delta: Json) -> None:
         calls[index]["function"]["arguments"] += function.get("arguments") or ""
 
 
-def _longer(logprobs: Json | None, more: Json | None) -> Json | None:
+def _extend_logprobs(logprobs: Json | None, more: Json | None) -> Json | None:
     """Log-probabilities with those of one more piece: lists grow."""
     if logprobs is None or more is None:
         return more if logprobs is None else logprobs

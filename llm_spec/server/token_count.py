@@ -7,7 +7,7 @@ import asyncio
 from llm_spec.chat import ChatRequest
 from llm_spec.counting import count_input_tokens
 from llm_spec.errors import InvalidRequestError, LlmSpecError
-from llm_spec.provider import InputCounting, LlmProvider
+from llm_spec.provider import InputTokenCounting, LlmProvider
 
 __all__ = ["count_tokens"]
 
@@ -19,7 +19,7 @@ async def count_tokens(target: LlmProvider, request: ChatRequest) -> int:
     """
     estimate = count_input_tokens(request)
     try:
-        counted = await _counted(target, request, estimate)
+        counted = await _count_exactly(target, request, estimate)
     except InvalidRequestError:
         raise
     except LlmSpecError:  # it does not know the call, or cannot be asked now
@@ -27,9 +27,9 @@ async def count_tokens(target: LlmProvider, request: ChatRequest) -> int:
     return estimate if counted is None else counted
 
 
-async def _counted(target: LlmProvider, request: ChatRequest, estimate: int) -> int | None:
-    if isinstance(target, InputCounting):
-        return await target.count_input(request)
+async def _count_exactly(target: LlmProvider, request: ChatRequest, estimate: int) -> int | None:
+    if isinstance(target, InputTokenCounting):
+        return await target.count_input_tokens(request)
     model, endpoint = target.capabilities.token_model, target.capabilities.token_endpoint
     if model is not None and estimate <= 2 * model.context_length:  # what cannot fit need not be encoded
         return len(await asyncio.to_thread(model.tokenizer.encode_chat, request))

@@ -6,26 +6,26 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple, Protocol, get_args
 
-from llm_spec.chat import LABELS, ChatRequest, Guarantee, StreamEvent
+from llm_spec.chat import METADATA_FIELDS, ChatRequest, Guarantee, StreamEvent
 from llm_spec.config import SpeculativeConfig
-from llm_spec.figures import PairFigures
+from llm_spec.pair_stats import PairStats
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
 
-__all__ = ["Promise", "Strategy", "refuse_request"]
+__all__ = ["Strategy", "TextGuarantee", "find_multi_call_refusal"]
 
 _STRONGEST_FIRST: Final[tuple[Guarantee, ...]] = get_args(Guarantee)
 
 
-class Promise(NamedTuple):
+class TextGuarantee(NamedTuple):
     """What a strategy guarantees of its text. `same_text`: it equals, byte for byte, what the target alone writes."""
 
     guarantee: Guarantee
     same_text: bool
 
-    def weaken(self, guarantee: Guarantee) -> Promise:
+    def weaken_to(self, guarantee: Guarantee) -> TextGuarantee:
         """What is left of it where a part of the text has this guarantee only."""
         weakest = max(_STRONGEST_FIRST.index(self.guarantee), _STRONGEST_FIRST.index(guarantee))
-        return Promise(_STRONGEST_FIRST[weakest], same_text=False)
+        return TextGuarantee(_STRONGEST_FIRST[weakest], same_text=False)
 
 
 class Strategy(Protocol):
@@ -35,15 +35,15 @@ class Strategy(Protocol):
     def name(self) -> str: ...
 
     @property
-    def needs(self) -> Feature | None:
-        """What the target should be asked for before `supports` is."""
+    def needed_feature(self) -> Feature | None:
+        """What the target should be asked for before `find_refusal` is."""
         ...
 
-    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
+    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
         """Why this pair cannot serve this request in this way; None: it can."""
         ...
 
-    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:
+    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:
         """What holds for the text that `run` gives."""
         ...
 
@@ -53,27 +53,27 @@ class Strategy(Protocol):
         target: LlmProvider,
         request: ChatRequest,
         config: SpeculativeConfig,
-        figures: PairFigures,
+        pair_stats: PairStats,
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """Answer: verified text alone, a `Round` after each round, at most one `Fallback`, a `Finish` at the end.
 
-        `Weakened` comes before text of which less than `promise` holds. It decides by `figures`, and adds what it
-        measures to them. A failing draft never raises out of it; a failing target does. Leaving the context ends all
-        work behind it.
+        `GuaranteeWeakened` comes before text of which less than `text_guarantee` holds. It decides by `pair_stats`, and
+        adds what it measures to them. A failing draft never raises out of it; a failing target does. Leaving the
+        context ends all work behind it.
         """
         ...
 
 
-def refuse_request(request: ChatRequest) -> str | None:
+def find_multi_call_refusal(request: ChatRequest) -> str | None:
     """Why an answer to this request cannot be put together from several calls of a server; None: it can."""
     sampling = request.sampling
-    asked = {
+    unsupported = {
         "raw": request.raw,
         "tools": request.tools,
         "response_format": request.response_format,
-        "extra": request.extra.keys() - LABELS,  # whatever it is: it may depend on what has been written
+        "extra": request.extra.keys() - METADATA_FIELDS,  # whatever it is: it may depend on what has been written
         "presence_penalty": sampling.presence_penalty,  # servers count penalties over what one call wrote
         "frequency_penalty": sampling.frequency_penalty,
     }
-    name = next((name for name, value in asked.items() if value), None)
+    name = next((name for name, value in unsupported.items() if value), None)
     return None if name is None else f"the request sets {name}"

@@ -16,26 +16,33 @@ from itertools import accumulate
 from typing import Final
 
 from llm_spec._clock import clock
-from llm_spec.baseline import count_characters
+from llm_spec.baseline import count_request_characters
 from llm_spec.chat import ChatMessage, ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
-from llm_spec.drafting.call import whole_answer_tokens
-from llm_spec.drafting.feed import DraftFeed
-from llm_spec.drafting.pieces import split_pieces
-from llm_spec.errors import InvalidRequestError, TargetError, TransientError, UnsupportedError, one_line
-from llm_spec.figures import PairFigures
+from llm_spec.drafting.background_draft import BackgroundDraft
+from llm_spec.drafting.draft_call import max_answer_tokens
+from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.errors import InvalidRequestError, TargetError, TransientError, UnsupportedError, format_error_line
+from llm_spec.pair_stats import PairStats
 from llm_spec.provider import DraftProvider, Feature, LlmProvider, complete_from_stream
-from llm_spec.strategies.base import Promise
+from llm_spec.strategies.base import TextGuarantee
+from llm_spec.strategies.judge_verdict import (
+    JudgedDraft,
+    JudgeVerdict,
+    cut_at_control_character,
+    make_verdict_request,
+    parse_verdict,
+    split_passages,
+)
 from llm_spec.strategies.plain import PLAIN
-from llm_spec.strategies.resume import can_continue, continue_by_text, skip_repeated
-from llm_spec.strategies.verdict import JudgedDraft, Verdict, parse_verdict, printed, split_passages, verdict_request
+from llm_spec.strategies.resume_plain import can_continue, continue_by_text, skip_repeated_text
 from llm_spec.text import StopMatcher
 
 __all__ = ["JUDGE", "JudgeStrategy"]
 
 _MAX_PASSAGES: Final = 64  # shown at a time …
 _MAX_CHARACTERS: Final = 60_000  # … and of so many characters, the first one whole
-_REST: Final = (
+_CONTINUE_PROMPT: Final = (
     "Your answer broke off. Go on exactly where it ends: write only what follows, without repeating anything, "
     "without a remark."
 )
@@ -45,19 +52,19 @@ class JudgeStrategy:
     """Any target, any draft; never chosen by `auto`."""
 
     name = "judge"
-    needs: Feature | None = None
+    needed_feature: Feature | None = None
 
-    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:  # noqa: ARG002 - every target can
+    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:  # noqa: ARG002 - every target can
         if draft is None:
             return "there is no draft"
         if request.prefix:
             return "the request continues an answer that has begun"
-        asked = {"raw": request.raw, "tools": request.tools, "response_format": request.response_format}
-        name = next((name for name, value in asked.items() if value), None)
+        unsupported = {"raw": request.raw, "tools": request.tools, "response_format": request.response_format}
+        name = next((name for name, value in unsupported.items() if value), None)
         return None if name is None else f"the request sets {name}"
 
-    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:  # noqa: ARG002 - always the same
-        return Promise("judged", same_text=False)
+    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:  # noqa: ARG002 - always the same
+        return TextGuarantee("judged", same_text=False)
 
     @asynccontextmanager
     async def run(
@@ -66,11 +73,11 @@ class JudgeStrategy:
         target: LlmProvider,
         request: ChatRequest,
         config: SpeculativeConfig,
-        figures: PairFigures,
+        pair_stats: PairStats,
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         if draft is None:
             raise UnsupportedError("strategy 'judge' cannot be used: there is no draft")
-        judging = _Judging(draft, target, request, config, figures)
+        judging = _JudgeRun(draft, target, request, config, pair_stats)
         try:
             async with aclosing(judging.events()) as events:
                 yield events
@@ -78,7 +85,7 @@ class JudgeStrategy:
             await judging.aclose()
 
 
-class _Judging:
+class _JudgeRun:
     """One request."""
 
     def __init__(
@@ -87,26 +94,26 @@ class _Judging:
         target: LlmProvider,
         request: ChatRequest,
         config: SpeculativeConfig,
-        figures: PairFigures,
+        pair_stats: PairStats,
     ) -> None:
         self._target = target
         self._request = request
         self._config = config
-        self._figures = figures
+        self._figures = pair_stats
         self._clock = clock()
-        self._began_s = self._clock()
+        self._started_s = self._clock()
         self._news = asyncio.Event()
-        self._feed = DraftFeed(
+        self._background_draft = BackgroundDraft(
             draft,
             request,
             max_tokens=config.max_draft_tokens,
             timeout_s=config.draft_timeout_s,
-            news=self._news.set,
+            changed=self._news.set,
         )
-        self._continues = bool(getattr(draft, "continues_prefix", True))
+        self._continues_prefix = bool(getattr(draft, "continues_prefix", True))
         self._draft = JudgedDraft()
-        self._left: str | None = None  # of what was drafted and not judged yet; None: to be drafted
-        self._behind = ""  # what the draft had written behind the last passage judged
+        self._remaining_draft_text: str | None = None  # of what was drafted and not judged yet; None: to be drafted
+        self._later_draft_text = ""  # what the draft had written behind the last passage judged
         self._matcher = StopMatcher(request.stop)
         self._text = ""
         self._num_approved = 0  # characters of it
@@ -119,121 +126,125 @@ class _Judging:
     async def events(self) -> AsyncGenerator[StreamEvent]:
         """The answer."""
         for index in range(self._config.judge.max_rounds):
-            self._fallback = self._find_lag()
+            self._fallback = self._find_slowness()
             if self._fallback is not None:
                 break
             started_s = self._clock()
-            await self._draft_more()
+            await self._prepare_passages()
             passages = self._draft.open_passages
             if not passages:
                 break
             drafted_s = self._clock()
-            verdict = await self._judged()
+            verdict = await self._request_verdict()
             if verdict is None:
                 self._fallback = self._fallback or "the target's answer was no verdict"
                 break
-            accepted = passages[: self._allowed(passages, verdict.num_accepted)]
-            for event in self._taken(accepted, verdict, is_last=index + 1 == self._config.max_iterations):
+            accepted = passages[: self._count_allowed_passages(passages, verdict.num_accepted)]
+            for event in self._take_passages(accepted, verdict, is_last=index + 1 == self._config.max_iterations):
                 yield event
-            report = _report(index, passages, accepted, verdict)
+            report = _make_round(index, passages, accepted, verdict)
             yield replace(report, draft_s=drafted_s - started_s, verify_s=self._clock() - drafted_s)
             if self._finish is not None:
                 yield self._finish
                 return
-            self._go_on(passages, verdict)
+            self._advance_past_judged(passages, verdict)
             if len(accepted) < max(self._config.judge.min_accepted * len(passages), verdict.num_accepted):
                 break
-        if self._feed.failure is not None or self._fallback is not None:
-            yield Fallback(self._feed.failure or self._fallback or "")
-        async with aclosing(self._alone()) as events:
+        if self._background_draft.failure is not None or self._fallback is not None:
+            yield Fallback(self._background_draft.failure or self._fallback or "")
+        async with aclosing(self._stream_target_alone()) as events:
             async for event in events:
-                yield self._ended(event) if isinstance(event, Finish) else event
+                yield self._finish_with_usage(event) if isinstance(event, Finish) else event
 
     async def aclose(self) -> None:
         """End the draft, and wait until it is closed."""
-        await self._feed.aclose()
+        await self._background_draft.aclose()
 
     # ---------------------------------------------------------------------------------------- judging
 
-    def _find_lag(self) -> str | None:
+    def _find_slowness(self) -> str | None:
         """How far the answer has fallen behind the target's own pace; None: not, or that was not measured yet."""
-        alone_s = self._figures.baseline.answer_s(count_characters(self._request), self._num_tokens)
-        taken_s = self._clock() - self._began_s
-        if not self._text or alone_s is None or taken_s <= alone_s:
+        plain_s = self._figures.baseline.estimate_answer_s(count_request_characters(self._request), self._num_tokens)
+        elapsed_s = self._clock() - self._started_s
+        if not self._text or plain_s is None or elapsed_s <= plain_s:
             return None
-        return f"slower: judging took {taken_s:.3g} s for what takes the target alone {alone_s:.3g} s"
+        return f"slower: judging took {elapsed_s:.3g} s for what takes the target alone {plain_s:.3g} s"
 
-    async def _draft_more(self) -> None:
+    async def _prepare_passages(self) -> None:
         """What the draft says comes next, as far as it is shown at once, where nothing is left to be decided."""
-        if self._left is not None and self._draft.open_passages:
+        if self._remaining_draft_text is not None and self._draft.open_passages:
             return
-        if self._left is None:
-            self._feed.restart(self._text, whole_answer_tokens(self._request))
-            await self._wait_for_the_draft()
-            self._left = self._feed.text or self._behind
-        text = printed(self._left)
+        if self._remaining_draft_text is None:
+            self._background_draft.restart(self._text, max_answer_tokens(self._request))
+            await self._wait_for_draft()
+            self._remaining_draft_text = self._background_draft.text or self._later_draft_text
+        text = cut_at_control_character(self._remaining_draft_text)
         passages = split_passages(text)
         sizes = accumulate(len(passage) for passage in passages)
         num_shown = min(max(1, sum(size <= _MAX_CHARACTERS for size in sizes)), _MAX_PASSAGES)
-        is_whole = num_shown >= len(passages) and text == self._left and self._feed.is_complete
+        is_whole = (
+            num_shown >= len(passages) and text == self._remaining_draft_text and self._background_draft.is_complete
+        )
         self._draft = JudgedDraft(self._text, passages[:num_shown], is_whole)
 
-    async def _wait_for_the_draft(self) -> None:
+    async def _wait_for_draft(self) -> None:
         """Until it has ended, or has had its time; then what it wrote by now is judged."""
         timeout_s = self._config.draft_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                while not self._feed.ended:
+                while not self._background_draft.ended:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            self._feed.stop(f"late: the draft took longer than {timeout_s:.3g} s")
+            self._background_draft.stop_as_late(f"late: the draft took longer than {timeout_s:.3g} s")
 
-    def _go_on(self, passages: list[str], verdict: Verdict) -> None:
+    def _advance_past_judged(self, passages: list[str], verdict: JudgeVerdict) -> None:
         """What is judged next: the rest of the draft; a new one where the old was of no use."""
         is_replaced = verdict.num_accepted < len(passages)
         done = passages[: verdict.num_accepted + is_replaced]
         self._draft.num_settled += len(done)
         if is_replaced:
-            self._draft.replaced[self._draft.num_settled] = verdict.then or ""
-        self._behind = (self._left or "")[sum(map(len, done)) :]
-        is_useless = not self._behind or not verdict.num_accepted
-        self._left = None if is_replaced and is_useless and self._continues else self._behind
+            self._draft.replaced[self._draft.num_settled] = verdict.replacement or ""
+        self._later_draft_text = (self._remaining_draft_text or "")[sum(map(len, done)) :]
+        is_useless = not self._later_draft_text or not verdict.num_accepted
+        self._remaining_draft_text = (
+            None if is_replaced and is_useless and self._continues_prefix else self._later_draft_text
+        )
 
-    async def _judged(self) -> Verdict | None:
+    async def _request_verdict(self) -> JudgeVerdict | None:
         """The target's verdict about the passages that are open, counted from the first of them."""
         nonce, draft = os.urandom(8).hex(), self._draft
         with_schema = self._target.capabilities.response_format
-        question = verdict_request(self._request, draft, nonce=nonce, with_schema=with_schema)
+        question = make_verdict_request(self._request, draft, nonce=nonce, with_schema=with_schema)
         try:
             answer = await complete_from_stream(self._target, question)
         except (InvalidRequestError, TargetError) as error:  # perhaps it is only the question: it is too long, say
-            self._fallback = one_line(error)
+            self._fallback = format_error_line(error)
             return None
         if answer.finish_reason != "stop" or answer.message.tool_calls:
             return None
         verdict = parse_verdict(answer.content, nonce=nonce, lowest=draft.num_settled, highest=len(draft.passages))
-        if verdict is None or (verdict == Verdict(0, None) and not self._text):
+        if verdict is None or (verdict == JudgeVerdict(0, None) and not self._text):
             return None  # an answer without a word is none
         return replace(verdict, num_accepted=verdict.num_accepted - draft.num_settled)
 
-    def _allowed(self, passages: list[str], num_accepted: int) -> int:
+    def _count_allowed_passages(self, passages: list[str], num_accepted: int) -> int:
         """How many of the accepted passages may be used, by the share of the answer that may be approved only."""
         most = self._config.judge.max_share * (len(self._text) + sum(map(len, passages)))
         sizes = accumulate(len(passage) for passage in passages[:num_accepted])
         return sum(self._num_approved + size <= most for size in sizes)
 
-    def _taken(self, accepted: list[str], verdict: Verdict, *, is_last: bool) -> list[StreamEvent]:
+    def _take_passages(self, accepted: list[str], verdict: JudgeVerdict, *, is_last: bool) -> list[StreamEvent]:
         """Add to the answer what was accepted and what the target wrote; the end, where that is one.
 
         `is_last`: no further round may be made.
         """
         out: list[StreamEvent] = []
         for passage in accepted:
-            out += self._shown(TextDelta(passage, "accepted"))
+            out += self._emit_delta(TextDelta(passage, "accepted"))
         if self._finish is None and len(accepted) == verdict.num_accepted:
-            if verdict.then is not None:
-                out += self._shown(TextDelta(verdict.then, "correction"))
+            if verdict.replacement is not None:
+                out += self._emit_delta(TextDelta(verdict.replacement, "correction"))
             elif self._draft.is_whole or len(accepted) < len(self._draft.open_passages):
                 out += self._matcher.flush()
                 self._finish = Finish("stop", None, "eos")
@@ -242,20 +253,22 @@ class _Judging:
             self._finish = Finish("length", None, "max_iterations")
         return out
 
-    def _shown(self, delta: TextDelta) -> list[TextDelta]:
+    def _emit_delta(self, delta: TextDelta) -> list[TextDelta]:
         """What may be shown of a piece, within the request's limits."""
         if self._finish is not None:
             return []
         pieces = split_pieces(delta.text)
-        left = len(pieces) if self._request.max_tokens is None else self._request.max_tokens - self._num_tokens
-        text = "".join(pieces[:left]) if left < len(pieces) else delta.text
-        self._num_tokens += min(left, len(pieces))
+        num_pieces_left = (
+            len(pieces) if self._request.max_tokens is None else self._request.max_tokens - self._num_tokens
+        )
+        text = "".join(pieces[:num_pieces_left]) if num_pieces_left < len(pieces) else delta.text
+        self._num_tokens += min(num_pieces_left, len(pieces))
         self._text += text
         if delta.origin == "accepted":
             self._num_approved += len(text)
-            self._num_approved_tokens += min(left, len(pieces))
+            self._num_approved_tokens += min(num_pieces_left, len(pieces))
         else:
-            self._num_written_tokens += min(left, len(pieces))
+            self._num_written_tokens += min(num_pieces_left, len(pieces))
         shown = self._matcher.push(text, delta.origin)
         if self._matcher.matched is not None:
             self._finish = Finish("stop", None, "stop_string")
@@ -266,36 +279,36 @@ class _Judging:
 
     # ------------------------------------------------------------------------------------------ alone
 
-    async def _alone(self) -> AsyncGenerator[StreamEvent]:
+    async def _stream_target_alone(self) -> AsyncGenerator[StreamEvent]:
         """What the target writes from here on, or all of it."""
         if not self._text:
             async with PLAIN.run(None, self._target, self._request, self._config, self._figures) as events:
                 async for event in events:
                     yield event
             return
-        left = None if self._request.max_tokens is None else self._request.max_tokens - self._num_tokens
-        request = replace(self._request, max_tokens=left, stop=())
-        async with aclosing(self._rest(request)) as events:
+        max_tokens_left = None if self._request.max_tokens is None else self._request.max_tokens - self._num_tokens
+        request = replace(self._request, max_tokens=max_tokens_left, stop=())
+        async with aclosing(self._stream_rest(request)) as events:
             async for event in events:
-                for shown in self._matcher.passed(event):
-                    if isinstance(shown, Finish):
-                        for held in self._matcher.flush():
-                            yield held
-                    yield shown
+                for shown_event in self._matcher.filter_event(event):
+                    if isinstance(shown_event, Finish):
+                        for held_delta in self._matcher.flush():
+                            yield held_delta
+                    yield shown_event
                 if self._matcher.matched is not None:
                     yield Finish("stop", None, "stop_string")
                     return
 
-    async def _rest(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+    async def _stream_rest(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
         if await self._can_continue():
             async with aclosing(continue_by_text(self._target, request, self._text)) as events:
                 async for event in events:
                     yield event
             return
         sent = self._text.rstrip()
-        begun = (ChatMessage("assistant", sent), ChatMessage("user", _REST))
-        chat = self._target.stream(replace(request, messages=(*request.messages, *begun)))
-        async with chat as written, aclosing(skip_repeated(written, self._text[len(sent) :])) as rest:
+        extra_messages = (ChatMessage("assistant", sent), ChatMessage("user", _CONTINUE_PROMPT))
+        chat = self._target.stream(replace(request, messages=(*request.messages, *extra_messages)))
+        async with chat as written, aclosing(skip_repeated_text(written, self._text[len(sent) :])) as rest:
             async for event in rest:
                 yield event
 
@@ -305,7 +318,7 @@ class _Judging:
         except TransientError:  # it cannot be tried now; what follows asks for no continuation
             return False
 
-    def _ended(self, finish: Finish) -> Finish:
+    def _finish_with_usage(self, finish: Finish) -> Finish:
         """The end, with the tokens of all of the answer where those of its rest were counted."""
         if finish.usage is None or not self._text:
             return finish
@@ -314,7 +327,7 @@ class _Judging:
         return replace(finish, usage=own)
 
 
-def _report(index: int, passages: list[str], accepted: list[str], verdict: Verdict) -> Round:
+def _make_round(index: int, passages: list[str], accepted: list[str], verdict: JudgeVerdict) -> Round:
     """A round in pieces that stand for tokens."""
     num_accepted = len(split_pieces("".join(accepted)))
     is_written = len(accepted) == verdict.num_accepted
@@ -322,7 +335,7 @@ def _report(index: int, passages: list[str], accepted: list[str], verdict: Verdi
         index=index,
         num_draft_tokens=len(split_pieces("".join(passages))),
         num_accepted_tokens=num_accepted,
-        num_emitted_tokens=num_accepted + (len(split_pieces(verdict.then or "")) if is_written else 0),
+        num_emitted_tokens=num_accepted + (len(split_pieces(verdict.replacement or "")) if is_written else 0),
     )
 
 

@@ -8,12 +8,12 @@ from typing import Final
 
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.config import SpeculativeConfig
-from llm_spec.figures import PairFigures
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
-from llm_spec.metered import count_call
+from llm_spec.metered import meter_external_call
+from llm_spec.pair_stats import PairStats
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
-from llm_spec.strategies.base import Promise
+from llm_spec.strategies.base import TextGuarantee
 
 __all__ = ["PLAIN", "PlainStrategy"]
 
@@ -22,13 +22,13 @@ class PlainStrategy:
     """No speculation; any target."""
 
     name = "plain"
-    needs: Feature | None = None
+    needed_feature: Feature | None = None
 
-    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> None:  # noqa: ARG002 - every target can
+    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> None:  # noqa: ARG002 - every target can
         return None
 
-    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:  # noqa: ARG002 - it is the target's own
-        return Promise("exact", same_text=True)
+    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:  # noqa: ARG002 - it is the target's own
+        return TextGuarantee("exact", same_text=True)
 
     def run(
         self,
@@ -36,14 +36,14 @@ class PlainStrategy:
         target: LlmProvider,
         request: ChatRequest,
         config: SpeculativeConfig,
-        figures: PairFigures,  # noqa: ARG002 - what is seen of a plain answer is learnt at its end
+        pair_stats: PairStats,  # noqa: ARG002 - what is seen of a plain answer is learnt at its end
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         model = target.capabilities.token_model
         if model is None:
             return target.stream(request)
         limits = GenerationLimits(max_iterations=config.max_iterations)
         opened = stream_token_model(model, request, limits=limits)
-        return count_call(target, opened, request)
+        return meter_external_call(target, opened, request)
 
 
 PLAIN: Final = PlainStrategy()

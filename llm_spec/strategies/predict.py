@@ -14,11 +14,11 @@ from typing import Final
 from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent
 from llm_spec.config import SpeculativeConfig
-from llm_spec.drafting.whole import WholeDraft
-from llm_spec.errors import InvalidRequestError, one_line
-from llm_spec.figures import PairFigures
+from llm_spec.drafting.full_draft import FullDraft
+from llm_spec.errors import InvalidRequestError, format_error_line
+from llm_spec.pair_stats import PairStats
 from llm_spec.provider import DraftProvider, Feature, LlmProvider
-from llm_spec.strategies.base import Promise
+from llm_spec.strategies.base import TextGuarantee
 from llm_spec.strategies.plain import PLAIN
 
 __all__ = ["PREDICT", "PredictStrategy"]
@@ -31,17 +31,17 @@ class PredictStrategy:
     """
 
     name = "predict"
-    needs: Feature | None = None
+    needed_feature: Feature | None = None
 
-    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
+    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
         if draft is None and not request.prediction:
             return "there is no draft, and the request has no prediction"
         if not target.capabilities.prediction:
             return f"target {target.name} takes no predicted outputs"
-        return _refusal(request)
+        return _find_request_refusal(request)
 
-    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:  # noqa: ARG002 - always the same
-        return Promise("exact", same_text=False)
+    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:  # noqa: ARG002 - always the same
+        return TextGuarantee("exact", same_text=False)
 
     @asynccontextmanager
     async def run(
@@ -50,16 +50,16 @@ class PredictStrategy:
         target: LlmProvider,
         request: ChatRequest,
         config: SpeculativeConfig,
-        figures: PairFigures,
+        pair_stats: PairStats,
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with aclosing(_answer(draft, target, request, config, figures)) as events:
+        async with aclosing(_stream_answer(draft, target, request, config, pair_stats)) as events:
             yield events
 
 
-def _refusal(request: ChatRequest) -> str | None:
+def _find_request_refusal(request: ChatRequest) -> str | None:
     """Why the request cannot have a prediction, as OpenAI documents it; None: it can."""
     sampling, extra = request.sampling, request.extra
-    asked = {
+    unsupported = {
         "raw": request.raw,
         "tools": request.tools,
         "presence_penalty": (sampling.presence_penalty or 0.0) > 0.0,
@@ -69,50 +69,50 @@ def _refusal(request: ChatRequest) -> str | None:
         "audio": extra.get("audio"),
         "max_completion_tokens": extra.get("max_completion_tokens"),
     }
-    name = next((name for name, value in asked.items() if value), None)
+    name = next((name for name, value in unsupported.items() if value), None)
     return None if name is None else f"the request sets {name}, which predicted outputs do not go with"
 
 
-async def _answer(
+async def _stream_answer(
     draft: DraftProvider | None,
     target: LlmProvider,
     request: ChatRequest,
     config: SpeculativeConfig,
-    figures: PairFigures,
+    pair_stats: PairStats,
 ) -> AsyncGenerator[StreamEvent]:
     if draft is None or request.prediction:
-        async with aclosing(_verified(target, request, config, figures, draft_s=0.0)) as events:
+        async with aclosing(_stream_with_prediction(target, request, config, pair_stats, draft_s=0.0)) as events:
             async for event in events:
                 yield event
         return
-    guess, started_s, timeout_s = WholeDraft(draft, request, config), now(), config.draft_timeout_s
-    async with guess.reading():
+    guess, started_s, timeout_s = FullDraft(draft, request, config), now(), config.draft_timeout_s
+    async with guess.read_in_background():
         await guess.wait(timeout_s, f"late: the draft took longer than {timeout_s:.3g} s")
         if guess.failure is not None:
             yield Fallback(guess.failure)
         request = replace(request, prediction=guess.text or None)
-        answer = _verified(target, request, config, figures, draft_s=now() - started_s)
+        answer = _stream_with_prediction(target, request, config, pair_stats, draft_s=now() - started_s)
         async with aclosing(answer) as events:
             async for event in events:
                 yield event
 
 
-async def _verified(
+async def _stream_with_prediction(
     target: LlmProvider,
     request: ChatRequest,
     config: SpeculativeConfig,
-    figures: PairFigures,
+    pair_stats: PairStats,
     *,
     draft_s: float,
 ) -> AsyncGenerator[StreamEvent]:
     """The target's answer to a request with its prediction, if there is one; without it where the target refuses it."""
     started_s, has_begun = now(), False
     try:
-        async with PLAIN.run(None, target, request, config, figures) as events:
+        async with PLAIN.run(None, target, request, config, pair_stats) as events:
             async for event in events:
                 has_begun = True
                 if isinstance(event, Finish):
-                    report = _round(event, draft_s, now() - started_s)
+                    report = _make_round(event, draft_s, now() - started_s)
                     if report is not None:
                         yield report
                 yield event
@@ -121,13 +121,13 @@ async def _verified(
         if has_begun or not request.prediction:
             raise
         refusal = error
-    yield Fallback(one_line(refusal), is_refusal=True)
-    async with PLAIN.run(None, target, replace(request, prediction=None), config, figures) as events:
+    yield Fallback(format_error_line(refusal), is_refusal=True)
+    async with PLAIN.run(None, target, replace(request, prediction=None), config, pair_stats) as events:
         async for event in events:
             yield event
 
 
-def _round(finish: Finish, draft_s: float, verify_s: float) -> Round | None:
+def _make_round(finish: Finish, draft_s: float, verify_s: float) -> Round | None:
     """The answer as one round, where the provider tells what became of the prediction."""
     usage = finish.usage
     if usage is None or not usage.accepted_prediction_tokens + usage.rejected_prediction_tokens:

@@ -15,6 +15,7 @@ from llm_spec.chat import (
     ChatRequest,
     Fallback,
     Finish,
+    GuaranteeWeakened,
     ReasoningDelta,
     ReasoningDetail,
     Round,
@@ -23,29 +24,28 @@ from llm_spec.chat import (
     TextDelta,
     ToolCallDelta,
     Usage,
-    Weakened,
 )
 from llm_spec.config import SpeculativeConfig
-from llm_spec.drafting.feed import DraftFeed
-from llm_spec.drafting.pieces import num_prompt_pieces, split_pieces
-from llm_spec.errors import TargetError, UnsupportedError, is_refusal, one_line
-from llm_spec.figures import PairFigures
+from llm_spec.drafting.background_draft import BackgroundDraft
+from llm_spec.drafting.text_pieces import count_prompt_pieces, split_pieces
+from llm_spec.errors import TargetError, UnsupportedError, format_error_line, is_refusal
+from llm_spec.pair_stats import PairStats
 from llm_spec.provider import DraftProvider, Feature, LlmProvider, TokenEndpoint
-from llm_spec.strategies.base import Promise, refuse_request
-from llm_spec.strategies.chain import Chain, Runner, find_boundary
+from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
+from llm_spec.strategies.stream_chain import RaceStream, StreamChain, find_stream_boundary
 from llm_spec.text import StopMatcher
 
 __all__ = ["RACE", "RaceStrategy"]
 
 _MIN_SEGMENT: Final = 2
 _MAX_SEGMENT: Final = 64
-_MAX_REACH: Final = 1024
-_COVERAGE: Final = 2.0  # the runners together reach so many times as far as the draft is expected to agree
+_MAX_DRAFT_REACH: Final = 1024
+_REACH_PER_SEGMENT: Final = 2.0  # the runners together reach so many times as far as the draft is expected to agree
 _MIN_SURVIVAL: Final = 0.02  # a runner that is less likely to be of use is not worth its tokens
 _MAX_FAILURES: Final = 3
-_CHARACTERS: Final = 4  # of a token, roughly
+_CHARACTERS_PER_TOKEN: Final = 4  # of a token, roughly
 _READ_AHEAD: Final = 512  # events of all streams that may wait, beside as many that are being passed on
-_MAX_REST: Final = 64  # tokens without a draft, after several that were wrong at once
+_MAX_REST_TOKENS: Final = 64  # tokens without a draft, after several that were wrong at once
 
 
 class RaceStrategy:
@@ -55,9 +55,9 @@ class RaceStrategy:
     """
 
     name = "race"
-    needs: Feature | None = "token_endpoint"
+    needed_feature: Feature | None = "token_endpoint"
 
-    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
+    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
         if draft is None:
             return "there is no draft"
         can = target.capabilities
@@ -65,11 +65,11 @@ class RaceStrategy:
             return f"target {target.name} runs in this process and has no room for several streams"
         if can.token_endpoint is None and not can.continue_prefix:
             return f"target {target.name} can neither continue token ids nor an assistant's text"
-        return refuse_request(request)
+        return find_multi_call_refusal(request)
 
-    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:  # noqa: ARG002 - the target decides
+    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:  # noqa: ARG002 - the target decides
         by_ids = target.capabilities.token_endpoint is not None
-        return Promise("exact" if by_ids else "exact-text", same_text=False)
+        return TextGuarantee("exact" if by_ids else "exact-text", same_text=False)
 
     @asynccontextmanager
     async def run(
@@ -78,11 +78,11 @@ class RaceStrategy:
         target: LlmProvider,
         request: ChatRequest,
         config: SpeculativeConfig,
-        figures: PairFigures,
+        pair_stats: PairStats,
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         if draft is None:
             raise UnsupportedError("strategy 'race' cannot be used: there is no draft")
-        race = _Race(draft, target, request, config, figures)
+        race = _Race(draft, target, request, config, pair_stats)
         try:
             async with aclosing(race.events()) as events:
                 yield events
@@ -99,48 +99,48 @@ class _Race:
         target: LlmProvider,
         request: ChatRequest,
         config: SpeculativeConfig,
-        figures: PairFigures,
+        pair_stats: PairStats,
     ) -> None:
         self._target = target
         self._endpoint = target.capabilities.token_endpoint
         self._request = request
         self._config = config
-        self._figures = figures
+        self._figures = pair_stats
         self._clock = clock()
-        self._news: asyncio.Queue[tuple[Runner, StreamEvent | Exception, float] | None] = asyncio.Queue(_READ_AHEAD)
-        self._feed = DraftFeed(
+        self._news: asyncio.Queue[tuple[RaceStream, StreamEvent | Exception, float] | None] = asyncio.Queue(_READ_AHEAD)
+        self._background_draft = BackgroundDraft(
             draft,
             request,
             max_tokens=config.max_draft_tokens,
             timeout_s=config.draft_timeout_s,
-            news=self._hear,
+            changed=self._handle_draft_news,
         )
         self._random = random.Random(request.sampling.seed)  # noqa: S311 - seeds of streams, no secret
-        self._root = self._runner("")
-        self._chain = Chain(
+        self._root = self._make_stream("")
+        self._chain = StreamChain(
             self._root,
-            figures,
+            pair_stats,
             greedy=request.sampling.temperature == 0,
             max_tokens=request.max_tokens if self._endpoint is None else None,  # by ids every stream is told its own
             max_rounds=config.max_iterations,
-            close=_cancel,
+            close=_cancel_stream,
         )
         self._tasks: set[asyncio.Task[None]] = set()  # of streams that are open, or being closed
-        self._opened: list[Runner] = []
-        self._num_prompt_tokens = num_prompt_pieces(request)
+        self._opened: list[RaceStream] = []
+        self._num_prompt_tokens = count_prompt_pieces(request)
         self._num_extra_input_tokens = 0
         self._num_failures = 0
-        self._is_near_end = False  # of what may be written: nothing more is begun
+        self._is_draft_near_end = False  # of what may be written: nothing more is begun
         self._error: Exception | None = None
         self._fallback: str | None = None
         self._is_refused = False
-        self._told_fallback = False
-        self._num_fed = 0  # characters of the draft's text that the chain knows …
-        self._num_heard = 0  # … and that it was woken up for
-        self._rest = 0  # tokens to wait before the draft begins anew …
-        self._resting: Runner | None = None  # … while this one is the last …
+        self._has_reported_fallback = False
+        self._num_expected_characters = 0  # characters of the draft's text that the chain knows …
+        self._num_seen_draft_characters = 0  # … and that it was woken up for
+        self._num_rest_tokens = 0  # tokens to wait before the draft begins anew …
+        self._num_tokens_to_rest: RaceStream | None = None  # … while this one is the last …
         self._resume_at = 0  # … until it has written so many
-        self._num_arrivals = 0
+        self._num_seen_takeovers = 0
         self._num_shown = 0  # characters of the answer …
         self._num_reported = 0  # … and tokens of its rounds
 
@@ -148,40 +148,40 @@ class _Race:
         """The answer."""
         chain, matcher = self._chain, StopMatcher(self._request.stop)
         if self._endpoint is None:
-            yield Weakened("exact-text", "the target goes on from text, which it tokenizes again")
-        self._open(self._root, None)
-        self._feed.restart("", self._reach())
+            yield GuaranteeWeakened("exact-text", "the target goes on from text, which it tokenizes again")
+        self._start_stream(self._root, None)
+        self._background_draft.restart("", self._draft_reach())
         finish: Finish | None = None
         while finish is None:
-            news = await self._news.get()
-            self._expect()
-            self._take(news)
+            changed = await self._news.get()
+            self._extend_expected()
+            self._handle_news(changed)
             while not self._news.empty() and chain.finish is None and self._error is None:
-                self._take(self._news.get_nowait())
-            self._plan()
-            if self._fallback is not None and not self._told_fallback:
-                self._told_fallback = True
-                chain.out.append(Fallback(self._fallback, is_refusal=self._is_refused))
-            for event in chain.out:
-                for shown in self._pass(event, matcher):
+                self._handle_news(self._news.get_nowait())
+            self._start_draft_and_streams()
+            if self._fallback is not None and not self._has_reported_fallback:
+                self._has_reported_fallback = True
+                chain.output_events.append(Fallback(self._fallback, is_refusal=self._is_refused))
+            for event in chain.output_events:
+                for shown in self._filter_event(event, matcher):
                     yield shown
-            chain.out.clear()
+            chain.output_events.clear()
             if self._error is not None:
                 raise self._error
-            finish = self._find_end(matcher)
+            finish = self._find_finish(matcher)
         for held in matcher.flush():
             yield held
-        chain.drop_all()
-        for stream in self._streams():
+        chain.drop_all_but_first()
+        for stream in self._report_streams():
             yield stream
         yield finish
 
-    def _pass(self, event: StreamEvent, matcher: StopMatcher) -> Iterator[StreamEvent]:
-        for shown in matcher.passed(event):
+    def _filter_event(self, event: StreamEvent, matcher: StopMatcher) -> Iterator[StreamEvent]:
+        for shown in matcher.filter_event(event):
             self._num_shown += len(shown.text) if isinstance(shown, TextDelta) else 0
-            yield self._report(shown, matcher) if isinstance(shown, Round) else shown
+            yield self._trim_round(shown, matcher) if isinstance(shown, Round) else shown
 
-    def _report(self, round_: Round, matcher: StopMatcher) -> Round:
+    def _trim_round(self, round_: Round, matcher: StopMatcher) -> Round:
         """A round without what lies behind a stop string."""
         num_emitted = round_.num_emitted_tokens
         if matcher.matched is not None:
@@ -191,33 +191,33 @@ class _Race:
         num_accepted = min(round_.num_accepted_tokens, num_emitted)
         return replace(round_, num_accepted_tokens=num_accepted, num_emitted_tokens=num_emitted)
 
-    def _find_end(self, matcher: StopMatcher) -> Finish | None:
+    def _find_finish(self, matcher: StopMatcher) -> Finish | None:
         """How the answer has ended, with the tokens that are its own; None: not yet."""
         chain = self._chain
         if matcher.matched is not None:
             return Finish("stop", Usage(output_tokens=chain.num_tokens_until(self._num_shown)), "stop_string")
-        return None if chain.finish is None else replace(chain.finish, usage=chain.own_usage())
+        return None if chain.finish is None else replace(chain.finish, usage=chain.count_answer_usage())
 
     async def aclose(self) -> None:
         """End every stream and the draft, and wait until they are closed."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, self._feed.aclose(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, self._background_draft.aclose(), return_exceptions=True)
 
     # ----------------------------------------------------------------------------------------- streams
 
-    def _runner(self, prefix: str) -> Runner:
-        runner = Runner(prefix, self._figures.open_stream())
-        runner.token_ids = None if self._endpoint is None else []
-        return runner
+    def _make_stream(self, prefix: str) -> RaceStream:
+        stream = RaceStream(prefix, self._figures.open_stream())
+        stream.token_ids = None if self._endpoint is None else []
+        return stream
 
-    def _open(self, runner: Runner, parent: Runner | None) -> None:
-        self._opened.append(runner)
-        runner.task = asyncio.create_task(self._read(runner, parent))
-        self._tasks.add(runner.task)
-        runner.task.add_done_callback(self._free)
+    def _start_stream(self, stream: RaceStream, parent: RaceStream | None) -> None:
+        self._opened.append(stream)
+        stream.task = asyncio.create_task(self._read_stream(stream, parent))
+        self._tasks.add(stream.task)
+        stream.task.add_done_callback(self._on_stream_closed)
 
-    def _free(self, task: asyncio.Task[None]) -> None:
+    def _on_stream_closed(self, task: asyncio.Task[None]) -> None:
         """A stream is closed: there may be room for another one."""
         self._tasks.discard(task)
         self._wake()
@@ -227,37 +227,39 @@ class _Race:
         if not self._news.full():
             self._news.put_nowait(None)
 
-    async def _read(self, runner: Runner, parent: Runner | None) -> None:
+    async def _read_stream(self, stream: RaceStream, parent: RaceStream | None) -> None:
         try:
-            async with self._connected(runner, parent) as events:
+            async with self._open_stream(stream, parent) as events:
                 async for event in events:
                     if self._news.full():
-                        runner.watch.stop()
-                    await self._news.put((runner, event, self._clock()))
+                        stream.timer.stop()
+                    await self._news.put((stream, event, self._clock()))
                     if isinstance(event, Finish):
                         return
             raise TargetError(f"{self._target.name} ended its stream without a finish reason")
         except Exception as error:  # noqa: BLE001 - judged where it is taken
-            await self._news.put((runner, error, self._clock()))
+            await self._news.put((stream, error, self._clock()))
         finally:
-            runner.ended_s = self._clock()
+            stream.ended_s = self._clock()
 
     @asynccontextmanager
-    async def _connected(self, runner: Runner, parent: Runner | None) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async def _open_stream(
+        self, stream: RaceStream, parent: RaceStream | None
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         encoding: asyncio.Task[None] | None = None
         request = replace(self._request, stop=())
         try:
             if self._endpoint is None:
                 if parent is not None:
-                    request = replace(request, prefix=request.prefix + runner.prefix)
-                    request = self._reseeded(self._limited(request, runner.min_prefix_tokens))
-                    self._num_extra_input_tokens += self._num_prompt_tokens + runner.num_prefix_tokens
+                    request = replace(request, prefix=request.prefix + stream.prefix)
+                    request = self._reseeded(self._limit_tokens(request, stream.min_prefix_tokens))
+                    self._num_extra_input_tokens += self._num_prompt_tokens + stream.num_prefix_tokens
                 opened = self._target.stream(request)
             elif parent is None:
-                encoding = asyncio.create_task(self._encode_prompt(runner, self._endpoint))
+                encoding = asyncio.create_task(self._encode_stream_prompt(stream, self._endpoint))
                 opened = self._endpoint.stream_chat(request)
             else:
-                opened = await self._opened_by_ids(runner, parent, self._endpoint, request)
+                opened = await self._open_stream_by_ids(stream, parent, self._endpoint, request)
             async with opened as events:
                 yield events
         finally:
@@ -265,16 +267,16 @@ class _Race:
                 encoding.cancel()
                 await asyncio.wait([encoding])
 
-    async def _encode_prompt(self, runner: Runner, endpoint: TokenEndpoint) -> None:
+    async def _encode_stream_prompt(self, stream: RaceStream, endpoint: TokenEndpoint) -> None:
         try:
-            runner.prefix_ids = await endpoint.encode_chat(self._request)
-            self._num_prompt_tokens = len(runner.prefix_ids)
+            stream.prefix_ids = await endpoint.encode_chat(self._request)
+            self._num_prompt_tokens = len(stream.prefix_ids)
         except Exception as error:  # noqa: BLE001 - only speculation needs it
-            self._give_up(error)
-        runner.encoded.set()
+            self._stop_racing(error)
+        stream.encoded.set()
 
-    async def _opened_by_ids(
-        self, runner: Runner, parent: Runner, endpoint: TokenEndpoint, request: ChatRequest
+    async def _open_stream_by_ids(
+        self, stream: RaceStream, parent: RaceStream, endpoint: TokenEndpoint, request: ChatRequest
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         text, written_ids = parent.text, list(parent.token_ids or ())
         added_ids = await endpoint.encode(parent.expected[len(text) :])
@@ -282,19 +284,19 @@ class _Race:
         if parent.prefix_ids is None:
             raise TargetError("the prompt could not be encoded")
         parent.expect_ids(written_ids + added_ids)
-        runner.prefix_ids = parent.prefix_ids + written_ids + added_ids
-        runner.num_prefix_tokens = len(runner.prefix_ids) - self._num_prompt_tokens
-        runner.encoded.set()
-        request = self._limited(request, runner.num_prefix_tokens)
-        self._num_extra_input_tokens += len(runner.prefix_ids)
-        return endpoint.stream_after(runner.prefix_ids, self._reseeded(request))
+        stream.prefix_ids = parent.prefix_ids + written_ids + added_ids
+        stream.num_prefix_tokens = len(stream.prefix_ids) - self._num_prompt_tokens
+        stream.encoded.set()
+        request = self._limit_tokens(request, stream.num_prefix_tokens)
+        self._num_extra_input_tokens += len(stream.prefix_ids)
+        return endpoint.stream_after(stream.prefix_ids, self._reseeded(request))
 
-    def _limited(self, request: ChatRequest, num_before: int) -> ChatRequest:
+    def _limit_tokens(self, request: ChatRequest, num_before: int) -> ChatRequest:
         """With as many tokens as are left behind so many."""
         if request.max_tokens is not None:
             left = request.max_tokens - num_before
             if left < 1:
-                self._is_near_end = True
+                self._is_draft_near_end = True
                 raise UnsupportedError("the answer ends before it would begin")
             request = replace(request, max_tokens=left)
         return request
@@ -307,121 +309,129 @@ class _Race:
 
     # -------------------------------------------------------------------------------------------- news
 
-    def _take(self, news: tuple[Runner, StreamEvent | Exception, float] | None) -> None:
+    def _handle_news(self, changed: tuple[RaceStream, StreamEvent | Exception, float] | None) -> None:
         """Something was written, by a runner or (None) by the draft."""
-        if news is None:  # only a reason to look
+        if changed is None:  # only a reason to look
             return
-        runner, event, arrived_s = news
+        stream, event, arrived_s = changed
         match event:
             case TextDelta():
-                self._chain.feed(runner, event, arrived_s)
+                self._chain.add_delta(stream, event, arrived_s)
             case Finish():
-                self._chain.end(runner, event)
+                self._chain.end_stream(stream, event)
             case Exception():
-                self._fail(runner, event)
-            case ReasoningDelta() | ReasoningDetail() | ToolCallDelta() if runner is self._chain.runners[0]:
-                self._give_up(UnsupportedError("the target does more than write text"))
-                self._chain.out.append(event)
+                self._handle_stream_failure(stream, event)
+            case ReasoningDelta() | ReasoningDetail() | ToolCallDelta() if stream is self._chain.streams[0]:
+                self._stop_racing(UnsupportedError("the target does more than write text"))
+                self._chain.output_events.append(event)
             case ReasoningDelta() | ReasoningDetail() | ToolCallDelta():
-                self._fail(runner, UnsupportedError("a later stream does more than write text"))
+                self._handle_stream_failure(stream, UnsupportedError("a later stream does more than write text"))
             case _:
                 pass
 
-    def _hear(self) -> None:
+    def _handle_draft_news(self) -> None:
         """The draft wrote something: it waits for the target's next word, unless it is enough for another runner."""
-        feed = self._feed
-        if feed.ended or feed.failure is not None or len(feed.text) >= self._num_heard + _CHARACTERS * self._segment():
-            self._num_heard = len(feed.text)
+        feed = self._background_draft
+        if (
+            feed.ended
+            or feed.failure is not None
+            or len(feed.text) >= self._num_seen_draft_characters + _CHARACTERS_PER_TOKEN * self._segment_length()
+        ):
+            self._num_seen_draft_characters = len(feed.text)
             self._wake()
 
-    def _expect(self) -> None:
-        if self._feed.failure is not None and self._fallback is None:
-            self._fallback = self._feed.failure
-        if not self._chain.departed:
-            text, start = self._feed.text, self._num_fed
-            self._num_fed = len(text)
+    def _extend_expected(self) -> None:
+        if self._background_draft.failure is not None and self._fallback is None:
+            self._fallback = self._background_draft.failure
+        if not self._chain.is_draft_wrong:
+            text, start = self._background_draft.text, self._num_expected_characters
+            self._num_expected_characters = len(text)
             if len(text) > start:
-                times = [(at - start, seconds) for at, seconds in self._feed.piece_times(start, len(text))]
-                self._chain.expect(text[start:], times)
+                times = [(at - start, seconds) for at, seconds in self._background_draft.piece_times(start, len(text))]
+                self._chain.extend_expected(text[start:], times)
 
-    def _fail(self, runner: Runner, error: Exception) -> None:
-        if runner is self._chain.runners[0]:
+    def _handle_stream_failure(self, stream: RaceStream, error: Exception) -> None:
+        if stream is self._chain.streams[0]:
             self._error = error
-        elif runner in self._chain.runners:
-            self._chain.drop(runner)
-            self._num_failures += not self._is_near_end
+        elif stream in self._chain.streams:
+            self._chain.drop_stream(stream)
+            self._num_failures += not self._is_draft_near_end
             if self._num_failures >= _MAX_FAILURES:
-                self._give_up(error)
+                self._stop_racing(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _stop_racing(self, error: Exception) -> None:
         """Leave the rest to the first runner."""
         if self._fallback is None:
-            self._fallback, self._is_refused = one_line(error), is_refusal(error)
+            self._fallback, self._is_refused = format_error_line(error), is_refusal(error)
         self._num_failures = _MAX_FAILURES
-        self._chain.drop_all()
+        self._chain.drop_all_but_first()
 
     # ---------------------------------------------------------------------------------------- planning
 
-    def _plan(self) -> None:
+    def _start_draft_and_streams(self) -> None:
         """Begin what is worth beginning now: a new draft, new runners."""
         if self._num_failures >= _MAX_FAILURES or self._chain.tail.finish is not None:
             return
-        self._redraft()
-        while self._launch():
+        self._restart_draft()
+        while self._launch_stream():
             pass
 
-    def _redraft(self) -> None:
+    def _restart_draft(self) -> None:
         """Ask the draft for more, or anew where it went wrong; after it was of no use, later and later."""
-        chain, feed, tail = self._chain, self._feed, self._chain.tail
-        if feed.is_spent or not (chain.departed or feed.ended):
+        chain, feed, tail = self._chain, self._background_draft, self._chain.tail
+        if feed.is_exhausted or not (chain.is_draft_wrong or feed.ended):
             return
-        if not chain.departed and feed.is_cut:
-            if len(tail.expected) - len(tail.text) < _CHARACTERS * self._reach():
-                self._num_fed = self._num_heard = 0
-                feed.restart(tail.prefix + tail.expected, self._reach())
+        if not chain.is_draft_wrong and feed.is_cut:
+            if len(tail.expected) - len(tail.text) < _CHARACTERS_PER_TOKEN * self._draft_reach():
+                self._num_expected_characters = self._num_seen_draft_characters = 0
+                feed.restart(tail.prefix + tail.expected, self._draft_reach())
             return
-        if not chain.departed and len(tail.text) < len(tail.expected):
+        if not chain.is_draft_wrong and len(tail.text) < len(tail.expected):
             return
-        if self._resting is not tail:
-            self._rest = 0 if chain.num_arrivals > self._num_arrivals else min(max(1, 2 * self._rest), _MAX_REST)
-            self._resting, self._num_arrivals = tail, chain.num_arrivals
-            self._resume_at = tail.num_tokens + self._rest
+        if self._num_tokens_to_rest is not tail:
+            self._num_rest_tokens = (
+                0
+                if chain.num_takeovers > self._num_seen_takeovers
+                else min(max(1, 2 * self._num_rest_tokens), _MAX_REST_TOKENS)
+            )
+            self._num_tokens_to_rest, self._num_seen_takeovers = tail, chain.num_takeovers
+            self._resume_at = tail.num_tokens + self._num_rest_tokens
         if tail.num_tokens >= self._resume_at:
-            self._resting = None
-            self._num_fed = self._num_heard = 0
-            chain.expect_anew()
-            feed.restart(tail.hypothesis, self._reach())
+            self._num_tokens_to_rest = None
+            self._num_expected_characters = self._num_seen_draft_characters = 0
+            chain.reset_expected()
+            feed.restart(tail.assumed_answer, self._draft_reach())
 
-    def _launch(self) -> bool:
+    def _launch_stream(self) -> bool:
         """Begin one more runner, where the draft reaches far enough and it is likely enough to be of use."""
-        chain, figures = self._chain, self._figures
+        chain, pair_stats = self._chain, self._figures
         tail = chain.tail
-        if chain.departed or self._is_near_end or len(self._tasks) >= self._config.max_concurrent_streams:
+        if chain.is_draft_wrong or self._is_draft_near_end or len(self._tasks) >= self._config.max_concurrent_streams:
             return False
         # what the last runner will have written when a new one writes its first token
-        lead = figures.first_token_tokens
-        if tail.watch.first_s is None:
-            lead = (self._clock() - tail.watch.opened_s) / figures.target_token_s
-        num_pieces = math.ceil(lead) + self._segment()
-        if figures.acceptance.rate**num_pieces < _MIN_SURVIVAL:
+        lead = pair_stats.tokens_per_first_token
+        if tail.timer.first_s is None:
+            lead = (self._clock() - tail.timer.opened_s) / pair_stats.target_token_s
+        num_pieces = math.ceil(lead) + self._segment_length()
+        if pair_stats.acceptance.rate**num_pieces < _MIN_SURVIVAL:
             return False
-        end = find_boundary(tail.expected, len(tail.text), num_pieces)
+        end = find_stream_boundary(tail.expected, len(tail.text), num_pieces)
         if end is None or not self._can_afford(end):
             return False
-        child = self._runner(tail.prefix + tail.expected[:end])
-        chain.append(child, end)
-        self._open(child, tail)
+        child = self._make_stream(tail.prefix + tail.expected[:end])
+        chain.append_stream(child, end)
+        self._start_stream(child, tail)
         return True
 
-    def _segment(self) -> int:
+    def _segment_length(self) -> int:
         """Tokens between two runners: together they should reach beyond where the draft is likely to go wrong."""
-        reach = _COVERAGE / max(1.0 - self._figures.acceptance.rate, 1e-3)
+        reach = _REACH_PER_SEGMENT / max(1.0 - self._figures.acceptance.rate, 1e-3)
         return min(max(math.ceil(reach / self._config.max_concurrent_streams), _MIN_SEGMENT), _MAX_SEGMENT)
 
-    def _reach(self) -> int:
+    def _draft_reach(self) -> int:
         """Tokens that are worth drafting at once: as far as all runners together can reach."""
-        lead = math.ceil(self._figures.first_token_tokens)
-        return min(lead + (self._config.max_concurrent_streams + 1) * self._segment(), _MAX_REACH)
+        lead = math.ceil(self._figures.tokens_per_first_token)
+        return min(lead + (self._config.max_concurrent_streams + 1) * self._segment_length(), _MAX_DRAFT_REACH)
 
     def _can_afford(self, end: int) -> bool:
         """Whether one more runner stays within `max_extra_cost`."""
@@ -432,23 +442,23 @@ class _Race:
         extra = self._num_extra_input_tokens + num_input + chain.num_cancelled_tokens
         return extra <= bound * (self._num_prompt_tokens + chain.num_answer_tokens)
 
-    def _streams(self) -> Iterator[TargetStream]:
+    def _report_streams(self) -> Iterator[TargetStream]:
         """What became of every stream; the last of them end now."""
-        first_s, now_s = self._root.watch.opened_s, self._clock()
-        for index, runner in enumerate(self._opened):
+        first_s, now_s = self._root.timer.opened_s, self._clock()
+        for index, stream in enumerate(self._opened):
             yield TargetStream(
                 index=index,
-                begins_at=runner.num_prefix_tokens,
-                num_tokens=runner.num_tokens,
-                started_s=runner.watch.opened_s - first_s,
-                ended_s=(now_s if runner.ended_s is None else runner.ended_s) - first_s,
-                is_used=runner.is_shown,
+                begins_at=stream.num_prefix_tokens,
+                num_tokens=stream.num_tokens,
+                started_s=stream.timer.opened_s - first_s,
+                ended_s=(now_s if stream.ended_s is None else stream.ended_s) - first_s,
+                is_used=stream.is_shown,
             )
 
 
-def _cancel(runner: Runner) -> None:
-    if runner.task is not None:
-        runner.task.cancel()
+def _cancel_stream(stream: RaceStream) -> None:
+    if stream.task is not None:
+        stream.task.cancel()
 
 
 RACE: Final = RaceStrategy()

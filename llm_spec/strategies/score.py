@@ -11,17 +11,17 @@ from typing import Final
 from llm_spec.chat import ChatRequest, Sampling, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import TargetError, UnsupportedError
-from llm_spec.figures import PairFigures
-from llm_spec.provider import DraftProvider, Feature, LlmProvider, NextToken, ScoredToken, TokenEndpoint, TokenScorer
-from llm_spec.strategies.base import Promise, refuse_request
-from llm_spec.strategies.rounds import Verify, answer_in_rounds
+from llm_spec.pair_stats import PairStats
+from llm_spec.provider import DraftProvider, Feature, LlmProvider, SampledToken, TokenEndpoint, TokenScorer, TopTokens
+from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
+from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
 from llm_spec.tokens.noise import Purpose, uniform_number
 from llm_spec.tokens.sampling import random_seed
 
 __all__ = ["SCORE", "ScoreStrategy"]
 
-_FORCED: Final = 100.0  # a bias that no other token outweighs
-_MIN_TOP: Final = 2  # so that a server which reports nothing but the given tokens is found out
+_FORCING_LOGIT_BIAS: Final = 100.0  # a bias that no other token outweighs
+_MIN_TOP_TOKENS: Final = 2  # so that a server which reports nothing but the given tokens is found out
 
 
 class ScoreStrategy:
@@ -31,18 +31,18 @@ class ScoreStrategy:
     """
 
     name = "score"
-    needs: Feature | None = "token_scorer"
+    needed_feature: Feature | None = "token_scorer"
 
-    def supports(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
+    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
         scorer = target.capabilities.token_scorer
         if draft is None:
             return "there is no draft"
         if scorer is None or target.capabilities.token_endpoint is None:
             return f"target {target.name} does not score given tokens"
-        return refuse_request(request) or _refuse_sampling(request.sampling, scorer.max_top)
+        return find_multi_call_refusal(request) or _find_sampling_refusal(request.sampling, scorer.max_top)
 
-    def promise(self, target: LlmProvider, config: SpeculativeConfig) -> Promise:  # noqa: ARG002 - always the same
-        return Promise("exact", same_text=False)
+    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:  # noqa: ARG002 - always the same
+        return TextGuarantee("exact", same_text=False)
 
     @asynccontextmanager
     async def run(
@@ -51,27 +51,27 @@ class ScoreStrategy:
         target: LlmProvider,
         request: ChatRequest,
         config: SpeculativeConfig,
-        figures: PairFigures,
+        pair_stats: PairStats,
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         endpoint, scorer = target.capabilities.token_endpoint, target.capabilities.token_scorer
         if draft is None or endpoint is None or scorer is None:
-            raise UnsupportedError(f"strategy 'score' cannot be used: {self.supports(draft, target, request)}")
+            raise UnsupportedError(f"strategy 'score' cannot be used: {self.find_refusal(draft, target, request)}")
         answer = answer_in_rounds(
             draft=draft,
             target=target,
             endpoint=endpoint,
             request=request,
             config=config,
-            figures=figures,
-            verify=_verifier(endpoint, scorer, request.sampling),
-            max_under_way=1,  # each round reads the whole context: two of them would cost twice
-            is_rated=True,
+            pair_stats=pair_stats,
+            verify=_make_verify(endpoint, scorer, request.sampling),
+            max_pending_rounds=1,  # each round reads the whole context: two of them would cost twice
+            is_read_from_scores=True,
         )
         async with aclosing(answer) as events:
             yield events
 
 
-def _refuse_sampling(sampling: Sampling, max_top: int) -> str | None:
+def _find_sampling_refusal(sampling: Sampling, max_top: int) -> str | None:
     """Why the likeliest `max_top` tokens do not tell how to sample; None: they do."""
     if sampling.logit_bias or sampling.repetition_penalty not in (None, 1.0):
         return "the request changes the logits, which the target does not report"
@@ -86,42 +86,42 @@ def _refuse_sampling(sampling: Sampling, max_top: int) -> str | None:
     return None
 
 
-def _verifier(endpoint: TokenEndpoint, scorer: TokenScorer, sampling: Sampling) -> Verify:
-    top = min(max(_MIN_TOP, _num_candidates(sampling)), scorer.max_top)
+def _make_verify(endpoint: TokenEndpoint, scorer: TokenScorer, sampling: Sampling) -> VerifyRound:
+    top = min(max(_MIN_TOP_TOKENS, _count_candidates(sampling)), scorer.max_top)
     seed = random_seed() if sampling.seed is None else sampling.seed
     ends: dict[int, bool] = {}
 
     async def is_end(token_id: int, context_ids: list[int]) -> bool:
         """Whether an answer ends with this token: what the target says when it is made to write it."""
         if token_id not in ends:
-            forced = Sampling(temperature=0.0, logit_bias={token_id: _FORCED})
+            forced = Sampling(temperature=0.0, logit_bias={token_id: _FORCING_LOGIT_BIAS})
             token = (await endpoint.sample_next([context_ids], forced))[0]
             if token.token_id != token_id:
                 raise TargetError("the target would not write the token that it scored best")
             ends[token_id] = token.is_end
         return ends[token_id]
 
-    async def verify(context_ids: list[int], drafted_ids: list[int]) -> list[NextToken]:
+    async def verify(context_ids: list[int], drafted_ids: list[int]) -> list[SampledToken]:
         num_rows = len(drafted_ids) + 1
         rows = await scorer.score(context_ids + drafted_ids, num_rows=num_rows, top=top)
-        _check_rows(rows, num_rows, top)
-        picked = [_pick(row, sampling, seed, len(context_ids) + n) for n, row in enumerate(rows)]
+        _check_scored_rows(rows, num_rows, top)
+        picked = [_pick_token(row, sampling, seed, len(context_ids) + n) for n, row in enumerate(rows)]
         differs = (n for n, drafted_id in enumerate(drafted_ids) if picked[n] != drafted_id)
         last = next(differs, len(drafted_ids))  # what was drafted is text, and no end
-        tokens = [NextToken(token_id, await endpoint.decode([token_id])) for token_id in picked]
+        tokens = [SampledToken(token_id, await endpoint.decode([token_id])) for token_id in picked]
         if await is_end(picked[last], context_ids):
-            tokens[last] = NextToken(picked[last], "", is_end=True)
+            tokens[last] = SampledToken(picked[last], "", is_end=True)
         return tokens
 
     return verify
 
 
-def _num_candidates(sampling: Sampling) -> int:
+def _count_candidates(sampling: Sampling) -> int:
     """How many of the likeliest tokens a token is drawn from."""
     return sampling.top_k if sampling.temperature and sampling.top_k is not None else 1
 
 
-def _check_rows(rows: Sequence[ScoredToken], num_rows: int, top: int) -> None:
+def _check_scored_rows(rows: Sequence[TopTokens], num_rows: int, top: int) -> None:
     """Raise TargetError unless there are so many rows, each of at least `top` different tokens, best first."""
     if len(rows) != num_rows:
         raise TargetError(f"the target scored {len(rows)} positions where {num_rows} were asked for")
@@ -132,9 +132,9 @@ def _check_rows(rows: Sequence[ScoredToken], num_rows: int, top: int) -> None:
             raise TargetError(f"the target scored {row.top} where the likeliest {top} tokens were asked for")
 
 
-def _pick(row: ScoredToken, sampling: Sampling, seed: int, position: int) -> int:
+def _pick_token(row: TopTokens, sampling: Sampling, seed: int, position: int) -> int:
     """The target's own token: the likeliest, or a draw from the likeliest `top_k` by noise of (seed, position)."""
-    top = row.top[: _num_candidates(sampling)]
+    top = row.top[: _count_candidates(sampling)]
     if not sampling.temperature:
         return top[0][0]
     best = top[0][1]

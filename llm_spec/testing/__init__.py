@@ -3,7 +3,7 @@
 from llm_spec.testing.clock import VirtualClockEventLoop, run_virtual
 from llm_spec.testing.conformance import ConformanceError, check_draft, check_provider
 from llm_spec.testing.random_draft import RANDOM_DRAFT, RandomDraft
-from llm_spec.testing.rules import RULES, RuleProvider
+from llm_spec.testing.rules import RULES, RuleBasedProvider
 from llm_spec.testing.scripted import Script, ScriptedProvider
 from llm_spec.testing.token_conformance import check_token_model
 from llm_spec.testing.token_models import ByteTokenizer, CharTokenizer, LocalProvider, TableModel
@@ -16,7 +16,7 @@ __all__ = [
     "ConformanceError",
     "LocalProvider",
     "RandomDraft",
-    "RuleProvider",
+    "RuleBasedProvider",
     "Script",
     "ScriptedProvider",
     "TableModel",

@@ -45,7 +45,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self, *, patience_s: float = 10.0, socket_grace_s: float = _SOCKET_GRACE_S) -> None:
-        self._clock = _JumpingSelector(patience_s, socket_grace_s)
+        self._clock = _ClockJumpingSelector(patience_s, socket_grace_s)
         super().__init__(self._clock)
         self._threads = ThreadPoolExecutor(thread_name_prefix="virtual-clock")
         self.set_default_executor(self._threads)
@@ -59,68 +59,70 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[T]:
         """Run `func` in a thread; the clock goes by real time until it has ended."""
         work = (executor or self._threads).submit(func, *args)
-        self._clock.num_in_threads += 1
+        self._clock.num_running_threads += 1
         future = asyncio.wrap_future(work, loop=self)
-        work.add_done_callback(self._leave_thread)  # after the future's own: the result is on its way by then
+        work.add_done_callback(self._end_thread_wait)  # after the future's own: the result is on its way by then
         return future
 
     def sleep_in_thread(self, seconds: float) -> None:
         """Sleep in a thread of `run_in_executor` by this clock, as `time.sleep` does by real time."""
         woken = threading.Event()
 
-        def begin() -> None:
-            self._clock.num_in_threads -= 1  # it holds up the clock no longer
-            self.call_later(seconds, end)
+        def count_thread_in() -> None:
+            self._clock.num_running_threads -= 1  # it holds up the clock no longer
+            self.call_later(seconds, count_thread_out)
 
-        def end() -> None:
-            self._clock.num_in_threads += 1
+        def count_thread_out() -> None:
+            self._clock.num_running_threads += 1
             woken.set()
 
-        self.call_soon_threadsafe(begin)
+        self.call_soon_threadsafe(count_thread_in)
         woken.wait()
 
-    def _leave_thread(self, _: Future[Any]) -> None:
+    def _end_thread_wait(self, _: Future[Any]) -> None:
         if not self.is_closed():
-            self.call_soon_threadsafe(self._clock.leave_thread)
+            self.call_soon_threadsafe(self._clock.end_thread_wait)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - asyncio's own signature; by this clock any timeout would be over at once
         await super().shutdown_default_executor()
 
 
-class _JumpingSelector(selectors.DefaultSelector):
+class _ClockJumpingSelector(selectors.DefaultSelector):
     """The loop's only place to wait: here time passes, by itself or by a jump."""
 
     def __init__(self, patience_s: float, socket_grace_s: float) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.num_in_threads = 0
+        self.num_running_threads = 0
         self._patience_s = patience_s
         self._socket_grace_s = socket_grace_s
-        self._left_s = time.monotonic()
+        self._remaining_patience_s = time.monotonic()
 
-    def leave_thread(self) -> None:
-        self.num_in_threads -= 1
+    def end_thread_wait(self) -> None:
+        self.num_running_threads -= 1
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         try:
             return self._wait(timeout)
         finally:
-            self._left_s = time.monotonic()
+            self._remaining_patience_s = time.monotonic()
 
     def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        if self.num_in_threads:
+        if self.num_running_threads:
             events = super().select(timeout)
-            self.now_s += time.monotonic() - self._left_s  # the loop's own work since the last call is in it
+            self.now_s += (
+                time.monotonic() - self._remaining_patience_s
+            )  # the loop's own work since the last call is in it
             return events
         num_sockets = len(self.get_map()) - 1  # the loop's own self-pipe is not one
         if timeout is None:
-            return super().select(None) if num_sockets else self._wait_for_a_thread()
+            return super().select(None) if num_sockets else self._wait_for_thread()
         events = super().select(min(timeout, self._socket_grace_s if num_sockets else 0.0))
         if not events:
             self.now_s += max(0.0, timeout)
         return events
 
-    def _wait_for_a_thread(self) -> list[tuple[selectors.SelectorKey, int]]:
+    def _wait_for_thread(self) -> list[tuple[selectors.SelectorKey, int]]:
         events = super().select(self._patience_s)
         if not events:
             raise RuntimeError(f"deadlock: no timer, socket or thread is left, and {self._patience_s} s passed")

@@ -27,15 +27,15 @@ from llm_spec.provider import (
     TokenDrafter,
     TokenModel,
 )
-from llm_spec.testing.contexts import (
+from llm_spec.testing.stream_checks import (
     ConformanceError,
-    Subject,
+    ConformanceSubject,
     cancel_after_turns,
     check_cancellation,
     check_closing_twice,
     check_concurrency,
-    check_leaving,
-    check_leaving_by_exception,
+    check_early_exit,
+    check_exit_by_exception,
     run_check,
 )
 
@@ -67,7 +67,7 @@ async def check_provider(
     for what, check in _PROVIDER_CHECKS.items():
         provider = make()
         opened = None if num_open is None else partial(num_open, provider)
-        subject = _Provider(num_open=opened, provider=provider, requests=requests, secret=secret)
+        subject = _ProviderSubject(num_open=opened, provider=provider, requests=requests, secret=secret)
         await run_check(subject, what, check(subject), patience_s)
 
 
@@ -86,12 +86,12 @@ async def check_draft(
     for what, check in _DRAFT_CHECKS.items():
         draft = make()
         opened = None if num_open is None else partial(num_open, draft)
-        subject = _Draft(num_open=opened, draft=draft, requests=requests, target=target)
+        subject = _DraftSubject(num_open=opened, draft=draft, requests=requests, target=target)
         await run_check(subject, what, check(subject), patience_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Provider(Subject):
+class _ProviderSubject(ConformanceSubject):
     provider: LlmProvider
     secret: str | None
 
@@ -99,7 +99,7 @@ class _Provider(Subject):
     def name(self) -> str:
         return self.provider.name
 
-    def open(self, index: int) -> AbstractAsyncContextManager[AsyncIterator[object]]:
+    def open_stream(self, index: int) -> AbstractAsyncContextManager[AsyncIterator[object]]:
         return self.provider.stream(self.requests[index])
 
     async def aclose(self) -> None:
@@ -116,12 +116,12 @@ class _Provider(Subject):
 
     def require_one_finish(self, events: Sequence[object]) -> None:
         num = sum(isinstance(event, Finish) for event in events)
-        self.require(num == 1, f"a stream must hold exactly one Finish; it held {num}")
-        self.require(isinstance(events[-1], Finish), f"nothing may follow Finish; {events[-1]!r} did")
+        self.require_promise(num == 1, f"a stream must hold exactly one Finish; it held {num}")
+        self.require_promise(isinstance(events[-1], Finish), f"nothing may follow Finish; {events[-1]!r} did")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Draft(Subject):
+class _DraftSubject(ConformanceSubject):
     draft: DraftProvider
     target: TokenModel | None
 
@@ -129,7 +129,7 @@ class _Draft(Subject):
     def name(self) -> str:
         return self.draft.name
 
-    def open(self, index: int) -> AbstractAsyncContextManager[AsyncIterator[object]]:
+    def open_stream(self, index: int) -> AbstractAsyncContextManager[AsyncIterator[object]]:
         return self.draft.draft(self.requests[index], _DRAFT_TOKENS)
 
     async def aclose(self) -> None:
@@ -139,72 +139,81 @@ class _Draft(Subject):
 # ------------------------------------------------------------------------------------------- providers
 
 
-async def _check_identity(subject: _Provider) -> None:
+async def _check_identity(subject: _ProviderSubject) -> None:
     name, capabilities = subject.provider.name, subject.provider.capabilities
-    subject.require(isinstance(name, str) and bool(name), f"name must be a text that is not empty; it is {name!r}")  # pyright: ignore[reportUnnecessaryIsInstance] - what the type promises is what is checked
-    subject.require(
+    is_text = isinstance(name, str)  # pyright: ignore[reportUnnecessaryIsInstance] - what the type promises is checked
+    subject.require_promise(is_text and bool(name), f"name must be a text that is not empty; it is {name!r}")
+    subject.require_promise(
         isinstance(capabilities, Capabilities),  # pyright: ignore[reportUnnecessaryIsInstance] - as above
         f"capabilities must be Capabilities; it is {capabilities!r}",
     )
 
 
-async def _check_secret(subject: _Provider) -> None:
+async def _check_secret(subject: _ProviderSubject) -> None:
     shown = f"{subject.provider!r} {subject.provider} {subject.name} {subject.provider.capabilities!r}"
-    subject.require(subject.secret is None or subject.secret not in shown, "its representation must not show a secret")
+    subject.require_promise(
+        subject.secret is None or subject.secret not in shown, "its representation must not show a secret"
+    )
 
 
-async def _check_ending(subject: _Provider) -> None:
+async def _check_ending(subject: _ProviderSubject) -> None:
     for index in (0, 1):
-        events = await subject.items(index)
+        events = await subject.collect_items(index)
         for event in events:
-            subject.require(isinstance(event, get_args(StreamEvent)), f"{event!r} is no stream event")
+            subject.require_promise(isinstance(event, get_args(StreamEvent)), f"{event!r} is no stream event")
             if isinstance(event, Finish):
                 known = event.finish_reason in get_args(FinishReason)
-                subject.require(known, f"finish_reason must be one of FinishReason; it is {event.finish_reason!r}")
+                subject.require_promise(
+                    known, f"finish_reason must be one of FinishReason; it is {event.finish_reason!r}"
+                )
         subject.require_one_finish(events)
 
 
-async def _check_complete(subject: _Provider) -> None:
+async def _check_complete(subject: _ProviderSubject) -> None:
     deltas, finish = await subject.answer(subject.requests[0])
     response = await subject.provider.complete(subject.requests[0])
     text = "".join(deltas)
-    subject.require(response.content == text, f"complete must give stream's text {text!r}; got {response.content!r}")
-    subject.require(
+    subject.require_promise(
+        response.content == text, f"complete must give stream's text {text!r}; got {response.content!r}"
+    )
+    subject.require_promise(
         response.finish_reason == finish.finish_reason,
         f"complete must give stream's finish_reason {finish.finish_reason!r}; got {response.finish_reason!r}",
     )
 
 
-async def _check_cancelling_complete(subject: _Provider) -> None:
+async def _check_cancelling_complete(subject: _ProviderSubject) -> None:
     await cancel_after_turns(subject, lambda: subject.provider.complete(subject.requests[0]))
 
 
-async def _check_max_tokens(subject: _Provider) -> None:
+async def _check_max_tokens(subject: _ProviderSubject) -> None:
     _, whole = await subject.answer(subject.requests[0])
     _, cut = await subject.answer(replace(subject.requests[0], max_tokens=2))
     if whole.usage is None or cut.usage is None:
         return
     num = cut.usage.output_tokens
-    subject.require(num <= 2, f"max_tokens 2 must be honoured; usage counts {num} tokens")
+    subject.require_promise(num <= 2, f"max_tokens 2 must be honoured; usage counts {num} tokens")
     if whole.usage.output_tokens > 2:
         reason = cut.finish_reason
-        subject.require(reason == "length", f"an answer cut by max_tokens must finish with 'length', not {reason!r}")
+        subject.require_promise(
+            reason == "length", f"an answer cut by max_tokens must finish with 'length', not {reason!r}"
+        )
 
 
-async def _check_stop(subject: _Provider) -> None:
+async def _check_stop(subject: _ProviderSubject) -> None:
     deltas, _ = await subject.answer(subject.requests[0])
-    stop, text = _stop_across_deltas(deltas), "".join(deltas)
+    stop, text = _find_stop_across_deltas(deltas), "".join(deltas)
     if stop is None:
         return
     stopped, finish = await subject.answer(replace(subject.requests[0], stop=(stop,)))
     got, wanted = "".join(stopped), text.partition(stop)[0]
-    subject.require(got == wanted, f"text must end before the stop string {stop!r}, {wanted!r}; got {got!r}")
-    subject.require(
+    subject.require_promise(got == wanted, f"text must end before the stop string {stop!r}, {wanted!r}; got {got!r}")
+    subject.require_promise(
         finish.finish_reason == "stop", f"a stop string must finish with 'stop', not {finish.finish_reason!r}"
     )
 
 
-def _stop_across_deltas(deltas: Sequence[str]) -> str | None:
+def _find_stop_across_deltas(deltas: Sequence[str]) -> str | None:
     """Two neighbouring characters of an answer, of different deltas where there are such: the hard case for a stop."""
     seams = [left[-1] + right[0] for left, right in pairwise(deltas) if left and right]
     text = "".join(deltas)
@@ -212,23 +221,25 @@ def _stop_across_deltas(deltas: Sequence[str]) -> str | None:
     return pairs[len(pairs) // 2] if pairs else None
 
 
-async def _check_prefix(subject: _Provider) -> None:
+async def _check_prefix(subject: _ProviderSubject) -> None:
     if not subject.provider.capabilities.continue_prefix:
         return
     text = "".join((await subject.answer(subject.requests[0]))[0])
     prefix, rest = text[: len(text) // 2].rstrip(), text[len(text) // 2 :]
     if prefix and not rest.lstrip().startswith(prefix):
         continued = "".join((await subject.answer(replace(subject.requests[0], prefix=prefix)))[0])
-        subject.require(not continued.startswith(prefix), f"the prefix {prefix!r} must not be repeated in the answer")
+        subject.require_promise(
+            not continued.startswith(prefix), f"the prefix {prefix!r} must not be repeated in the answer"
+        )
 
 
-_PROVIDER_CHECKS: Final[Mapping[str, Callable[[_Provider], Coroutine[Any, Any, None]]]] = {
+_PROVIDER_CHECKS: Final[Mapping[str, Callable[[_ProviderSubject], Coroutine[Any, Any, None]]]] = {
     "name and capabilities": _check_identity,
     "hiding secrets": _check_secret,
     "the end of a stream": _check_ending,
     "complete": _check_complete,
-    "leaving a stream": check_leaving,
-    "leaving a stream by an exception": check_leaving_by_exception,
+    "leaving a stream": check_early_exit,
+    "leaving a stream by an exception": check_exit_by_exception,
     "two streams at once": check_concurrency,
     "cancelling a stream": check_cancellation,
     "cancelling complete": _check_cancelling_complete,
@@ -244,37 +255,37 @@ _PROVIDER_CHECKS: Final[Mapping[str, Callable[[_Provider], Coroutine[Any, Any, N
 _DRAFT_TOKENS: Final = 8
 
 
-async def _check_draft_ending(subject: _Draft) -> None:
-    subject.require(bool(subject.name), "name must not be empty")
-    pieces = await subject.items(0)
+async def _check_draft_ending(subject: _DraftSubject) -> None:
+    subject.require_promise(bool(subject.name), "name must not be empty")
+    pieces = await subject.collect_items(0)
     for piece in pieces:
-        subject.require(isinstance(piece, DraftPiece), f"{piece!r} is no DraftPiece")
+        subject.require_promise(isinstance(piece, DraftPiece), f"{piece!r} is no DraftPiece")
     ends = [isinstance(piece, DraftPiece) and piece.finish_reason is not None for piece in pieces]
-    subject.require(
+    subject.require_promise(
         ends == [False] * (len(ends) - 1) + [True], "the last piece, and no other, must have a finish_reason"
     )
 
 
-async def _check_draft_length(subject: _Draft) -> None:
-    pieces = [piece for piece in await subject.items(0) if isinstance(piece, DraftPiece)]
+async def _check_draft_length(subject: _DraftSubject) -> None:
+    pieces = [piece for piece in await subject.collect_items(0) if isinstance(piece, DraftPiece)]
     usage = pieces[-1].usage
     counted = [len(piece.token_ids) if piece.token_ids is not None else int(bool(piece.text)) for piece in pieces]
     num = sum(counted) if usage is None else usage.output_tokens
-    subject.require(num <= _DRAFT_TOKENS, f"a draft of at most {_DRAFT_TOKENS} tokens had {num}")
+    subject.require_promise(num <= _DRAFT_TOKENS, f"a draft of at most {_DRAFT_TOKENS} tokens had {num}")
 
 
-async def _check_token_draft(subject: _Draft) -> None:
+async def _check_token_draft(subject: _DraftSubject) -> None:
     if subject.target is None:
         return
     draft, target = subject.draft, subject.target
     if not isinstance(draft, TokenDrafter):
         raise ConformanceError(f"{subject.name}: to draft for a target it must be a TokenDrafter")
     refusal = draft.token_draft_refusal(target)
-    subject.require(refusal is None, f"it refuses the target {target.name}: {refusal}")
-    await asyncio.to_thread(_propose, subject, draft, target)
+    subject.require_promise(refusal is None, f"it refuses the target {target.name}: {refusal}")
+    await asyncio.to_thread(_propose_side_by_side, subject, draft, target)
 
 
-def _propose(subject: _Draft, drafter: TokenDrafter, target: TokenModel) -> None:
+def _propose_side_by_side(subject: _DraftSubject, drafter: TokenDrafter, target: TokenModel) -> None:
     """Draft for two requests at once, as their answers grow, and close the drafts."""
     prompts = [target.tokenizer.encode_chat(request) for request in _REQUESTS]
     drafts = [drafter.open_token_draft(target, _choose_best, prompt_ids) for prompt_ids in prompts]
@@ -282,8 +293,10 @@ def _propose(subject: _Draft, drafter: TokenDrafter, target: TokenModel) -> None
         for draft, prompt_ids in zip(drafts, prompts, strict=True):
             context_ids = [*prompt_ids, *target.tokenizer.encode("abc")[:num_confirmed]]
             for token, _ in zip(draft.propose(context_ids), range(4), strict=False):
-                held = 0 <= token.token_id < target.vocab_size
-                subject.require(held, f"drafted ids must be below {target.vocab_size}; {token.token_id} is not")
+                is_kept = 0 <= token.token_id < target.vocab_size
+                subject.require_promise(
+                    is_kept, f"drafted ids must be below {target.vocab_size}; {token.token_id} is not"
+                )
     for draft in drafts:
         draft.close()
 
@@ -292,11 +305,11 @@ def _choose_best(logits: FloatArray, context_ids: Sequence[int]) -> DraftToken: 
     return DraftToken(int(logits.argmax()))
 
 
-_DRAFT_CHECKS: Final[Mapping[str, Callable[[_Draft], Coroutine[Any, Any, None]]]] = {
+_DRAFT_CHECKS: Final[Mapping[str, Callable[[_DraftSubject], Coroutine[Any, Any, None]]]] = {
     "the end of a draft": _check_draft_ending,
     "the length of a draft": _check_draft_length,
-    "leaving a draft": check_leaving,
-    "leaving a draft by an exception": check_leaving_by_exception,
+    "leaving a draft": check_early_exit,
+    "leaving a draft by an exception": check_exit_by_exception,
     "two drafts at once": check_concurrency,
     "cancelling a draft": check_cancellation,
     "drafting by token": _check_token_draft,

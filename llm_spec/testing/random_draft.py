@@ -9,9 +9,9 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from llm_spec._checks import check_number
-from llm_spec.drafting.pieces import draft_pieces
+from llm_spec.drafting.text_pieces import stream_draft_pieces
 from llm_spec.errors import ConfigError
-from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenChooser, TokenDraft, TokenModel
+from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenDraft, TokenModel, TokenSampler
 
 if TYPE_CHECKING:
     from llm_spec.chat import ChatRequest
@@ -34,8 +34,8 @@ class RandomDraft:
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:  # noqa: ARG002 - it reads nothing
-        rng = self._rng()
-        async with aclosing(draft_pieces([_word(rng) for _ in range(max_tokens)])) as pieces:
+        rng = self._make_rng()
+        async with aclosing(stream_draft_pieces([_draw_word(rng) for _ in range(max_tokens)])) as pieces:
             yield pieces
 
     async def aclose(self) -> None:
@@ -44,31 +44,31 @@ class RandomDraft:
     def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary will do
         return None
 
-    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - it reads nothing
-        return _RandomTokens(self._rng(), target.vocab_size)
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - it reads nothing
+        return _RandomTokenDraft(self._make_rng(), target.vocab_size)
 
-    def _rng(self) -> random.Random:
+    def _make_rng(self) -> random.Random:
         return random.Random(self._seed)  # noqa: S311 - repeatable, not secret
 
 
-class _RandomTokens:
+class _RandomTokenDraft:
     def __init__(self, rng: random.Random, vocab_size: int) -> None:
-        self._rng = rng
+        self._make_rng = rng
         self._vocab_size = vocab_size
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:  # noqa: ARG002 - it reads nothing
         while True:
-            yield DraftToken(self._rng.randrange(self._vocab_size))
+            yield DraftToken(self._make_rng.randrange(self._vocab_size))
 
     def close(self) -> None:
         """Nothing to release."""
 
 
-def _word(rng: random.Random) -> str:
+def _draw_word(rng: random.Random) -> str:
     return " " + "".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, 8)))
 
 
-def _load(model: str, base_url: str | None) -> RandomDraft:
+def _load_draft(model: str, base_url: str | None) -> RandomDraft:
     if base_url is not None:
         raise ConfigError(f"random takes no address; leave out '@{base_url}'")
     if model and not (model.isascii() and model.isdecimal()):
@@ -76,4 +76,4 @@ def _load(model: str, base_url: str | None) -> RandomDraft:
     return RandomDraft(int(model or 0))
 
 
-RANDOM_DRAFT: Final = ProviderEntry(load=_load, summary="draft for tests: random tokens", is_free=True)
+RANDOM_DRAFT: Final = ProviderEntry(load=_load_draft, summary="draft for tests: random tokens", is_free=True)

@@ -11,29 +11,29 @@ from itertools import islice
 from typing import Any, Final, TypeAlias, cast
 
 from llm_spec.chat import ChatRequest, ChatResponse, Finish, StreamEvent, TextDelta, ToolCallDelta, Usage
-from llm_spec.drafting.pieces import iter_piece_ends, num_prompt_pieces
+from llm_spec.drafting.text_pieces import count_prompt_pieces, iter_piece_ends
 from llm_spec.errors import InvalidRequestError
 from llm_spec.provider import Capabilities, ProviderEntry, complete_from_stream
 
-__all__ = ["RULES", "RuleProvider"]
+__all__ = ["RULES", "RuleBasedProvider"]
 
 Json: TypeAlias = Mapping[str, Any]
 
 _WORD: Final = re.compile(r"[a-z]+")
 _KEYS: Final = re.compile(r"((?:['\"]\w+['\"](?:\s*,)?\s+(?:and\s+)?)+)keys?\b")
-_LONG: Final = 4  # letters of a word that says which tool is meant
-_OTHERS: Final = {"boolean": True, "null": None}
+_MIN_LONG_WORD: Final = 4  # letters of a word that says which tool is meant
+_CONSTANT_VALUES: Final = {"boolean": True, "null": None}
 
 
-class RuleProvider:
+class RuleBasedProvider:
     """Answer from the last message alone, the same every time; for tests of whoever speaks to chat models.
 
-    - A tool's result is repeated: `The tool said: …`.
+    - A tool's result is repeated: `The tool words: …`.
     - A tool is called when `tool_choice` says so, or the user's text has a long word of its name in it. Its arguments
       fit its schema: numbers come from the text in their order, texts from what is quoted there, else the whole text.
     - `response_format` is answered with such a value; `json_object` with `{"answer": text}`, or with the keys that the
       text asks for in quotes before the word (`with 'a' and 'b' keys`).
-    - Anything else is repeated: `You said: …`, word by word, within `max_tokens` words, up to a stop string.
+    - Anything else is repeated: `You words: …`, word by word, within `max_tokens` words, up to a stop string.
     - `stream_chunks` serves `n`, `logprobs` and `top_logprobs`: equal choices, every piece certain and without rival.
     """
 
@@ -43,12 +43,12 @@ class RuleProvider:
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with aclosing(self._answer(request)) as events:
+        async with aclosing(self._stream_answer(request)) as events:
             yield events
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Json]]:
-        async with aclosing(self._chunks(request)) as chunks:
+        async with aclosing(self._stream_chunks(request)) as chunks:
             yield chunks
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
@@ -57,37 +57,37 @@ class RuleProvider:
     async def aclose(self) -> None:
         """Nothing to release."""
 
-    async def _answer(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        for event in _events(request):
+    async def _stream_answer(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        for event in _generate_events(request):
             await asyncio.sleep(0)
             yield event
 
-    async def _chunks(self, request: ChatRequest) -> AsyncGenerator[Json]:
+    async def _stream_chunks(self, request: ChatRequest) -> AsyncGenerator[Json]:
         num_choices = int(request.extra.get("n") or 1)
-        async with aclosing(self._answer(request)) as events:
+        async with aclosing(self._stream_answer(request)) as events:
             async for event in events:
-                choice = _choice(request, event)
+                choice = _make_choice(request, event)
                 for index in range(num_choices):
-                    yield _chunk(request, self.name, [{"index": index, **choice}])
+                    yield _make_chunk(request, self.name, [{"index": index, **choice}])
                 if isinstance(event, Finish) and event.usage is not None:
-                    yield {**_chunk(request, self.name, []), "usage": _usage(event.usage, num_choices)}
+                    yield {**_make_chunk(request, self.name, []), "usage": _make_usage(event.usage, num_choices)}
 
 
-def _chunk(request: ChatRequest, model: str, choices: Sequence[Json]) -> Json:
+def _make_chunk(request: ChatRequest, model: str, choices: Sequence[Json]) -> Json:
     kind = "text_completion" if request.raw else "chat.completion.chunk"
     return {"id": "rules", "object": kind, "created": 0, "model": model, "choices": choices}
 
 
-def _choice(request: ChatRequest, event: StreamEvent) -> Json:
+def _make_choice(request: ChatRequest, event: StreamEvent) -> Json:
     """One event as a choice of a chunk, without its index."""
     text = event.text if isinstance(event, TextDelta) else ""
     finish_reason = event.finish_reason if isinstance(event, Finish) else None
-    logprobs = _logprobs(request, text) if isinstance(event, TextDelta) else None
-    content: dict[str, Any] = {"text": text} if request.raw else {"delta": _delta(event)}
+    logprobs = _make_logprobs(request, text) if isinstance(event, TextDelta) else None
+    content: dict[str, Any] = {"text": text} if request.raw else {"delta": _make_delta(event)}
     return {**content, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _delta(event: StreamEvent) -> Json:
+def _make_delta(event: StreamEvent) -> Json:
     match event:
         case TextDelta():
             return {"role": "assistant", "content": event.text}
@@ -101,7 +101,7 @@ def _delta(event: StreamEvent) -> Json:
             return {}
 
 
-def _logprobs(request: ChatRequest, text: str) -> Json | None:
+def _make_logprobs(request: ChatRequest, text: str) -> Json | None:
     """Of one piece: it was certain, and nothing else was thought of."""
     if request.raw:
         if request.extra.get("logprobs") is None:
@@ -114,17 +114,17 @@ def _logprobs(request: ChatRequest, text: str) -> Json | None:
     return {"content": [{**certain, "top_logprobs": [certain] if request.extra.get("top_logprobs") else []}]}
 
 
-def _usage(usage: Usage, num_choices: int) -> Json:
+def _make_usage(usage: Usage, num_choices: int) -> Json:
     num_output = usage.output_tokens * num_choices
     total = usage.input_tokens + num_output
     return {"prompt_tokens": usage.input_tokens, "completion_tokens": num_output, "total_tokens": total}
 
 
-def _events(request: ChatRequest) -> Iterator[StreamEvent]:
-    num_input = num_prompt_pieces(request)
-    called = _chosen(request)
+def _generate_events(request: ChatRequest) -> Iterator[StreamEvent]:
+    num_input = count_prompt_pieces(request)
+    called = _choose_function(request)
     if called is not None:
-        arguments = json.dumps(_value(called.get("parameters") or {}, _Hints(_asked(request))))
+        arguments = json.dumps(_make_value(called.get("parameters") or {}, _ValueHints(_last_user_text(request))))
         yield ToolCallDelta(0, "call_0", str(called["name"]))
         num_output = 0
         for piece in _iter_pieces(arguments):
@@ -132,7 +132,7 @@ def _events(request: ChatRequest) -> Iterator[StreamEvent]:
             yield ToolCallDelta(0, arguments=piece)
         yield Finish("tool_calls", Usage(input_tokens=num_input, output_tokens=num_output), "tool_calls")
         return
-    text = _text(request)
+    text = _write_text(request)
     found = [at for stop in request.stop if (at := text.find(stop)) >= 0]
     pieces = _iter_pieces(text[: min(found)] if found else text)
     num_output = 0
@@ -154,53 +154,53 @@ def _iter_pieces(text: str) -> Iterator[str]:
         start = end
 
 
-def _asked(request: ChatRequest) -> str:
+def _last_user_text(request: ChatRequest) -> str:
     return next((m.text for m in reversed(request.messages) if m.role == "user"), "")
 
 
-def _text(request: ChatRequest) -> str:
+def _write_text(request: ChatRequest) -> str:
     last = request.messages[-1]
     if request.response_format is not None and request.response_format.get("type") != "text":
         if request.response_format.get("type") == "json_object":
-            keys = re.findall(r"\w+", " ".join(_KEYS.findall(_asked(request))).replace(" and ", " "))
-            return json.dumps(dict.fromkeys(keys or ["answer"], _asked(request)))
+            keys = re.findall(r"\w+", " ".join(_KEYS.findall(_last_user_text(request))).replace(" and ", " "))
+            return json.dumps(dict.fromkeys(keys or ["answer"], _last_user_text(request)))
         schema = cast("Json", request.response_format.get("json_schema") or {}).get("schema")
-        return json.dumps(_value(cast("Json", schema or {}), _Hints(_asked(request))))
+        return json.dumps(_make_value(cast("Json", schema or {}), _ValueHints(_last_user_text(request))))
     return f"The tool said: {last.text}" if last.role == "tool" else f"You said: {last.text}"
 
 
-def _chosen(request: ChatRequest) -> Json | None:
+def _choose_function(request: ChatRequest) -> Json | None:
     """The function to call, if any."""
-    functions = [_function(tool) for tool in request.tools if tool.get("type") == "function"]
+    functions = [_get_function(tool) for tool in request.tools if tool.get("type") == "function"]
     choice = request.tool_choice
     if isinstance(choice, Mapping):
-        wanted = cast("Json", choice.get("function") or {}).get("name")
+        function_name = cast("Json", choice.get("function") or {}).get("name")
         for function in functions:
-            if function["name"] == wanted:
+            if function["name"] == function_name:
                 return function
-        raise InvalidRequestError(f"tool_choice names {wanted!r}, which is not among the tools")
+        raise InvalidRequestError(f"tool_choice names {function_name!r}, which is not among the tools")
     if not functions or choice == "none":
         return None
     if choice == "required":
         return functions[0]
     if request.messages[-1].role != "user":
         return None
-    said = set(_WORD.findall(_asked(request).lower()))
-    return next((f for f in functions if said & _long_words(str(f["name"]))), None)
+    words = set(_WORD.findall(_last_user_text(request).lower()))
+    return next((f for f in functions if words & _find_long_words(str(f["name"]))), None)
 
 
-def _function(tool: Json) -> Json:
+def _get_function(tool: Json) -> Json:
     function = tool.get("function")
     if not isinstance(function, Mapping) or not isinstance(cast("Json", function).get("name"), str):
         raise InvalidRequestError(f"tools holds {tool!r}; a function needs a name")
     return cast("Json", function)
 
 
-def _long_words(name: str) -> set[str]:
-    return {word for word in _WORD.findall(name.lower()) if len(word) >= _LONG}
+def _find_long_words(name: str) -> set[str]:
+    return {word for word in _WORD.findall(name.lower()) if len(word) >= _MIN_LONG_WORD}
 
 
-class _Hints:
+class _ValueHints:
     """What a text holds to fill values with."""
 
     def __init__(self, text: str) -> None:
@@ -209,25 +209,25 @@ class _Hints:
         self.quoted = iter(re.findall(r"['\"]([^'\"]+)['\"]", text))
 
 
-def _value(schema: Json, hints: _Hints, definitions: Json | None = None) -> Any:
+def _make_value(schema: Json, hints: _ValueHints, definitions: Json | None = None) -> Any:
     """A value that fits a JSON schema."""
     definitions = definitions or cast("Json", schema.get("$defs") or schema.get("definitions") or {})
     if "$ref" in schema:
-        return _value(definitions[str(schema["$ref"]).rsplit("/", 1)[-1]], hints, definitions)
+        return _make_value(definitions[str(schema["$ref"]).rsplit("/", 1)[-1]], hints, definitions)
     for several in ("anyOf", "oneOf", "allOf"):
         if schema.get(several):
-            return _value(schema[several][0], hints, definitions)
+            return _make_value(schema[several][0], hints, definitions)
     kind = schema.get("type", "object" if "properties" in schema else "string")
     kind = str(cast("list[str]", kind)[0] if isinstance(kind, list) else kind)
     if kind == "object":
         fields = cast("Mapping[str, Json]", schema.get("properties") or {})
-        return {name: _value(field, hints, definitions) for name, field in fields.items()}
+        return {name: _make_value(field, hints, definitions) for name, field in fields.items()}
     if kind == "array":
-        return [_value(schema.get("items") or {}, hints, definitions)]
-    return _scalar(schema, kind, hints)
+        return [_make_value(schema.get("items") or {}, hints, definitions)]
+    return _make_scalar(schema, kind, hints)
 
 
-def _scalar(schema: Json, kind: str, hints: _Hints) -> Any:
+def _make_scalar(schema: Json, kind: str, hints: _ValueHints) -> Any:
     if "const" in schema:
         return schema["const"]
     if schema.get("enum"):
@@ -236,11 +236,13 @@ def _scalar(schema: Json, kind: str, hints: _Hints) -> Any:
     if kind in ("integer", "number"):
         number = float(next(hints.numbers, 1))
         return int(number) if kind == "integer" else number
-    return _OTHERS[kind] if kind in _OTHERS else next(hints.quoted, hints.text)
+    return _CONSTANT_VALUES[kind] if kind in _CONSTANT_VALUES else next(hints.quoted, hints.text)
 
 
-def _load(model: str, base_url: str | None) -> RuleProvider:  # noqa: ARG001 - it is nowhere
-    return RuleProvider(f"rules:{model or 'any'}")
+def _load_provider(model: str, base_url: str | None) -> RuleBasedProvider:  # noqa: ARG001 - it is nowhere
+    return RuleBasedProvider(f"rules:{model or 'any'}")
 
 
-RULES: Final = ProviderEntry(load=_load, summary="target for tests: calls tools, returns JSON, repeats what was said")
+RULES: Final = ProviderEntry(
+    load=_load_provider, summary="target for tests: calls tools, returns JSON, repeats what was said"
+)

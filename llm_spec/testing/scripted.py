@@ -17,7 +17,7 @@ from llm_spec.chat import (
     TextDelta,
     Usage,
 )
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.provider import Capabilities, complete_from_stream
 
 __all__ = ["Script", "ScriptedProvider"]
@@ -67,7 +67,7 @@ class ScriptedProvider:
         self.requests.append(request)
         self.num_open += 1
         try:
-            async with aclosing(self._perform(request)) as events:
+            async with aclosing(self._play_script(request)) as events:
                 yield events
         finally:
             self.num_open -= 1
@@ -79,7 +79,7 @@ class ScriptedProvider:
     async def aclose(self) -> None:
         self.num_acloses += 1
 
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
         script = self.script(request) if callable(self.script) else self.script
         events = self._answer(script, request) if isinstance(script, str) else script
         for index, event in enumerate(events):
@@ -92,7 +92,7 @@ class ScriptedProvider:
         """Give a text as an honest model does."""
         if self.capabilities.continue_prefix:
             text = text.removeprefix(request.prefix)
-        pieces = self._cut(text)
+        pieces = self._split_pieces(text)
         finish_reason, stopped_by = self._end.finish_reason, self._end.stopped_by
         if request.max_tokens is not None and len(pieces) > request.max_tokens:
             del pieces[request.max_tokens :]
@@ -100,17 +100,17 @@ class ScriptedProvider:
         text = "".join(pieces)
         found = [at for stop in request.stop if (at := text.find(stop)) >= 0]
         if found:
-            pieces = self._cut(text[: min(found)])
+            pieces = self._split_pieces(text[: min(found)])
             finish_reason, stopped_by = "stop", "stop_string"
-        finish = Finish(finish_reason, self._count(request, pieces), stopped_by)
+        finish = Finish(finish_reason, self._count_usage(request, pieces), stopped_by)
         return [*map(TextDelta, pieces), finish]
 
-    def _cut(self, text: str) -> list[str]:
+    def _split_pieces(self, text: str) -> list[str]:
         size = self._piece_size
         return split_pieces(text) if size is None else [text[i : i + size] for i in range(0, len(text), size)]
 
-    def _count(self, request: ChatRequest, pieces: Sequence[str]) -> Usage | None:
+    def _count_usage(self, request: ChatRequest, pieces: Sequence[str]) -> Usage | None:
         if isinstance(self._usage, str):
-            num_input = sum(len(self._cut(message.text)) for message in request.messages)
+            num_input = sum(len(self._split_pieces(message.text)) for message in request.messages)
             return Usage(input_tokens=num_input, output_tokens=len(pieces))
         return self._usage

@@ -13,8 +13,8 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 from llm_spec.chat import ChatRequest, ChatResponse, Finish, Sampling, StreamEvent, TextDelta, Usage
-from llm_spec.drafting.pieces import split_pieces
-from llm_spec.provider import Capabilities, DraftPiece, NextToken, complete_from_stream
+from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.provider import Capabilities, DraftPiece, SampledToken, complete_from_stream
 
 __all__ = ["SimulatedDraft", "SimulatedTarget"]
 
@@ -56,7 +56,9 @@ class SimulatedTarget:
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with aclosing(self._write(split_pieces(request.prefix), request.max_tokens, with_ids=False)) as events:
+        async with aclosing(
+            self._stream_rest(split_pieces(request.prefix), request.max_tokens, with_ids=False)
+        ) as events:
             yield events
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
@@ -71,7 +73,7 @@ class SimulatedTarget:
         pieces = split_pieces(text)
         await asyncio.sleep(0.0 if self._asked.issuperset(pieces) else self._round_trip_s)  # known words are remembered
         self._asked.update(pieces)
-        return self._encoded(pieces)
+        return self._encode_pieces(pieces)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         await asyncio.sleep(0)
@@ -79,20 +81,22 @@ class SimulatedTarget:
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
         await asyncio.sleep(self._round_trip_s)
-        return [_PROMPT_ID] * self._num_prompt + self._encoded(split_pieces(request.prefix))
+        return [_PROMPT_ID] * self._num_prompt + self._encode_pieces(split_pieces(request.prefix))
 
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:  # noqa: ARG002 - greedy
-        self._count(1)
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:  # noqa: ARG002 - greedy
+        self._change_num_open(1)
         try:
             await asyncio.sleep(self._round_trip_s + self._first_token_s)
         finally:
-            self._count(-1)
+            self._change_num_open(-1)
         self.num_generated_tokens += len(prefixes)
-        return [self._next(prefix) for prefix in prefixes]
+        return [self._next_token_after(prefix) for prefix in prefixes]
 
     @asynccontextmanager
     async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with aclosing(self._write(split_pieces(request.prefix), request.max_tokens, with_ids=True)) as events:
+        async with aclosing(
+            self._stream_rest(split_pieces(request.prefix), request.max_tokens, with_ids=True)
+        ) as events:
             yield events
 
     @asynccontextmanager
@@ -100,41 +104,41 @@ class SimulatedTarget:
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         written = [self._texts[i] for i in token_ids[self._num_prompt :]]
-        async with aclosing(self._write(written, request.max_tokens, with_ids=True)) as events:
+        async with aclosing(self._stream_rest(written, request.max_tokens, with_ids=True)) as events:
             yield events
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _write(
+    async def _stream_rest(
         self, written: Sequence[str], max_tokens: int | None, *, with_ids: bool
     ) -> AsyncGenerator[StreamEvent]:
         rest = self._pieces[len(written) :]
         is_cut = max_tokens is not None and len(rest) >= max_tokens
-        self._count(1)
+        self._change_num_open(1)
         try:
             at = asyncio.get_running_loop().time() + self._round_trip_s + self._first_token_s
             for piece in rest[:max_tokens]:
                 await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
                 at += self._token_s
                 self.num_generated_tokens += 1
-                yield TextDelta(piece, token_ids=tuple(self._encoded([piece])) if with_ids else None)
+                yield TextDelta(piece, token_ids=tuple(self._encode_pieces([piece])) if with_ids else None)
             usage = Usage(input_tokens=self._num_prompt + len(written), output_tokens=len(rest[:max_tokens]))
             yield Finish("length" if is_cut else "stop", usage, "max_tokens" if is_cut else "eos")
         finally:
-            self._count(-1)
+            self._change_num_open(-1)
 
-    def _count(self, change: int) -> None:
+    def _change_num_open(self, change: int) -> None:
         self.num_open += change
         self.num_calls += change > 0
         self.max_open = max(self.max_open, self.num_open)
 
-    def _next(self, prefix: Sequence[int]) -> NextToken:
+    def _next_token_after(self, prefix: Sequence[int]) -> SampledToken:
         at = len(prefix) - self._num_prompt
         if at >= len(self._pieces):
-            return NextToken(_EOS_ID, "", is_end=True)
-        return NextToken(self._encoded([self._pieces[at]])[0], self._pieces[at])
+            return SampledToken(_EOS_ID, "", is_end=True)
+        return SampledToken(self._encode_pieces([self._pieces[at]])[0], self._pieces[at])
 
-    def _encoded(self, pieces: Sequence[str]) -> list[int]:
+    def _encode_pieces(self, pieces: Sequence[str]) -> list[int]:
         for piece in pieces:
             if piece not in self._ids:
                 self._ids[piece] = len(self._texts)
@@ -164,13 +168,13 @@ class SimulatedDraft:
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         self.num_calls += 1
         start = len(split_pieces(request.prefix))
-        async with aclosing(self._guess(self._pieces[start : start + max_tokens])) as pieces:
+        async with aclosing(self._guess_rest(self._pieces[start : start + max_tokens])) as pieces:
             yield pieces
 
     async def aclose(self) -> None:
         """Nothing to release."""
 
-    async def _guess(self, rest: Sequence[str]) -> AsyncGenerator[DraftPiece]:
+    async def _guess_rest(self, rest: Sequence[str]) -> AsyncGenerator[DraftPiece]:
         at = asyncio.get_running_loop().time() + self._first_token_s
         for piece in rest:
             wait_s = at - asyncio.get_running_loop().time()

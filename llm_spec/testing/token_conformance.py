@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec.chat import ChatRequest
-from llm_spec.testing.contexts import ConformanceError
+from llm_spec.testing.stream_checks import ConformanceError
 
 if TYPE_CHECKING:
     from llm_spec.provider import TokenModel, TokenSession
@@ -28,7 +28,9 @@ _TEXTS: Final = (
     "<|endoftext|> </s> <eos>",
 )
 _PROMPT_LENGTHS: Final = (1, 7, 40)
-_CLOSE: Final = 0.05  # the same row, whatever the rounding: half precision and other kernels stay well below it
+_LOGIT_TOLERANCE: Final = (
+    0.05  # the same row, whatever the rounding: half precision and other kernels stay well below it
+)
 
 
 def check_token_model(model: TokenModel, *, texts: Sequence[str] = _TEXTS) -> None:
@@ -36,35 +38,35 @@ def check_token_model(model: TokenModel, *, texts: Sequence[str] = _TEXTS) -> No
 
     It runs in the calling thread. Raises ConformanceError, and what the model raises.
     """
-    _Check(model).all(texts)
+    _TokenModelChecks(model).check_all(texts)
 
 
-class _Check:
+class _TokenModelChecks:
     def __init__(self, model: TokenModel) -> None:
         self.model = model
         self._rng = random.Random(0)  # noqa: S311 - repeatable, not secret
 
-    def require(self, held: bool, promise: str) -> None:
-        if not held:
+    def require(self, is_kept: bool, promise: str) -> None:
+        if not is_kept:
             raise ConformanceError(f"{self.model.name or 'a model without a name'}: {promise}")
 
-    def all(self, texts: Sequence[str]) -> None:
-        self.sizes()
-        self.round_trip(texts)
-        self.chat(texts)
-        self.closing_twice()
-        self.shape()
-        self.long_forward()
-        self.independent_sessions()
+    def check_all(self, texts: Sequence[str]) -> None:
+        self.check_sizes()
+        self.check_round_trip(texts)
+        self.check_chat(texts)
+        self.check_closing_twice()
+        self.check_shape()
+        self.check_long_forward()
+        self.check_independent_sessions()
         for length in _PROMPT_LENGTHS:
             if length + self.model.max_width <= self.model.context_length:
-                self.truncated(length)
+                self.check_truncation(length)
                 if self.model.same_text:
-                    self.same_rows(length)
+                    self.check_same_rows(length)
 
     # ---------------------------------------------------------------------------------------- values
 
-    def sizes(self) -> None:
+    def check_sizes(self) -> None:
         model = self.model
         self.require(bool(model.name), "name must not be empty")
         self.require(model.vocab_size > 0, f"vocab_size must be positive; it is {model.vocab_size}")
@@ -73,7 +75,7 @@ class _Check:
         self.require(bool(model.tokenizer.fingerprint), "the tokenizer's fingerprint must not be empty")
         self.require_ids(sorted(model.tokenizer.eos_token_ids), "eos_token_ids")
 
-    def round_trip(self, texts: Sequence[str]) -> None:
+    def check_round_trip(self, texts: Sequence[str]) -> None:
         tokenizer = self.model.tokenizer
         for text in texts:
             token_ids = tokenizer.encode(text)
@@ -85,7 +87,7 @@ class _Check:
             shown = tokenizer.decode([token_id])
             self.require(not shown, f"decode must leave EOS {token_id} out; it gave {shown!r}")
 
-    def chat(self, texts: Sequence[str]) -> None:
+    def check_chat(self, texts: Sequence[str]) -> None:
         tokenizer = self.model.tokenizer
         text = next((text for text in texts if text), "")
         prompt_ids = tokenizer.encode_chat(ChatRequest.create(text))
@@ -96,87 +98,88 @@ class _Check:
             self.require(len(continued) > len(prompt_ids), "encode_chat must put the request's prefix into the prompt")
 
     def require_ids(self, token_ids: Sequence[int], what: str) -> None:
-        held = all(0 <= token_id < self.model.vocab_size for token_id in token_ids)
-        self.require(held, f"{what} must be below vocab_size {self.model.vocab_size}; they are {list(token_ids)}")
+        is_kept = all(0 <= token_id < self.model.vocab_size for token_id in token_ids)
+        self.require(is_kept, f"{what} must be below vocab_size {self.model.vocab_size}; they are {list(token_ids)}")
 
     # -------------------------------------------------------------------------------------- sessions
 
-    def closing_twice(self) -> None:
+    def check_closing_twice(self) -> None:
         session = self.model.open()
         self.require(session.length == 0, f"a new session must be empty; its length is {session.length}")
-        self.rows(session, self.ids(1))
+        self.read_rows(session, self.draw_ids(1))
         session.close()
         try:
             session.close()
         except Exception as error:
             raise ConformanceError(f"{self.model.name}: closing twice must be harmless; it raised {error!r}") from error
 
-    def shape(self) -> None:
+    def check_shape(self) -> None:
         width = min(self.model.max_width, self.model.context_length)
-        token_ids = self.ids(width)
+        token_ids = self.draw_ids(width)
         with closing(self.model.open()) as session:
-            rows = self.rows(session, token_ids)
+            rows = self.read_rows(session, token_ids)
         for num_rows in sorted({1, (width + 1) // 2, width}):
             with closing(self.model.open()) as session:
                 logits = session.forward(token_ids, num_rows=num_rows).copy()
                 self.require_logits(logits, num_rows)
                 self.require_length(session, width)
-            last = np.allclose(logits, rows[-num_rows:], rtol=_CLOSE, atol=_CLOSE)
+            last = np.allclose(logits, rows[-num_rows:], rtol=_LOGIT_TOLERANCE, atol=_LOGIT_TOLERANCE)
             self.require(last, f"num_rows={num_rows} must give the last {num_rows} rows")
 
-    def long_forward(self) -> None:
+    def check_long_forward(self) -> None:
         num = self.model.max_width + 1
         if num <= self.model.context_length:
             with closing(self.model.open()) as session:
-                self.require_logits(session.forward(self.ids(num), num_rows=1), 1)
+                self.require_logits(session.forward(self.draw_ids(num), num_rows=1), 1)
                 self.require_length(session, num)
 
-    def truncated(self, length: int) -> None:
-        tail_ids = self.ids(self.model.max_width)
+    def check_truncation(self, length: int) -> None:
+        tail_ids = self.draw_ids(self.model.max_width)
         with closing(self.model.open()) as session:
-            session.forward(self.ids(length), num_rows=1)
-            first = self.rows(session, tail_ids)
+            session.forward(self.draw_ids(length), num_rows=1)
+            first = self.read_rows(session, tail_ids)
             self.truncate(session, length)
-            self.rows(session, self.ids(self.model.max_width))
+            self.read_rows(session, self.draw_ids(self.model.max_width))
             self.truncate(session, length)
-            again = self.rows(session, tail_ids)
+            again = self.read_rows(session, tail_ids)
         same = np.array_equal(first, again)
         self.require(same, f"after truncate({length}) the same tokens must give the same logits")
 
-    def same_rows(self, length: int) -> None:
-        prompt_ids, tail_ids = self.ids(length), self.ids(self.model.max_width)
+    def check_same_rows(self, length: int) -> None:
+        prompt_ids, tail_ids = self.draw_ids(length), self.draw_ids(self.model.max_width)
         with closing(self.model.open()) as session:
             session.forward(prompt_ids, num_rows=1)
-            alone = np.concatenate([self.rows(session, [token_id]) for token_id in tail_ids])
+            read_alone = np.concatenate([self.read_rows(session, [token_id]) for token_id in tail_ids])
             for width in range(1, len(tail_ids) + 1):
                 self.truncate(session, length)
-                rows = self.rows(session, tail_ids[:width])
-                self.require_same(rows, alone[:width], f"at width {width} after {length} tokens")
+                rows = self.read_rows(session, tail_ids[:width])
+                self.require_same(rows, read_alone[:width], f"at width {width} after {length} tokens")
                 self.truncate(session, length)
-                rows = self.rows(session, [tail_ids[0], *self.ids(width - 1)])
-                self.require_same(rows[:1], alone[:1], f"with other tokens behind it after {length} tokens")
+                rows = self.read_rows(session, [tail_ids[0], *self.draw_ids(width - 1)])
+                self.require_same(rows[:1], read_alone[:1], f"with other tokens behind it after {length} tokens")
 
-    def independent_sessions(self) -> None:
-        ids = [self.ids(4), self.ids(4)]
-        alone: list[FloatArray] = []
+    def check_independent_sessions(self) -> None:
+        ids = [self.draw_ids(4), self.draw_ids(4)]
+        read_alone: list[FloatArray] = []
         for own_ids in ids:
             with closing(self.model.open()) as session:
-                alone += [self.rows(session, [token_id]) for token_id in own_ids]
+                read_alone += [self.read_rows(session, [token_id]) for token_id in own_ids]
         with closing(self.model.open()) as first:
             with closing(self.model.open()) as second:
                 mixed = [
-                    (self.rows(first, [ours]), self.rows(second, [theirs])) for ours, theirs in zip(*ids, strict=True)
+                    (self.read_rows(first, [ours]), self.read_rows(second, [theirs]))
+                    for ours, theirs in zip(*ids, strict=True)
                 ]
             self.require_length(first, 4)
-        held = np.array_equal([*(a for a, _ in mixed), *(b for _, b in mixed)], alone)
-        self.require(held, "two sessions must not disturb each other")
+        is_kept = np.array_equal([*(a for a, _ in mixed), *(b for _, b in mixed)], read_alone)
+        self.require(is_kept, "two sessions must not disturb each other")
 
     # ----------------------------------------------------------------------------------------- parts
 
-    def ids(self, num: int) -> list[int]:
+    def draw_ids(self, num: int) -> list[int]:
         return [self._rng.randrange(self.model.vocab_size) for _ in range(num)]
 
-    def rows(self, session: TokenSession, token_ids: Sequence[int]) -> FloatArray:
+    def read_rows(self, session: TokenSession, token_ids: Sequence[int]) -> FloatArray:
         """Logits after each token, to keep: [len(token_ids), vocab_size]."""
         return session.forward(token_ids, num_rows=len(token_ids)).copy()
 
@@ -193,7 +196,7 @@ class _Check:
     def require_length(self, session: TokenSession, length: int) -> None:
         self.require(session.length == length, f"length must be {length}; it is {session.length}")
 
-    def require_same(self, rows: FloatArray, alone: FloatArray, where: str) -> None:
-        if not np.array_equal(rows, alone):
-            most = float(np.abs(rows - alone).max())
+    def require_same(self, rows: FloatArray, read_alone: FloatArray, where: str) -> None:
+        if not np.array_equal(rows, read_alone):
+            most = float(np.abs(rows - read_alone).max())
             raise ConformanceError(f"{self.model.name}: same_text is set, but logits differ by {most:.3g} {where}")

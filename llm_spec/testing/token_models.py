@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llm_spec.drafting.ngrams import NgramIndex
 from llm_spec.errors import InvalidRequestError
-from llm_spec.grammar import takes_response_format
+from llm_spec.grammar import supports_response_format
 from llm_spec.local import stream_token_model
 from llm_spec.provider import Capabilities, Tokenizer, TokenModel, complete_from_stream
 
@@ -25,7 +25,7 @@ __all__ = ["ByteTokenizer", "CharTokenizer", "LocalProvider", "TableModel"]
 FloatArray = NDArray[np.floating[Any]]
 
 # How much likelier than noise (standard normal logits) the next token of a model's own text is.
-_TEXT_LOGIT: Final = 12.0
+_NEXT_TOKEN_LOGIT: Final = 12.0
 
 
 class ByteTokenizer:
@@ -44,7 +44,7 @@ class ByteTokenizer:
         return bytes(i for i in token_ids if i < self.eos_token_id).decode(errors="replace")
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
-        return [*self.encode(_joined(request)), self.answer_token_id, *self.encode(request.prefix)]
+        return [*self.encode(_join_messages(request)), self.answer_token_id, *self.encode(request.prefix)]
 
 
 class CharTokenizer:
@@ -72,7 +72,7 @@ class CharTokenizer:
         return "".join(self._alphabet[i] for i in token_ids if i < self.eos_token_id)
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
-        return [*self.encode(_joined(request)), self.answer_token_id, *self.encode(request.prefix)]
+        return [*self.encode(_join_messages(request)), self.answer_token_id, *self.encode(request.prefix)]
 
 
 class TableModel:
@@ -133,7 +133,7 @@ class TableModel:
             self.num_open += 1
         return _TableSession(self)
 
-    def session_closed(self) -> None:
+    def count_closed_session(self) -> None:
         """Count a session as closed; sessions call it."""
         with self._lock:
             self.num_open -= 1
@@ -146,7 +146,7 @@ class TableModel:
             row = np.random.default_rng([self._seed, *key]).standard_normal(self.vocab_size, dtype=np.float32)
             found = self._text.find(key)
             if found is not None:
-                row[self._text.items[found[0]]] += _TEXT_LOGIT
+                row[self._text.items[found[0]]] += _NEXT_TOKEN_LOGIT
             self._rows[key] = row
         return self._rows[key]
 
@@ -166,7 +166,7 @@ class _TableSession:
 
     def forward(self, token_ids: Sequence[int], *, num_rows: int) -> FloatArray:
         model, start = self._model, len(self._ids)
-        self._check(token_ids, num_rows)
+        self._check_forward(token_ids, num_rows)
         model.widths.append(len(token_ids))
         model.sleep(model.forward_s)
         for position in range(start, start + len(token_ids)):
@@ -175,7 +175,7 @@ class _TableSession:
         if self._given is not None:
             self._given.fill(np.nan)  # logits are valid until the next call: whoever keeps them shall notice
         self._ids += token_ids
-        self._given = np.stack([self._row(end) for end in range(len(self._ids) - num_rows, len(self._ids))])
+        self._given = np.stack([self._compute_row(end) for end in range(len(self._ids) - num_rows, len(self._ids))])
         return self._given
 
     def truncate(self, length: int) -> None:
@@ -186,14 +186,14 @@ class _TableSession:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._model.session_closed()
+            self._model.count_closed_session()
 
-    def _row(self, position: int) -> FloatArray:
+    def _compute_row(self, position: int) -> FloatArray:
         if position in self._model.nan_at:
             return np.full(self._model.vocab_size, np.nan, dtype=np.float32)
         return self._model.logits(self._ids[: position + 1])
 
-    def _check(self, token_ids: Sequence[int], num_rows: int) -> None:
+    def _check_forward(self, token_ids: Sequence[int], num_rows: int) -> None:
         model, width = self._model, len(token_ids)
         if self._closed:
             raise RuntimeError("this session is closed")
@@ -213,7 +213,7 @@ class LocalProvider:
         self.name = model.name
         self.capabilities = Capabilities(
             context_length=model.context_length,
-            response_format=takes_response_format(model.tokenizer),
+            response_format=supports_response_format(model.tokenizer),
             continue_prefix=True,
             token_model=model,
         )
@@ -228,5 +228,5 @@ class LocalProvider:
         """Nothing to release."""
 
 
-def _joined(request: ChatRequest) -> str:
+def _join_messages(request: ChatRequest) -> str:
     return "".join(message.text for message in request.messages)

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from llm_spec.tokens.acceptance import (
+    AcceptanceName,
+    AcceptanceRule,
+    Coupled,
+    LossyTypical,
+    Rejection,
+    VerifyResult,
+    make_acceptance_rule,
+    residual_probs,
+)
 from llm_spec.tokens.lookahead import (
     MAX_LOOKAHEAD,
     CostAware,
@@ -9,22 +19,12 @@ from llm_spec.tokens.lookahead import (
     Fixed,
     LookaheadController,
     LookaheadPolicy,
-    RoundReport,
+    RoundFeedback,
     Threshold,
 )
 from llm_spec.tokens.noise import Purpose, gumbel, uniform, uniform_number
 from llm_spec.tokens.philox import philox4x32
-from llm_spec.tokens.rules import (
-    AcceptanceName,
-    AcceptanceRule,
-    Coupled,
-    LossyTypical,
-    Rejection,
-    Verdict,
-    make_rule,
-    residual,
-)
-from llm_spec.tokens.sampling import Sampler, TokenConstraint, adjusted_logits, is_greedy, is_plain, log_law
+from llm_spec.tokens.sampling import Sampler, TokenConstraint, adjust_logits, is_greedy, logprobs, needs_no_penalties
 from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, CostLine, ExponentialMovingAverage
 
 __all__ = [
@@ -44,19 +44,19 @@ __all__ = [
     "LossyTypical",
     "Purpose",
     "Rejection",
-    "RoundReport",
+    "RoundFeedback",
     "Sampler",
     "Threshold",
     "TokenConstraint",
-    "Verdict",
-    "adjusted_logits",
+    "VerifyResult",
+    "adjust_logits",
     "gumbel",
     "is_greedy",
-    "is_plain",
-    "log_law",
-    "make_rule",
+    "logprobs",
+    "make_acceptance_rule",
+    "needs_no_penalties",
     "philox4x32",
-    "residual",
+    "residual_probs",
     "uniform",
     "uniform_number",
 ]

@@ -28,14 +28,14 @@ __all__ = [
     "Fixed",
     "LookaheadController",
     "LookaheadPolicy",
-    "RoundReport",
+    "RoundFeedback",
     "Threshold",
 ]
 
 MAX_LOOKAHEAD = 32
 
 
-class RoundReport(NamedTuple):
+class RoundFeedback(NamedTuple):
     """What a round did and cost; a plain step is a round that drafted nothing.
 
     Seconds leave out the prompt's prefill, of draft and target both. `confidences` are the drafted tokens' own.
@@ -49,17 +49,17 @@ class RoundReport(NamedTuple):
 
 
 class LookaheadController(Protocol):
-    """Decides for one request; used by one thread at a time. A round is `limit`, `more` per token, `update`."""
+    """Decides for one request; used by one thread at a time. A round is `limit`, `wants_more` per token, `update`."""
 
     def limit(self) -> int:
         """Most tokens to draft this round; 0: a plain step."""
         ...
 
-    def more(self, confidences: Sequence[float | None]) -> bool:
+    def wants_more(self, confidences: Sequence[float | None]) -> bool:
         """Draft one token more? Asked after each drafted token, with the confidences of this round's tokens."""
         ...
 
-    def update(self, report: RoundReport) -> None:
+    def update(self, report: RoundFeedback) -> None:
         """Learn from a finished round."""
         ...
 
@@ -91,10 +91,10 @@ class Fixed:
         _check_lookahead("lookahead", self.lookahead)
 
     def start(self) -> LookaheadController:
-        return _StepController(self.lookahead)
+        return _SteppedController(self.lookahead)
 
 
-class _StepController:
+class _SteppedController:
     """A lookahead that only changes between rounds; subclasses say how."""
 
     def __init__(self, initial: int) -> None:
@@ -107,10 +107,10 @@ class _StepController:
     def limit(self) -> int:
         return self._lookahead
 
-    def more(self, confidences: Sequence[float | None]) -> bool:
+    def wants_more(self, confidences: Sequence[float | None]) -> bool:
         return len(confidences) < self._lookahead
 
-    def update(self, report: RoundReport) -> None:
+    def update(self, report: RoundFeedback) -> None:
         pass
 
     def describe(self) -> Mapping[str, float]:
@@ -139,12 +139,12 @@ class Threshold:
         return _ThresholdController(self)
 
 
-class _ThresholdController(_StepController):
+class _ThresholdController(_SteppedController):
     def __init__(self, policy: Threshold) -> None:
         super().__init__(policy.initial)
         self._policy = policy
 
-    def update(self, report: RoundReport) -> None:
+    def update(self, report: RoundFeedback) -> None:
         if not report.num_draft_tokens:
             return
         rate = report.num_accepted_tokens / report.num_draft_tokens
@@ -176,7 +176,7 @@ class Ewma:
         return _EwmaController(self)
 
 
-class _EwmaController(_StepController):
+class _EwmaController(_SteppedController):
     def __init__(self, policy: Ewma) -> None:
         self._policy = policy
         self._accepted = ExponentialMovingAverage(half_life=policy.half_life)
@@ -187,7 +187,7 @@ class _EwmaController(_StepController):
         self._accepted.reset()
         self._rest = self._policy.cooldown
 
-    def update(self, report: RoundReport) -> None:
+    def update(self, report: RoundFeedback) -> None:
         if not report.num_draft_tokens:
             return
         wanted = round(self._accepted.update(report.num_accepted_tokens)) + 1
@@ -202,7 +202,15 @@ class _EwmaController(_StepController):
 
 # ---------------------------------------------------------------------------------------- cost aware
 
-_BUCKETS = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)  # borders between confidences; finer where drafts are mostly sure
+_CONFIDENCE_BUCKETS = (
+    0.2,
+    0.4,
+    0.6,
+    0.8,
+    0.9,
+    0.95,
+    0.99,
+)  # borders between confidences; finer where drafts are mostly sure
 _COST_HALF_LIFE = 64.0  # rounds
 _PRIOR_WEIGHT = 2.0  # tokens
 _BUCKET_WEIGHT = 4.0  # tokens
@@ -244,63 +252,65 @@ class _CostAwareController:
         self.reset()
 
     def reset(self) -> None:
-        self._acceptance = self._estimate(_PRIOR_WEIGHT)
-        self._buckets = [self._estimate(_BUCKET_WEIGHT) for _ in range(len(_BUCKETS) + 1)]
+        self._acceptance = self._make_estimate(_PRIOR_WEIGHT)
+        self._buckets = [self._make_estimate(_BUCKET_WEIGHT) for _ in range(len(_CONFIDENCE_BUCKETS) + 1)]
         self._draft = CostAverage(half_life=_COST_HALF_LIFE)
         self._verify = CostLine(half_life=_COST_HALF_LIFE)
         self._plain_steps = 0  # still to take before the next trial
         self._pause = _FIRST_PAUSE // 2
-        self._trial = False
+        self._is_trial_due = False
         self._rounds = 0  # since speculation began or resumed
         self._since_plain: float = _PLAIN_EVERY
-        self._plan()
+        self._plan_lookahead()
 
-    def _estimate(self, prior_weight: float) -> AcceptanceEstimate:
+    def _make_estimate(self, prior_weight: float) -> AcceptanceEstimate:
         policy = self._policy
         return AcceptanceEstimate(half_life=policy.half_life, prior=policy.prior_acceptance, prior_weight=prior_weight)
 
     def limit(self) -> int:
         if self._plain_steps:
             return 0
-        return min(_TRIAL_LENGTH, self._policy.max_lookahead) if self._trial else self._policy.max_lookahead
+        return min(_TRIAL_LENGTH, self._policy.max_lookahead) if self._is_trial_due else self._policy.max_lookahead
 
-    def more(self, confidences: Sequence[float | None]) -> bool:
+    def wants_more(self, confidences: Sequence[float | None]) -> bool:
         if len(confidences) >= self.limit():
             return False
-        if self._trial:
+        if self._is_trial_due:
             return True
         survival = self._acceptance.rate
         for confidence in confidences:
-            survival *= self._expected(confidence)
+            survival *= self._expected_acceptance(confidence)
         return survival >= self._price
 
-    def _expected(self, confidence: float | None) -> float:
+    def _expected_acceptance(self, confidence: float | None) -> float:
         """How likely a token of this confidence is accepted; before there is evidence, half-way to its own word."""
         overall = self._acceptance.rate
         if confidence is None:
             return overall
-        return self._buckets[bisect_right(_BUCKETS, confidence)].rate_given((overall + confidence) / 2.0)
+        return self._buckets[bisect_right(_CONFIDENCE_BUCKETS, confidence)].rate_with_prior(
+            (overall + confidence) / 2.0
+        )
 
-    def update(self, report: RoundReport) -> None:
+    def update(self, report: RoundFeedback) -> None:
         num_draft, num_accepted = report.num_draft_tokens, report.num_accepted_tokens
         self._verify.update(num_draft + 1, report.verify_s)
         if num_draft:
             self._draft.update(num_draft, report.draft_s)
             self._acceptance.update(num_accepted, rejected=num_accepted < num_draft)
-            self._learn_confidences(report)
-        self._plan()
-        self._schedule(report)
+            self._update_confidence_buckets(report)
+        self._plan_lookahead()
+        self._schedule_next_round(report)
 
-    def _learn_confidences(self, report: RoundReport) -> None:
+    def _update_confidence_buckets(self, report: RoundFeedback) -> None:
         for index, confidence in enumerate(report.confidences[: report.num_accepted_tokens + 1]):
             if confidence is not None:
                 accepted = index < report.num_accepted_tokens
-                bucket = self._buckets[bisect_right(_BUCKETS, confidence)]
+                bucket = self._buckets[bisect_right(_CONFIDENCE_BUCKETS, confidence)]
                 bucket.update(int(accepted), rejected=not accepted)
 
-    def _plan(self) -> None:
+    def _plan_lookahead(self) -> None:
         """Find the best fixed lookahead and its rate, and what one token more must bring."""
-        draft_cost = self._draft_cost()
+        draft_cost = self._estimate_draft_cost()
         acceptance = self._acceptance.rate
         cost, tokens, survival = max(self._verify.base, 1e-12), 1.0, 1.0
         best, best_rate = 0, tokens / cost
@@ -313,11 +323,11 @@ class _CostAwareController:
         self._best, self._rate = best, best_rate
         self._price = best_rate * (draft_cost + self._verify.slope)
 
-    def _draft_cost(self) -> float:
+    def _estimate_draft_cost(self) -> float:
         measured = self._draft.value
         return self._policy.prior_draft_cost * self._verify.base if measured is None else measured
 
-    def _schedule(self, report: RoundReport) -> None:
+    def _schedule_next_round(self, report: RoundFeedback) -> None:
         """Decide what the next round is: a draft, a trial of one, or a plain step."""
         self._since_plain = self._since_plain + 1 if report.num_draft_tokens else 0
         if self._plain_steps:
@@ -325,28 +335,28 @@ class _CostAwareController:
             if self._best:
                 self._plain_steps = 0  # a plain step turned out to cost more than was thought
             elif not self._plain_steps:
-                self._trial = True
-                self._acceptance.forget(self._pause)
+                self._is_trial_due = True
+                self._acceptance.decay(self._pause)
         elif self._best:
             self._rounds += 1
             if self._since_plain >= _PLAIN_EVERY and self._rate * self._verify.base < _SLIM_SPEEDUP:
                 self._plain_steps = 1
-        elif not (self._trial and report.num_accepted_tokens == report.num_draft_tokens):
+        elif not (self._is_trial_due and report.num_accepted_tokens == report.num_draft_tokens):
             self._begin_pause()
-        self._trial = self._trial and not self._best
+        self._is_trial_due = self._is_trial_due and not self._best
 
     def _begin_pause(self) -> None:
         self._pause = _FIRST_PAUSE if self._rounds >= _SETTLED_ROUNDS else min(2 * self._pause, _LAST_PAUSE)
         self._plain_steps = self._pause
         self._rounds = 0
-        self._trial = False
+        self._is_trial_due = False
 
     def describe(self) -> Mapping[str, float]:
         return {
             "acceptance": self._acceptance.rate,
             "lookahead": self._best,
             "tokens_per_s": self._rate,
-            "draft_token_s": self._draft_cost(),
+            "draft_token_s": self._estimate_draft_cost(),
             "plain_step_s": self._verify.base,
             "verify_token_s": self._verify.slope,
             "plain_steps_left": self._plain_steps,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.tokens.philox import MASK32, Array, namespace, philox4x32
+from llm_spec.tokens.philox import MASK32, Array, get_array_namespace, philox4x32
 
 __all__ = ["Purpose", "gumbel", "uniform", "uniform_number"]
 
@@ -37,11 +37,11 @@ def uniform(seed: int, positions: Array, vocab_size: int, purpose: Purpose, roun
     below 2**64. `round_index` below 2**24 is for rejection sampling: a position that is drafted again in a later round
     must not meet the noise that it met before, since what has been seen of it steers what is drafted.
     """
-    xp: Any = namespace(positions)
+    xp: Any = get_array_namespace(positions)
     tokens = xp.arange(-(-vocab_size // 4), dtype=xp.int64, device=positions.device)[None, :]
     position = positions[:, None]
-    counter = (tokens, position & MASK32, position >> 32, _stream(purpose, round_index))
-    words = philox4x32(counter, _key(seed))
+    counter = (tokens, position & MASK32, position >> 32, _stream_counter(purpose, round_index))
+    words = philox4x32(counter, _seed_to_key(seed))
     out = xp.empty((*words[0].shape, 4), dtype=xp.float64, device=positions.device)
     for lane, word in enumerate(words):
         out[..., lane] = word
@@ -52,8 +52,8 @@ def uniform(seed: int, positions: Array, vocab_size: int, purpose: Purpose, roun
 
 def uniform_number(seed: int, position: int, purpose: Purpose, round_index: int = 0) -> float:
     """`uniform` of token 0 at one position, in plain integers (a single number costs numpy thirty times as much)."""
-    counter = (0, position & MASK32, position >> 32, _stream(purpose, round_index))
-    word: int = philox4x32(counter, _key(seed))[0]
+    counter = (0, position & MASK32, position >> 32, _stream_counter(purpose, round_index))
+    word: int = philox4x32(counter, _seed_to_key(seed))[0]
     return (word + 0.5) * _SCALE
 
 
@@ -63,15 +63,15 @@ def gumbel(seed: int, positions: Array, vocab_size: int, purpose: Purpose, round
     The argmax of log-probabilities plus this noise is a draw from their law.
     """
     noise = uniform(seed, positions, vocab_size, purpose, round_index)
-    return _gumbel_numpy(noise) if isinstance(positions, np.ndarray) else _gumbel(noise)
+    return _to_gumbel_numpy(noise) if isinstance(positions, np.ndarray) else _to_gumbel(noise)
 
 
-def _gumbel(uniforms: Array) -> Array:
-    xp: Any = namespace(uniforms)
+def _to_gumbel(uniforms: Array) -> Array:
+    xp: Any = get_array_namespace(uniforms)
     return -xp.log(-xp.log(uniforms))
 
 
-def _gumbel_numpy(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
+def _to_gumbel_numpy(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
     """In place: a block of noise is large, and new memory costs as much as the logarithm."""
     for _ in range(2):
         np.log(uniforms, out=uniforms)
@@ -79,9 +79,9 @@ def _gumbel_numpy(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
     return uniforms
 
 
-def _key(seed: int) -> tuple[int, int]:
+def _seed_to_key(seed: int) -> tuple[int, int]:
     return seed & MASK32, seed >> 32
 
 
-def _stream(purpose: Purpose, round_index: int) -> int:
+def _stream_counter(purpose: Purpose, round_index: int) -> int:
     return int(purpose) | round_index << 8

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MASK32", "Array", "namespace", "philox4x32"]
+__all__ = ["MASK32", "Array", "get_array_namespace", "philox4x32"]
 
 Array: TypeAlias = Any  # numpy or torch array: the array API standard has no static types yet
 Words: TypeAlias = tuple[Array, Array, Array, Array]
@@ -34,7 +34,7 @@ def philox4x32(counter: Words, key: tuple[Array, Array]) -> Words:
     c0, c1, c2, c3 = counter
     if isinstance(c0, np.ndarray):
         return _philox_numpy(counter, key)
-    for k0, k1 in _cached_round_keys(key) if isinstance(key[0], int) else _round_keys(key):
+    for k0, k1 in _cached_round_keys(key) if isinstance(key[0], int) else _make_round_keys(key):
         product_0 = c0 * _MULTIPLIERS[0]
         product_1 = c2 * _MULTIPLIERS[1]
         c0 = ((product_1 >> 32) & MASK32) ^ c1 ^ k0
@@ -48,7 +48,7 @@ def _philox_numpy(counter: Words, key: tuple[int, int]) -> Words:
     """The same on numpy, twice as fast: in place, two words to a uint64, whose left shift drops the high one."""
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
     shape = np.broadcast_shapes(c0.shape, c1.shape, c2.shape, c3.shape)
-    pair_0, pair_1 = _packed(c0, c1, shape), _packed(c2, c3, shape)
+    pair_0, pair_1 = _pack_words(c0, c1, shape), _pack_words(c2, c3, shape)
     product_0, product_1 = np.empty_like(pair_0), np.empty_like(pair_1)
     for k0, k1 in _cached_round_keys(key):
         np.right_shift(pair_0, 32, out=product_0)
@@ -66,11 +66,11 @@ def _philox_numpy(counter: Words, key: tuple[int, int]) -> Words:
     return w0, w1, w2, w3
 
 
-def _packed(high: NDArray[np.uint64], low: NDArray[np.uint64], shape: tuple[int, ...]) -> NDArray[np.uint64]:
+def _pack_words(high: NDArray[np.uint64], low: NDArray[np.uint64], shape: tuple[int, ...]) -> NDArray[np.uint64]:
     return np.broadcast_to((high << np.uint64(32)) | low, shape).copy()
 
 
-def _round_keys(key: tuple[Array, Array]) -> tuple[tuple[Array, Array], ...]:
+def _make_round_keys(key: tuple[Array, Array]) -> tuple[tuple[Array, Array], ...]:
     low, high = key
     return tuple(
         ((low + index * _KEY_STEPS[0]) & MASK32, (high + index * _KEY_STEPS[1]) & MASK32)
@@ -78,10 +78,10 @@ def _round_keys(key: tuple[Array, Array]) -> tuple[tuple[Array, Array], ...]:
     )
 
 
-_cached_round_keys = lru_cache(maxsize=64)(_round_keys)  # of ints: a tensor's content can change
+_cached_round_keys = lru_cache(maxsize=64)(_make_round_keys)  # of ints: a tensor's content can change
 
 
-def namespace(array: Array) -> Any:
+def get_array_namespace(array: Array) -> Any:
     """The array library that an array is of: numpy itself (it follows the standard), or a wrapper of another."""
     if isinstance(array, np.ndarray):
         return np

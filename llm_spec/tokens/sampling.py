@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError, ModelOutputError
 from llm_spec.tokens.noise import Purpose, gumbel
-from llm_spec.tokens.philox import Array, namespace
+from llm_spec.tokens.philox import Array, get_array_namespace
 
 __all__ = [
     "Sampler",
     "TokenConstraint",
-    "adjusted_logits",
+    "adjust_logits",
     "check_best_logit",
     "is_greedy",
-    "is_plain",
-    "log_law",
+    "logprobs",
+    "needs_no_penalties",
     "random_seed",
 ]
 
@@ -54,7 +54,7 @@ def is_greedy(sampling: Sampling) -> bool:
     return not sampling.temperature
 
 
-def is_plain(sampling: Sampling) -> bool:
+def needs_no_penalties(sampling: Sampling) -> bool:
     """Whether logits are used as they come: no bias and no penalty, so that a row does not depend on the context."""
     return (
         not sampling.logit_bias
@@ -64,11 +64,11 @@ def is_plain(sampling: Sampling) -> bool:
     )
 
 
-def adjusted_logits(logits: Array, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int) -> Array:
+def adjust_logits(logits: Array, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int) -> Array:
     """Logits [vocab_size] after bias and penalties: float64, or the same array where there are none."""
-    if is_plain(sampling):
+    if needs_no_penalties(sampling):
         return logits
-    xp: Any = namespace(logits)
+    xp: Any = get_array_namespace(logits)
     out = xp.astype(logits, xp.float64)
     for token_id, bias in sampling.logit_bias.items():
         out[token_id] += bias
@@ -83,26 +83,26 @@ def adjusted_logits(logits: Array, sampling: Sampling, context_ids: Sequence[int
     return out
 
 
-def log_law(logits: Array, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int) -> Array:
+def logprobs(logits: Array, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int) -> Array:
     """Log-probabilities up to a constant, [vocab_size] float64, -inf where filtered; greedy: 0 at the best token.
 
     Raises ModelOutputError for logits that hold NaN or +inf, or nothing but -inf.
     """
-    adjusted = adjusted_logits(logits, sampling, context_ids, num_prompt_tokens)
-    xp: Any = namespace(adjusted)
-    check_best_logit(float(adjusted.max()), len(context_ids))
+    adjust = adjust_logits(logits, sampling, context_ids, num_prompt_tokens)
+    xp: Any = get_array_namespace(adjust)
+    check_best_logit(float(adjust.max()), len(context_ids))
     if not sampling.temperature:
-        law = xp.full_like(adjusted, -math.inf, dtype=xp.float64)
-        law[int(xp.argmax(adjusted))] = 0.0
-        return law
-    law = xp.astype(adjusted, xp.float64) / max(sampling.temperature, _MIN_TEMPERATURE)
-    top_k = sampling.top_k if sampling.top_k is not None and sampling.top_k < law.shape[0] else None
+        probs = xp.full_like(adjust, -math.inf, dtype=xp.float64)
+        probs[int(xp.argmax(adjust))] = 0.0
+        return probs
+    probs = xp.astype(adjust, xp.float64) / max(sampling.temperature, _MIN_TEMPERATURE)
+    top_k = sampling.top_k if sampling.top_k is not None and sampling.top_k < probs.shape[0] else None
     top_p = sampling.top_p if sampling.top_p is not None and sampling.top_p < 1.0 else None
     if top_k is not None or top_p is not None:
-        law = _keep_top(xp, law, top_k, top_p)
+        probs = _filter_top(xp, probs, top_k, top_p)
     if sampling.min_p:
-        law = xp.where(law >= xp.max(law) + math.log(sampling.min_p), law, -math.inf)
-    return law
+        probs = xp.where(probs >= xp.max(probs) + math.log(sampling.min_p), probs, -math.inf)
+    return probs
 
 
 def check_best_logit(value: float, position: int) -> None:
@@ -112,29 +112,29 @@ def check_best_logit(value: float, position: int) -> None:
         raise ModelOutputError(f"the model's logits at position {position} {fault}")
 
 
-def _keep_top(xp: Any, law: Array, top_k: int | None, top_p: float | None) -> Array:
+def _filter_top(xp: Any, probs: Array, top_k: int | None, top_p: float | None) -> Array:
     """Keep the `top_k` largest, and of those the fewest whose mass reaches `top_p` (at least one)."""
-    num_kept = law.shape[0] if top_k is None else top_k
-    ordered = _descending(xp, law, min(num_kept + 1, law.shape[0]))
+    num_kept = probs.shape[0] if top_k is None else top_k
+    ordered = _sort_top_descending(xp, probs, min(num_kept + 1, probs.shape[0]))
     if top_p is not None:
         mass = xp.cumulative_sum(xp.exp(ordered[:num_kept] - ordered[0]))
         num_kept = 1 + int(xp.count_nonzero(mass < top_p * mass[-1]))
     border = ordered[num_kept - 1]
-    keep = law >= border
+    keep = probs >= border
     if num_kept < ordered.shape[0] and bool(
         ordered[num_kept] == border
     ):  # a tie: exactly num_kept stay, lower ids first
-        tied = law == border
-        room = num_kept - int(xp.count_nonzero(law > border))
+        tied = probs == border
+        room = num_kept - int(xp.count_nonzero(probs > border))
         keep = keep & (~tied | (xp.cumulative_sum(xp.astype(tied, xp.int64)) <= room))
-    return xp.where(keep, law, -math.inf)
+    return xp.where(keep, probs, -math.inf)
 
 
-def _descending(xp: Any, law: Array, count: int) -> Array:
+def _sort_top_descending(xp: Any, probs: Array, count: int) -> Array:
     """The `count` largest values, largest first."""
-    if xp is np and count < law.shape[0]:  # a full sort of 4,096 takes 2.5 times as long
-        law = np.partition(law, -count)[-count:]
-    return xp.flip(xp.sort(law))[:count]
+    if xp is np and count < probs.shape[0]:  # a full sort of 4,096 takes 2.5 times as long
+        probs = np.partition(probs, -count)[-count:]
+    return xp.flip(xp.sort(probs))[:count]
 
 
 def random_seed() -> int:
@@ -168,7 +168,7 @@ class Sampler:
         self.num_prompt_tokens = num_prompt_tokens
         self.seed = seed
         self.greedy = is_greedy(sampling)
-        self.plain = is_plain(sampling) and constraint is None
+        self.uses_raw_logits = needs_no_penalties(sampling) and constraint is None
         self.constraint = constraint
         self._block_length = max(1, _BLOCK_NUMBERS // vocab_size)
         self._num_blocks = _CACHED_POSITIONS // self._block_length + 2
@@ -177,44 +177,44 @@ class Sampler:
     def choose(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> int:
         """The token at position `len(context_ids)`, from its logits ([vocab_size])."""
         if self.greedy:
-            scores = self.adjusted(logits, context_ids)
+            scores = self.adjust(logits, context_ids)
             best = int(scores.argmax())
             check_best_logit(float(scores[best]), len(context_ids))
             return best
-        return self.draw(self.log_law(logits, context_ids), len(context_ids))
+        return self.sample_token(self.logprobs(logits, context_ids), len(context_ids))
 
-    def draw(self, law: NDArray[np.float64], position: int) -> int:
+    def sample_token(self, probs: NDArray[np.float64], position: int) -> int:
         """The token that a law ([vocab_size] log-probabilities up to a constant) gives at a position."""
-        return int((law + self.noise(position)).argmax())
+        return int((probs + self.noise(position)).argmax())
 
-    def adjusted(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.floating[Any]]:
-        """`adjusted_logits` of this request, of the tokens that its constraint allows."""
-        allowed = self._allowed(logits, context_ids)
-        scores: NDArray[np.floating[Any]] = adjusted_logits(allowed, self.sampling, context_ids, self.num_prompt_tokens)
+    def adjust(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.floating[Any]]:
+        """`adjust_logits` of this request, of the tokens that its constraint allows."""
+        allowed = self._apply_constraint(logits, context_ids)
+        scores: NDArray[np.floating[Any]] = adjust_logits(allowed, self.sampling, context_ids, self.num_prompt_tokens)
         return scores
 
-    def log_law(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.float64]:
-        """`log_law` of this request, over the tokens that its constraint allows."""
-        allowed = self._allowed(logits, context_ids)
-        law: NDArray[np.float64] = log_law(allowed, self.sampling, context_ids, self.num_prompt_tokens)
-        return law
+    def logprobs(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.float64]:
+        """`logprobs` of this request, over the tokens that its constraint allows."""
+        allowed = self._apply_constraint(logits, context_ids)
+        probs: NDArray[np.float64] = logprobs(allowed, self.sampling, context_ids, self.num_prompt_tokens)
+        return probs
 
-    def law(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.float64]:
+    def probs(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.float64]:
         """The probabilities that a token is drawn with after all filters: [vocab_size], sums to 1."""
-        law = self.log_law(logits, context_ids)
-        law -= law.max()
-        np.exp(law, out=law)
-        law /= law.sum()
-        return law
+        probs = self.logprobs(logits, context_ids)
+        probs -= probs.max()
+        np.exp(probs, out=probs)
+        probs /= probs.sum()
+        return probs
 
-    def fit(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    def fit_vocabulary(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         """A draft's logits in the target's vocabulary: padding columns differ between models (vLLM #10913)."""
         missing = self.vocab_size - logits.shape[0]
         if missing > 0:
             return np.concatenate([logits, np.full(missing, -np.inf, dtype=logits.dtype)])
         return logits[: self.vocab_size] if missing else logits
 
-    def prepare(self, position: int) -> None:
+    def prepare_noise(self, position: int) -> None:
         """Have the noise from a position on ready: who happens to ask for it first should not look slow for it."""
         if not self.greedy:
             self.noise(position)
@@ -233,7 +233,9 @@ class Sampler:
         row: NDArray[np.float64] = block[offset]
         return row
 
-    def _allowed(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.floating[Any]]:
+    def _apply_constraint(
+        self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]
+    ) -> NDArray[np.floating[Any]]:
         """Logits ([vocab_size]) with those of forbidden tokens at -inf."""
         if self.constraint is None:
             return logits

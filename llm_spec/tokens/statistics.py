@@ -9,7 +9,7 @@ from llm_spec.errors import ConfigError
 
 __all__ = ["AcceptanceEstimate", "CostAverage", "CostLine", "ExponentialMovingAverage"]
 
-_OUTLIER = 3.0  # a time beyond this many times the expected one counts as that much: a hiccup, or a new level
+_OUTLIER_RATIO = 3.0  # a time beyond this many times the expected one counts as that much: a hiccup, or a new level
 _REFUTED = 0.5  # a time below this part of the expected one refutes it: times are only ever disturbed upward
 _DOUBT = 0.1  # what earlier evidence is worth once it has been refuted
 
@@ -60,9 +60,9 @@ class AcceptanceEstimate:
     @property
     def rate(self) -> float:
         """Acceptance per judged token, in 0..1."""
-        return self.rate_given(self._prior)
+        return self.rate_with_prior(self._prior)
 
-    def rate_given(self, prior: float) -> float:
+    def rate_with_prior(self, prior: float) -> float:
         """The same with another prior of the same weight."""
         weight = self._prior_weight
         return (self.accepted + weight * prior) / (self.accepted + self.rejected + weight)
@@ -70,13 +70,13 @@ class AcceptanceEstimate:
     def update(self, num_accepted: int, *, rejected: bool) -> None:
         """Add a round: leading tokens that were accepted, and whether another was rejected."""
         if num_accepted:
-            self.forget(num_accepted)
+            self.decay(num_accepted)
             self.accepted += num_accepted
         if rejected:
-            self.forget(1)
+            self.decay(1)
             self.rejected += 1.0
 
-    def forget(self, num_tokens: int) -> None:
+    def decay(self, num_tokens: int) -> None:
         """Let the evidence age by so many tokens."""
         keep = self._keep**num_tokens
         self.accepted *= keep
@@ -98,7 +98,7 @@ class CostAverage:
 
     def update(self, num_tokens: int, seconds: float) -> None:
         """Add a round of `num_tokens` (at least 1)."""
-        keep, seconds = _judge(seconds, None if self.value is None else self.value * num_tokens)
+        keep, seconds = _weigh_outlier(seconds, None if self.value is None else self.value * num_tokens)
         self._seconds = self._keep * keep * self._seconds + seconds
         self._tokens = self._keep * keep * self._tokens + num_tokens
 
@@ -119,15 +119,15 @@ class CostLine:
         half_life: float,
         prior_ratio: float = 1.5,
         prior_weight: float = 0.1,
-        max_outlier: float = _OUTLIER,
+        max_outlier: float = _OUTLIER_RATIO,
     ) -> None:
         self._max_outlier = max_outlier
         self._keep = 0.5 ** (1.0 / half_life)
-        self._tilt = (prior_ratio - 1.0) / 8.0
+        self._slope_per_base = (prior_ratio - 1.0) / 8.0
         self._prior = 64.0 * prior_weight
         self._alone = [0.0, 0.0]  # sums over plain steps: of the weights w, and of w y
         self._wide = [0.0, 0.0, 0.0, 0.0, 0.0]  # over wider ones, x = width - 1: of w, w x, w x x, w y, w x y
-        self._base, self._slope = 1.0, self._tilt
+        self._base, self._slope = 1.0, self._slope_per_base
 
     @property
     def base(self) -> float:
@@ -143,7 +143,7 @@ class CostLine:
         """Add a forward of `width` tokens (at least 1)."""
         x = width - 1
         known = self._alone[0] + self._wide[0]
-        keep, y = _judge(seconds, self._base + self._slope * x if known else None, self._max_outlier)
+        keep, y = _weigh_outlier(seconds, self._base + self._slope * x if known else None, self._max_outlier)
         if keep < 1.0:
             self._alone = [keep * value for value in self._alone]
             self._wide = [keep * value for value in self._wide]
@@ -152,15 +152,15 @@ class CostLine:
             self._wide = [self._keep * value + term for value, term in zip(self._wide, terms, strict=True)]
         else:
             self._alone = [self._keep * value + term for value, term in zip(self._alone, (1.0, y), strict=True)]
-        self._solve()
+        self._fit_line()
 
-    def _solve(self) -> None:
+    def _fit_line(self) -> None:
         """Minimise `sum w (y - base - slope x)^2 + prior (slope - tilt base)^2`; neither may be negative."""
         weight, sum_x, sum_xx, sum_y, sum_xy = self._wide
         weight += self._alone[0]
         sum_y += self._alone[1]
-        ones = weight + self._prior * self._tilt**2
-        cross = sum_x - self._prior * self._tilt
+        ones = weight + self._prior * self._slope_per_base**2
+        cross = sum_x - self._prior * self._slope_per_base
         squares = sum_xx + self._prior
         determinant = ones * squares - cross * cross
         self._base = (sum_y * squares - sum_xy * cross) / determinant
@@ -171,7 +171,7 @@ class CostLine:
         self._base = max(self._base, 0.05 * mean)
 
 
-def _judge(seconds: float, expected: float | None, max_outlier: float = _OUTLIER) -> tuple[float, float]:
+def _weigh_outlier(seconds: float, expected: float | None, max_outlier: float = _OUTLIER_RATIO) -> tuple[float, float]:
     """How far to keep earlier evidence, and the time to add to it."""
     if expected is None:
         return 1.0, seconds

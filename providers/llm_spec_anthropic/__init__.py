@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from llm_spec import ConfigError, MissingExtraError, ProviderEntry
-from llm_spec_anthropic.models import continues_prefix
+from llm_spec_anthropic.models import can_continue_prefix
 
 if TYPE_CHECKING:
     from llm_spec_anthropic.provider import AnthropicProvider
@@ -23,21 +23,23 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _load(model: str, base_url: str | None, api_key: str | None = None) -> AnthropicProvider:
+def _load_provider(model: str, base_url: str | None, api_key: str | None = None) -> AnthropicProvider:
     if not model:
         raise ConfigError("anthropic needs a model: anthropic:claude-haiku-5-5")
-    if ANTHROPIC.missing:
-        raise MissingExtraError(f"anthropic needs {', '.join(ANTHROPIC.missing)}, not installed here; run: {_INSTALL}")
+    if ANTHROPIC.missing_modules:
+        raise MissingExtraError(
+            f"anthropic needs {', '.join(ANTHROPIC.missing_modules)}, not installed here; run: {_INSTALL}"
+        )
     from llm_spec_anthropic.provider import AnthropicProvider
 
     return AnthropicProvider(model, base_url=base_url, api_key=api_key)
 
 
 ANTHROPIC: Final = ProviderEntry(
-    load=_load,
-    load_with_key=_load,
+    load=_load_provider,
+    load_with_key=_load_provider,
     summary="Claude by Anthropic's own SDK: anthropic:claude-haiku-5-5",
     requires=("anthropic",),
     install=_INSTALL,
-    strategies=lambda model: ("race",) if continues_prefix(model) else (),
+    strategies=lambda model: ("race",) if can_continue_prefix(model) else (),
 )

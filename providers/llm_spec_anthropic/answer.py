@@ -15,7 +15,7 @@ from llm_spec.chat import FinishReason, ReasoningDetail, StoppedBy
 
 __all__ = ["AnswerReader"]
 
-_ENDS: Final[Mapping[str, tuple[FinishReason, StoppedBy | None]]] = {
+_FINISH_REASONS: Final[Mapping[str, tuple[FinishReason, StoppedBy | None]]] = {
     "end_turn": ("stop", "eos"),
     "stop_sequence": ("stop", "stop_string"),
     "max_tokens": ("length", "max_tokens"),
@@ -24,11 +24,11 @@ _ENDS: Final[Mapping[str, tuple[FinishReason, StoppedBy | None]]] = {
     "refusal": ("content_filter", "content_filter"),
     "pause_turn": ("length", None),  # the turn goes on when it is sent back: what came is not all of it
 }
-_COUNTS: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
+_COUNT_FIELDS: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
 
 
 @dataclass(slots=True)
-class _Call:
+class _OpenToolCall:
     """A tool call that is being written."""
 
     index: int
@@ -41,57 +41,61 @@ class AnswerReader:
 
     def __init__(self) -> None:
         self.text = ""
-        self._calls: dict[object, _Call] = {}  # by the index of their block
+        self._calls: dict[object, _OpenToolCall] = {}  # by the index of their block
         self._counts: dict[str, int] = {}
         self._num_reasoning_tokens = 0
-        self._end: tuple[FinishReason, StoppedBy | None] | None = None
+        self._finish_reason: tuple[FinishReason, StoppedBy | None] | None = None
 
     @property
     def finish(self) -> Finish | None:
         """The end of the answer, once the server has told why it ended."""
-        return None if self._end is None else Finish(self._end[0], self._usage(), self._end[1])
+        return (
+            None
+            if self._finish_reason is None
+            else Finish(self._finish_reason[0], self._build_usage(), self._finish_reason[1])
+        )
 
     def read(self, event: Mapping[str, Any]) -> Iterator[StreamEvent]:
         """Take one event in; give what it says."""
         match event.get("type"):
             case "message_start":
-                self._count(_object(_object(event.get("message")).get("usage")))
+                self._update_counts(_as_object(_as_object(event.get("message")).get("usage")))
             case "content_block_start":
-                yield from self._begin(event.get("index"), _object(event.get("content_block")))
+                yield from self._start_block(event.get("index"), _as_object(event.get("content_block")))
             case "content_block_delta":
-                yield from self._add(event.get("index"), _object(event.get("delta")))
+                yield from self._add_delta(event.get("index"), _as_object(event.get("delta")))
             case "content_block_stop":
                 call = self._calls.get(event.get("index"))
                 if call is not None and not call.has_arguments:
                     yield ToolCallDelta(call.index, arguments=json.dumps(call.given_input))
             case "message_delta":
-                self._count(_object(event.get("usage")))
-                reason = _object(event.get("delta")).get("stop_reason")
+                self._update_counts(_as_object(event.get("usage")))
+                reason = _as_object(event.get("delta")).get("stop_reason")
                 if reason is not None:
-                    self._end = _ENDS.get(str(reason), ("stop", None))
+                    self._finish_reason = _FINISH_REASONS.get(str(reason), ("stop", None))
             case _:
                 pass
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _begin(self, index: object, block: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _start_block(self, index: object, block: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if block.get("type") != "tool_use":
-            yield from self._say(block)
+            yield from self._read_content(block)
             return
-        call = _Call(len(self._calls), _object(block.get("input")))
+        call = _OpenToolCall(len(self._calls), _as_object(block.get("input")))
         self._calls[index] = call
         yield ToolCallDelta(call.index, block.get("id"), block.get("name"))
 
-    def _add(self, index: object, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _add_delta(self, index: object, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if delta.get("type") != "input_json_delta":
-            yield from self._say(delta)
+            yield from self._read_content(delta)
             return
         call, piece = self._calls.get(index), delta.get("partial_json")
         if call is not None and isinstance(piece, str) and piece:
             call.has_arguments = True
             yield ToolCallDelta(call.index, arguments=piece)
 
-    def _say(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _read_content(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
         """What a block's beginning or a delta says, if it is of those that are known."""
         match piece:
             case {"type": "text" | "text_delta", "text": str(text)} if text:
@@ -106,20 +110,20 @@ class AnswerReader:
             case _:
                 pass
 
-    def _count(self, usage: Mapping[str, Any]) -> None:
+    def _update_counts(self, usage: Mapping[str, Any]) -> None:
         """Counts are totals: the last one given stands, 0 as well; one that is left out or null changes nothing.
 
         As in the SDK's own accumulation. After the context was compacted `message_delta` lowers what `message_start`
         said: the cached input to 0, the other to what was read in the end.
         """
-        self._counts |= {name: usage[name] for name in _COUNTS if usage.get(name) is not None}
-        num_thinking = _object(usage.get("output_tokens_details")).get("thinking_tokens")
+        self._counts |= {name: usage[name] for name in _COUNT_FIELDS if usage.get(name) is not None}
+        num_thinking = _as_object(usage.get("output_tokens_details")).get("thinking_tokens")
         self._num_reasoning_tokens = self._num_reasoning_tokens if num_thinking is None else num_thinking
 
-    def _usage(self) -> Usage | None:
+    def _build_usage(self) -> Usage | None:
         if not any(self._counts.values()):  # a server that does not count
             return None
-        *inputs, output = (self._counts.get(name, 0) for name in _COUNTS)
+        *inputs, output = (self._counts.get(name, 0) for name in _COUNT_FIELDS)
         return Usage(
             input_tokens=sum(inputs),  # input_tokens are told without the cached ones
             output_tokens=output,
@@ -129,6 +133,6 @@ class AnswerReader:
         )
 
 
-def _object(value: Any) -> Mapping[str, Any]:
+def _as_object(value: Any) -> Mapping[str, Any]:
     """A JSON object as it is, anything else as an empty one."""
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

@@ -27,16 +27,16 @@ from anthropic import (
 )
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
-from llm_spec.event_loops import LoopOwned, PerLoop
-from llm_spec.failures import error_for_status, masked
+from llm_spec.event_loops import LoopBound, PerEventLoop
+from llm_spec.status_errors import make_status_error, mask_secrets
 
-__all__ = ["Events", "MessagesClient"]
+__all__ = ["MessagesClient", "SdkStream"]
 
 _CONNECT_S: Final = 10.0
 _IDLE_S: Final = 120.0  # the longest silence between two pieces of an answer
-_END_S: Final = 0.25  # how long a finished response may take to end, so that its connection can be used again
-_QUOTED: Final = 300  # characters of a server's own words in an error
-_BROKEN: Final = (AnthropicError, httpx2.HTTPError, httpx2.StreamError, OSError, ValueError)
+_DRAIN_TIMEOUT_S: Final = 0.25  # how long a finished response may take to end, so that its connection can be used again
+_MAX_QUOTED_CHARS: Final = 300  # characters of a server's own words in an error
+_SDK_ERRORS: Final = (AnthropicError, httpx2.HTTPError, httpx2.StreamError, OSError, ValueError)
 _STATUS_OF_TYPE: Final = {  # of errors told inside a stream; https://platform.claude.com/docs/en/api/errors
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -50,9 +50,9 @@ _STATUS_OF_TYPE: Final = {  # of errors told inside a stream; https://platform.c
     "overloaded_error": 529,
 }
 
-_ENDED: Final = object()
+_STREAM_END: Final = object()
 
-Events = AsyncStream[object]
+SdkStream = AsyncStream[object]
 
 
 class MessagesClient:
@@ -66,129 +66,136 @@ class MessagesClient:
         if client is not None and (base_url is not None or api_key is not None):
             raise ConfigError("client is given beside base_url or api_key; the client has its own")
         self._name = name
-        self._sdk = _own_client(base_url, api_key) if client is None else client.with_options(max_retries=0)
-        self._unused = self._sdk if client is None else None  # for the first loop; it has no connections yet
-        self._own_clients = PerLoop(self._another) if client is None else None
-        self._given_loop = LoopOwned(
+        self._sdk = _create_sdk_client(base_url, api_key) if client is None else client.with_options(max_retries=0)
+        self._spare_client = self._sdk if client is None else None  # for the first loop; it has no connections yet
+        self._loop_clients = PerEventLoop(self._create_loop_client) if client is None else None
+        self._given_loop = LoopBound(
             f"the client given to {name}", "give each loop a provider with a client of its own"
         )
         self._secrets = [secret for secret in (self._sdk.api_key, self._sdk.auth_token) if secret]
 
-    async def open(self, stack: AsyncExitStack, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> Events:
+    async def open(self, stack: AsyncExitStack, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> SdkStream:
         """Send a request; its stream, once the status is good. It is closed by the stack."""
-        client = await self._client_here()
+        client = await self._get_client()
         try:
             sending = client.post(
-                "/v1/messages", body=body, options=_options(betas), cast_to=object, stream=True, stream_cls=Events
+                "/v1/messages",
+                body=body,
+                options=_build_request_options(betas),
+                cast_to=object,
+                stream=True,
+                stream_cls=SdkStream,
             )
             return await stack.enter_async_context(await sending)
-        except (TypeError, RuntimeError, *_BROKEN) as error:
-            failed = self._given_loop.mismatch(error) or self._failure(error, sending=True)
+        except (TypeError, RuntimeError, *_SDK_ERRORS) as error:
+            failed = self._given_loop.explain_loop_error(error) or self._to_error(error, sending=True)
         raise failed
 
-    async def count(self, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> int:
+    async def count_tokens(self, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> int:
         """How many tokens a request has, as the server counts them."""
-        client = await self._client_here()
+        client = await self._get_client()
         try:
             path = "/v1/messages/count_tokens"
-            counted: object = await client.post(path, body=body, options=_options(betas), cast_to=object)
+            counted: object = await client.post(path, body=body, options=_build_request_options(betas), cast_to=object)
             return int(cast("Mapping[str, Any]", counted)["input_tokens"])
-        except (KeyError, TypeError, RuntimeError, *_BROKEN) as error:
-            failed = self._given_loop.mismatch(error) or self._failure(error)
+        except (KeyError, TypeError, RuntimeError, *_SDK_ERRORS) as error:
+            failed = self._given_loop.explain_loop_error(error) or self._to_error(error)
         raise failed
 
-    async def events(self, stream: Events) -> AsyncGenerator[dict[str, Any]]:
+    async def read_events(self, stream: SdkStream) -> AsyncGenerator[dict[str, Any]]:
         """The JSON objects of a stream, up to `message_stop` or its end."""
         failed: LlmSpecError | None = None
         try:
-            while (event := await anext(stream, _ENDED)) is not _ENDED:
+            while (event := await anext(stream, _STREAM_END)) is not _STREAM_END:
                 if not isinstance(event, dict):
-                    raise ValueError(f"{str(event)[:_QUOTED]!r} is no JSON object")
-                told = cast("dict[str, Any]", event)
-                yield told
-                if told.get("type") == "message_stop":
+                    raise ValueError(f"{str(event)[:_MAX_QUOTED_CHARS]!r} is no JSON object")
+                event_object = cast("dict[str, Any]", event)
+                yield event_object
+                if event_object.get("type") == "message_stop":
                     break
-        except _BROKEN as error:
-            failed = self._failure(error)
+        except _SDK_ERRORS as error:
+            failed = self._to_error(error)
         if failed is not None:
             raise failed
-        with suppress(TimeoutError, *_BROKEN):
-            async with asyncio.timeout(_END_S):
+        with suppress(TimeoutError, *_SDK_ERRORS):
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
                 await anext(stream, None)
 
     async def aclose(self) -> None:
         """Close the clients that were made here."""
-        unused, self._unused = self._unused, None
-        if unused is not None:
-            await unused.close()
-        if self._own_clients is not None:
-            await self._own_clients.aclose()
+        spare_client, self._spare_client = self._spare_client, None
+        if spare_client is not None:
+            await spare_client.close()
+        if self._loop_clients is not None:
+            await self._loop_clients.aclose()
 
-    def told(self, what: str) -> str:
+    def format_message(self, what: str) -> str:
         """One line that names the model and where it is, without the key if the server repeats it."""
         address = str(self._sdk.base_url).rstrip("/")
         line = " ".join(f"{self._name} at {address} {what}".split())
-        return masked(line, *self._secrets)
+        return mask_secrets(line, *self._secrets)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _client_here(self) -> AsyncAnthropic:
+    async def _get_client(self) -> AsyncAnthropic:
         """The running loop's client."""
-        if self._own_clients is not None:
-            return await self._own_clients.get()
+        if self._loop_clients is not None:
+            return await self._loop_clients.get()
         self._given_loop.check()
         return self._sdk
 
-    def _another(self) -> AsyncAnthropic:
-        first, self._unused = self._unused, None
-        return first or self._sdk.with_options(http_client=_http_client())
+    def _create_loop_client(self) -> AsyncAnthropic:
+        first, self._spare_client = self._spare_client, None
+        return first or self._sdk.with_options(http_client=_create_http_client())
 
-    def _failure(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
+    def _to_error(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
         """What went wrong, as an error of this library."""
         if isinstance(error, APIStatusError):
-            return self._refusal(error)
+            return self._status_to_error(error)
         seen = error.__cause__ if isinstance(error, APIConnectionError) and error.__cause__ else error
         words = f"({type(seen).__name__}: {seen})"
         if isinstance(error, APITimeoutError | httpx2.TimeoutException | TimeoutError):
-            return TransientError(self.told(f"was silent for too long {words}"))
+            return TransientError(self.format_message(f"was silent for too long {words}"))
         if isinstance(seen, httpx2.ConnectError):
-            return TransientError(self.told(f"cannot be reached; check the address {words}"))
+            return TransientError(self.format_message(f"cannot be reached; check the address {words}"))
         if isinstance(error, APIConnectionError | httpx2.HTTPError | httpx2.StreamError | OSError):
-            return TransientError(self.told(f"broke the connection {words}"))
+            return TransientError(self.format_message(f"broke the connection {words}"))
         if sending and isinstance(error, TypeError | ValueError):
-            return InvalidRequestError(self.told(f"cannot be sent this request {words}"))
+            return InvalidRequestError(self.format_message(f"cannot be sent this request {words}"))
         what = "sent what is no JSON" if isinstance(error, ValueError) else "failed"
-        return TargetError(self.told(f"{what} {words}"))
+        return TargetError(self.format_message(f"{what} {words}"))
 
-    def _refusal(self, error: APIStatusError) -> LlmSpecError:
+    def _status_to_error(self, error: APIStatusError) -> LlmSpecError:
         """A status that is none of success, or an error inside a stream, whose status was."""
-        words = masked(str(error.api_message or error.body or error.response.reason_phrase), *self._secrets)[:_QUOTED]
+        words = mask_secrets(str(error.api_message or error.body or error.response.reason_phrase), *self._secrets)[
+            :_MAX_QUOTED_CHARS
+        ]
         body: object = error.body
         reported = cast("Mapping[str, Any]", body).get("error") if isinstance(body, dict) else None
         if error.response.is_success:
             status = _STATUS_OF_TYPE.get(str(error.type), 0)
-            line = self.told(f"reported an error: {error.type}: {words}")
-            return error_for_status(status, {}, line, reported=reported)
+            line = self.format_message(f"reported an error: {error.type}: {words}")
+            return make_status_error(status, {}, line, reported=reported)
         advice = {
             401: "; check the key (ANTHROPIC_API_KEY)",
             403: "; check the key (ANTHROPIC_API_KEY)",
             404: "; check the model's name and the address",
         }.get(error.status_code, "")
         headers = {name.lower(): value for name, value in error.response.headers.items()}
-        line = self.told(f"answered {error.status_code}: {words}{advice}")
-        return error_for_status(error.status_code, headers, line, reported=reported)
+        line = self.format_message(f"answered {error.status_code}: {words}{advice}")
+        return make_status_error(error.status_code, headers, line, reported=reported)
 
 
-def _options(betas: Sequence[str]) -> RequestOptions:
+def _build_request_options(betas: Sequence[str]) -> RequestOptions:
     return {"headers": {"anthropic-beta": ",".join(betas)}} if betas else {}
 
 
-def _own_client(base_url: str | None, api_key: str | None) -> AsyncAnthropic:
+def _create_sdk_client(base_url: str | None, api_key: str | None) -> AsyncAnthropic:
     client = AsyncAnthropic(
         api_key=api_key,
         base_url=None if base_url is None else base_url.rstrip("/").removesuffix("/v1"),
         max_retries=0,
-        http_client=_http_client(),
+        http_client=_create_http_client(),
     )
     has_key = client.api_key or client.auth_token or client.credentials
     if not has_key and not {"authorization", "x-api-key"} & {name.lower() for name in client.default_headers}:
@@ -198,7 +205,7 @@ def _own_client(base_url: str | None, api_key: str | None) -> AsyncAnthropic:
     return client
 
 
-def _http_client() -> httpx2.AsyncClient:
+def _create_http_client() -> httpx2.AsyncClient:
     """On aiohttp where it is installed; without redirects, as a key goes where it was meant to go."""
     timeout = Timeout(_IDLE_S, connect=_CONNECT_S)
     try:

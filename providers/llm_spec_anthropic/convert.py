@@ -13,16 +13,16 @@ from typing import Any, Final, TypeAlias, cast
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, Sampling, ToolCall
 from llm_spec.chat import ContentPart
-from llm_spec_anthropic.models import continues_prefix, default_max_tokens
+from llm_spec_anthropic.models import can_continue_prefix, get_default_max_tokens
 
-__all__ = ["Body", "request_body"]
+__all__ = ["Body", "build_request_body"]
 
 Body: TypeAlias = dict[str, Any]
 
 _SYSTEM_ROLES: Final = ("system", "developer")
 _DATA_URL: Final = re.compile(r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(?:;[\w.=+-]+)*;base64,(?P<data>.*)", re.DOTALL)
-_NO_COUNTERPART: Final = ("input_audio", "file", "refusal")  # OpenAI's parts that Anthropic has no block for
-_NEUTRAL: Final[Mapping[str, object]] = {  # what no model has to honour, beside None
+_UNSUPPORTED_PARTS: Final = ("input_audio", "file", "refusal")  # OpenAI's parts that Anthropic has no block for
+_NEUTRAL_SAMPLING: Final[Mapping[str, object]] = {  # what no model has to honour, beside None
     "min_p": 0.0,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
@@ -32,34 +32,34 @@ _NEUTRAL: Final[Mapping[str, object]] = {  # what no model has to honour, beside
 _TOOL_CHOICES: Final = {"auto": "auto", "required": "any", "none": "none"}
 
 
-def request_body(request: ChatRequest, model: str) -> Body:
+def build_request_body(request: ChatRequest, model: str) -> Body:
     """The JSON of a streaming request; `extra` comes last and wins.
 
     Raises InvalidRequestError for what Anthropic's messages cannot say.
     """
-    sampling = _checked(request.sampling)
-    system, conversation = _parted(request.messages)
+    sampling = _check_sampling(request.sampling)
+    system, conversation = _split_system_messages(request.messages)
     body: Body = {
         "model": model,
-        "max_tokens": request.max_tokens or default_max_tokens(model),
-        "messages": _turns(conversation),
+        "max_tokens": request.max_tokens or get_default_max_tokens(model),
+        "messages": _build_turns(conversation),
         "stream": True,
     }
     optional: Body = {
-        "system": _system_text(system),
+        "system": _build_system(system),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "stop_sequences": list(request.stop) or None,
-        "tools": [_tool(tool) for tool in request.tools] or None,
-        "tool_choice": _tool_choice(request.tool_choice),
-        "output_config": _output_config(request.response_format),
+        "tools": [_convert_tool(tool) for tool in request.tools] or None,
+        "tool_choice": _convert_tool_choice(request.tool_choice),
+        "output_config": _build_output_config(request.response_format),
     }
     body |= {name: value for name, value in optional.items() if value is not None}
     if request.raw:
         raise InvalidRequestError("raw is set; Anthropic's models take messages alone")
     if request.prefix:
-        body["messages"].append({"role": "assistant", "content": _checked_prefix(request.prefix, model)})
+        body["messages"].append({"role": "assistant", "content": _check_prefix(request.prefix, model)})
     extra = dict(request.extra)
     if "output_config" in body and isinstance(extra.get("output_config"), Mapping):
         extra["output_config"] = body["output_config"] | extra["output_config"]  # an effort leaves the format as it is
@@ -69,16 +69,16 @@ def request_body(request: ChatRequest, model: str) -> Body:
 # ---------------------------------------------------------------------------------------------- fields
 
 
-def _checked(sampling: Sampling) -> Sampling:
-    for name, neutral in _NEUTRAL.items():
+def _check_sampling(sampling: Sampling) -> Sampling:
+    for name, neutral in _NEUTRAL_SAMPLING.items():
         value = getattr(sampling, name)
         if value is not None and value != neutral:
             raise InvalidRequestError(f"{name} is {value!r}; Anthropic's models take no {name}, leave it out")
     return sampling
 
 
-def _checked_prefix(prefix: str, model: str) -> str:
-    if not continues_prefix(model):
+def _check_prefix(prefix: str, model: str) -> str:
+    if not can_continue_prefix(model):
         raise InvalidRequestError(f"prefix is set; {model} cannot continue an assistant's text (Claude up to 4.5 can)")
     if prefix != prefix.rstrip():
         raise InvalidRequestError(
@@ -87,43 +87,46 @@ def _checked_prefix(prefix: str, model: str) -> str:
     return prefix
 
 
-def _tool(tool: Mapping[str, Any]) -> Body:
+def _convert_tool(tool: Mapping[str, Any]) -> Body:
     if tool.get("type") != "function":
         return dict(tool)
-    function = _mapping(tool.get("function"), "tool 'function'")
+    function = _require_mapping(tool.get("function"), "tool 'function'")
     if not isinstance(function.get("name"), str):
         raise InvalidRequestError(f"tool {dict(tool)!r} has no function name")
     schema: object = function.get("parameters") or {"type": "object", "properties": {}}
     kept = {name: function[name] for name in ("description", "strict") if function.get(name) is not None}
-    return {"name": function["name"], "input_schema": schema, **kept, **_cache_control(tool)}
+    return {"name": function["name"], "input_schema": schema, **kept, **_copy_cache_control(tool)}
 
 
-def _tool_choice(choice: str | Mapping[str, Any] | None) -> Body | None:
+def _convert_tool_choice(choice: str | Mapping[str, Any] | None) -> Body | None:
     if choice is None:
         return None
     if isinstance(choice, Mapping):
         if choice.get("type") == "function":
-            return {"type": "tool", "name": _mapping(choice.get("function"), "tool_choice 'function'").get("name")}
+            return {
+                "type": "tool",
+                "name": _require_mapping(choice.get("function"), "tool_choice 'function'").get("name"),
+            }
         return dict(choice)
     if choice not in _TOOL_CHOICES:
         raise InvalidRequestError(f"tool_choice is {choice!r}; it must be one of {', '.join(_TOOL_CHOICES)} or a tool")
     return {"type": _TOOL_CHOICES[choice]}
 
 
-def _output_config(response_format: Mapping[str, Any] | None) -> Body | None:
+def _build_output_config(response_format: Mapping[str, Any] | None) -> Body | None:
     kind = None if response_format is None else response_format.get("type")
     if response_format is None or kind == "text":
         return None
     if kind != "json_schema":
         raise InvalidRequestError(f"response_format is of type {kind!r}; Anthropic takes json_schema (or text)")
-    schema = _mapping(response_format.get("json_schema"), "response_format 'json_schema'").get("schema")
-    return {"format": {"type": "json_schema", "schema": _mapping(schema, "response_format 'schema'")}}
+    schema = _require_mapping(response_format.get("json_schema"), "response_format 'json_schema'").get("schema")
+    return {"format": {"type": "json_schema", "schema": _require_mapping(schema, "response_format 'schema'")}}
 
 
 # -------------------------------------------------------------------------------------------- messages
 
 
-def _parted(messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], list[ChatMessage]]:
+def _split_system_messages(messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], list[ChatMessage]]:
     """What the system says, wherever it stands, and the conversation; what came inside of that natively stays there."""
     system: list[ChatMessage] = []
     conversation: list[ChatMessage] = []
@@ -133,15 +136,15 @@ def _parted(messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], list[Ch
     return system, conversation
 
 
-def _system_text(messages: Sequence[ChatMessage]) -> str | list[Body] | None:
+def _build_system(messages: Sequence[ChatMessage]) -> str | list[Body] | None:
     """Text where it is one text, else blocks."""
-    contents = [_message_content(message) for message in messages]
+    contents = [_build_message_content(message) for message in messages]
     if len(contents) == 1:
         return contents[0] or None
-    return [block for content in contents for block in _blocks(content)] or None
+    return [block for content in contents for block in _convert_parts(content)] or None
 
 
-def _turns(messages: Sequence[ChatMessage]) -> list[Body]:
+def _build_turns(messages: Sequence[ChatMessage]) -> list[Body]:
     """The conversation; results of tools that follow one another are one turn, as they answer one turn.
 
     So is what a native message says behind its results.
@@ -153,9 +156,9 @@ def _turns(messages: Sequence[ChatMessage]) -> list[Body]:
         if message.role == "tool" or is_behind:
             if role_before != "tool":
                 turns.append({"role": "user", "content": []})
-            turns[-1]["content"] += _blocks(_message_content(message))
+            turns[-1]["content"] += _convert_parts(_build_message_content(message))
         else:
-            turns.append({"role": message.role, "content": _message_content(message)})
+            turns.append({"role": message.role, "content": _build_message_content(message)})
         role_before = message.role
     return turns
 
@@ -164,26 +167,26 @@ def _is_native(message: ChatMessage) -> bool:
     return message.native is not None and message.native.api == "messages"
 
 
-def _message_content(message: ChatMessage) -> str | list[Body]:
+def _build_message_content(message: ChatMessage) -> str | list[Body]:
     """Text or blocks: those that the message came in, else what its fields say."""
     native = message.native
     if native is not None and native.api == "messages":
         content: str | list[Body] = native.value["content"]
         return content
     if message.role == "tool":
-        content = [_tool_result(message)]
+        content = [_build_tool_result(message)]
     elif message.tool_calls:
-        content = [*_blocks(message.content), *map(_tool_use, message.tool_calls)]
+        content = [*_convert_parts(message.content), *map(_build_tool_use, message.tool_calls)]
     else:
-        content = _content(message.content)
-    mark = {} if native is None else _cache_control(native.value)
+        content = _convert_content(message.content)
+    mark = {} if native is None else _copy_cache_control(native.value)
     if not mark or not content:
         return content
-    *blocks, last = _blocks(content)
+    *blocks, last = _convert_parts(content)
     return [*blocks, last | mark]  # a message is cached up to its end
 
 
-def _tool_use(call: ToolCall) -> Body:
+def _build_tool_use(call: ToolCall) -> Body:
     try:
         arguments = json.loads(call.arguments or "{}")
     except (TypeError, ValueError):
@@ -195,36 +198,36 @@ def _tool_use(call: ToolCall) -> Body:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": cast("Body", arguments)}
 
 
-def _tool_result(message: ChatMessage) -> Body:
+def _build_tool_result(message: ChatMessage) -> Body:
     if message.tool_call_id is None:
         raise InvalidRequestError("a tool message has no tool_call_id; name the call that it answers")
-    return {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": _content(message.content)}
+    return {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": _convert_content(message.content)}
 
 
-def _content(content: str | Sequence[ContentPart] | None) -> str | list[Body]:
-    return content or "" if isinstance(content, str | None) else _blocks(content)
+def _convert_content(content: str | Sequence[ContentPart] | None) -> str | list[Body]:
+    return content or "" if isinstance(content, str | None) else _convert_parts(content)
 
 
-def _blocks(content: str | Sequence[ContentPart] | None) -> list[Body]:
+def _convert_parts(content: str | Sequence[ContentPart] | None) -> list[Body]:
     if isinstance(content, str | None):
         return [{"type": "text", "text": content}] if content else []  # a block of empty text would be refused
-    return [_block(part) for part in content]
+    return [_convert_part(part) for part in content]
 
 
-def _block(part: ContentPart) -> Body:
+def _convert_part(part: ContentPart) -> Body:
     kind = part.get("type")
-    if kind in _NO_COUNTERPART:
+    if kind in _UNSUPPORTED_PARTS:
         raise InvalidRequestError(
             f"a message has a part of type {kind!r}; Anthropic takes text and image_url, or blocks"
         )
     if kind != "image_url":
         return dict(part)
     image = part.get("image_url")
-    url = image if isinstance(image, str) else _mapping(image, "part 'image_url'").get("url")
-    return {"type": "image", "source": _image_source(url), **_cache_control(part)}
+    url = image if isinstance(image, str) else _require_mapping(image, "part 'image_url'").get("url")
+    return {"type": "image", "source": _build_image_source(url), **_copy_cache_control(part)}
 
 
-def _image_source(url: object) -> Body:
+def _build_image_source(url: object) -> Body:
     data = _DATA_URL.fullmatch(url) if isinstance(url, str) else None
     if data is not None:
         return {"type": "base64", **data.groupdict()}
@@ -233,11 +236,11 @@ def _image_source(url: object) -> Body:
     raise InvalidRequestError(f"image_url is {str(url)[:60]!r}; it must be an http(s) or a base64 data URL")
 
 
-def _cache_control(holder: Mapping[str, Any]) -> Body:
+def _copy_cache_control(holder: Mapping[str, Any]) -> Body:
     return {"cache_control": holder["cache_control"]} if "cache_control" in holder else {}
 
 
-def _mapping(value: object, name: str) -> Mapping[str, Any]:
+def _require_mapping(value: object, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidRequestError(f"{name} is {value!r}; it must be an object")
     return cast("Mapping[str, Any]", value)

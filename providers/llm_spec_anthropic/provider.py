@@ -21,16 +21,16 @@ from llm_spec import (
     TransientError,
     complete_from_stream,
 )
-from llm_spec.continuation import ContinuationTrial
+from llm_spec.continuation import ContinuationTest
 from llm_spec.provider import Feature
 from llm_spec_anthropic.answer import AnswerReader
-from llm_spec_anthropic.client import Events, MessagesClient
-from llm_spec_anthropic.convert import request_body
-from llm_spec_anthropic.models import continues_prefix
+from llm_spec_anthropic.client import MessagesClient, SdkStream
+from llm_spec_anthropic.convert import build_request_body
+from llm_spec_anthropic.models import can_continue_prefix
 
 __all__ = ["AnthropicProvider"]
 
-_COUNTED: Final = (  # the fields that the API's counting takes
+_COUNT_REQUEST_FIELDS: Final = (  # the fields that the API's counting takes
     "cache_control",
     "context_management",
     "messages",
@@ -70,49 +70,51 @@ class AnthropicProvider:
     ) -> None:
         self.name = f"anthropic:{model}"
         self.capabilities = Capabilities(
-            tools=True, response_format=True, continue_prefix=continues_prefix(model), api="messages"
+            tools=True, response_format=True, continue_prefix=can_continue_prefix(model), api="messages"
         )
         self._model = model
         self._client = MessagesClient(self.name, client, base_url=base_url, api_key=api_key)
-        self._continuation = ContinuationTrial(self.name, self.stream)
+        self._continuation = ContinuationTest(self.name, self.stream)
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        body = request_body(request, self._model)
+        body = build_request_body(request, self._model)
         async with AsyncExitStack() as stack:
             stream = await self._client.open(stack, body, betas=body.pop("betas", None) or ())
-            yield await stack.enter_async_context(aclosing(self._answer(stream)))
+            yield await stack.enter_async_context(aclosing(self._read_answer(stream)))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
 
-    async def count_input(self, request: ChatRequest) -> int:
-        body = request_body(request, self._model)
+    async def count_input_tokens(self, request: ChatRequest) -> int:
+        body = build_request_body(request, self._model)
         betas = body.pop("betas", None) or ()
-        return await self._client.count({name: body[name] for name in _COUNTED if name in body}, betas=betas)
+        return await self._client.count_tokens(
+            {name: body[name] for name in _COUNT_REQUEST_FIELDS if name in body}, betas=betas
+        )
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
     async def discover(self, feature: Feature) -> None:
         can_try = feature == "continue_prefix" and self.capabilities.continue_prefix
-        if can_try and not await self._continuation.is_continuing():
+        if can_try and not await self._continuation.can_continue():
             self.capabilities = replace(self.capabilities, continue_prefix=False)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _answer(self, stream: Events) -> AsyncGenerator[StreamEvent]:
+    async def _read_answer(self, stream: SdkStream) -> AsyncGenerator[StreamEvent]:
         reader = AnswerReader()
         try:
-            async with aclosing(self._client.events(stream)) as events:
+            async with aclosing(self._client.read_events(stream)) as events:
                 async for event in events:
-                    for told in reader.read(event):
-                        yield told
+                    for stream_event in reader.read(event):
+                        yield stream_event
         except TargetError as error:
             error.partial_text = reader.text
             raise
         finish = reader.finish
         if finish is None:
-            line = self._client.told("ended its answer without a stop reason")
+            line = self._client.format_message("ended its answer without a stop reason")
             raise TransientError(line, partial_text=reader.text)
         yield finish

@@ -23,8 +23,8 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _entry(dialect: Dialect) -> ProviderEntry:
-    def load(model: str, base_url: str | None, api_key: str | None = None) -> HttpProvider:
+def _create_entry(dialect: Dialect) -> ProviderEntry:
+    def load_provider(model: str, base_url: str | None, api_key: str | None = None) -> HttpProvider:
         from llm_spec_http.provider import HttpProvider
 
         if not model:
@@ -34,7 +34,9 @@ def _entry(dialect: Dialect) -> ProviderEntry:
     by_ids, by_text = dialect.token_api is not None, dialect.continuation is not None
     can = {"race": by_ids or by_text, "probe": by_ids, "predict": dialect.prediction}
     strategies = tuple(name for name, is_possible in can.items() if is_possible)
-    return ProviderEntry(load=load, summary=dialect.summary, load_with_key=load, strategies=lambda _: strategies)
+    return ProviderEntry(
+        load=load_provider, summary=dialect.summary, load_with_key=load_provider, strategies=lambda _: strategies
+    )
 
 
-ENTRIES: Final = {name: _entry(dialect) for name, dialect in DIALECTS.items()}
+ENTRIES: Final = {name: _create_entry(dialect) for name, dialect in DIALECTS.items()}

@@ -10,19 +10,19 @@ from typing import Any, Final
 import aiohttp
 
 from llm_spec import ChatResponse, LlmSpecError, StreamEvent, TargetError, TextDelta, TransientError
-from llm_spec.openai_chat import ChunkReader, ReadTokenIds, ends_a_choice
-from llm_spec.provider import ResponseBuilder
+from llm_spec.openai_chat import ChunkReader, ReadTokenIds, has_finish_reason
+from llm_spec.provider import ChatResponseBuilder
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import PrefixStripper
 from llm_spec_http.sse import SseReader
 
-__all__ = ["read_answer", "read_chunks", "read_whole"]
+__all__ = ["read_chunks", "read_events", "read_response"]
 
 _DONE: Final = "[DONE]"
-_END_S: Final = 0.05  # how long the end of a body may take that has nothing more to say
+_DRAIN_TIMEOUT_S: Final = 0.05  # how long the end of a body may take that has nothing more to say
 
 
-async def read_answer(
+async def read_events(
     client: HttpClient,
     response: aiohttp.ClientResponse,
     *,
@@ -34,61 +34,61 @@ async def read_answer(
     With `read_token_ids` text comes with its token ids. Raises TransientError for a stream that breaks, or ends without
     a finish reason and `[DONE]`, TargetError or InvalidRequestError for an error that the server reports in it.
     """
-    body, reader, stripper = _Body(response), ChunkReader(read_token_ids), PrefixStripper(repeated)
-    shown: list[str] = []
+    event_data, reader, stripper = _EventDataReader(response), ChunkReader(read_token_ids), PrefixStripper(repeated)
+    texts: list[str] = []
     try:
-        while block := await body.next():
+        while block := await event_data.read_block():
             for data in block:
-                for event in stripper.strip(reader.read(client.chunk(data))):
+                for event in stripper.strip(reader.read(client.parse_chunk(data))):
                     if type(event) is TextDelta:
-                        shown.append(event.text)
+                        texts.append(event.text)
                     yield event
     except LlmSpecError as error:  # first: an InvalidRequestError is a ValueError too, but no broken connection
         if isinstance(error, TargetError):
-            error.partial_text = "".join(shown)
+            error.partial_text = "".join(texts)
         raise
     except (aiohttp.ClientError, ValueError) as error:
-        raise client.broken(error, "".join(shown)) from error
-    finish = reader.finish(is_done=body.is_done)
+        raise client.build_connection_error(error, "".join(texts)) from error
+    finish = reader.finish(is_done=event_data.is_done)
     if finish is None:
-        raise TransientError(client.told(reader.failure), partial_text="".join(shown))
+        raise TransientError(client.format_message(reader.failure), partial_text="".join(texts))
     if held := stripper.flush():
         yield TextDelta(held)
     yield finish
 
 
 async def read_chunks(client: HttpClient, response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any]]:
-    """The JSON objects of a stream as they are; raises as `read_answer`."""
-    body, has_begun, is_ended = _Body(response), False, False
+    """The JSON objects of a stream as they are; raises as `read_events`."""
+    event_data, has_begun, is_ended = _EventDataReader(response), False, False
     try:
-        while block := await body.next():
+        while block := await event_data.read_block():
             for data in block:
-                chunk = client.chunk(data)
-                has_begun, is_ended = True, is_ended or ends_a_choice(chunk)
+                chunk = client.parse_chunk(data)
+                has_begun, is_ended = True, is_ended or has_finish_reason(chunk)
                 yield chunk
     except LlmSpecError:
         raise
     except (aiohttp.ClientError, ValueError) as error:
-        raise client.broken(error) from error
-    if not (is_ended or (has_begun and body.is_done)):
-        raise TransientError(client.told("ended its answer without a finish reason"))
+        raise client.build_connection_error(error) from error
+    if not (is_ended or (has_begun and event_data.is_done)):
+        raise TransientError(client.format_message("ended its answer without a finish reason"))
 
 
-def read_whole(client: HttpClient, answer: Mapping[str, Any], *, repeated: str = "") -> ChatResponse:
+def read_response(client: HttpClient, answer: Mapping[str, Any], *, repeated: str = "") -> ChatResponse:
     """An answer that came at once; raises TransientError for one without a finish reason."""
     choices: list[Mapping[str, Any]] = answer.get("choices") or []
     reader, stripper = ChunkReader(), PrefixStripper(repeated)
     events = reader.read({**answer, "choices": [{**choice, "delta": choice.get("message")} for choice in choices]})
-    builder, finish = ResponseBuilder(), reader.finish()
+    builder, finish = ChatResponseBuilder(), reader.finish()
     for event in (*stripper.strip(events), TextDelta(stripper.flush())):
         builder.add(event)
     response = None if finish is None else builder.add(finish)
     if response is None:
-        raise TransientError(client.told(reader.failure), partial_text=builder.text)
+        raise TransientError(client.format_message(reader.failure), partial_text=builder.text)
     return response
 
 
-class _Body:
+class _EventDataReader:
     """The data of a stream's events, up to `[DONE]` (then `is_done`) or its end."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -97,7 +97,7 @@ class _Body:
         self._is_ended = False
         self.is_done = False
 
-    async def next(self) -> list[str]:
+    async def read_block(self) -> list[str]:
         """What came together; empty at the end."""
         while not self._is_ended:
             block = await self._content.readany()
@@ -108,13 +108,13 @@ class _Body:
                 del data[data.index(_DONE) :]
             if data:
                 return data
-        await self._read_end()
+        await self._drain_body()
         return []
 
-    async def _read_end(self) -> None:
+    async def _drain_body(self) -> None:
         """Read the body's end, which servers send behind the last event: only then the connection is used again."""
         if not self._content.at_eof():
             with suppress(TimeoutError, aiohttp.ClientError):
-                async with asyncio.timeout(_END_S):
+                async with asyncio.timeout(_DRAIN_TIMEOUT_S):
                     while await self._content.readany():
                         pass

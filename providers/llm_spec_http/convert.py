@@ -10,15 +10,15 @@ from llm_spec_http.dialects.base import Body, Dialect
 
 __all__ = [
     "PrefixStripper",
-    "request_body",
-    "sampling_fields",
+    "build_request_body",
+    "build_sampling_fields",
 ]
 
 
-_STREAMED: Final = {"stream": True, "stream_options": {"include_usage": True}}
+_STREAM_FIELDS: Final = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def request_body(request: ChatRequest, model: str, dialect: Dialect, *, stream: bool = True) -> Body:
+def build_request_body(request: ChatRequest, model: str, dialect: Dialect, *, stream: bool = True) -> Body:
     """The JSON of a request; what the caller left open is left out, `extra` comes last and wins."""
     optional: Body = {
         "max_tokens": request.max_tokens,
@@ -29,27 +29,27 @@ def request_body(request: ChatRequest, model: str, dialect: Dialect, *, stream: 
     }
     body: Body = {
         "model": model,
-        **_prompt(request),
-        **(_STREAMED if stream else {}),
-        **sampling_fields(request.sampling, dialect),
+        **_build_prompt(request),
+        **(_STREAM_FIELDS if stream else {}),
+        **build_sampling_fields(request.sampling, dialect),
         **{name: value for name, value in optional.items() if value},
     }
     if request.prefix and request.raw:
         body["prompt"] += request.prefix
     elif request.prefix:
-        _continue(body, request.prefix, dialect)
+        _add_continuation(body, request.prefix, dialect)
     if request.prediction is not None and dialect.prediction:
         body["prediction"] = {"type": "content", "content": request.prediction}
     return body | dict(request.extra)
 
 
-def _prompt(request: ChatRequest) -> Body:
+def _build_prompt(request: ChatRequest) -> Body:
     if request.raw:
         return {"prompt": request.messages[0].text}
     return {"messages": [message.to_openai() for message in request.messages]}
 
 
-def sampling_fields(sampling: Sampling, dialect: Dialect) -> Body:
+def build_sampling_fields(sampling: Sampling, dialect: Dialect) -> Body:
     """How to sample, in the dialect's names; what the caller left open is left out."""
     fields = {name: value for name, value in vars(sampling).items() if value not in (None, {})}
     if "logit_bias" in fields:
@@ -57,7 +57,7 @@ def sampling_fields(sampling: Sampling, dialect: Dialect) -> Body:
     return {dialect.sampling_names.get(name, name): value for name, value in fields.items()}
 
 
-def _continue(body: Body, prefix: str, dialect: Dialect) -> None:
+def _add_continuation(body: Body, prefix: str, dialect: Dialect) -> None:
     if dialect.continuation is None:
         raise InvalidRequestError(f"prefix is set; {dialect.name} cannot continue an assistant's text")
     if prefix != prefix.rstrip():
@@ -75,7 +75,7 @@ class PrefixStripper:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._held = ""
+        self._held_text = ""
 
     def strip(self, events: list[StreamEvent]) -> list[StreamEvent]:
         """The next events, with what may be shown of their text."""
@@ -88,13 +88,13 @@ class PrefixStripper:
         """Add text; return what may be shown."""
         if not self._prefix:
             return text
-        self._held += text
-        if len(self._held) < len(self._prefix) and self._prefix.startswith(self._held):
+        self._held_text += text
+        if len(self._held_text) < len(self._prefix) and self._prefix.startswith(self._held_text):
             return ""
         return self.flush()
 
     def flush(self) -> str:
         """Return what is held back: it was no repeated prefix, or more than that."""
-        shown, self._held = self._held.removeprefix(self._prefix), ""
+        shown, self._held_text = self._held_text.removeprefix(self._prefix), ""
         self._prefix = ""
         return shown

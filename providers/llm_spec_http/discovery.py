@@ -17,9 +17,9 @@ from llm_spec._clock import now
 from llm_spec.provider import Feature
 from llm_spec_http.tokens import HttpTokens
 
-__all__ = ["Abilities"]
+__all__ = ["ServerAbilities"]
 
-_TRIAL_S: Final = 60.0  # a server may compile something for its first scored prompt
+_TRIAL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first scored prompt
 _FIRST_PAUSE_S: Final = 60.0  # until an ability that was not there is tried again; twice as long each time …
 _LAST_PAUSE_S: Final = 3600.0
 
@@ -27,57 +27,57 @@ _GREEDY: Final = Sampling(temperature=0.0)
 _REQUEST: Final = ChatRequest.create("Count from one to ten.", temperature=0.0, max_tokens=2)
 _NUM_PREFIXES: Final = 4  # of a batch: more than one, and not all with the same next token
 _WORDS: Final = "return one more word"
-_SAMPLE: Final = "def naïve(x):\n    return x + 1  # one more\n"
+_ROUND_TRIP_TEXT: Final = "def naïve(x):\n    return x + 1  # one more\n"
 
 
 Check: TypeAlias = Callable[[], Awaitable[bool]]
 
 
-class Abilities:
+class ServerAbilities:
     """What a server can do: `known`, less and more what was found out. Any number of event loops may use it.
 
-    `continues` tries whether it goes on from a text, which is believed until it is tried.
+    `check_continuation` tries whether it goes on from a text, which is believed until it is tried.
     """
 
-    def __init__(self, known: Capabilities, tokens: HttpTokens | None, continues: Check) -> None:
+    def __init__(self, known: Capabilities, tokens: HttpTokens | None, check_continuation: Check) -> None:
         self._tokens = tokens
         self._known = known
-        self._continues = continues
+        self._check_continuation = check_continuation
         self._endpoint, self._scorer, self._continuation = _Ability(), _Ability(), _Ability()
-        self._made: dict[tuple[bool, ...], Capabilities] = {}
+        self._capabilities_by_findings: dict[tuple[bool, ...], Capabilities] = {}
 
     @property
     def capabilities(self) -> Capabilities:
         """What it can do, as far as is known now."""
-        found = (self._endpoint.is_there, self._scorer.is_there, self._continuation.is_missing)
-        if found not in self._made:
-            self._made[found] = replace(
+        findings = (self._endpoint.is_there, self._scorer.is_there, self._continuation.is_missing)
+        if findings not in self._capabilities_by_findings:
+            self._capabilities_by_findings[findings] = replace(
                 self._known,
                 token_endpoint=self._tokens if self._endpoint.is_there else None,
                 token_scorer=self._tokens if self._scorer.is_there else None,
                 continue_prefix=self._known.continue_prefix and not self._continuation.is_missing,
             )
-        return self._made[found]
+        return self._capabilities_by_findings[findings]
 
     async def discover(self, feature: Feature) -> None:
         """Try a feature, if that is due; raises TransientError where a continuation cannot be tried now."""
         tokens = self._tokens
         if feature == "continue_prefix":
             if self._known.continue_prefix:
-                await self._continuation.find(self._continues)
+                await self._continuation.probe_if_due(self._check_continuation)
         elif tokens is not None:
-            await self._endpoint.find(lambda: _succeeds(works_on_tokens(tokens)))
+            await self._endpoint.probe_if_due(lambda: _is_passed(can_use_token_ids(tokens)))
             if feature == "token_scorer" and tokens.max_top and self._endpoint.is_there:
-                await self._scorer.find(lambda: _succeeds(scores_tokens(tokens)))
+                await self._scorer.probe_if_due(lambda: _is_passed(can_score_tokens(tokens)))
 
-    def lose(self, feature: Feature) -> None:
+    def mark_unsupported(self, feature: Feature) -> None:
         """A call has shown that a feature is not there any more."""
         if feature == "continue_prefix":
-            self._continuation.lose()
+            self._continuation.mark_unsupported()
         elif feature == "token_scorer" and self._scorer.is_there:
-            self._scorer.lose()
+            self._scorer.mark_unsupported()
         elif feature == "token_endpoint" and self._endpoint.is_there:
-            self._endpoint.lose()
+            self._endpoint.mark_unsupported()
             self._scorer.forget()
             if self._tokens is not None:
                 self._tokens.forget()  # perhaps another model, with another vocabulary
@@ -91,26 +91,26 @@ class _Ability:
 
     def __init__(self) -> None:
         self.is_there = False
-        self._trials: dict[asyncio.AbstractEventLoop, _Trial] = {}
+        self._trials: dict[asyncio.AbstractEventLoop, _RunningTrial] = {}
         self._pause_s = 0.0
-        self._since_s: float | None = None  # when it was found, or found to be missing; None: not tried
+        self._found_at_s: float | None = None  # when it was found, or found to be missing; None: not tried
 
     @property
     def is_missing(self) -> bool:
         """Whether it was tried, and was not there."""
-        return self._since_s is not None and not self.is_there
+        return self._found_at_s is not None and not self.is_there
 
-    async def find(self, check: Check) -> None:
+    async def probe_if_due(self, check: Check) -> None:
         """Have it tried by `check`, if that is due; raises what that raises, and then nothing is known.
 
         Callers at the same time share one trial. Each may leave it to the others; it ends with the last.
         """
-        if not self._is_due():
+        if not self._is_probe_due():
             return
         loop = asyncio.get_running_loop()
         trial = self._trials.get(loop)
         if trial is None or trial.task.done():
-            trial = self._trials[loop] = _Trial(asyncio.create_task(self._try(check)))
+            trial = self._trials[loop] = _RunningTrial(asyncio.create_task(self._run_check(check)))
         trial.num_waiting += 1
         try:
             await asyncio.wait([trial.task])
@@ -118,33 +118,33 @@ class _Ability:
         finally:
             trial.num_waiting -= 1
             if not trial.num_waiting:
-                await self._end(loop, trial)
+                await self._cancel_trial(loop, trial)
 
-    def lose(self) -> None:
+    def mark_unsupported(self) -> None:
         """It is not there, or not any more."""
         if not self.is_missing:
-            if self._since_s is None or now() - self._since_s > self._pause_s:
+            if self._found_at_s is None or now() - self._found_at_s > self._pause_s:
                 self._pause_s = 0.0
-            self._settle(is_there=False)
+            self._set_result(is_there=False)
 
     def forget(self) -> None:
         """Nothing is known of it any more."""
-        self.is_there, self._pause_s, self._since_s = False, 0.0, None
+        self.is_there, self._pause_s, self._found_at_s = False, 0.0, None
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _is_due(self) -> bool:
-        return not self.is_there and (self._since_s is None or now() - self._since_s >= self._pause_s)
+    def _is_probe_due(self) -> bool:
+        return not self.is_there and (self._found_at_s is None or now() - self._found_at_s >= self._pause_s)
 
-    def _settle(self, *, is_there: bool) -> None:
-        self.is_there, self._since_s = is_there, now()
+    def _set_result(self, *, is_there: bool) -> None:
+        self.is_there, self._found_at_s = is_there, now()
         if not is_there:
             self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LAST_PAUSE_S)
 
-    async def _try(self, check: Check) -> None:
-        self._settle(is_there=await check())
+    async def _run_check(self, check: Check) -> None:
+        self._set_result(is_there=await check())
 
-    async def _end(self, loop: asyncio.AbstractEventLoop, trial: _Trial) -> None:
+    async def _cancel_trial(self, loop: asyncio.AbstractEventLoop, trial: _RunningTrial) -> None:
         if self._trials.get(loop) is trial:
             del self._trials[loop]
         trial.task.cancel()
@@ -152,23 +152,23 @@ class _Ability:
 
 
 @dataclass(slots=True, eq=False)
-class _Trial:
+class _RunningTrial:
     """A trial under way, and how many wait for it."""
 
     task: asyncio.Task[None]
     num_waiting: int = 0
 
 
-async def _succeeds(check: Awaitable[bool]) -> bool:
+async def _is_passed(check: Awaitable[bool]) -> bool:
     """Whether it says so; whatever the server does instead, and however long it takes, is a no."""
     try:
-        async with asyncio.timeout(_TRIAL_S):
+        async with asyncio.timeout(_TRIAL_TIMEOUT_S):
             return await check
     except Exception:  # noqa: BLE001 - as above
         return False
 
 
-async def works_on_tokens(tokens: HttpTokens) -> bool:
+async def can_use_token_ids(tokens: HttpTokens) -> bool:
     """Whether chat, continued ids and batched one-token completions give the same tokens, and text survives ids.
 
     All at once, so that it takes about as long as a first token does.
@@ -176,19 +176,19 @@ async def works_on_tokens(tokens: HttpTokens) -> bool:
     prompt_ids = await tokens.encode_chat(_REQUEST)
     prefixes = [prompt_ids[: len(prompt_ids) - cut] for cut in range(_NUM_PREFIXES)]
     async with asyncio.TaskGroup() as group:
-        chat = group.create_task(_written(tokens.stream_chat(_REQUEST)))
-        continued = group.create_task(_written(tokens.stream_after(prompt_ids, _REQUEST)))
-        read = group.create_task(_read_back(tokens))
+        chat = group.create_task(_collect_answer(tokens.stream_chat(_REQUEST)))
+        continued = group.create_task(_collect_answer(tokens.stream_after(prompt_ids, _REQUEST)))
+        read = group.create_task(_encode_and_decode(tokens))
         batch = group.create_task(tokens.sample_next(prefixes, _GREEDY))
         alone = [group.create_task(tokens.sample_next([prefix], _GREEDY)) for prefix in prefixes]
     text, token_ids = chat.result()
     first = batch.result()[0]
     same_start = token_ids[:1] == [first.token_id] and (first.is_end or text.startswith(first.text))
     same_batch = batch.result() == [token for task in alone for token in task.result()]
-    return chat.result() == continued.result() and same_start and same_batch and read.result() == _SAMPLE
+    return chat.result() == continued.result() and same_start and same_batch and read.result() == _ROUND_TRIP_TEXT
 
 
-async def scores_tokens(tokens: HttpTokens) -> bool:
+async def can_score_tokens(tokens: HttpTokens) -> bool:
     """Whether the likeliest tokens that it reports are those that it samples, position by position."""
     prompt_ids = await tokens.encode_chat(_REQUEST)
     first = (await tokens.sample_next([prompt_ids], _GREEDY))[0].token_id
@@ -200,9 +200,11 @@ async def scores_tokens(tokens: HttpTokens) -> bool:
     return same_tokens and "".join(alone) == _WORDS
 
 
-async def _written(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> tuple[str, list[int]]:
+async def _collect_answer(
+    stream_context: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
+) -> tuple[str, list[int]]:
     text, token_ids = "", list[int]()
-    async with opened as events:
+    async with stream_context as events:
         async for event in events:
             if isinstance(event, TextDelta):
                 text += event.text
@@ -210,5 +212,5 @@ async def _written(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent
     return text, token_ids
 
 
-async def _read_back(tokens: HttpTokens) -> str:
-    return await tokens.decode(await tokens.encode(_SAMPLE))
+async def _encode_and_decode(tokens: HttpTokens) -> str:
+    return await tokens.decode(await tokens.encode(_ROUND_TRIP_TEXT))

@@ -20,13 +20,13 @@ from llm_spec import (
     StreamEvent,
     complete_from_stream,
 )
-from llm_spec.continuation import ContinuationTrial
+from llm_spec.continuation import ContinuationTest
 from llm_spec.provider import Feature
-from llm_spec_http.answer import read_answer, read_chunks, read_whole
+from llm_spec_http.answer import read_chunks, read_events, read_response
 from llm_spec_http.client import HttpClient
-from llm_spec_http.convert import request_body
+from llm_spec_http.convert import build_request_body
 from llm_spec_http.dialects import DIALECTS, Dialect
-from llm_spec_http.discovery import Abilities
+from llm_spec_http.discovery import ServerAbilities
 from llm_spec_http.tokens import HttpTokens
 
 __all__ = ["HttpProvider"]
@@ -64,20 +64,20 @@ class HttpProvider:
             address,
             api_key=api_key or (os.environ.get(dialect.key_variable) if dialect.key_variable else None),
             key_variable=dialect.key_variable,
-            keeps_alive=dialect.keeps_alive,
+            reuses_connections=dialect.reuses_connections,
             session=session,
         )
         api = dialect.token_api
-        self._abilities = Abilities(
+        self._abilities = ServerAbilities(
             Capabilities(
                 tools=True,
                 response_format=True,
                 continue_prefix=dialect.continuation is not None,
                 prediction=dialect.prediction,
-                whole_answers=dialect.stops_whole,
+                whole_answers=dialect.stops_when_reader_leaves,
             ),
-            None if api is None else HttpTokens(self._client, model, dialect, api, self.lose),
-            lambda: ContinuationTrial(self.name, self.stream).is_continuing(),
+            None if api is None else HttpTokens(self._client, model, dialect, api, self.mark_unsupported),
+            lambda: ContinuationTest(self.name, self.stream).can_continue(),
         )
 
     @property
@@ -86,41 +86,46 @@ class HttpProvider:
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with await self._open(request) as response:
-            events = read_answer(self._client, response, repeated=self._repeated(request))
+        async with await self._open_response(request) as response:
+            events = read_events(self._client, response, repeated=self._get_repeated_text(request))
             async with aclosing(events):
                 yield events
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
-        async with await self._open(request) as response, aclosing(read_chunks(self._client, response)) as chunks:
+        async with (
+            await self._open_response(request) as response,
+            aclosing(read_chunks(self._client, response)) as chunks,
+        ):
             yield chunks
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
-        if not self._dialect.stops_whole:
+        if not self._dialect.stops_when_reader_leaves:
             return await complete_from_stream(self, request)
-        answer = await self._client.ask(_path(request), request_body(request, self._model, self._dialect, stream=False))
-        return read_whole(self._client, answer, repeated=self._repeated(request))
+        answer = await self._client.post_for_answer(
+            _get_path(request), build_request_body(request, self._model, self._dialect, stream=False)
+        )
+        return read_response(self._client, answer, repeated=self._get_repeated_text(request))
 
     async def discover(self, feature: Feature) -> None:
         await self._abilities.discover(feature)
 
-    def lose(self, feature: Feature) -> None:
+    def mark_unsupported(self, feature: Feature) -> None:
         """A call has shown that the server does not do something any more; `discover` tries it again after a while."""
-        self._abilities.lose(feature)
+        self._abilities.mark_unsupported(feature)
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _open(self, request: ChatRequest) -> aiohttp.ClientResponse:
-        return await self._client.open(_path(request), request_body(request, self._model, self._dialect))
+    async def _open_response(self, request: ChatRequest) -> aiohttp.ClientResponse:
+        return await self._client.post(_get_path(request), build_request_body(request, self._model, self._dialect))
 
-    def _repeated(self, request: ChatRequest) -> str:
+    def _get_repeated_text(self, request: ChatRequest) -> str:
         """The text that the answer begins with although it is in the request."""
         return request.prefix if self._dialect.repeats_prefix and not request.raw else ""
 
 
-def _path(request: ChatRequest) -> str:
+def _get_path(request: ChatRequest) -> str:
     return "completions" if request.raw else "chat/completions"

@@ -16,10 +16,10 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from typing import NamedTuple
 
-__all__ = ["ServerEvent", "SseReader"]
+__all__ = ["ServerSentEvent", "SseReader"]
 
 
-class ServerEvent(NamedTuple):
+class ServerSentEvent(NamedTuple):
     """One event: its name ("message" when it has none), its data, and the last id the stream gave so far."""
 
     event: str
@@ -42,11 +42,11 @@ class SseReader:
         self._after_cr = False  # the line is ended already; an LF that comes first in the next block belongs to it
         self._partial = bytearray()  # a line without its end
         self._data: list[bytes] = []  # the event's lines of data …
-        self._size = 0  # … and how long they are, each with an LF behind it
+        self._num_data_bytes = 0  # … and how long they are, each with an LF behind it
         self._event = b""
         self._id: str | None = None
 
-    def feed(self, block: bytes) -> list[ServerEvent]:
+    def feed(self, block: bytes) -> list[ServerSentEvent]:
         """The events that `block` completes; raises ValueError for a line or data over the limit."""
         if not block:
             return []
@@ -61,10 +61,10 @@ class SseReader:
         events = self._read_lines(lines)
         self._partial += rest
         if len(self._partial) > self._max_event_bytes:
-            raise self._too_long("line")
+            raise self._build_too_long_error("line")
         return events
 
-    def finish(self) -> list[ServerEvent]:
+    def finish(self) -> list[ServerSentEvent]:
         """The last event, at the end of the stream, when no blank line closed it and it has data.
 
         The standard would drop it, but servers leave out the last newline. A connection that broke looks the same,
@@ -74,37 +74,37 @@ class SseReader:
         self._partial.clear()
         return self._read_lines([last_line, b""] if last_line else [b""])
 
-    def _read_lines(self, lines: list[bytes]) -> list[ServerEvent]:
+    def _read_lines(self, lines: list[bytes]) -> list[ServerSentEvent]:
         if self._at_start and lines:
             self._at_start = False
             lines[0] = lines[0].removeprefix(BOM_UTF8)
-        events: list[ServerEvent] = []
+        events: list[ServerSentEvent] = []
         for line in lines:
             if line:
                 self._read_field(line)
             else:
-                if self._size > 1:
+                if self._num_data_bytes > 1:
                     name = self._event.decode(errors="replace") if self._event else "message"
                     data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-                    events.append(ServerEvent(name, data.decode(errors="replace"), self._id))
-                self._data, self._size, self._event = [], 0, b""
+                    events.append(ServerSentEvent(name, data.decode(errors="replace"), self._id))
+                self._data, self._num_data_bytes, self._event = [], 0, b""
         return events
 
     def _read_field(self, line: bytes) -> None:
         if len(line) > self._max_event_bytes:
-            raise self._too_long("line")
+            raise self._build_too_long_error("line")
         name, _, value = line.partition(b":")  # a comment is a field without a name
         value = value.removeprefix(b" ")
         if name == b"data":
-            self._size += len(value)
-            if self._size > self._max_event_bytes:
-                raise self._too_long("event")
+            self._num_data_bytes += len(value)
+            if self._num_data_bytes > self._max_event_bytes:
+                raise self._build_too_long_error("event")
             self._data.append(value)
-            self._size += 1
+            self._num_data_bytes += 1
         elif name == b"event":
             self._event = value
         elif name == b"id" and b"\0" not in value:
             self._id = value.decode(errors="replace")
 
-    def _too_long(self, what: str) -> ValueError:
+    def _build_too_long_error(self, what: str) -> ValueError:
         return ValueError(f"the event stream holds a longer {what} than max_event_bytes={self._max_event_bytes}")

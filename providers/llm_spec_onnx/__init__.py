@@ -25,7 +25,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _load(model: str, base_url: str | None) -> OnnxProvider:
+def _load_provider(model: str, base_url: str | None) -> OnnxProvider:
     from llm_spec_onnx.provider import OnnxProvider
 
     if base_url is not None or not model:
@@ -33,7 +33,7 @@ def _load(model: str, base_url: str | None) -> OnnxProvider:
     return OnnxProvider(model)
 
 
-def _load_builtin(model: str, base_url: str | None) -> OnnxProvider:
+def _load_builtin_provider(model: str, base_url: str | None) -> OnnxProvider:
     from llm_spec_onnx.provider import OnnxProvider
 
     if base_url is not None or model not in ("target", "draft"):
@@ -42,14 +42,14 @@ def _load_builtin(model: str, base_url: str | None) -> OnnxProvider:
 
 
 ONNX: Final = ProviderEntry(
-    load=_load,
+    load=_load_provider,
     summary="any Hugging Face ONNX export with a key-value cache: onnx:/path/to/folder",
     requires=_REQUIRES,
     install=_INSTALL,
     strategies=lambda _: ("tokens",),
 )
 BUILTIN: Final = ProviderEntry(
-    load=_load_builtin,
+    load=_load_builtin_provider,
     summary="the pair that comes along, small models of Python code: builtin:target, builtin:draft",
     requires=_REQUIRES,
     install=_INSTALL,

@@ -6,7 +6,8 @@ exports for onnxruntime-genai), rolling back is moving a length; elsewhere the c
 
 One text with and without speculation needs equal logits, and matrix kernels differ with the number of rows: a single
 row takes another path than two or more. So an exact session never runs one row alone, but adds a row whose result is
-thrown away; `_rows_agree` checks on this machine, when the model is loaded, up to which width nothing else matters.
+thrown away; `_has_agreeing_rows` checks on this machine, when the model is loaded, up to which width nothing else
+matters.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import numpy as np
 from llm_spec import ConfigError, ModelLoadError, TokenSession
 from llm_spec.model_folder.files import find_file, read_json
 from llm_spec.model_folder.tokenizer import FolderTokenizer
-from llm_spec_onnx.sessions import Graph, GrowingSession, SharedSession
+from llm_spec_onnx.sessions import GrowingCacheSession, OnnxGraph, SharedCacheSession
 
 __all__ = ["OnnxModel"]
 
 ort: Any = importlib.import_module("onnxruntime")  # it has no type information: one Any instead of a hundred unknowns
 
 _WIDTHS: Final = (32, 16, 8, 4, 2)  # most tokens of one verification: the first whose rows agree
-_MAX_IDLE: Final = 2  # closed sessions whose buffers are kept for the next requests
+_MAX_IDLE_CACHES: Final = 2  # closed sessions whose buffers are kept for the next requests
 _DEFAULT_CONTEXT: Final = 2048  # where config.json does not say
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -54,7 +55,7 @@ class OnnxModel:
         path = find_file(folder, "model.onnx", "onnx/model.onnx")
         self.tokenizer = FolderTokenizer(folder)
         self._graph = _load_graph(path, read_json(folder / "config.json", optional=True), threads)
-        self._shared = _shares_cache(self._graph.session, folder)
+        self._shared = _has_shared_cache(self._graph.session, folder)
         self.vocab_size = self._graph.vocab_size
         self.context_length = self._graph.context_length
         if self.tokenizer.vocab_size > self.vocab_size:
@@ -63,22 +64,22 @@ class OnnxModel:
                 f"{self.vocab_size}; they belong to different models"
             )
         self._exact = exact
-        self._idle = {min_rows: deque[SharedSession](maxlen=_MAX_IDLE) for min_rows in (1, 2)}
-        agreeing = next((width for width in _WIDTHS if self._rows_agree(width)), None) if exact else None
+        self._idle = {min_rows: deque[SharedCacheSession](maxlen=_MAX_IDLE_CACHES) for min_rows in (1, 2)}
+        agreeing = next((width for width in _WIDTHS if self._has_agreeing_rows(width)), None) if exact else None
         self.max_width = agreeing or _WIDTHS[0]
         self.same_text = agreeing is not None
 
     def open(self, *, exact: bool = True) -> TokenSession:
         min_rows = 2 if exact and self._exact else 1
         if not self._shared:
-            return GrowingSession(self._graph, min_rows)
+            return GrowingCacheSession(self._graph, min_rows)
         idle = self._idle[min_rows]
         try:
             return idle.pop()
         except IndexError:
-            return SharedSession(self._graph, min_rows, idle)
+            return SharedCacheSession(self._graph, min_rows, idle)
 
-    def _rows_agree(self, width: int) -> bool:
+    def _has_agreeing_rows(self, width: int) -> bool:
         """Whether positions read in one forward of `width` have the same bits when they are read in shorter ones.
 
         The shorter ones begin at every kind of offset; some are followed by tokens other than the true ones, in some
@@ -106,7 +107,7 @@ class OnnxModel:
         return True
 
 
-def _load_graph(path: Path, config: dict[str, Any], threads: int) -> Graph:
+def _load_graph(path: Path, config: dict[str, Any], threads: int) -> OnnxGraph:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -123,26 +124,26 @@ def _load_graph(path: Path, config: dict[str, Any], threads: int) -> Graph:
     if odd or not cache_names or "input_ids" not in inputs or "logits" not in outputs:
         what = f"input {odd[0]!r} is unknown" if odd else "input_ids, past_key_values.N.key/value or logits is missing"
         raise ModelLoadError(f"{path} is not exported as a decoder with a key-value cache: {what}")
-    _, num_kv_heads, _, head_dim = _cache_shape(path, inputs[cache_names[0]].shape)
+    _, num_kv_heads, _, head_dim = _read_cache_shape(path, inputs[cache_names[0]].shape)
     vocab_size = outputs["logits"].shape[-1]
     if not isinstance(vocab_size, int):
         vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int):
         raise ModelLoadError(f"{path} does not say how wide its logits are, nor does config.json (vocab_size)")
-    return Graph(
+    return OnnxGraph(
         session=session,
         cache_names=cache_names,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        cache_dtype=_dtype(path, inputs[cache_names[0]].type),
-        logits_dtype=_dtype(path, outputs["logits"].type),
+        cache_dtype=_numpy_dtype(path, inputs[cache_names[0]].type),
+        logits_dtype=_numpy_dtype(path, outputs["logits"].type),
         takes_positions="position_ids" in inputs,
         vocab_size=vocab_size,
         context_length=int(config.get("max_position_embeddings", _DEFAULT_CONTEXT)),
     )
 
 
-def _cache_shape(path: Path, shape: list[Any]) -> tuple[int, int, int, int]:
+def _read_cache_shape(path: Path, shape: list[Any]) -> tuple[int, int, int, int]:
     if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
         raise ModelLoadError(
             f"{path} has a cache of shape {shape}; it must be [batch, kv_heads, length, head_dim] with kv_heads and "
@@ -151,13 +152,13 @@ def _cache_shape(path: Path, shape: list[Any]) -> tuple[int, int, int, int]:
     return (1, shape[1], 0, shape[3])
 
 
-def _dtype(path: Path, onnx_type: str) -> np.dtype[Any]:
+def _numpy_dtype(path: Path, onnx_type: str) -> np.dtype[Any]:
     if onnx_type not in _DTYPES:
         raise ModelLoadError(f"{path} computes in {onnx_type}; only {', '.join(_DTYPES)} are supported")
     return _DTYPES[onnx_type]
 
 
-def _shares_cache(session: Any, folder: Path) -> bool:
+def _has_shared_cache(session: Any, folder: Path) -> bool:
     """Whether past and present may be one buffer: our own mark, or that of onnxruntime-genai's exports."""
     if session.get_modelmeta().custom_metadata_map.get("llm_spec.kv_cache") == "shared":
         return True

@@ -14,7 +14,7 @@ from llm_spec import (
     complete_from_stream,
     stream_token_model,
 )
-from llm_spec.grammar import takes_response_format
+from llm_spec.grammar import supports_response_format
 from llm_spec_onnx.model import OnnxModel
 
 __all__ = ["OnnxProvider"]
@@ -28,7 +28,7 @@ class OnnxProvider:
         self.name = self._model.name
         self.capabilities = Capabilities(
             context_length=self._model.context_length,
-            response_format=takes_response_format(self._model.tokenizer),
+            response_format=supports_response_format(self._model.tokenizer),
             continue_prefix=True,
             token_model=self._model,
         )

@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Graph", "GrowingSession", "SharedSession"]
+__all__ = ["GrowingCacheSession", "OnnxGraph", "SharedCacheSession"]
 
 _FIRST_CAPACITY: Final = 512  # tokens a shared buffer has room for at first; it doubles when they are used up
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class OnnxGraph:
     """A loaded model and what its inputs look like; shared by all sessions and never changed."""
 
     session: Any  # onnxruntime.InferenceSession; the package has no type information
@@ -29,23 +29,23 @@ class Graph:
     vocab_size: int
     context_length: int
 
-    def empty_cache(self, length: int) -> NDArray[Any]:
+    def make_empty_cache(self, length: int) -> NDArray[Any]:
         """One key or value cache, [1, num_kv_heads, length, head_dim]."""
         return np.zeros((1, self.num_kv_heads, length, self.head_dim), self.cache_dtype)
 
 
-class GrowingSession:
+class GrowingCacheSession:
     """For exports that append to the cache they are given: what they return is kept, cut where it must be."""
 
-    def __init__(self, graph: Graph, min_rows: int) -> None:
+    def __init__(self, graph: OnnxGraph, min_rows: int) -> None:
         self._graph = graph
         self._min_rows = min_rows
         self._outputs = ["logits", *(name.replace("past_key_values", "present") for name in graph.cache_names)]
-        self._cache: list[NDArray[Any]] = [graph.empty_cache(0) for _ in graph.cache_names]
+        self._cache: list[NDArray[Any]] = [graph.make_empty_cache(0) for _ in graph.cache_names]
         self.length = 0
 
     def forward(self, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
-        ids = _padded(token_ids, self._min_rows)
+        ids = _pad_ids(token_ids, self._min_rows)
         total = self.length + ids.shape[1]
         feeds = {"input_ids": ids, "attention_mask": np.ones((1, total), np.int64)}
         if self._graph.takes_positions:
@@ -66,29 +66,29 @@ class GrowingSession:
         self._cache = []
 
 
-class SharedSession:
+class SharedCacheSession:
     """For exports whose past and present may be one buffer: every input and output is bound once for each width.
 
     Positions from `length` on hold leftovers that the model never reads; so a closed session's buffers and bindings,
     which take longer to make than a round, may serve the next request: `idle` is where they wait for it.
     """
 
-    def __init__(self, graph: Graph, min_rows: int, idle: deque[SharedSession]) -> None:
+    def __init__(self, graph: OnnxGraph, min_rows: int, idle: deque[SharedCacheSession]) -> None:
         self._graph = graph
         self._min_rows = min_rows
         self._idle = idle
         self.length = 0
         self._capacity = 0
         self._cache: list[NDArray[Any]] = []
-        self._calls: dict[int, _BoundCall] = {}
+        self._calls: dict[int, _BoundForward] = {}
 
     def forward(self, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
         count = len(token_ids)
         width = max(count, self._min_rows)
-        self._make_room(self.length + width)
+        self._grow_cache(self.length + width)
         call = self._calls.get(width)
         if call is None:
-            call = self._calls[width] = _BoundCall(self._graph, self._cache, width, self._capacity)
+            call = self._calls[width] = _BoundForward(self._graph, self._cache, width, self._capacity)
         call.run(token_ids, self.length)
         self.length += count
         return call.logits[0, count - num_rows : count].astype(np.float32, copy=False)
@@ -99,25 +99,25 @@ class SharedSession:
     def close(self) -> None:
         """Leave the buffers to the next session; the oldest that wait there go when there are many."""
         if self._cache:
-            heir = SharedSession(self._graph, self._min_rows, self._idle)
+            heir = SharedCacheSession(self._graph, self._min_rows, self._idle)
             heir._capacity, heir._cache, heir._calls = self._capacity, self._cache, self._calls
             self._capacity, self._cache, self._calls = 0, [], {}
             self._idle.append(heir)
 
-    def _make_room(self, num_tokens: int) -> None:
+    def _grow_cache(self, num_tokens: int) -> None:
         if num_tokens <= self._capacity:
             return
         self._capacity = max(_FIRST_CAPACITY, 2 * self._capacity, num_tokens)
-        old, self._cache = self._cache, [self._graph.empty_cache(self._capacity) for _ in self._graph.cache_names]
+        old, self._cache = self._cache, [self._graph.make_empty_cache(self._capacity) for _ in self._graph.cache_names]
         for kept, grown in zip(old, self._cache, strict=False):
             grown[:, :, : self.length] = kept[:, :, : self.length]
         self._calls.clear()  # they are bound to the old buffers
 
 
-class _BoundCall:
+class _BoundForward:
     """One width's buffers, bound to the model by address, so that a call costs nothing but the call."""
 
-    def __init__(self, graph: Graph, cache: Sequence[NDArray[Any]], width: int, capacity: int) -> None:
+    def __init__(self, graph: OnnxGraph, cache: Sequence[NDArray[Any]], width: int, capacity: int) -> None:
         self._session = graph.session
         self._binding: Any = graph.session.io_binding()
         self._ids = np.zeros((1, width), np.int64)
@@ -148,7 +148,7 @@ class _BoundCall:
         self._session.run_with_iobinding(self._binding)
 
 
-def _padded(token_ids: Sequence[int], min_rows: int) -> NDArray[np.int64]:
+def _pad_ids(token_ids: Sequence[int], min_rows: int) -> NDArray[np.int64]:
     ids = np.full((1, max(len(token_ids), min_rows)), token_ids[-1], np.int64)
     ids[0, : len(token_ids)] = token_ids
     return ids

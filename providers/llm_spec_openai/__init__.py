@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from llm_spec import ConfigError, ProviderEntry
-from llm_spec_openai.models import predicts
+from llm_spec_openai.models import supports_predictions
 
 if TYPE_CHECKING:
     from llm_spec_openai.provider import OpenAIProvider
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _load(model: str, base_url: str | None, api_key: str | None = None) -> OpenAIProvider:
+def _load_openai(model: str, base_url: str | None, api_key: str | None = None) -> OpenAIProvider:
     from llm_spec_openai.provider import OpenAIProvider
 
     if not model:
@@ -41,12 +41,12 @@ def _load_azure(model: str, base_url: str | None, api_key: str | None = None) ->
 
 
 OPENAI: Final = ProviderEntry(
-    load=_load,
-    load_with_key=_load,
+    load=_load_openai,
+    load_with_key=_load_openai,
     summary="OpenAI's models: openai:gpt-4.1-mini",
     requires=_REQUIRES,
     install=_INSTALL,
-    strategies=lambda model: ("predict",) if predicts(model) else (),
+    strategies=lambda model: ("predict",) if supports_predictions(model) else (),
 )
 AZURE: Final = ProviderEntry(
     load=_load_azure,

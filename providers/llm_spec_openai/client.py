@@ -18,14 +18,14 @@ from openai import (
 )
 
 from llm_spec import ConfigError, LlmSpecError
-from llm_spec.event_loops import LoopOwned, PerLoop
+from llm_spec.event_loops import LoopBound, PerEventLoop
 from llm_spec_openai.convert import Body
-from llm_spec_openai.failures import FAILURES, Address, failure_of
+from llm_spec_openai.failures import SDK_ERRORS, ModelAddress, to_llm_spec_error
 
 if TYPE_CHECKING:
     from openai._streaming import ServerSentEvent  # it has no public name
 
-__all__ = ["ChatClient", "ChatStream", "azure_client", "openai_client"]
+__all__ = ["ChatClient", "ChatStream", "create_azure_client", "create_openai_client"]
 
 _TIMEOUT: Final = httpx2.Timeout(
     connect=10.0,
@@ -58,12 +58,12 @@ class ChatClient:
     def __init__(self, name: str, client: AsyncOpenAI, *, is_given: bool) -> None:
         is_azure = isinstance(client, AsyncAzureOpenAI)
         self._client = client.with_options(max_retries=0)
-        self._unused = None if is_given else self._client  # for the first loop; it has no connections yet
-        self._own_clients = None if is_given else PerLoop(self._another)
-        self._given_loop = LoopOwned(
+        self._spare_client = None if is_given else self._client  # for the first loop; it has no connections yet
+        self._loop_clients = None if is_given else PerEventLoop(self._create_loop_client)
+        self._given_loop = LoopBound(
             f"the client given to {name}", "give each loop a provider with a client of its own"
         )
-        self._address = Address(
+        self._address = ModelAddress(
             name,
             str(client.base_url).rstrip("/"),
             key_variable="AZURE_OPENAI_API_KEY" if is_azure else "OPENAI_API_KEY",
@@ -72,56 +72,60 @@ class ChatClient:
 
     async def open(self, stack: AsyncExitStack, body: Body) -> ChatStream:
         """Send a request; the JSON values of its answer's stream, once its status is good. The stack closes it."""
-        client = await self._client_here()
+        client = await self._get_client()
         try:
             # not `chat.completions.create`: that makes a pydantic model of every piece, which costs more than the rest
             stream = await client.post(
                 "/chat/completions", body=body, cast_to=object, stream=True, stream_cls=ChatStream
             )
-        except (RuntimeError, *FAILURES) as error:
-            mismatch = self._given_loop.mismatch(error)
-            if mismatch is None and not isinstance(error, FAILURES):
+        except (RuntimeError, *SDK_ERRORS) as error:
+            explain_loop_error = self._given_loop.explain_loop_error(error)
+            if explain_loop_error is None and not isinstance(error, SDK_ERRORS):
                 raise
-            raise mismatch or self.failure(error) from None  # an SDK's error holds the request, and with it the key
+            raise explain_loop_error or self.to_error(
+                error
+            ) from None  # an SDK's error holds the request, and with it the key
         return await stack.enter_async_context(stream)
 
     async def aclose(self) -> None:
         """Close the clients that were made here."""
-        unused, self._unused = self._unused, None
-        if unused is not None:
-            await unused.close()
-        if self._own_clients is not None:
-            await self._own_clients.aclose()
+        spare_client, self._spare_client = self._spare_client, None
+        if spare_client is not None:
+            await spare_client.close()
+        if self._loop_clients is not None:
+            await self._loop_clients.aclose()
 
-    def failure(self, error: Exception, text: str = "") -> LlmSpecError:
-        """One of `FAILURES` in this library's words; `text` is what had come before."""
-        return failure_of(error, self._address, secret=self._client.api_key, text=text)
+    def to_error(self, error: Exception, text: str = "") -> LlmSpecError:
+        """One of `SDK_ERRORS` in this library's words; `text` is what had come before."""
+        return to_llm_spec_error(error, self._address, secret=self._client.api_key, text=text)
 
-    def told(self, what: str) -> str:
+    def format_message(self, what: str) -> str:
         """One line that names the model and where it is."""
-        return self._address.told(what)
+        return self._address.format_message(what)
 
-    async def _client_here(self) -> AsyncOpenAI:
+    async def _get_client(self) -> AsyncOpenAI:
         """The running loop's client."""
-        if self._own_clients is not None:
-            return await self._own_clients.get()
+        if self._loop_clients is not None:
+            return await self._loop_clients.get()
         self._given_loop.check()
         return self._client
 
-    def _another(self) -> AsyncOpenAI:
-        first, self._unused = self._unused, None
-        return first or self._client.with_options(http_client=_http_client())
+    def _create_loop_client(self) -> AsyncOpenAI:
+        first, self._spare_client = self._spare_client, None
+        return first or self._client.with_options(http_client=_create_http_client())
 
 
-def openai_client(base_url: str | None, api_key: str | None) -> AsyncOpenAI:
+def create_openai_client(base_url: str | None, api_key: str | None) -> AsyncOpenAI:
     """A client of OpenAI, or of a server that speaks its language; raises ConfigError without a key."""
     key = api_key or os.environ.get("OPENAI_API_KEY")
     if not key:
         raise ConfigError("openai needs a key; set OPENAI_API_KEY or give api_key")
-    return AsyncOpenAI(api_key=key, base_url=base_url, max_retries=0, timeout=_TIMEOUT, http_client=_http_client())
+    return AsyncOpenAI(
+        api_key=key, base_url=base_url, max_retries=0, timeout=_TIMEOUT, http_client=_create_http_client()
+    )
 
 
-def azure_client(endpoint: str | None, api_key: str | None, api_version: str | None) -> AsyncAzureOpenAI:
+def create_azure_client(endpoint: str | None, api_key: str | None, api_version: str | None) -> AsyncAzureOpenAI:
     """A client of Azure; raises ConfigError for what is neither given nor in the SDK's environment variables."""
     address = endpoint or os.environ.get("AZURE_OPENAI_ENDPOINT")
     if not address:
@@ -137,13 +141,13 @@ def azure_client(endpoint: str | None, api_key: str | None, api_version: str | N
             api_version=api_version,
             max_retries=0,
             timeout=_TIMEOUT,
-            http_client=_http_client(),
+            http_client=_create_http_client(),
         )
     except OpenAIError:
         raise ConfigError("azure needs a key; set AZURE_OPENAI_API_KEY or give api_key") from None
 
 
-def _http_client() -> httpx2.AsyncClient:
+def _create_http_client() -> httpx2.AsyncClient:
     """The SDK's client on aiohttp, which costs half the CPU, or its default where aiohttp is not fit for it."""
     try:
         return DefaultAioHttpClient(timeout=_TIMEOUT, follow_redirects=False)  # a key goes where it was meant to go

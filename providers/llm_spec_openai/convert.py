@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any, Final, TypeAlias
 
 from llm_spec import ChatRequest, InvalidRequestError, Sampling
-from llm_spec_openai.models import limits_by_max_tokens
+from llm_spec_openai.models import is_limited_by_max_tokens
 
-__all__ = ["Body", "request_body"]
+__all__ = ["Body", "build_request_body"]
 
 Body: TypeAlias = dict[str, Any]
 
-_FOREIGN: Final = ("top_k", "min_p", "repetition_penalty")  # of other servers
+_UNSUPPORTED_SAMPLING: Final = ("top_k", "min_p", "repetition_penalty")  # of other servers
 
 
-def request_body(request: ChatRequest, model: str, *, is_openai: bool, takes_predictions: bool) -> Body:
+def build_request_body(request: ChatRequest, model: str, *, is_openai: bool, takes_predictions: bool) -> Body:
     """The JSON of a streaming request; what the caller left open is left out, `extra` comes last and wins.
 
     Raises InvalidRequestError for a prefix, and for options that OpenAI does not have where the server is OpenAI's
@@ -24,12 +24,12 @@ def request_body(request: ChatRequest, model: str, *, is_openai: bool, takes_pre
         raise InvalidRequestError("raw is set; OpenAI's models take messages alone")
     if request.prefix:
         raise InvalidRequestError(f"prefix is {request.prefix!r}; OpenAI's models cannot continue an assistant's text")
-    sampling = _sampling_fields(request.sampling)
-    for name in _FOREIGN:
+    sampling = _build_sampling_fields(request.sampling)
+    for name in _UNSUPPORTED_SAMPLING:
         if is_openai and name in sampling and name not in request.extra:
             raise InvalidRequestError(f"{name} is {sampling[name]!r}; OpenAI has no such option: leave it out")
-    has_prediction = takes_predictions and request.prediction is not None and _may_predict(request)
-    by_max_tokens = takes_predictions or limits_by_max_tokens(model, is_openai=is_openai)
+    has_prediction = takes_predictions and request.prediction is not None and _can_predict(request)
+    by_max_tokens = takes_predictions or is_limited_by_max_tokens(model, is_openai=is_openai)
     optional: Body = {
         "max_tokens" if by_max_tokens else "max_completion_tokens": request.max_tokens,
         "stop": list(request.stop),
@@ -49,14 +49,14 @@ def request_body(request: ChatRequest, model: str, *, is_openai: bool, takes_pre
     }
 
 
-def _sampling_fields(sampling: Sampling) -> Body:
+def _build_sampling_fields(sampling: Sampling) -> Body:
     fields = {name: value for name, value in vars(sampling).items() if value not in (None, {})}
     if "logit_bias" in fields:
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
     return fields
 
 
-def _may_predict(request: ChatRequest) -> bool:
+def _can_predict(request: ChatRequest) -> bool:
     """Whether OpenAI would take a prediction with the rest of the request: no tools, no positive penalties."""
     penalties = (request.sampling.presence_penalty, request.sampling.frequency_penalty)
     return not request.tools and all(penalty is None or penalty <= 0 for penalty in penalties)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["limits_by_max_tokens", "predicts"]
+__all__ = ["is_limited_by_max_tokens", "supports_predictions"]
 
 # "Predicted Outputs" in OpenAI's guide: these models, and no others of their families (audio, search, realtime).
 _PREDICTING: Final = re.compile(r"(gpt-4o(-mini)?|gpt-4\.1(-mini|-nano)?)(-\d{4}-\d\d-\d\d)?")
@@ -13,12 +13,12 @@ _NOT_REASONING: Final = re.compile(r"(.*/)?gpt-4(o|\.1)")  # a gateway's names: 
 _REASONING: Final = re.compile(r"(.*/)?(o\d|gpt-[5-9])")
 
 
-def predicts(model: str) -> bool:
+def supports_predictions(model: str) -> bool:
     """Whether a model takes predicted outputs: gpt-4o, -4o-mini, gpt-4.1, -4.1-mini, -4.1-nano, and dated variants."""
     return _PREDICTING.fullmatch(model) is not None
 
 
-def limits_by_max_tokens(model: str, *, is_openai: bool) -> bool:
+def is_limited_by_max_tokens(model: str, *, is_openai: bool) -> bool:
     """Whether an answer is capped by `max_tokens`; otherwise by `max_completion_tokens`, which counts reasoning too.
 
     OpenAI's reasoning models refuse the one, a prediction the other; servers that are not OpenAI's (`is_openai` False)

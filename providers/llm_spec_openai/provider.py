@@ -12,10 +12,10 @@ from typing import Any, Self
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 from llm_spec import Capabilities, ChatRequest, ChatResponse, ConfigError, StreamEvent, complete_from_stream
-from llm_spec_openai.answer import read_answer, read_chunks
-from llm_spec_openai.client import ChatClient, azure_client, openai_client
-from llm_spec_openai.convert import Body, request_body
-from llm_spec_openai.models import predicts
+from llm_spec_openai.answer import read_chunks, read_events
+from llm_spec_openai.client import ChatClient, create_azure_client, create_openai_client
+from llm_spec_openai.convert import Body, build_request_body
+from llm_spec_openai.models import supports_predictions
 
 __all__ = ["OpenAIProvider"]
 
@@ -43,10 +43,10 @@ class OpenAIProvider:
         if client is not None and (base_url is not None or api_key is not None):
             raise ConfigError("client is given, which has an address and a key; leave out base_url and api_key")
         is_given = client is not None
-        client = client or openai_client(base_url, api_key)
+        client = client or create_openai_client(base_url, api_key)
         is_azure = isinstance(client, AsyncAzureOpenAI)
         if takes_predictions is None:
-            takes_predictions = not is_azure and predicts(model)
+            takes_predictions = not is_azure and supports_predictions(model)
         self.name = f"{'azure' if is_azure else 'openai'}:{model}"
         self.capabilities = Capabilities(tools=True, response_format=True, prediction=takes_predictions)
         self._model = model
@@ -67,7 +67,7 @@ class OpenAIProvider:
         What is left out is taken from AZURE_OPENAI_ENDPOINT, AZURE_OPENAI_API_KEY (or AZURE_OPENAI_AD_TOKEN) and
         OPENAI_API_VERSION; raises ConfigError for what is in neither place.
         """
-        client = azure_client(endpoint, api_key, api_version)
+        client = create_azure_client(endpoint, api_key, api_version)
         provider = cls(deployment, client=client, takes_predictions=takes_predictions)
         provider._client = ChatClient(provider.name, client, is_given=False)
         return provider
@@ -75,20 +75,20 @@ class OpenAIProvider:
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with AsyncExitStack() as stack:
-            stream = await self._client.open(stack, self._body(request))
-            yield await stack.enter_async_context(aclosing(read_answer(self._client, stream)))
+            stream = await self._client.open(stack, self._build_body(request))
+            yield await stack.enter_async_context(aclosing(read_events(self._client, stream)))
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         async with AsyncExitStack() as stack:
-            stream = await self._client.open(stack, self._body(request))
+            stream = await self._client.open(stack, self._build_body(request))
             yield await stack.enter_async_context(aclosing(read_chunks(self._client, stream)))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
 
-    def _body(self, request: ChatRequest) -> Body:
-        return request_body(
+    def _build_body(self, request: ChatRequest) -> Body:
+        return build_request_body(
             request,
             self._model,
             is_openai=self._client.is_openai,

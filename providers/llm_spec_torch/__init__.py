@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _load(model: str, base_url: str | None) -> TorchProvider:
+def _load_provider(model: str, base_url: str | None) -> TorchProvider:
     from llm_spec_torch.provider import TorchProvider
 
     path, _, query = model.partition("?")
@@ -40,10 +40,10 @@ def _load(model: str, base_url: str | None) -> TorchProvider:
             "torch takes a folder or a Hugging Face name, torch:/path/to/model or torch:org/name?dtype=bfloat16, not "
             f"{base_url or 'nothing'!r}"
         )
-    return TorchProvider(path, name=f"torch:{path}", **_options(query))
+    return TorchProvider(path, name=f"torch:{path}", **_parse_options(query))
 
 
-def _options(query: str) -> Any:
+def _parse_options(query: str) -> Any:
     """The options behind a question mark, each in its type."""
     from llm_spec_torch.options import TorchOptions
 
@@ -52,25 +52,25 @@ def _options(query: str) -> Any:
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in types:
             raise ConfigError(f"torch has no option {name!r}; it has {', '.join(types)}")
-        options[name] = _value(name, types[name], text)
+        options[name] = _parse_value(name, types[name], text)
     return options
 
 
-def _value(name: str, wanted: Any, text: str) -> Any:
-    if wanted is bool:
+def _parse_value(name: str, expected_type: Any, text: str) -> Any:
+    if expected_type is bool:
         if text not in {"true", "false"}:
             raise ConfigError(f"{name} is {text!r}; it must be true or false")
         return text == "true"
-    if wanted in {int, float}:
+    if expected_type in {int, float}:
         try:
-            return wanted(text)
+            return expected_type(text)
         except ValueError as error:
             raise ConfigError(f"{name} is {text!r}; it must be a number") from error
     return text
 
 
 TORCH: Final = ProviderEntry(
-    load=_load,
+    load=_load_provider,
     summary="any Hugging Face checkpoint built like Llama, Mistral, Qwen or Gemma: torch:/path or torch:org/name",
     requires=("torch", "transformers", "tokenizers", "jinja2"),
     install="pip install 'llm-spec[torch]'",

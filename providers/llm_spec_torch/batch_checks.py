@@ -14,34 +14,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm_spec_torch.caches import CachePool, Slot
-from llm_spec_torch.pass_queue import Outcome, Pass
-from llm_spec_torch.shape import Shape
+from llm_spec_torch.caches import CachePool, CacheSlot
+from llm_spec_torch.pass_queue import ForwardPass, PassResult
+from llm_spec_torch.shape import PassShape
 
 __all__ = ["rows_agree"]
 
-RunAll: TypeAlias = Callable[[Sequence[Pass]], Sequence[Outcome]]
+RunAll: TypeAlias = Callable[[Sequence[ForwardPass]], Sequence[PassResult]]
 
 _NUM_STEPS: Final = 3  # of keys that are looked at; further ones are read as these are
-_STRIDE: Final = 97  # tokens from one neighbour's position to the next one's
+_POSITION_STRIDE: Final = 97  # tokens from one neighbour's position to the next one's
 
 
-class _Company(NamedTuple):
+class _SlotGroup(NamedTuple):
     """Slots that are asked, slots that read something else meanwhile, and where those are at most."""
 
     members: Sequence[int]
     neighbours: Sequence[int] = ()
-    below: int = 1
+    max_position: int = 1
 
 
-class _Part(NamedTuple):
+class _TokenSpan(NamedTuple):
     """Some of the tokens that are asked."""
 
     offset: int
     length: int
 
 
-def rows_agree(run_all: RunAll, pool: CachePool, shape: Shape, token_ids: Sequence[int]) -> bool:
+def rows_agree(run_all: RunAll, pool: CachePool, shape: PassShape, token_ids: Sequence[int]) -> bool:
     """Whether joined passes of `max_width` give a row the same bits in all company; leaves the caches empty.
 
     `token_ids`: at least 2 * max_width of them.
@@ -51,17 +51,22 @@ def rows_agree(run_all: RunAll, pool: CachePool, shape: Shape, token_ids: Sequen
     near_the_ends = [shape.key_step * step - 2 * width for step in range(1, _NUM_STEPS)]
     starts = [start for start in (21, *near_the_ends) if 0 <= start <= num_places - 2 * width]
     try:
-        return all(_Question(run_all, pool, shape, token_ids, start=start).agrees(num_places) for start in starts)
+        return all(
+            _RowAgreementCheck(run_all, pool, shape, token_ids, start=start).rows_agree_within(num_places)
+            for start in starts
+        )
     finally:
-        for stored in _tensors(pool):
+        for stored in _list_cache_tensors(pool):
             stored[:, :num_places] = 0
             stored[:, -width:] = 0
 
 
-class _Question:
+class _RowAgreementCheck:
     """Tokens behind one prefix, asked in all company."""
 
-    def __init__(self, run_all: RunAll, pool: CachePool, shape: Shape, token_ids: Sequence[int], *, start: int) -> None:
+    def __init__(
+        self, run_all: RunAll, pool: CachePool, shape: PassShape, token_ids: Sequence[int], *, start: int
+    ) -> None:
         self._run_all = run_all
         self._pool = pool
         self._shape = shape
@@ -70,79 +75,82 @@ class _Question:
         self._other_ids = token_ids[shape.max_width : 2 * shape.max_width]
         generator = torch.Generator().manual_seed(start)
         sizes = (start + 2 * shape.max_width, *pool.cache.layers[0].shape[2:])
-        self._noise = [torch.randn(sizes, generator=generator).to(stored) for stored in _tensors(pool)]
+        self._noise = [torch.randn(sizes, generator=generator).to(stored) for stored in _list_cache_tensors(pool)]
 
-    def agrees(self, num_places: int) -> bool:
+    def rows_agree_within(self, num_places: int) -> bool:
         """Ask in all company, neighbours being within the first so many places."""
-        whole = _Part(0, self._shape.max_width)
-        self._fill_all(num_places)
-        self._fill([0], turn=0)
-        reference = self._ask(_Company([0]), 0, [whole])[0]
-        for turn, company in enumerate(self._companies(num_places)):
-            self._fill(company.members, turn)
-            for parts in ([whole] * len(company.members), [self._part(turn, index) for index in company.members]):
-                rows = self._ask(company, turn, parts)
-                wanted = [reference[part.offset : part.offset + part.length] for part in parts]
-                if not all(np.array_equal(found, right) for found, right in zip(rows, wanted, strict=True)):
+        whole = _TokenSpan(0, self._shape.max_width)
+        self._fill_all_slots(num_places)
+        self._fill_slots([0], turn=0)
+        reference = self._read_members(_SlotGroup([0]), 0, [whole])[0]
+        for turn, slot_group in enumerate(self._make_slot_groups(num_places)):
+            self._fill_slots(slot_group.members, turn)
+            for parts in (
+                [whole] * len(slot_group.members),
+                [self._choose_span(turn, index) for index in slot_group.members],
+            ):
+                rows = self._read_members(slot_group, turn, parts)
+                expected = [reference[part.offset : part.offset + part.length] for part in parts]
+                if not all(np.array_equal(found, right) for found, right in zip(rows, expected, strict=True)):
                     return False
         return True
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _companies(self, num_places: int) -> list[_Company]:
+    def _make_slot_groups(self, num_places: int) -> list[_SlotGroup]:
         every = range(self._pool.num_slots)
         one_step, two_steps = (min(num_places, steps * self._shape.key_step) for steps in (1, 2))
         return [
-            _Company(every[:1]),
-            _Company(every),
-            _Company(every[-1:]),
-            _Company(every[:1], every[1:], one_step),
-            _Company(every[::2], every[1::4], two_steps),
-            _Company(every[1::2], every[::4], num_places),
-            _Company(every[-1:], every[:-1], num_places),
+            _SlotGroup(every[:1]),
+            _SlotGroup(every),
+            _SlotGroup(every[-1:]),
+            _SlotGroup(every[:1], every[1:], one_step),
+            _SlotGroup(every[::2], every[1::4], two_steps),
+            _SlotGroup(every[1::2], every[::4], num_places),
+            _SlotGroup(every[-1:], every[:-1], num_places),
         ]
 
-    def _part(self, turn: int, index: int) -> _Part:
+    def _choose_span(self, turn: int, index: int) -> _TokenSpan:
         width = self._shape.max_width
         offset = (5 * index + 3 * turn) % width
-        return _Part(offset, 1 + (index + turn) % (width - offset))
+        return _TokenSpan(offset, 1 + (index + turn) % (width - offset))
 
-    def _ask(self, company: _Company, turn: int, parts: Sequence[_Part]) -> list[np.ndarray]:
+    def _read_members(self, slot_group: _SlotGroup, turn: int, parts: Sequence[_TokenSpan]) -> list[np.ndarray]:
         """Each member's rows of its part, with other tokens behind them: [length, vocab_size] each."""
-        passes = [self._member(index, part) for index, part in zip(company.members, parts, strict=True)]
-        passes += [self._neighbour(index, turn, company.below) for index in company.neighbours]
+        passes = [self._make_member_pass(index, part) for index, part in zip(slot_group.members, parts, strict=True)]
+        passes += [self._make_neighbour_pass(index, turn, slot_group.max_position) for index in slot_group.neighbours]
         outcomes = self._run_all(passes)[: len(parts)]
         errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if errors:
             raise errors[0]
         return [np.asarray(outcome)[: part.length] for outcome, part in zip(outcomes, parts, strict=True)]
 
-    def _member(self, index: int, part: _Part) -> Pass:
+    def _make_member_pass(self, index: int, part: _TokenSpan) -> ForwardPass:
         own = self._own_ids[part.offset : part.offset + part.length]
         others = self._other_ids[: self._shape.max_width - part.length]
-        return self._read(index, self._start + part.offset, [*own, *others])
+        return self._make_pass(index, self._start + part.offset, [*own, *others])
 
-    def _neighbour(self, index: int, turn: int, below: int) -> Pass:
-        at = (7 + _STRIDE * (index + 3 * turn)) % max(1, below - self._shape.max_width)
-        return self._read(index, at, self._other_ids[: 1 + index % self._shape.max_width])
+    def _make_neighbour_pass(self, index: int, turn: int, max_position: int) -> ForwardPass:
+        at = (7 + _POSITION_STRIDE * (index + 3 * turn)) % max(1, max_position - self._shape.max_width)
+        return self._make_pass(index, at, self._other_ids[: 1 + index % self._shape.max_width])
 
-    def _read(self, index: int, at: int, token_ids: Sequence[int]) -> Pass:
-        slot = Slot(index, self._pool.cache.rows(index, index + 1), [0] * at)
-        num_keys = self._shape.num_keys(at + len(token_ids) - 1)
-        return Pass(slot, token_ids, self._shape.max_width, num_keys, len(token_ids))
+    def _make_pass(self, index: int, at: int, token_ids: Sequence[int]) -> ForwardPass:
+        slot = CacheSlot(index, self._pool.cache.select_sequences(index, index + 1), [0] * at)
+        num_keys = self._shape.pad_num_keys(at + len(token_ids) - 1)
+        return ForwardPass(slot, token_ids, self._shape.max_width, num_keys, len(token_ids))
 
-    def _fill_all(self, num_places: int) -> None:
+    def _fill_all_slots(self, num_places: int) -> None:
         """Let every slot hold something."""
-        for stored, noise in zip(_tensors(self._pool), self._noise, strict=True):
+        for stored, noise in zip(_list_cache_tensors(self._pool), self._noise, strict=True):
             stored[:, :num_places] = noise[torch.arange(num_places) % len(noise)]
 
-    def _fill(self, members: Sequence[int], turn: int) -> None:
+    def _fill_slots(self, members: Sequence[int], turn: int) -> None:
         """Give members the prefix, and something else to the others and to the places behind it."""
-        for stored, noise in zip(_tensors(self._pool), self._noise, strict=True):
+        for stored, noise in zip(_list_cache_tensors(self._pool), self._noise, strict=True):
             for index in range(self._pool.num_slots):
                 stored[index, : len(noise)] = noise.flip(0) * (1 + 0.1 * (index + turn))
             stored[list(members), : self._start] = noise[: self._start]
 
 
-def _tensors(pool: CachePool) -> tuple[Tensor, ...]:
+def _list_cache_tensors(pool: CachePool) -> tuple[Tensor, ...]:
     return pool.cache.layers

@@ -18,78 +18,92 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llm_spec_torch.caches import CachePool, Slot
-from llm_spec_torch.faults import not_finite, running_on
-from llm_spec_torch.network import Network
-from llm_spec_torch.pass_queue import FloatArray, Outcome, Pass, PassQueue
-from llm_spec_torch.session import Forwards
+from llm_spec_torch.caches import CachePool, CacheSlot
+from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
+from llm_spec_torch.network import TransformerNetwork
+from llm_spec_torch.pass_queue import FloatArray, ForwardPass, PassQueue, PassResult
+from llm_spec_torch.session import ForwardRunner
 
-__all__ = ["Batching", "JoinedPasses", "SharedForwards"]
+__all__ = ["BatchedForwards", "BatchedPassRunner", "PassBatching"]
 
 _PADDING_ID: Final = 0
 
 
-class Batching:
+class PassBatching:
     """What all sessions of a model share. `exact_width` None: exact sessions promise no more than others."""
 
     def __init__(
-        self, network: Network, pool: CachePool, name: str, *, exact_width: int | None, loose_widths: Sequence[int]
+        self,
+        network: TransformerNetwork,
+        pool: CachePool,
+        name: str,
+        *,
+        exact_width: int | None,
+        loose_widths: Sequence[int],
     ) -> None:
         self._queue = PassQueue()
-        self._loose = JoinedPasses(network, pool, name)
-        self._exact = self._loose if exact_width is None else JoinedPasses(network, pool, name, fixed_width=exact_width)
+        self._loose = BatchedPassRunner(network, pool, name)
+        self._exact = (
+            self._loose if exact_width is None else BatchedPassRunner(network, pool, name, fixed_width=exact_width)
+        )
         self._loose_widths = loose_widths
         self._exact_widths = loose_widths if exact_width is None else (exact_width,)
 
-    def forwards(self, alone: Forwards, *, exact: bool) -> SharedForwards:
+    def make_forward_runner(self, alone: ForwardRunner, *, exact: bool) -> BatchedForwards:
         """For one session; `alone` runs its prompts, and is not kept here: a model in a circle would not be freed."""
         joined, widths = (self._exact, self._exact_widths) if exact else (self._loose, self._loose_widths)
-        return SharedForwards(self._queue, joined, alone, widths)
+        return BatchedForwards(self._queue, joined, alone, widths)
 
 
-class SharedForwards:
-    """The `Forwards` of a session whose passes are joined where they are as wide as one of `widths`, else run alone."""
+class BatchedForwards:
+    """The `ForwardRunner` of a session. Passes as wide as one of `widths` are joined; others run alone."""
 
-    def __init__(self, queue: PassQueue, joined: JoinedPasses, alone: Forwards, widths: Sequence[int]) -> None:
+    def __init__(
+        self, queue: PassQueue, joined: BatchedPassRunner, alone: ForwardRunner, widths: Sequence[int]
+    ) -> None:
         self._queue = queue
         self._joined = joined
-        self._alone = _Alone(alone)
+        self._alone = _SinglePassRunner(alone)
         self._widths = widths
 
-    def run(self, slot: Slot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
+    def run(self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
         runner = self._joined if width in self._widths else self._alone
-        return self._queue.run(runner, Pass(slot, token_ids, width, num_keys, num_rows))
+        return self._queue.run(runner, ForwardPass(slot, token_ids, width, num_keys, num_rows))
 
-    def leave(self, slot: Slot) -> None:
-        self._queue.leave(slot)
+    def forget_slot(self, slot: CacheSlot) -> None:
+        self._queue.forget_slot(slot)
 
 
-class JoinedPasses:
+class BatchedPassRunner:
     """Runs passes of several slots as one; with `fixed_width` every pass has that width and rows of all slots."""
 
-    joins = True
+    is_batching = True
 
-    def __init__(self, network: Network, pool: CachePool, name: str, *, fixed_width: int | None = None) -> None:
+    def __init__(
+        self, network: TransformerNetwork, pool: CachePool, name: str, *, fixed_width: int | None = None
+    ) -> None:
         self._network = network
         self._cache = pool.cache
         self._num_slots = pool.num_slots
         self._name = name
         self._fixed_width = fixed_width
 
-    def run_all(self, passes: Sequence[Pass]) -> list[Outcome]:
+    def run_all(self, passes: Sequence[ForwardPass]) -> list[PassResult]:
         slots = range(self._num_slots)
         if self._fixed_width is None:
             indices = [one.slot.index for one in passes]
             slots = range(min(indices), max(indices) + 1)
         width = self._fixed_width or max(one.width for one in passes)
         device = self._network.embedding.device
-        with running_on(self._name, device):
-            return self._run(passes, slots, width, device)
+        with run_on_device(self._name, device):
+            return self._run_batch(passes, slots, width, device)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _run(self, passes: Sequence[Pass], slots: range, width: int, device: torch.device) -> list[Outcome]:
-        cache = self._cache.rows(slots.start, slots.stop)
+    def _run_batch(
+        self, passes: Sequence[ForwardPass], slots: range, width: int, device: torch.device
+    ) -> list[PassResult]:
+        cache = self._cache.select_sequences(slots.start, slots.stop)
         token_ids = [[_PADDING_ID] * width for _ in slots]
         starts = [[cache.capacity - width] for _ in slots]
         for one in passes:
@@ -99,13 +113,13 @@ class JoinedPasses:
         positions = torch.tensor(starts, device=device) + torch.arange(width, device=device)
         num_keys = max(one.num_keys for one in passes)
         states = self._network.hidden(torch.tensor(token_ids, device=device), positions, cache, num_keys)
-        return self._outcomes(passes, slots, states.view(len(slots), width, -1))
+        return self._split_logits(passes, slots, states.view(len(slots), width, -1))
 
-    def _outcomes(self, passes: Sequence[Pass], slots: range, states: Tensor) -> list[Outcome]:
+    def _split_logits(self, passes: Sequence[ForwardPass], slots: range, states: Tensor) -> list[PassResult]:
         """states: [num_slots, width, hidden_size]."""
         width = states.shape[1]
         is_finite = dict(zip(slots, states.isfinite().flatten(1).all(1).cpu().numpy(), strict=True))
-        self._clean_up(passes, [index for index in slots if not is_finite[index]], width)
+        self._wipe_non_finite_slots(passes, [index for index in slots if not is_finite[index]], width)
         rows = [
             (one.slot.index - slots.start) * width + row
             for one in passes
@@ -114,29 +128,29 @@ class JoinedPasses:
         logits = self._network.logits(states.flatten(0, 1))[rows].cpu().numpy()
         ends = list(accumulate(one.num_rows for one in passes))[:-1]
         return [
-            own if is_finite[one.slot.index] else not_finite(self._name)
+            own if is_finite[one.slot.index] else make_not_finite_error(self._name)
             for one, own in zip(passes, np.split(logits, ends), strict=True)
         ]
 
-    def _clean_up(self, passes: Sequence[Pass], broken: Sequence[int], width: int) -> None:
+    def _wipe_non_finite_slots(self, passes: Sequence[ForwardPass], broken: Sequence[int], width: int) -> None:
         """Wipe what holds NaN, which would reach a slot's later rows even from behind a mask."""
         for one in passes:
             if one.slot.index in broken:
-                one.slot.wipe()
+                one.slot.erase()
         for index in set(broken).difference(one.slot.index for one in passes):
             for stored in self._cache.layers:
                 stored[index, -width:] = 0
 
 
-class _Alone:
+class _SinglePassRunner:
     """Runs prompts: a pass of one slot, as wide as its tokens."""
 
-    joins = False
+    is_batching = False
 
-    def __init__(self, forwards: Forwards) -> None:
+    def __init__(self, forwards: ForwardRunner) -> None:
         self._forwards = forwards
 
-    def run_all(self, passes: Sequence[Pass]) -> list[Outcome]:
+    def run_all(self, passes: Sequence[ForwardPass]) -> list[PassResult]:
         return [
             self._forwards.run(one.slot, one.token_ids, width=one.width, num_keys=one.num_keys, num_rows=one.num_rows)
             for one in passes

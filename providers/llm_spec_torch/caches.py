@@ -17,23 +17,23 @@ import torch
 from torch import Tensor
 
 from llm_spec import TargetError
-from llm_spec_torch.network import Cache, Network
+from llm_spec_torch.network import KeyValueCache, TransformerNetwork
 
-__all__ = ["CHUNK_TOKENS", "CachePool", "Slot", "token_bytes"]
+__all__ = ["CHUNK_TOKENS", "CachePool", "CacheSlot", "count_bytes_per_token"]
 
 CHUNK_TOKENS = 256  # of a prompt, read in one pass; the places where chunks begin are multiples of it
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
+class CacheSlot:
     """One sequence's cache, and which tokens it holds."""
 
     index: int
-    cache: Cache  # batch of one
+    cache: KeyValueCache  # batch of one
     token_ids: list[int] = field(default_factory=list[int])
     num_in_chunks: int = 0  # leading tokens that were read in whole chunks
 
-    def append(self, token_ids: Sequence[int]) -> None:
+    def record_tokens(self, token_ids: Sequence[int]) -> None:
         """Note tokens that have been read in one pass."""
         if self.num_in_chunks == len(self.token_ids) and len(token_ids) == CHUNK_TOKENS:
             self.num_in_chunks += CHUNK_TOKENS
@@ -44,13 +44,13 @@ class Slot:
         del self.token_ids[length:]
         self.num_in_chunks = min(self.num_in_chunks, length // CHUNK_TOKENS * CHUNK_TOKENS)
 
-    def wipe(self) -> None:
+    def erase(self) -> None:
         """Forget all, and what the memory holds: a NaN would reach others even from behind a mask."""
         self.truncate(0)
         for stored in self.cache.layers:
             stored.zero_()
 
-    def num_shared(self, token_ids: Sequence[int], *, exact: bool) -> int:
+    def count_reusable(self, token_ids: Sequence[int], *, exact: bool) -> int:
         """How many leading tokens of a prompt it holds already, in such a way that they may be used."""
         limit = min(len(token_ids), self.num_in_chunks if exact else len(self.token_ids))
         shared = next((i for i in range(limit) if self.token_ids[i] != token_ids[i]), limit)
@@ -60,18 +60,18 @@ class Slot:
 class CachePool:
     """All slots of a model. Safe to use from several threads."""
 
-    def __init__(self, network: Network, *, num_slots: int, capacity: int) -> None:
+    def __init__(self, network: TransformerNetwork, *, num_slots: int, capacity: int) -> None:
         shape = network.attention
         like = network.embedding
         sizes = (num_slots, capacity, 2 * shape.num_kv_heads, shape.head_dim)
-        self.cache = Cache(tuple(_zeros(sizes, like) for _ in network.layers))
+        self.cache = KeyValueCache(tuple(_allocate_zeros(sizes, like) for _ in network.layers))
         self.num_slots = num_slots
         self._lock = threading.Lock()
         self._idle = [
-            Slot(index, self.cache.rows(index, index + 1)) for index in range(num_slots)
+            CacheSlot(index, self.cache.select_sequences(index, index + 1)) for index in range(num_slots)
         ]  # the longest idle one first
 
-    def take(self, token_ids: Sequence[int], *, exact: bool) -> Slot:
+    def acquire(self, token_ids: Sequence[int], *, exact: bool) -> CacheSlot:
         """The idle slot that shares most with a prompt, cut to what may be used of it; else the longest idle.
 
         Raises TargetError when none is idle.
@@ -79,24 +79,24 @@ class CachePool:
         with self._lock:
             if not self._idle:
                 raise TargetError(f"all {self.num_slots} key-value caches are in use; raise max_requests or wait")
-            shared = [slot.num_shared(token_ids, exact=exact) for slot in self._idle]
+            shared = [slot.count_reusable(token_ids, exact=exact) for slot in self._idle]
             slot = self._idle.pop(shared.index(max(shared)))
         slot.truncate(max(shared))
         return slot
 
-    def give_back(self, slot: Slot) -> None:
+    def release(self, slot: CacheSlot) -> None:
         """Let others have a slot; its tokens stay until then."""
         with self._lock:
             self._idle.append(slot)
 
 
-def token_bytes(network: Network) -> int:
+def count_bytes_per_token(network: TransformerNetwork) -> int:
     """Bytes of keys and values that one token takes."""
     shape = network.attention
     return 2 * len(network.layers) * shape.num_kv_heads * shape.head_dim * network.embedding.element_size()
 
 
-def _zeros(sizes: tuple[int, ...], like: Tensor) -> Tensor:
+def _allocate_zeros(sizes: tuple[int, ...], like: Tensor) -> Tensor:
     """Zeros (never leftovers, which might be NaN); on a CPU, memory that is taken only where it is written."""
     if like.device.type != "cpu":
         return torch.zeros(sizes, dtype=like.dtype, device=like.device)

@@ -75,7 +75,7 @@ def load_module(folder: Path, dtype: torch.dtype, device: torch.device, num_laye
     _check_weight_files(folder)
     transformers: Any = importlib.import_module("transformers")
     try:
-        with _quiet(transformers):
+        with _silence_transformers(transformers):
             module, report = transformers.AutoModelForCausalLM.from_pretrained(
                 str(folder),
                 dtype=dtype,
@@ -84,7 +84,7 @@ def load_module(folder: Path, dtype: torch.dtype, device: torch.device, num_laye
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported, and refused below
             )
-            _cut(module, num_layers)
+            _keep_first_layers(module, num_layers)
             module = module.eval().requires_grad_(requires_grad=False).to(device)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ModelLoadError(f"{folder} does not fit into the memory of {device} in {dtype}") from error
@@ -101,7 +101,7 @@ def load_module(folder: Path, dtype: torch.dtype, device: torch.device, num_laye
     return module
 
 
-def _cut(module: Any, num_layers: int | None) -> None:
+def _keep_first_layers(module: Any, num_layers: int | None) -> None:
     """Leave the first layers alone."""
     config: Any = module.config.get_text_config()
     if num_layers is None:
@@ -132,10 +132,10 @@ def _check_weight_files(folder: Path) -> None:
         path = folder / name
         if not path.is_file():
             raise ModelLoadError(f"model folder {folder} has no {name}; weights are read from safetensors files only")
-        _check_complete(path)
+        _check_file_size(path)
 
 
-def _check_complete(path: Path) -> None:
+def _check_file_size(path: Path) -> None:
     """Compare the size of a safetensors file with what its header promises."""
     size = path.stat().st_size
     try:
@@ -147,13 +147,13 @@ def _check_complete(path: Path) -> None:
         ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
         raise ModelLoadError(f"{path} is no safetensors file; download it again") from error
-    wanted = 8 + length + max(ends, default=0)
-    if size < wanted:
-        raise ModelLoadError(f"{path} is cut short: {size} of {wanted} bytes; download it again")
+    requested = 8 + length + max(ends, default=0)
+    if size < requested:
+        raise ModelLoadError(f"{path} is cut short: {size} of {requested} bytes; download it again")
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Generator[None]:
+def _silence_transformers(transformers: Any) -> Generator[None]:
     """Without transformers' progress bars and advice: what goes wrong comes as an error."""
     logging: Any = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -13,15 +13,15 @@ from typing import Final, TypeAlias
 
 import torch
 
-__all__ = ["Graphs", "StepKey"]
+__all__ = ["CudaGraphs", "StepKey"]
 
 StepKey: TypeAlias = tuple[str, int, int]
 
 # Recording waits for the whole device, and that breaks what another thread is recording (NVIDIA/TensorRT #2888).
-_RECORDING: Final = threading.Lock()
+_CAPTURE_LOCK: Final = threading.Lock()
 
 
-class Graphs:
+class CudaGraphs:
     """The recorded steps of one lane."""
 
     def __init__(self, device: torch.device) -> None:
@@ -34,10 +34,10 @@ class Graphs:
     def __contains__(self, key: StepKey) -> bool:
         return key in self._graphs
 
-    def record(self, key: StepKey, step: Callable[[], None]) -> None:
+    def capture(self, key: StepKey, step: Callable[[], None]) -> None:
         """Run a step as it is, and record it."""
         graph = torch.cuda.CUDAGraph()
-        with _RECORDING:
+        with _CAPTURE_LOCK:
             step()
             # the outer stream comes back even if recording fails
             with (
@@ -47,6 +47,6 @@ class Graphs:
                 step()
         self._graphs[key] = graph
 
-    def play(self, key: StepKey) -> None:
+    def replay(self, key: StepKey) -> None:
         """Run a recorded step."""
         self._graphs[key].replay()

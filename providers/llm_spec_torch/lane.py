@@ -8,7 +8,7 @@ step of each lookahead and number of keys is played as a graph; elsewhere it run
     draft      reads c(L-2) c(L-1), writes d0; reads d0, writes d1; …
     verify     reads c(L-1) d0 … d(g-1) and padding, draws t0 … tg, accepts a leading d's, appends t0 … ta
 
-A round without a draft leaves the draft's cache one token short; `catch_up` reads what it has missed.
+A round without a draft leaves the draft's cache one token short; `catch_up_draft` reads what it has missed.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from llm_spec_torch.graphs import Graphs, StepKey
-from llm_spec_torch.network import Cache, Network
-from llm_spec_torch.sampling import DeviceSampler, Switches
+from llm_spec_torch.graphs import CudaGraphs, StepKey
+from llm_spec_torch.network import KeyValueCache, TransformerNetwork
+from llm_spec_torch.sampling import DeviceSampler, SamplingSwitches
 
-__all__ = ["Lane", "Lanes", "Part", "Report"]
+__all__ = ["DeviceLane", "DeviceReport", "LaneModel", "LanePool"]
 
-_HEAD: Final = 4  # numbers before the drafted tokens in a report
+_NUM_REPORT_FIELDS: Final = 4  # numbers before the drafted tokens in a report
 _MAX_LANES: Final = 32  # kept for later requests; a lane's graphs take memory
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LaneModel:
     """A model's part in a lane: its weights, and the cache of one slot."""
 
-    network: Network
-    cache: Cache  # batch of one
+    network: TransformerNetwork
+    cache: KeyValueCache  # batch of one
     min_rows: int  # fewer are padded to so many (a single row may take another, slower path)
 
 
-class Report(NamedTuple):
+class DeviceReport(NamedTuple):
     """What a round tells the host."""
 
     num_accepted: int
@@ -49,92 +49,94 @@ class Report(NamedTuple):
     drafted_ids: tuple[int, ...]
 
     @classmethod
-    def read(cls, numbers: Sequence[int], lookahead: int) -> Report:
-        """Take `Lane.report` apart."""
-        accepted, next_id, finite, draft_finite = numbers[:_HEAD]
-        drafted_ids = tuple(numbers[_HEAD : _HEAD + lookahead])
+    def read(cls, numbers: Sequence[int], lookahead: int) -> DeviceReport:
+        """Take `DeviceLane.report` apart."""
+        accepted, next_id, finite, draft_finite = numbers[:_NUM_REPORT_FIELDS]
+        drafted_ids = tuple(numbers[_NUM_REPORT_FIELDS : _NUM_REPORT_FIELDS + lookahead])
         return cls(accepted, next_id, bool(finite), bool(draft_finite), drafted_ids)
 
 
-class Lane:
+class DeviceLane:
     """One pair of slots with one kind of sampling; used by one request at a time."""
 
-    def __init__(self, target: Part, draft: Part | None, sampler: DeviceSampler, *, max_lookahead: int) -> None:
-        self.target, self.draft_part, self.sampler = target, draft, sampler
+    def __init__(
+        self, target: LaneModel, draft: LaneModel | None, sampler: DeviceSampler, *, max_lookahead: int
+    ) -> None:
+        self.target, self.draft_model, self.sampler = target, draft, sampler
         self.in_use = False
         device = target.network.embedding.device
         self.context = torch.zeros(target.cache.capacity + 1, dtype=torch.int64, device=device)
         self.length = torch.zeros((), dtype=torch.int64, device=device)
         self.drafted = torch.zeros(max_lookahead, dtype=torch.int64, device=device)
-        self.report = torch.zeros(_HEAD + max_lookahead, dtype=torch.int64, device=device)
-        self._graphs = Graphs(device) if device.type == "cuda" else None
+        self.report = torch.zeros(_NUM_REPORT_FIELDS + max_lookahead, dtype=torch.int64, device=device)
+        self._graphs = CudaGraphs(device) if device.type == "cuda" else None
 
     def begin(self, prompt_ids: Tensor) -> None:
         """Stand behind a prompt, [num_tokens] int64, that both caches have read."""
         self.context[: prompt_ids.shape[0]] = prompt_ids
         self.length.fill_(prompt_ids.shape[0])
-        self.report[_HEAD - 1] = 1  # a draft that has not been asked is no broken one
+        self.report[_NUM_REPORT_FIELDS - 1] = 1  # a draft that has not been asked is no broken one
         self.sampler.begin(prompt_ids)
 
-    def prepare(self, lookahead: int, num_keys: int, width: int, *, drafts_here: bool) -> None:
+    def capture_steps(self, lookahead: int, num_keys: int, width: int, *, uses_device_draft: bool) -> None:
         """Record what the next round plays, so that this is not in its time."""
         if self._graphs is None:
             return
-        steps = self._steps(lookahead, num_keys, width)
-        keys = [key for key in (steps if lookahead and drafts_here else [*steps][1:]) if key not in self._graphs]
+        steps = self._make_steps(lookahead, num_keys, width)
+        keys = [key for key in (steps if lookahead and uses_device_draft else [*steps][1:]) if key not in self._graphs]
         if keys:
             kept = [(tensor, tensor.clone()) for tensor in (self.length, self.sampler.counts)]
             for key in keys:
-                self._graphs.record(key, steps[key])
+                self._graphs.capture(key, steps[key])
             for tensor, value in kept:
                 tensor.copy_(value)
 
-    def catch_up(self, num_missed: int, num_keys: int) -> None:
+    def catch_up_draft(self, num_tokens_missed: int, num_keys: int) -> None:
         """Let the draft read tokens of the context that it has missed."""
-        part = self._draft_part()
-        missed = self.length - 2 - num_missed + torch.arange(num_missed, device=self.length.device)
+        part = self._require_draft_model()
+        missed = self.length - 2 - num_tokens_missed + torch.arange(num_tokens_missed, device=self.length.device)
         step = self.drafted.shape[0] + 1
-        for start in range(0, num_missed, step):
+        for start in range(0, num_tokens_missed, step):
             positions = missed[start : start + step]
-            part.network.hidden(self._ids_for(part, positions), positions[None], part.cache, num_keys)
+            part.network.hidden(self._gather_context_ids(part, positions), positions[None], part.cache, num_keys)
 
     def draft(self, lookahead: int, num_keys: int) -> None:
         """Fill `drafted` with so many tokens."""
-        self._play("draft", lookahead, num_keys, 0)
+        self._run_or_replay("draft", lookahead, num_keys, 0)
 
     def verify(self, lookahead: int, num_keys: int, width: int) -> None:
         """Judge so many of `drafted` in a pass of `width` rows, append what stands, and fill `report`."""
-        self._play("verify", lookahead, num_keys, width)
+        self._run_or_replay("verify", lookahead, num_keys, width)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _steps(self, lookahead: int, num_keys: int, width: int) -> dict[StepKey, Callable[[], None]]:
+    def _make_steps(self, lookahead: int, num_keys: int, width: int) -> dict[StepKey, Callable[[], None]]:
         return {
-            ("draft", lookahead, num_keys): lambda: self._draft(lookahead, num_keys),
-            ("verify", lookahead, num_keys): lambda: self._verify(lookahead, num_keys, width),
+            ("draft", lookahead, num_keys): lambda: self._run_draft_step(lookahead, num_keys),
+            ("verify", lookahead, num_keys): lambda: self._run_verify_step(lookahead, num_keys, width),
         }
 
-    def _play(self, name: str, lookahead: int, num_keys: int, width: int) -> None:
+    def _run_or_replay(self, name: str, lookahead: int, num_keys: int, width: int) -> None:
         key = (name, lookahead, num_keys)
         if self._graphs is None:
-            self._steps(lookahead, num_keys, width)[key]()
+            self._make_steps(lookahead, num_keys, width)[key]()
         else:
-            self._graphs.play(key)
+            self._graphs.replay(key)
 
-    def _draft_part(self) -> Part:
-        if self.draft_part is None:
+    def _require_draft_model(self) -> LaneModel:
+        if self.draft_model is None:
             raise RuntimeError("this lane has no draft")
-        return self.draft_part
+        return self.draft_model
 
-    def _ids_for(self, part: Part, positions: Tensor) -> Tensor:
+    def _gather_context_ids(self, part: LaneModel, positions: Tensor) -> Tensor:
         """The context at some positions, [1, num_positions]; padding ids of the target's may be beyond a draft's."""
         return self.context.index_select(0, positions)[None].clamp(max=part.network.embedding.shape[0] - 1)
 
-    def _draft(self, lookahead: int, num_keys: int) -> None:
-        part = self._draft_part()
+    def _run_draft_step(self, lookahead: int, num_keys: int) -> None:
+        part = self._require_draft_model()
         self.sampler.valid.fill_(True)
         positions = self.length + torch.arange(-2, 0, device=self.length.device)
-        token_ids = self._ids_for(part, positions)
+        token_ids = self._gather_context_ids(part, positions)
         for index in range(lookahead):
             logits = part.network.logits(part.network.hidden(token_ids, positions[None], part.cache, num_keys))
             row = logits[1:2] if index == 0 else logits[:1]
@@ -142,9 +144,9 @@ class Lane:
             self.drafted[index : index + 1].copy_(token)
             token_ids = token.clamp(max=part.network.embedding.shape[0] - 1).expand(1, part.min_rows)
             positions = self.length + index + torch.arange(part.min_rows, device=self.length.device)
-        self.report[_HEAD - 1] = self.sampler.valid.long()
+        self.report[_NUM_REPORT_FIELDS - 1] = self.sampler.valid.long()
 
-    def _verify(self, lookahead: int, num_keys: int, width: int) -> None:
+    def _run_verify_step(self, lookahead: int, num_keys: int, width: int) -> None:
         network, drafted = self.target.network, self.drafted[:lookahead]
         positions = self.length - 1 + torch.arange(width, device=self.length.device)
         last = self.context.index_select(0, positions[:1])
@@ -154,30 +156,35 @@ class Lane:
         verdict = self.sampler.verify(network.logits(states)[: lookahead + 1], self.length, drafted)
         num_emitted = verdict.num_accepted + 1
         self.context.index_copy_(0, positions[: lookahead + 1] + 1, verdict.token_ids)
-        self.sampler.commit(verdict.token_ids, num_emitted)
+        self.sampler.count_committed(verdict.token_ids, num_emitted)
         self.length += num_emitted
         next_id = verdict.token_ids.gather(0, verdict.num_accepted[None])
         is_finite = (self.sampler.valid & states.sum(dtype=torch.float32).isfinite())[None].long()
-        self.report[: _HEAD - 1] = torch.cat([verdict.num_accepted[None], next_id, is_finite])
-        self.report[_HEAD : _HEAD + lookahead] = drafted
+        self.report[: _NUM_REPORT_FIELDS - 1] = torch.cat([verdict.num_accepted[None], next_id, is_finite])
+        self.report[_NUM_REPORT_FIELDS : _NUM_REPORT_FIELDS + lookahead] = drafted
 
 
-class Lanes:
+class LanePool:
     """The lanes of a target: what is recorded for two slots and a kind of sampling serves later requests there."""
 
     def __init__(self) -> None:
-        self._lanes: dict[tuple[object, ...], Lane] = {}  # the longest unused one first
+        self._lanes: dict[tuple[object, ...], DeviceLane] = {}  # the longest unused one first
 
-    def take(
-        self, places: Sequence[object], parts: Sequence[Part], switches: Switches, vocab_size: int, max_lookahead: int
-    ) -> Lane:
+    def acquire_lane(
+        self,
+        places: Sequence[object],
+        lane_models: Sequence[LaneModel],
+        switches: SamplingSwitches,
+        vocab_size: int,
+        max_lookahead: int,
+    ) -> DeviceLane:
         """The lane of these places, which nobody else uses as long as their slots are taken."""
         key = (*places, switches)
         lane = self._lanes.pop(key, None)
         if lane is None:
-            draft = parts[1] if len(parts) > 1 else None
-            sampler = DeviceSampler(switches, vocab_size=vocab_size, device=parts[0].network.embedding.device)
-            lane = Lane(parts[0], draft, sampler, max_lookahead=max_lookahead)
+            draft = lane_models[1] if len(lane_models) > 1 else None
+            sampler = DeviceSampler(switches, vocab_size=vocab_size, device=lane_models[0].network.embedding.device)
+            lane = DeviceLane(lane_models[0], draft, sampler, max_lookahead=max_lookahead)
         self._lanes[key] = lane
         if len(self._lanes) > _MAX_LANES:
             unused = next((other for other, kept in [*self._lanes.items()] if kept is not lane and not kept.in_use), ())

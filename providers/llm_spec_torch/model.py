@@ -17,27 +17,27 @@ from llm_spec import ConfigError, ModelLoadError, Sampling, TargetError, TokenMo
 from llm_spec.model_folder.files import read_json
 from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec_torch.batch_checks import rows_agree
-from llm_spec_torch.batching import Batching, JoinedPasses
-from llm_spec_torch.caches import CachePool, Slot, token_bytes
+from llm_spec_torch.batching import BatchedPassRunner, PassBatching
+from llm_spec_torch.caches import CachePool, CacheSlot, count_bytes_per_token
 from llm_spec_torch.checkpoint import find_folder, load_module, resolve_device, resolve_dtype
-from llm_spec_torch.checks import agreeing_widths, check_logits, some_ids, transformers_logits
-from llm_spec_torch.faults import not_finite, running_on
-from llm_spec_torch.lane import Lanes, Part
-from llm_spec_torch.network import Network
+from llm_spec_torch.checks import check_logits, compute_transformers_logits, find_agreeing_widths, make_fixed_ids
+from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
+from llm_spec_torch.fair_semaphore import FairSemaphore
+from llm_spec_torch.lane import LaneModel, LanePool
+from llm_spec_torch.network import TransformerNetwork
 from llm_spec_torch.options import MAX_REQUESTS, MAX_WIDTH, MIN_CONTEXT, TorchOptions, check_options
-from llm_spec_torch.places import FairPlaces
-from llm_spec_torch.rounds import TorchRounds, open_rounds
+from llm_spec_torch.rounds import TorchRoundRunner, open_rounds
 from llm_spec_torch.session import FloatArray, TorchSession
-from llm_spec_torch.shape import Shape
+from llm_spec_torch.shape import PassShape
 from llm_spec_torch.weights import check_architecture, read_network
 
 __all__ = ["TorchModel"]
 
-_KEY_STEP: Final = 256  # places; attention reads a multiple of so many
-_SHARED_KEY_STEP: Final = 512  # a CPU's attention reads blocks of so many keys; a part of one has other bits
-_CPU_SHARE: Final = 0.25  # of the machine's memory, for caches
-_CUDA_SHARE: Final = 0.8  # of what is free after the weights
-_CHECKED_TOKENS: Final = 48
+_KEY_PADDING: Final = 256  # places; attention reads a multiple of so many
+_BATCHED_KEY_PADDING: Final = 512  # a CPU's attention reads blocks of so many keys; a part of one has other bits
+_CPU_MEMORY_SHARE: Final = 0.25  # of the machine's memory, for caches
+_CUDA_MEMORY_SHARE: Final = 0.8  # of what is free after the weights
+_NUM_CHECKED_TOKENS: Final = 48
 _CPU_WIDTHS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # tried, below max_width; a pass is padded to the next
 
 
@@ -52,11 +52,11 @@ class TorchModel:
     vocab_size: int
     context_length: int
     same_text: bool
-    _network: Network
+    _network: TransformerNetwork
     _pool: CachePool
-    _exact_shape: Shape
-    _loose_shape: Shape
-    _batching: Batching | None
+    _exact_shape: PassShape
+    _loose_shape: PassShape
+    _batching: PassBatching | None
 
     def __init__(
         self, model: str | Path, *, name: str | None = None, module: Any = None, **options: Unpack[TorchOptions]
@@ -68,8 +68,8 @@ class TorchModel:
         self.device = resolve_device(options.get("device") if module is None else str(module.device))
         self.dtype = resolve_dtype(options.get("dtype"), self.device, read_json(folder / "config.json", optional=True))
         self._options = options
-        self._places = FairPlaces(self.max_requests)
-        self._lanes = Lanes()
+        self._places = FairSemaphore(self.max_requests)
+        self._lanes = LanePool()
         try:
             self._load(module or load_module(folder, self.dtype, self.device, options.get("layers")))
         except torch.OutOfMemoryError as error:
@@ -82,12 +82,12 @@ class TorchModel:
         self._find_exact_shape()
         self._batching = self._make_batching()
 
-    def early_exit(self, layers: int) -> TorchModel:
+    def make_early_exit_draft(self, layers: int) -> TorchModel:
         """A draft of this model's own first layers, its last norm and head behind them: no weights of its own."""
         if not 1 <= layers < len(self._network.layers):
             raise ConfigError(f"layers is {layers}; the model has {len(self._network.layers)}, give fewer")
         draft = copy.copy(self)
-        draft._keep_first(layers)  # noqa: SLF001 - a copy of its own class
+        draft._use_first_layers(layers)  # noqa: SLF001 - a copy of its own class
         return draft
 
     @property
@@ -104,12 +104,12 @@ class TorchModel:
     def open(self, *, exact: bool = True) -> TorchSession:
         exact = exact and self._options.get("exact", True)
         shape = self._exact_shape if exact else self._loose_shape
-        forwards = self if self._batching is None else self._batching.forwards(self, exact=exact)
+        forwards = self if self._batching is None else self._batching.make_forward_runner(self, exact=exact)
         return TorchSession(self._pool, forwards, shape, exact=exact)
 
-    def admit(self) -> AbstractAsyncContextManager[None]:
-        """Wait for a free cache; see `AdmittingModel`."""
-        return self._places.place()
+    def admit_request(self) -> AbstractAsyncContextManager[None]:
+        """Wait for a free cache; see `RequestLimitedModel`."""
+        return self._places.hold_place()
 
     def open_rounds(
         self,
@@ -118,8 +118,8 @@ class TorchModel:
         seed: int,
         draft: TokenModel | None,
         cancelled: Callable[[], bool],
-    ) -> TorchRounds | None:
-        """Whole rounds on the device; see `RoundModel`."""
+    ) -> TorchRoundRunner | None:
+        """Whole rounds on the device; see `DeviceRoundModel`."""
         on_cuda = self.device.type == "cuda" and self._batching is None
         if not self._options.get("device_rounds", on_cuda) or len(prompt_ids) < 2:
             return None
@@ -137,23 +137,23 @@ class TorchModel:
 
     # --------------------------------------------------------------------------------------- Forwards
 
-    def run(self, slot: Slot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
+    def run(self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
         start, count = len(slot.token_ids), len(token_ids)
         if start + width > slot.cache.capacity:  # on CUDA nothing else would say so before it is too late
             raise TargetError(f"{self.name}: {start + width} tokens do not fit into a cache of {slot.cache.capacity}")
-        with running_on(self.name, self.device):
-            padded = [*token_ids, *[token_ids[-1]] * (width - count)]
-            ids = torch.tensor([padded], device=self.device)
+        with run_on_device(self.name, self.device):
+            pad_width = [*token_ids, *[token_ids[-1]] * (width - count)]
+            ids = torch.tensor([pad_width], device=self.device)
             positions = torch.arange(start, start + width, device=self.device)[None]
             states = self._network.hidden(ids, positions, slot.cache, num_keys)
-            return self._logits(states, slot, count, num_rows)
+            return self._compute_logits(states, slot, count, num_rows)
 
-    def leave(self, slot: Slot) -> None:
+    def forget_slot(self, slot: CacheSlot) -> None:
         """Nothing waits for a slot."""
 
-    def part(self, slot: Slot) -> Part:
+    def as_lane_model(self, slot: CacheSlot) -> LaneModel:
         """This model's part in a lane."""
-        return Part(self._network, slot.cache, self._loose_shape.padded(1))
+        return LaneModel(self._network, slot.cache, self._loose_shape.pad_width(1))
 
     # ------------------------------------------------------------------------------------------ inside
 
@@ -162,27 +162,27 @@ class TorchModel:
         check_architecture(module)
         context = min(own_context, self._options.get("max_context", own_context))
         max_width = self._options.get("max_width", MAX_WIDTH)
-        token_ids = some_ids(_CHECKED_TOKENS, self.tokenizer.vocab_size)
-        with running_on(self.name, self.device):
-            expected = transformers_logits(module, token_ids)
+        token_ids = make_fixed_ids(_NUM_CHECKED_TOKENS, self.tokenizer.vocab_size)
+        with run_on_device(self.name, self.device):
+            expected = compute_transformers_logits(module, token_ids)
         self._network = read_network(
             module, num_positions=context + max_width, fused=self._options.get("attention") != "eager"
         )
         self.vocab_size = self._network.vocab_size
         is_cuda = self.device.type == "cuda"
-        self._loose_shape = Shape(range(1 if is_cuda else 2, max_width + 1), _KEY_STEP, doubling=is_cuda)
+        self._loose_shape = PassShape(range(1 if is_cuda else 2, max_width + 1), _KEY_PADDING, doubling=is_cuda)
         self._pool = self._make_pool(context, max_width)
         self.context_length = self._pool.cache.capacity - max_width
-        slot = self._pool.take((), exact=True)
-        found = self.run(slot, token_ids, width=len(token_ids), num_keys=_KEY_STEP, num_rows=len(token_ids))
-        self._pool.give_back(slot)
+        slot = self._pool.acquire((), exact=True)
+        found = self.run(slot, token_ids, width=len(token_ids), num_keys=_KEY_PADDING, num_rows=len(token_ids))
+        self._pool.release(slot)
         check_logits(found, expected, self.dtype)
 
-    def _logits(self, states: Tensor, slot: Slot, count: int, num_rows: int) -> FloatArray:
+    def _compute_logits(self, states: Tensor, slot: CacheSlot, count: int, num_rows: int) -> FloatArray:
         """Of the last `num_rows` of `count` tokens: [num_rows, vocab_size]; states [width, hidden_size]."""
         if not bool(torch.isfinite(states.sum(dtype=torch.float32))):
-            slot.wipe()
-            raise not_finite(self.name)
+            slot.erase()
+            raise make_not_finite_error(self.name)
         if num_rows == 0:
             return np.empty((0, self.vocab_size), np.float32)
         if num_rows == 1 and count > self._loose_shape.max_width:  # a prompt: only its end counts
@@ -190,19 +190,19 @@ class TorchModel:
         rows: FloatArray = self._network.logits(states)[count - num_rows : count].cpu().numpy()
         return rows
 
-    def _keep_first(self, layers: int) -> None:
+    def _use_first_layers(self, layers: int) -> None:
         self.name = f"{self.name} (first {layers} layers)"
-        self._network = self._network.first_layers(layers)
-        self._places = FairPlaces(self.max_requests)
-        self._lanes = Lanes()
+        self._network = self._network.keep_first_layers(layers)
+        self._places = FairSemaphore(self.max_requests)
+        self._lanes = LanePool()
         self._pool = self._make_pool(self.context_length, self._pool.cache.capacity - self.context_length)
         self._batching = self._make_batching()
 
     def _make_pool(self, context: int, max_width: int) -> CachePool:
         """Caches for as many tokens a request as the model and the memory allow."""
         cache_gib = self._options.get("cache_gib")
-        limit = self._memory_for_caches() if cache_gib is None else int(cache_gib * 2**30)
-        room = limit // (token_bytes(self._network) * self.max_requests) - max_width
+        limit = self._measure_cache_memory() if cache_gib is None else int(cache_gib * 2**30)
+        room = limit // (count_bytes_per_token(self._network) * self.max_requests) - max_width
         if room < min(context, MIN_CONTEXT):
             raise ModelLoadError(
                 f"{self.name}: in {limit / 2**30:.2g} GiB, {self.max_requests} key-value caches hold {max(0, room)} "
@@ -210,17 +210,17 @@ class TorchModel:
             )
         return CachePool(self._network, num_slots=self.max_requests, capacity=min(context, room) + max_width)
 
-    def _memory_for_caches(self) -> int:
+    def _measure_cache_memory(self) -> int:
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 torch.cuda.empty_cache()  # blocks of weights that have been joined are free, and counted as used
-            return int(_CUDA_SHARE * torch.cuda.mem_get_info(self.device)[0])
-        return int(_CPU_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+            return int(_CUDA_MEMORY_SHARE * torch.cuda.mem_get_info(self.device)[0])
+        return int(_CPU_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
-    def _make_batching(self) -> Batching | None:
+    def _make_batching(self) -> PassBatching | None:
         if not self._options.get("batched"):
             return None
-        return Batching(
+        return PassBatching(
             self._network,
             self._pool,
             self.name,
@@ -229,36 +229,40 @@ class TorchModel:
         )
 
     def _find_exact_shape(self) -> None:
-        shape: Shape | None = None
+        shape: PassShape | None = None
         if self._options.get("exact", True):
             max_width = self._loose_shape.max_width
-            shape = self._shared_shape(max_width) if self._options.get("batched") else self._agreeing_shape(max_width)
+            shape = (
+                self._find_shared_shape(max_width)
+                if self._options.get("batched")
+                else self._find_agreeing_shape(max_width)
+            )
         self.same_text = shape is not None
         self._exact_shape = shape or self._loose_shape
 
-    def _shared_shape(self, width: int) -> Shape | None:
+    def _find_shared_shape(self, width: int) -> PassShape | None:
         """One number of rows for each slot of a shared pass, if rows agree whatever the others do."""
-        shape = Shape([width], _SHARED_KEY_STEP, doubling=self._loose_shape.doubling)
-        joined = JoinedPasses(self._network, self._pool, self.name, fixed_width=width)
-        ids = some_ids(2 * width, self.tokenizer.vocab_size)
+        shape = PassShape([width], _BATCHED_KEY_PADDING, doubling=self._loose_shape.doubling)
+        joined = BatchedPassRunner(self._network, self._pool, self.name, fixed_width=width)
+        ids = make_fixed_ids(2 * width, self.tokenizer.vocab_size)
         return shape if rows_agree(joined.run_all, self._pool, shape, ids) else None
 
-    def _agreeing_shape(self, max_width: int) -> Shape | None:
+    def _find_agreeing_shape(self, max_width: int) -> PassShape | None:
         """Numbers of rows that may be read in exact sessions: one on CUDA, all that agree on a CPU."""
-        slot = self._pool.take((), exact=True)
+        slot = self._pool.acquire((), exact=True)
 
-        def read_at(start: int, token_ids: Sequence[int], width: int) -> FloatArray:
+        def read_rows_at(start: int, token_ids: Sequence[int], width: int) -> FloatArray:
             slot.truncate(start)
-            rows = self.run(slot, token_ids, width=width, num_keys=_KEY_STEP, num_rows=len(token_ids))
-            slot.append(token_ids)
+            rows = self.run(slot, token_ids, width=width, num_keys=_KEY_PADDING, num_rows=len(token_ids))
+            slot.record_tokens(token_ids)
             return rows
 
         widths: list[int] = []
         while max_width > 1 and not widths:
             candidates = [w for w in _CPU_WIDTHS if w < max_width] if self.device.type == "cpu" else []
-            ids = some_ids(_CHECKED_TOKENS + 2 * max_width, self.tokenizer.vocab_size)
-            widths = agreeing_widths(read_at, ids, candidates, max_width)
+            ids = make_fixed_ids(_NUM_CHECKED_TOKENS + 2 * max_width, self.tokenizer.vocab_size)
+            widths = find_agreeing_widths(read_rows_at, ids, candidates, max_width)
             max_width //= 2
         slot.truncate(0)
-        self._pool.give_back(slot)
-        return Shape(widths, _KEY_STEP, doubling=self._loose_shape.doubling) if widths else None
+        self._pool.release(slot)
+        return PassShape(widths, _KEY_PADDING, doubling=self._loose_shape.doubling) if widths else None

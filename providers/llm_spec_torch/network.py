@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llm_spec_torch.linear import Linear
+from llm_spec_torch.linear_layers import Linear
 
-__all__ = ["Attention", "Cache", "FoldedNorm", "Kind", "Layer", "Network", "Norm"]
+__all__ = ["AttentionShape", "FoldedNorm", "KeyValueCache", "LayerKind", "LayerWeights", "Norm", "TransformerNetwork"]
 
 
 _vector_norm: Callable[..., Tensor] = cast("Any", torch.linalg).vector_norm  # torch gives it no types
@@ -55,7 +55,7 @@ class FoldedNorm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class AttentionShape:
     """The shape of attention, the same in all layers."""
 
     num_heads: int
@@ -76,7 +76,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LayerKind:
     """What differs between a model's layers: how far they see, and how positions turn their queries and keys."""
 
     window: int | None  # sliding-window attention sees so many tokens, itself included
@@ -84,7 +84,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class LayerWeights:
     """One layer's weights. Rows of queries and keys are ordered so that each rotated pair stands side by side."""
 
     attention_norm: Norm | FoldedNorm
@@ -101,7 +101,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class KeyValueCache:
     """Keys and, behind them, values: one tensor a layer, [batch, capacity, 2 * num_kv_heads, head_dim]."""
 
     layers: tuple[Tensor, ...]
@@ -111,31 +111,31 @@ class Cache:
         """Tokens that one sequence has room for."""
         return self.layers[0].shape[1]
 
-    def rows(self, start: int, stop: int) -> Cache:
+    def select_sequences(self, start: int, stop: int) -> KeyValueCache:
         """The cache of some sequences side by side, a view."""
-        return Cache(tuple(stored[start:stop] for stored in self.layers))
+        return KeyValueCache(tuple(stored[start:stop] for stored in self.layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class TransformerNetwork:
     """A model's weights; `hidden` and `logits` are its forward pass. Never changed, shared by all requests."""
 
     embedding: Tensor  # [vocab_size, hidden_size]
     embedding_scale: Tensor | None
-    layers: tuple[Layer, ...]
-    kinds: tuple[Kind, ...]
-    attention: Attention
+    layers: tuple[LayerWeights, ...]
+    kinds: tuple[LayerKind, ...]
+    attention: AttentionShape
     final_norm: Norm | FoldedNorm
     head: Linear
     final_softcap: float | None
     activation: Callable[[Tensor], Tensor]
     vocab_size: int
 
-    def first_layers(self, num_layers: int) -> Network:
+    def keep_first_layers(self, num_layers: int) -> TransformerNetwork:
         """The same model cut off after some layers, its last norm and head behind them: an early-exit draft."""
         return replace(self, layers=self.layers[:num_layers])
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, cache: Cache, num_keys: int) -> Tensor:
+    def hidden(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache, num_keys: int) -> Tensor:
         """Append tokens to the cache; their last hidden states, [batch * width, hidden_size].
 
         `token_ids` and `positions` are int64 [batch, width]; a token sees keys at places up to its own position, so
@@ -145,19 +145,19 @@ class Network:
         batch, width = token_ids.shape
         num_keys = min(num_keys, cache.capacity)
         flat = positions.flatten()
-        now = _Pass(
+        pass_context = _PassContext(
             batch,
             width,
             num_keys,
-            places=(positions + torch.arange(batch, device=positions.device)[:, None] * cache.capacity).flatten(),
-            masks=[self._mask(positions, num_keys, kind.window) for kind in self.kinds],
-            turns=[kind.rotation[flat] for kind in self.kinds],
+            cache_rows=(positions + torch.arange(batch, device=positions.device)[:, None] * cache.capacity).flatten(),
+            masks=[self._make_attention_mask(positions, num_keys, kind.window) for kind in self.kinds],
+            rotations=[kind.rotation[flat] for kind in self.kinds],
         )
         states = functional.embedding(token_ids.flatten(), self.embedding)
         if self.embedding_scale is not None:
             states = states * self.embedding_scale
         for layer, stored in zip(self.layers, cache.layers, strict=True):
-            states = self._attend(layer, states, stored, now)
+            states = self._attend(layer, states, stored, pass_context)
             gate, up = layer.gate_up(layer.mlp_norm(states)).chunk(2, -1)
             transformed = layer.down(self.activation(gate).mul_(up))
             states = states + (transformed if layer.after_mlp_norm is None else layer.after_mlp_norm(transformed))
@@ -172,56 +172,62 @@ class Network:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _mask(self, positions: Tensor, num_keys: int, window: int | None) -> Tensor:
+    def _make_attention_mask(self, positions: Tensor, num_keys: int, window: int | None) -> Tensor:
         """What is added to the scores: [batch, 1, width * num_heads / num_kv_heads, num_keys]."""
         batch, width = positions.shape
         positions = positions.clamp(max=num_keys - 1)  # padding behind the keys sees some, or it would be NaN
         keys = torch.arange(num_keys, device=positions.device)
-        seen = keys <= positions[:, :, None]
+        is_visible = keys <= positions[:, :, None]
         if window is not None:
-            seen = seen & (keys > positions[:, :, None] - window)
-        bias = torch.zeros(seen.shape, dtype=self.embedding.dtype, device=positions.device)
-        bias = bias.masked_fill_(~seen, float("-inf"))
+            is_visible = is_visible & (keys > positions[:, :, None] - window)
+        bias = torch.zeros(is_visible.shape, dtype=self.embedding.dtype, device=positions.device)
+        bias = bias.masked_fill_(~is_visible, float("-inf"))
         group = self.attention.num_heads // self.attention.num_kv_heads
         return bias[:, None, :, None].expand(batch, 1, width, group, num_keys).reshape(batch, 1, -1, num_keys)
 
-    def _attend(self, layer: Layer, states: Tensor, stored: Tensor, now: _Pass) -> Tensor:
+    def _attend(self, layer: LayerWeights, states: Tensor, stored: Tensor, pass_context: _PassContext) -> Tensor:
         """The attention part of a layer, its keys and values remembered: [batch * width, hidden_size]."""
         shape = self.attention
         heads = layer.queries_keys_values(layer.attention_norm(states))
-        heads = self._turned(layer, heads.view(now.batch * now.width, -1, shape.head_dim), now.turns[layer.kind])
-        stored.flatten(0, 1).index_copy_(0, now.places, heads[:, shape.num_heads :])
-        keys, values = stored[:, : now.num_keys].transpose(1, 2).chunk(2, 1)
+        heads = self._apply_rope(
+            layer,
+            heads.view(pass_context.batch * pass_context.width, -1, shape.head_dim),
+            pass_context.rotations[layer.kind],
+        )
+        stored.flatten(0, 1).index_copy_(0, pass_context.cache_rows, heads[:, shape.num_heads :])
+        keys, values = stored[:, : pass_context.num_keys].transpose(1, 2).chunk(2, 1)
         # the heads that share keys are rows of one product
-        rows = heads[:, : shape.num_heads].view(now.batch, now.width, shape.num_kv_heads, -1, shape.head_dim)
-        rows = rows.transpose(1, 2).reshape(now.batch, shape.num_kv_heads, -1, shape.head_dim)
-        out = shape(rows, keys, values, now.masks[layer.kind])
-        out = out.view(now.batch, shape.num_kv_heads, now.width, -1, shape.head_dim).transpose(1, 2)
-        attended = layer.output(out.reshape(now.batch * now.width, -1))
+        rows = heads[:, : shape.num_heads].view(
+            pass_context.batch, pass_context.width, shape.num_kv_heads, -1, shape.head_dim
+        )
+        rows = rows.transpose(1, 2).reshape(pass_context.batch, shape.num_kv_heads, -1, shape.head_dim)
+        out = shape(rows, keys, values, pass_context.masks[layer.kind])
+        out = out.view(pass_context.batch, shape.num_kv_heads, pass_context.width, -1, shape.head_dim).transpose(1, 2)
+        attended = layer.output(out.reshape(pass_context.batch * pass_context.width, -1))
         return states + (attended if layer.after_attention_norm is None else layer.after_attention_norm(attended))
 
-    def _turned(self, layer: Layer, heads: Tensor, turn: Tensor) -> Tensor:
+    def _apply_rope(self, layer: LayerWeights, heads: Tensor, rotation: Tensor) -> Tensor:
         """Queries and keys normed and turned by their positions, values as they are; shaped as `heads`."""
-        num_queries, num_turned = self.attention.num_heads, self.attention.num_heads + self.attention.num_kv_heads
+        num_queries, num_rotated = self.attention.num_heads, self.attention.num_heads + self.attention.num_kv_heads
         if layer.query_norm is not None and layer.key_norm is not None:
-            parts = heads.tensor_split((num_queries, num_turned), dim=1)
+            parts = heads.tensor_split((num_queries, num_rotated), dim=1)
             heads = torch.cat([layer.query_norm(parts[0]), layer.key_norm(parts[1]), parts[2]], dim=1)
-        both = heads[:, :num_turned]
+        both = heads[:, :num_rotated]
         pairs = torch.view_as_complex(both.float().view(*both.shape[:-1], -1, 2))
         if heads.dtype == torch.float32:
-            pairs.mul_(turn)  # in place: `float` was no copy
+            pairs.mul_(rotation)  # in place: `float` was no copy
         else:
-            both.copy_(torch.view_as_real(pairs * turn).flatten(-2))
+            both.copy_(torch.view_as_real(pairs * rotation).flatten(-2))
         return heads
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _PassContext:
     """What all layers of one pass share; masks and turns by kind of layer."""
 
     batch: int
     width: int
     num_keys: int
-    places: Tensor  # [batch * width], rows of the cache with its first two dimensions flattened
+    cache_rows: Tensor  # [batch * width], rows of the cache with its first two dimensions flattened
     masks: list[Tensor]
-    turns: list[Tensor]
+    rotations: list[Tensor]

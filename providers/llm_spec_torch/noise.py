@@ -15,12 +15,12 @@ from torch import Tensor
 from llm_spec.tokens import Purpose, philox4x32
 from llm_spec.tokens.philox import MASK32
 
-__all__ = ["gumbel", "key_words", "uniform"]
+__all__ = ["gumbel", "split_seed", "uniform"]
 
 _SCALE = 2.0**-32
 
 
-def key_words(seed: int) -> tuple[int, int]:
+def split_seed(seed: int) -> tuple[int, int]:
     """The low and the high word of a seed below 2**64, as `gumbel` and `uniform` take them in a tensor."""
     return seed & MASK32, seed >> 32
 
@@ -34,7 +34,7 @@ def gumbel(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
         from llm_spec_torch.noise_triton import gumbel_fused  # only where there is a GPU to run it
 
         return gumbel_fused(key, positions, vocab_size)
-    return -torch.log(-torch.log(_token_uniforms(key, positions, vocab_size)))
+    return -torch.log(-torch.log(_draw_token_uniforms(key, positions, vocab_size)))
 
 
 def uniform(key: Tensor, positions: Tensor, purpose: Tensor | Purpose, round_index: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def uniform(key: Tensor, positions: Tensor, purpose: Tensor | Purpose, round_ind
     return (word.double() + 0.5) * _SCALE
 
 
-def _token_uniforms(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+def _draw_token_uniforms(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """[num_positions, vocab_size]; one Philox call gives the words of four neighbouring tokens."""
     tokens = torch.arange(-(-vocab_size // 4), device=positions.device)
     position = positions[..., None]

@@ -36,7 +36,7 @@ def gumbel_fused(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     return out.view(*positions.shape, vocab_size)
 
 
-def _gumbel(out: "Any", keys: "Any", positions: "Any", vocab_size: "Any") -> None:
+def _gumbel_program(out: "Any", keys: "Any", positions: "Any", vocab_size: "Any") -> None:
     """One program: Philox calls of one row. `out` [num_rows, vocab_size], keys [num_rows, 2]."""
     row = tl.program_id(0).to(tl.int64)
     seed = tl.load(keys + 2 * row) | (tl.load(keys + 2 * row + 1) << 32)
@@ -58,4 +58,4 @@ def _store_noise(start: "Any", word: "Any", token: "Any", vocab_size: "Any") -> 
 
 
 _store: Any = triton.jit(_store_noise)
-_kernel: Any = triton.jit(_gumbel)
+_kernel: Any = triton.jit(_gumbel_program)

@@ -21,47 +21,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec import TargetError
-from llm_spec_torch.caches import Slot
+from llm_spec_torch.caches import CacheSlot
 
-__all__ = ["Outcome", "Pass", "PassQueue", "Runner"]
+__all__ = ["ForwardPass", "PassQueue", "PassResult", "PassRunner"]
 
-_PATIENCE: Final = 0.5  # of the last pass's duration
+_MAX_WAIT_RATIO: Final = 0.5  # of the last pass's duration
 
 FloatArray: TypeAlias = NDArray[np.float32]
-Outcome: TypeAlias = FloatArray | Exception
+PassResult: TypeAlias = FloatArray | Exception
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pass:
-    """What `Forwards.run` was asked for."""
+class ForwardPass:
+    """What `ForwardRunner.run` was asked for."""
 
-    slot: Slot
+    slot: CacheSlot
     token_ids: Sequence[int]
     width: int
     num_keys: int
     num_rows: int
 
 
-class Runner(Protocol):
-    """Runs passes that are of one kind, all at once where `joins`; else it is given one at a time."""
+class PassRunner(Protocol):
+    """Runs passes that are of one kind, all at once where `is_batching`; else it is given one at a time."""
 
-    joins: bool
+    is_batching: bool
 
-    def run_all(self, passes: Sequence[Pass]) -> Sequence[Outcome]:
+    def run_all(self, passes: Sequence[ForwardPass]) -> Sequence[PassResult]:
         """What each of them gave: logits, or the error that its session shall have. An error raised is for all."""
         ...
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
-    runner: Runner
-    handed_in: Pass
+class _PendingPass:
+    runner: PassRunner
+    forward_pass: ForwardPass
     done: threading.Condition
-    outcome: Outcome | None = None
+    outcome: PassResult | None = None
 
 
 @dataclass(slots=True, eq=False)
-class _Habit:
+class _RunnerHistory:
     """Whom a runner's passes are joined from."""
 
     slots: set[int] = field(default_factory=set[int])  # those that will hand in another pass soon
@@ -73,123 +73,125 @@ class PassQueue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._arrived = threading.Condition(self._lock)  # only who leads waits for it
-        self._waiting: list[_Turn] = []
-        self._is_led = False
-        self._habits: dict[Runner, _Habit] = {}
+        self._pass_arrived = threading.Condition(self._lock)  # only who leads waits for it
+        self._waiting: list[_PendingPass] = []
+        self._has_leader = False
+        self._histories: dict[PassRunner, _RunnerHistory] = {}
 
-    def run(self, runner: Runner, handed_in: Pass) -> FloatArray:
+    def run(self, runner: PassRunner, forward_pass: ForwardPass) -> FloatArray:
         """Wait until a pass has been run, by this thread or another; its logits. Raises its error."""
-        turn = _Turn(runner, handed_in, threading.Condition(self._lock))
-        self._hand_in(turn)
+        pending_pass = _PendingPass(runner, forward_pass, threading.Condition(self._lock))
+        self._enqueue(pending_pass)
         try:
-            while turn.outcome is None:
-                self._lead(self._next_group(turn))
+            while pending_pass.outcome is None:
+                self._run_group(self._wait_for_next_group(pending_pass))
         except BaseException:
-            self._withdraw(turn)
+            self._withdraw(pending_pass)
             raise
-        if isinstance(turn.outcome, Exception):
-            raise turn.outcome
-        return turn.outcome
+        if isinstance(pending_pass.outcome, Exception):
+            raise pending_pass.outcome
+        return pending_pass.outcome
 
-    def leave(self, slot: Slot) -> None:
+    def forget_slot(self, slot: CacheSlot) -> None:
         """Wait for a slot no longer: its session has closed."""
         with self._lock:
-            self._expect(slot, None)
-            self._arrived.notify()
+            self._update_expected_slots(slot, None)
+            self._pass_arrived.notify()
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _hand_in(self, turn: _Turn) -> None:
+    def _enqueue(self, pending_pass: _PendingPass) -> None:
         with self._lock:
-            self._waiting.append(turn)
-            self._expect(turn.handed_in.slot, turn.runner)
-            self._arrived.notify()
+            self._waiting.append(pending_pass)
+            self._update_expected_slots(pending_pass.forward_pass.slot, pending_pass.runner)
+            self._pass_arrived.notify()
 
-    def _expect(self, slot: Slot, runner: Runner | None) -> None:
-        for habit in self._habits.values():
-            habit.slots.discard(slot.index)
-        if runner is not None and runner.joins:
-            self._habits.setdefault(runner, _Habit()).slots.add(slot.index)
+    def _update_expected_slots(self, slot: CacheSlot, runner: PassRunner | None) -> None:
+        for history in self._histories.values():
+            history.slots.discard(slot.index)
+        if runner is not None and runner.is_batching:
+            self._histories.setdefault(runner, _RunnerHistory()).slots.add(slot.index)
 
-    def _next_group(self, turn: _Turn) -> list[_Turn]:
+    def _wait_for_next_group(self, pending_pass: _PendingPass) -> list[_PendingPass]:
         """Wait until this thread leads, and gather what is to be run next; [] once its own pass has been run."""
         with self._lock:
-            while turn.outcome is None and self._is_led:
-                turn.done.wait()
-            if turn.outcome is not None:
+            while pending_pass.outcome is None and self._has_leader:
+                pending_pass.done.wait()
+            if pending_pass.outcome is not None:
                 return []
-            self._is_led = True
-            group: list[_Turn] = []
+            self._has_leader = True
+            group: list[_PendingPass] = []
             try:
-                group = self._gather(self._waiting[0])
+                group = self._gather_group(self._waiting[0])
             finally:
                 if not group:
-                    self._step_down()
+                    self._stop_leading()
             return group
 
-    def _gather(self, first: _Turn) -> list[_Turn]:
+    def _gather_group(self, first: _PendingPass) -> list[_PendingPass]:
         """Take the next group out of those that wait; [] where all of it has been withdrawn meanwhile."""
         group = [first]
-        if first.runner.joins:
-            self._await_others(first.runner)
-            group = [turn for turn in self._waiting if turn.runner is first.runner]
-        self._waiting = [turn for turn in self._waiting if turn not in group]
+        if first.runner.is_batching:
+            self._wait_for_expected_slots(first.runner)
+            group = [pending_pass for pending_pass in self._waiting if pending_pass.runner is first.runner]
+        self._waiting = [pending_pass for pending_pass in self._waiting if pending_pass not in group]
         return group
 
-    def _await_others(self, runner: Runner) -> None:
-        habit = self._habits[runner]
-        give_up_at = time.perf_counter() + _PATIENCE * habit.last_s
-        while habit.slots - self._present(runner):
+    def _wait_for_expected_slots(self, runner: PassRunner) -> None:
+        history = self._histories[runner]
+        give_up_at = time.perf_counter() + _MAX_WAIT_RATIO * history.last_s
+        while history.slots - self._find_waiting_slots(runner):
             left_s = give_up_at - time.perf_counter()
             if left_s <= 0:
                 break
-            self._arrived.wait(left_s)
-        habit.slots &= self._present(runner)
+            self._pass_arrived.wait(left_s)
+        history.slots &= self._find_waiting_slots(runner)
 
-    def _present(self, runner: Runner) -> set[int]:
-        return {turn.handed_in.slot.index for turn in self._waiting if turn.runner is runner}
+    def _find_waiting_slots(self, runner: PassRunner) -> set[int]:
+        return {pending_pass.forward_pass.slot.index for pending_pass in self._waiting if pending_pass.runner is runner}
 
-    def _lead(self, group: list[_Turn]) -> None:
+    def _run_group(self, group: list[_PendingPass]) -> None:
         if not group:
             return
         started = time.perf_counter()
-        outcomes: Sequence[Outcome] = ()
+        outcomes: Sequence[PassResult] = ()
         try:
-            outcomes = _run(group)
+            outcomes = _run_passes(group)
         finally:
             with self._lock:
-                if group[0].runner.joins:
-                    self._habits[group[0].runner].last_s = time.perf_counter() - started
-                for index, turn in enumerate(group):
-                    turn.outcome = outcomes[index] if outcomes else TargetError("the forward pass was interrupted")
-                    turn.done.notify()
-                self._step_down()
+                if group[0].runner.is_batching:
+                    self._histories[group[0].runner].last_s = time.perf_counter() - started
+                for index, pending_pass in enumerate(group):
+                    pending_pass.outcome = (
+                        outcomes[index] if outcomes else TargetError("the forward pass was interrupted")
+                    )
+                    pending_pass.done.notify()
+                self._stop_leading()
 
-    def _step_down(self) -> None:
-        self._is_led = False
+    def _stop_leading(self) -> None:
+        self._has_leader = False
         if self._waiting:
             self._waiting[0].done.notify()
 
-    def _withdraw(self, turn: _Turn) -> None:
+    def _withdraw(self, pending_pass: _PendingPass) -> None:
         """An interrupt came while waiting: nobody is to run it any more."""
         with self._lock:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-                self._expect(turn.handed_in.slot, None)
-                self._arrived.notify()
-                if self._waiting and not self._is_led:
+            if pending_pass in self._waiting:
+                self._waiting.remove(pending_pass)
+                self._update_expected_slots(pending_pass.forward_pass.slot, None)
+                self._pass_arrived.notify()
+                if self._waiting and not self._has_leader:
                     self._waiting[0].done.notify()
 
 
-def _run(group: list[_Turn]) -> Sequence[Outcome]:
+def _run_passes(group: list[_PendingPass]) -> Sequence[PassResult]:
     try:
-        return group[0].runner.run_all([turn.handed_in for turn in group])
+        return group[0].runner.run_all([pending_pass.forward_pass for pending_pass in group])
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to those whose pass it was
-        return [error] if len(group) == 1 else [_own(error) for _ in group]
+        return [error] if len(group) == 1 else [_copy_error(error) for _ in group]
 
 
-def _own(error: Exception) -> TargetError:
+def _copy_error(error: Exception) -> TargetError:
     """An error for each thread: one that is raised in several gathers all their tracebacks."""
     own = TargetError(str(error) or type(error).__name__)
     own.__cause__ = error

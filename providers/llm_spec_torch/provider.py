@@ -15,7 +15,7 @@ from llm_spec import (
     complete_from_stream,
     stream_token_model,
 )
-from llm_spec.grammar import takes_response_format
+from llm_spec.grammar import supports_response_format
 from llm_spec_torch.model import TorchModel
 from llm_spec_torch.options import TorchOptions
 
@@ -25,8 +25,8 @@ __all__ = ["TorchProvider"]
 class TorchProvider:
     """Answers with a local checkpoint, in a worker thread; arguments and errors are TorchModel's.
 
-    `model` may be a loaded TorchModel, to share its weights: `TorchProvider(target_model.early_exit(4))` drafts with
-    the first four layers of a target.
+    `model` may be a loaded TorchModel, to share its weights: `TorchProvider(target_model.make_early_exit_draft(4))`
+    drafts with the first four layers of a target.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TorchProvider:
         self.capabilities = Capabilities(
             context_length=self._model.context_length,
             continue_prefix=True,
-            response_format=takes_response_format(self._model.tokenizer),
+            response_format=supports_response_format(self._model.tokenizer),
             token_model=self._model,
         )
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from llm_spec.tokens import Purpose
 from llm_spec_torch.noise import uniform
-from llm_spec_torch.sampling import DeviceSampler, DeviceVerdict, num_leading
+from llm_spec_torch.sampling import DeviceSampler, DeviceVerifyResult, count_leading_true
 
-__all__ = ["DeviceDraw", "DeviceRejection", "residual"]
+__all__ = ["DeviceDraftTokens", "DeviceRejection", "residual_probs"]
 
 
-class DeviceDraw(NamedTuple):
+class DeviceDraftTokens(NamedTuple):
     """Tokens, and the laws that they were drawn from."""
 
     token_ids: Tensor  # [num_rows] int64
@@ -41,56 +41,58 @@ class DeviceRejection:
         """Count rounds from 0; the sampler begins for itself."""
         self.round_index.zero_()
 
-    def draw(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> DeviceDraw:
+    def draw(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> DeviceDraftTokens:
         """Draft tokens from a draft's law; the arguments are those of `DeviceSampler.choose`."""
-        p_draft, finite = self._law(logits, before_ids)
+        p_draft, finite = self._compute_probs(logits, before_ids)
         self._sampler.valid.logical_and_(finite.all())
-        numbers = self._uniform(positions, Purpose.DRAFT)
-        return DeviceDraw(_inverse_transform(p_draft, numbers), p_draft)
+        numbers = self._draw_uniform(positions, Purpose.DRAFT)
+        return DeviceDraftTokens(_sample_by_inverse_transform(p_draft, numbers), p_draft)
 
-    def verify(self, logits: Tensor, position: Tensor, drafted_ids: Tensor, p_draft: Tensor) -> DeviceVerdict:
+    def verify(self, logits: Tensor, position: Tensor, drafted_ids: Tensor, p_draft: Tensor) -> DeviceVerifyResult:
         """Accept each drafted token with probability `min(1, p_target / p_draft)`, else draw from what is left over.
 
         `logits` [num_drafted + 1, vocab_size] floating, `position` [] int64 that of the first row's token,
         `drafted_ids` [num_drafted] int64, `p_draft` [num_drafted, vocab_size] float64 the laws that they were drawn
         from: one-hot for a token that was given.
         """
-        p_target, finite = self._law(logits, drafted_ids)
+        p_target, finite = self._compute_probs(logits, drafted_ids)
         positions = position[..., None] + torch.arange(logits.shape[-2], device=logits.device)
-        accepted = self._accepts(p_target[..., :-1, :], p_draft, positions[..., :-1], drafted_ids)
-        num_accepted = num_leading(accepted)
-        self._sampler.check_rows(finite, num_accepted)
-        next_id = self._next(p_target, p_draft, positions, num_accepted)
+        accepted = self._accept_each(p_target[..., :-1, :], p_draft, positions[..., :-1], drafted_ids)
+        num_accepted = count_leading_true(accepted)
+        self._sampler.mark_finite_rows(finite, num_accepted)
+        next_id = self._sample_next(p_target, p_draft, positions, num_accepted)
         self.round_index.add_(1)
         last = torch.arange(logits.shape[-2], device=logits.device) >= num_accepted[..., None]
-        return DeviceVerdict(torch.where(last, next_id, torch.nn.functional.pad(drafted_ids, (0, 1))), num_accepted)
+        return DeviceVerifyResult(
+            torch.where(last, next_id, torch.nn.functional.pad(drafted_ids, (0, 1))), num_accepted
+        )
 
-    def _accepts(self, p_target: Tensor, p_draft: Tensor, positions: Tensor, drafted_ids: Tensor) -> Tensor:
+    def _accept_each(self, p_target: Tensor, p_draft: Tensor, positions: Tensor, drafted_ids: Tensor) -> Tensor:
         """Each drafted token judged for itself: [num_drafted] bool."""
         token = drafted_ids[..., None]
-        numbers = self._uniform(positions, Purpose.ACCEPT)
+        numbers = self._draw_uniform(positions, Purpose.ACCEPT)
         # strictly below: a token that the target cannot say is never accepted, whatever the uniform
         return numbers * p_draft.gather(-1, token).squeeze(-1) < p_target.gather(-1, token).squeeze(-1)
 
-    def _next(self, p_target: Tensor, p_draft: Tensor, positions: Tensor, num_accepted: Tensor) -> Tensor:
+    def _sample_next(self, p_target: Tensor, p_draft: Tensor, positions: Tensor, num_accepted: Tensor) -> Tensor:
         """The correction from the residual, or the bonus from the target's law: [1] int64."""
         row = num_accepted[..., None]
         nothing = torch.nn.functional.pad(p_draft, (0, 0, 0, 1))  # a bonus: no draft to leave anything over
-        law = residual(_take_row(p_target, row), _take_row(nothing, row))
+        probs = residual_probs(_select_row(p_target, row), _select_row(nothing, row))
         is_bonus = row == p_draft.shape[-2]
         purpose = torch.where(is_bonus, int(Purpose.BONUS), int(Purpose.RESIDUAL))
-        return _inverse_transform(law, self._uniform(positions.gather(-1, row), purpose))
+        return _sample_by_inverse_transform(probs, self._draw_uniform(positions.gather(-1, row), purpose))
 
-    def _law(self, logits: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_probs(self, logits: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities after all filters, [num_rows, vocab_size] float64; which rows are finite, [num_rows] bool."""
-        law, finite = self._sampler.log_law(logits, before_ids)
-        return law.softmax(dim=-1), finite
+        probs, finite = self._sampler.logprobs(logits, before_ids)
+        return probs.softmax(dim=-1), finite
 
-    def _uniform(self, positions: Tensor, purpose: Tensor | Purpose) -> Tensor:
+    def _draw_uniform(self, positions: Tensor, purpose: Tensor | Purpose) -> Tensor:
         return uniform(self._sampler.key, positions, purpose, self.round_index)
 
 
-def residual(p_target: Tensor, p_draft: Tensor) -> Tensor:
+def residual_probs(p_target: Tensor, p_draft: Tensor) -> Tensor:
     """What rejected tokens leave of the target's laws, not normalised: `max(0, p_target - p_draft)`.
 
     All [num_rows, vocab_size]. The target's law itself where nothing is left: then only rounding rejected the token.
@@ -99,16 +101,16 @@ def residual(p_target: Tensor, p_draft: Tensor) -> Tensor:
     return torch.where((left > 0.0).any(dim=-1, keepdim=True), left, p_target)
 
 
-def _inverse_transform(law: Tensor, numbers: Tensor) -> Tensor:
+def _sample_by_inverse_transform(probs: Tensor, numbers: Tensor) -> Tensor:
     """The first token at which the cumulated law ([num_rows, vocab_size]) exceeds the uniform: [num_rows] int64.
 
     Never one of zero mass, although a device may add in such an order that the sum grows there in its last bit.
     """
-    cumulated = law.cumsum(dim=-1)
+    cumulated = probs.cumsum(dim=-1)
     exceeds = cumulated > numbers[..., None] * cumulated[..., -1:]
-    return (exceeds & (law > 0.0)).byte().argmax(dim=-1)
+    return (exceeds & (probs > 0.0)).byte().argmax(dim=-1)
 
 
-def _take_row(laws: Tensor, row: Tensor) -> Tensor:
+def _select_row(probs_rows: Tensor, row: Tensor) -> Tensor:
     """One row ([1] int64) of [num_rows, vocab_size]: [1, vocab_size]."""
-    return laws.gather(-2, row[..., None].expand(*row.shape, laws.shape[-1]))
+    return probs_rows.gather(-2, row[..., None].expand(*row.shape, probs_rows.shape[-1]))

@@ -2,7 +2,7 @@
 
 Nothing between `begin` and the end of a request asks the device for a value, so a whole round (draft steps,
 verification, commit) can be recorded. What a request may change lies in tensors that `load` overwrites in place; which
-operations there are is in `Switches`, and a recorded round serves every request with the same switches.
+operations there are is in `SamplingSwitches`, and a recorded round serves every request with the same switches.
 
 Every tensor may have leading dimensions, the same for all: independent requests with a `key` each.
 """
@@ -19,17 +19,17 @@ from torch import Tensor
 
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError
-from llm_spec.tokens import is_greedy, is_plain
-from llm_spec_torch.noise import gumbel, key_words
+from llm_spec.tokens import is_greedy, needs_no_penalties
+from llm_spec_torch.noise import gumbel, split_seed
 
-__all__ = ["DeviceSampler", "DeviceVerdict", "Switches", "num_leading"]
+__all__ = ["DeviceSampler", "DeviceVerifyResult", "SamplingSwitches", "count_leading_true"]
 
 _MIN_TEMPERATURE: Final = 1e-30  # as in llm_spec.tokens.sampling
 _NO_TOP_P: Final = 2.0  # more than all of the mass; 1.0 would drop tokens that rounding adds nothing for
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
+class SamplingSwitches:
     """Which operations sampling needs: requests with the same ones share a recorded round."""
 
     greedy: bool
@@ -37,15 +37,15 @@ class Switches:
     penalised: bool  # logit bias or any penalty
 
     @classmethod
-    def of(cls, sampling: Sampling, vocab_size: int) -> Switches:
+    def of(cls, sampling: Sampling, vocab_size: int) -> SamplingSwitches:
         """Those of one request."""
         greedy = is_greedy(sampling)
         top_k = sampling.top_k is not None and sampling.top_k < vocab_size
         top_p = sampling.top_p is not None and sampling.top_p < 1.0
-        return cls(greedy=greedy, filtered=not greedy and (top_k or top_p), penalised=not is_plain(sampling))
+        return cls(greedy=greedy, filtered=not greedy and (top_k or top_p), penalised=not needs_no_penalties(sampling))
 
 
-class DeviceVerdict(NamedTuple):
+class DeviceVerifyResult(NamedTuple):
     """The round emits `token_ids[: num_accepted + 1]`; what stands behind those has no meaning."""
 
     token_ids: Tensor  # [num_drafted + 1] int64
@@ -59,7 +59,7 @@ class DeviceSampler:
     `valid` [] bool stays true while every row that counted had a finite best logit (else: NaN, +inf, or all -inf).
     """
 
-    def __init__(self, switches: Switches, *, vocab_size: int, device: torch.device | str) -> None:
+    def __init__(self, switches: SamplingSwitches, *, vocab_size: int, device: torch.device | str) -> None:
         self.switches = switches
         self.vocab_size = vocab_size
         self.key = torch.zeros(2, dtype=torch.int64, device=device)
@@ -67,17 +67,17 @@ class DeviceSampler:
         self.counts = torch.zeros(vocab_size, dtype=torch.float64, device=device)  # of the answer's tokens
         self.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)  # which the prompt holds
         self._bias = torch.zeros(vocab_size, dtype=torch.float64, device=device)
-        self._numbers = torch.zeros(7, dtype=torch.float64, device=device)
-        numbers = self._numbers.unbind()
+        self._read_parameters = torch.zeros(7, dtype=torch.float64, device=device)
+        numbers = self._read_parameters.unbind()
         self._temperature, self._top_k, self._top_p, self._log_min_p = numbers[:4]
         self._repetition, self._presence, self._frequency = numbers[4:]
 
-    def load(self, sampling: Sampling, seed: int) -> None:
+    def load_request(self, sampling: Sampling, seed: int) -> None:
         """Take another request's parameters, in place.
 
         Raises ValueError for one that needs other switches, InvalidRequestError for a bias outside the vocabulary.
         """
-        switches = Switches.of(sampling, self.vocab_size)
+        switches = SamplingSwitches.of(sampling, self.vocab_size)
         if switches != self.switches:
             raise ValueError(f"sampling needs {switches}; this sampler has {self.switches}")
         outside = [token_id for token_id in sampling.logit_bias if token_id >= self.vocab_size]
@@ -85,8 +85,8 @@ class DeviceSampler:
             raise InvalidRequestError(
                 f"logit_bias names token {outside[0]}; the model has tokens 0 to {self.vocab_size - 1}"
             )
-        self.key.copy_(torch.tensor(key_words(seed)).expand_as(self.key))
-        self._numbers.copy_(torch.tensor(_numbers(sampling, self.vocab_size), dtype=torch.float64))
+        self.key.copy_(torch.tensor(split_seed(seed)).expand_as(self.key))
+        self._read_parameters.copy_(torch.tensor(_read_parameters(sampling, self.vocab_size), dtype=torch.float64))
         if self.switches.penalised:
             bias = torch.zeros(self.vocab_size, dtype=torch.float64)
             for token_id, value in sampling.logit_bias.items():
@@ -102,7 +102,7 @@ class DeviceSampler:
             ids = torch.as_tensor(prompt_ids, dtype=torch.int64, device=self.seen.device)
             self.seen.index_fill_(-1, ids, 1)
 
-    def commit(self, token_ids: Tensor, num: Tensor) -> None:
+    def count_committed(self, token_ids: Tensor, num: Tensor) -> None:
         """Count the first `num` ([] int64) of `token_ids` ([num_tokens] int64) as the answer's."""
         if self.switches.penalised:
             index = torch.arange(token_ids.shape[-1], device=token_ids.device)
@@ -121,18 +121,18 @@ class DeviceSampler:
         self.valid.logical_and_(finite.all())
         return token_ids
 
-    def verify(self, logits: Tensor, position: Tensor, drafted_ids: Tensor) -> DeviceVerdict:
+    def verify(self, logits: Tensor, position: Tensor, drafted_ids: Tensor) -> DeviceVerifyResult:
         """Accept drafted tokens ([num_drafted] int64) while they are the target's own.
 
         `logits` [num_drafted + 1, vocab_size] floating; `position` [] int64 is that of the first row's token.
         """
         positions = position[..., None] + torch.arange(logits.shape[-2], device=logits.device)
         token_ids, finite = self._choose(logits, positions, drafted_ids)
-        num_accepted = num_leading(token_ids[..., :-1] == drafted_ids)
-        self.check_rows(finite, num_accepted)
-        return DeviceVerdict(token_ids, num_accepted)
+        num_accepted = count_leading_true(token_ids[..., :-1] == drafted_ids)
+        self.mark_finite_rows(finite, num_accepted)
+        return DeviceVerifyResult(token_ids, num_accepted)
 
-    def check_rows(self, finite: Tensor, num_accepted: Tensor) -> None:
+    def mark_finite_rows(self, finite: Tensor, num_accepted: Tensor) -> None:
         """Let `valid` tell whether rows ([num_rows] bool) are finite as far as they count."""
         row = torch.arange(finite.shape[-1], device=finite.device)
         self.valid.logical_and_((finite | (row > num_accepted[..., None])).all())
@@ -140,44 +140,44 @@ class DeviceSampler:
     def _choose(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [num_rows] int64, and which rows have a finite best logit [num_rows] bool."""
         if self.switches.greedy:
-            best, token_ids = self.adjusted(logits, before_ids).max(dim=-1)
+            best, token_ids = self.adjust(logits, before_ids).max(dim=-1)
             return token_ids, best.isfinite()
-        law, finite = self.log_law(logits, before_ids)
-        return (law + gumbel(self.key, positions, self.vocab_size)).argmax(dim=-1), finite
+        probs, finite = self.logprobs(logits, before_ids)
+        return (probs + gumbel(self.key, positions, self.vocab_size)).argmax(dim=-1), finite
 
     # --------------------------------------------------------------------------------------------------- laws
 
-    def log_law(self, logits: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def logprobs(self, logits: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities up to a constant, [num_rows, vocab_size] float64, -inf where filtered; not greedy ones.
 
         Also which rows have a finite best logit: [num_rows] bool.
         """
-        law = self.adjusted(logits, before_ids).double() / self._temperature
-        best = law.amax(dim=-1, keepdim=True)
-        dropped = law < best + self._log_min_p
+        probs = self.adjust(logits, before_ids).double() / self._temperature
+        best = probs.amax(dim=-1, keepdim=True)
+        dropped = probs < best + self._log_min_p
         if self.switches.filtered:
-            dropped |= self._outside_top(law)
-        return law.masked_fill_(dropped, -math.inf), best.squeeze(-1).isfinite()
+            dropped |= self._find_filtered_out(probs)
+        return probs.masked_fill_(dropped, -math.inf), best.squeeze(-1).isfinite()
 
-    def adjusted(self, logits: Tensor, before_ids: Tensor) -> Tensor:
+    def adjust(self, logits: Tensor, before_ids: Tensor) -> Tensor:
         """Logits after bias and penalties, [num_rows, vocab_size]; float64, or as they came where there are none."""
-        fitted = self.fit(logits)
+        fitted = self.fit_vocabulary(logits)
         if not self.switches.penalised:
             return fitted
-        counts = self._counts(fitted.shape[-2], before_ids)
+        counts = self._count_answer_tokens(fitted.shape[-2], before_ids)
         seen = (counts > 0) | self.seen[..., None, :]
         out = fitted.double() + self._bias
         out = torch.where(seen, torch.where(out > 0, out / self._repetition, out * self._repetition), out)
         return out - ((counts > 0) * self._presence + counts * self._frequency)
 
-    def fit(self, logits: Tensor) -> Tensor:
+    def fit_vocabulary(self, logits: Tensor) -> Tensor:
         """Logits in the target's vocabulary: padding columns differ between models (vLLM #10913)."""
         missing = self.vocab_size - logits.shape[-1]
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=-math.inf)
         return logits[..., : self.vocab_size]
 
-    def _counts(self, num_rows: int, before_ids: Tensor) -> Tensor:
+    def _count_answer_tokens(self, num_rows: int, before_ids: Tensor) -> Tensor:
         """How often the answer holds each token before each row: [num_rows, vocab_size] float64."""
         num_before = before_ids.shape[-1]
         if num_before < num_rows - 1:
@@ -189,25 +189,25 @@ class DeviceSampler:
         counts = self.counts[..., None, :].expand(*sizes, self.vocab_size).clone(memory_format=torch.contiguous_format)
         return counts.scatter_add_(-1, ids, follows.expand_as(ids))
 
-    def _outside_top(self, law: Tensor) -> Tensor:
+    def _find_filtered_out(self, probs: Tensor) -> Tensor:
         """All but the `top_k` largest and, of those, the fewest whose mass reaches `top_p`: [num_rows, vocab_size].
 
         A stable sort puts lower ids first where tokens tie, so exactly as many stay as should.
         """
-        ordered, token_ids = law.sort(dim=-1, descending=True, stable=True)
-        rank = torch.arange(self.vocab_size, device=law.device)
+        ordered, token_ids = probs.sort(dim=-1, descending=True, stable=True)
+        rank = torch.arange(self.vocab_size, device=probs.device)
         mass = (ordered - ordered[..., :1]).exp().masked_fill_(rank >= self._top_k, 0.0).cumsum(dim=-1)
         below = (mass < self._top_p * mass[..., -1:]).sum(dim=-1, keepdim=True)
         outside = (rank > below) | (rank >= self._top_k)
         return torch.empty_like(outside).scatter_(-1, token_ids, outside)
 
 
-def num_leading(accepted: Tensor) -> Tensor:
+def count_leading_true(accepted: Tensor) -> Tensor:
     """How many are true before the first false one: [num_drafted] bool -> [] int64."""
     return accepted.long().cumprod(dim=-1).sum(dim=-1)
 
 
-def _numbers(sampling: Sampling, vocab_size: int) -> list[float]:
+def _read_parameters(sampling: Sampling, vocab_size: int) -> list[float]:
     """Temperature, top-k, top-p, log min-p, and the three penalties; what is not asked for changes nothing."""
     top_p = _NO_TOP_P if sampling.top_p is None or sampling.top_p >= 1.0 else sampling.top_p
     return [

@@ -8,22 +8,22 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec_torch.caches import CHUNK_TOKENS, CachePool, Slot
-from llm_spec_torch.shape import Shape
+from llm_spec_torch.caches import CHUNK_TOKENS, CachePool, CacheSlot
+from llm_spec_torch.shape import PassShape
 
-__all__ = ["FloatArray", "Forwards", "TorchSession"]
+__all__ = ["FloatArray", "ForwardRunner", "TorchSession"]
 
 FloatArray: TypeAlias = NDArray[np.float32]
 
 
-class Forwards(Protocol):
+class ForwardRunner(Protocol):
     """Runs forward passes."""
 
-    def run(self, slot: Slot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
+    def run(self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
         """Append tokens, padded to `width`, to a slot; logits after the last `num_rows` of them."""
         ...
 
-    def leave(self, slot: Slot) -> None:
+    def forget_slot(self, slot: CacheSlot) -> None:
         """No more tokens come for a slot, until another session has it."""
         ...
 
@@ -35,44 +35,44 @@ class TorchSession:
     read more places, and padded, as `shape` says.
     """
 
-    def __init__(self, pool: CachePool, forwards: Forwards, shape: Shape, *, exact: bool) -> None:
+    def __init__(self, pool: CachePool, forwards: ForwardRunner, shape: PassShape, *, exact: bool) -> None:
         self._pool = pool
         self._forwards = forwards
         self._shape = shape
         self._exact = exact
-        self._slot: Slot | None = None
+        self._slot: CacheSlot | None = None
 
     @property
     def length(self) -> int:
         return 0 if self._slot is None else len(self._slot.token_ids)
 
     @property
-    def slot(self) -> Slot:
+    def slot(self) -> CacheSlot:
         """The cache itself."""
-        return self._taken()
+        return self._acquire_slot()
 
-    def adopt(self, token_ids: Sequence[int]) -> int:
+    def reuse_prefix(self, token_ids: Sequence[int]) -> int:
         """Begin with what an idle cache holds of a prompt; how many of its tokens need not be read any more."""
-        self._taken(token_ids)
+        self._acquire_slot(token_ids)
         return self.length
 
     def forward(self, token_ids: Sequence[int], *, num_rows: int) -> FloatArray:
-        slot = self._taken()
+        slot = self._acquire_slot()
         is_prompt = len(token_ids) > self._shape.max_width
         first_row = len(token_ids) - num_rows
         rows: list[FloatArray] = []
         start = 0
-        for end in self._cuts(len(slot.token_ids), len(token_ids), is_prompt=is_prompt):
+        for end in self._split_forward(len(slot.token_ids), len(token_ids), is_prompt=is_prompt):
             part = token_ids[start:end]
             at = len(slot.token_ids)
             logits = self._forwards.run(
                 slot,
                 part,
-                width=len(part) if is_prompt else self._shape.padded(len(part)),
-                num_keys=self._shape.num_keys(at + len(part) - 1),
+                width=len(part) if is_prompt else self._shape.pad_width(len(part)),
+                num_keys=self._shape.pad_num_keys(at + len(part) - 1),
                 num_rows=max(0, end - max(start, first_row)),
             )
-            slot.append(part)
+            slot.record_tokens(part)
             rows.append(logits)
             start = end
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
@@ -84,18 +84,18 @@ class TorchSession:
     def close(self) -> None:
         slot, self._slot = self._slot, None
         if slot is not None:
-            self._forwards.leave(slot)
-            self._pool.give_back(slot)
+            self._forwards.forget_slot(slot)
+            self._pool.release(slot)
 
-    def _taken(self, token_ids: Sequence[int] = ()) -> Slot:
+    def _acquire_slot(self, token_ids: Sequence[int] = ()) -> CacheSlot:
         if self._slot is None:
-            self._slot = self._pool.take(token_ids, exact=self._exact)
+            self._slot = self._pool.acquire(token_ids, exact=self._exact)
         return self._slot
 
-    def _cuts(self, at: int, count: int, *, is_prompt: bool) -> list[int]:
+    def _split_forward(self, at: int, count: int, *, is_prompt: bool) -> list[int]:
         """Where the passes that read `count` tokens from position `at` on end."""
         if is_prompt:
             borders = range(at // CHUNK_TOKENS * CHUNK_TOKENS + CHUNK_TOKENS, at + count, CHUNK_TOKENS)
             return [*(border - at for border in borders), count]
-        border = self._shape.num_keys(at)
+        border = self._shape.pad_num_keys(at)
         return [border - at, count] if self._exact and border < at + count else [count]

@@ -11,11 +11,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Shape"]
+__all__ = ["PassShape"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PassShape:
     """`widths`: numbers of rows that may be read, ascending; `key_step`: attention reads a multiple of so many places.
 
     `doubling`: the multiples are powers of two of it, so that there are few of them (a CUDA graph for each).
@@ -30,11 +30,11 @@ class Shape:
         """Most tokens of one verifying pass."""
         return self.widths[-1]
 
-    def padded(self, num_tokens: int) -> int:
+    def pad_width(self, num_tokens: int) -> int:
         """How many rows are read for so many tokens, at most `max_width`."""
         return self.widths[bisect_left(self.widths, num_tokens)]
 
-    def num_keys(self, position: int) -> int:
+    def pad_num_keys(self, position: int) -> int:
         """How many places attention reads for the token at a position."""
         steps = position // self.key_step + 1
         return self.key_step * (1 << (steps - 1).bit_length() if self.doubling else steps)

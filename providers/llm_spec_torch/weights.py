@@ -1,4 +1,4 @@
-"""From transformers' modules to a `Network`: Llama and whatever is built like it (Mistral, Qwen2, Qwen3, Gemma 1 to 3).
+"""From transformers' modules to a `TransformerNetwork` (Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3).
 
 A model fits if its modules are those, by name; `model.py` then compares the logits with transformers' own, so that a
 difference no name shows is found too. Each module's memory is let go as soon as it has been read.
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from llm_spec import ModelLoadError
-from llm_spec_torch.linear import Linear, make_linear
-from llm_spec_torch.network import Attention, FoldedNorm, Kind, Layer, Network, Norm
+from llm_spec_torch.linear_layers import Linear, make_linear
+from llm_spec_torch.network import AttentionShape, FoldedNorm, LayerKind, LayerWeights, Norm, TransformerNetwork
 
 __all__ = ["check_architecture", "read_network"]
 
-_LAYER_PARTS: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_GEMMA_PARTS: Final = _LAYER_PARTS | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
-_ATTENTION_PARTS: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_MLP_PARTS: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_LAYER_MODULES: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_GEMMA_LAYER_MODULES: Final = _LAYER_MODULES | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
+_ATTENTION_MODULES: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_MLP_MODULES: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _ROPE_TYPES: Final = {"default", "linear", "llama3", "yarn"}  # others turn with the length of the whole text
 _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "silu": functional.silu,
@@ -35,29 +35,29 @@ _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 
 def check_architecture(module: Any) -> None:
     """Raise ModelLoadError for a `…ForCausalLM` that is built otherwise, naming the part."""
-    _check_parts("the model", module, {"model", "lm_head"})
-    body = _body(module)
-    _check_parts("the model", body, {"embed_tokens", "layers", "norm", "rotary_emb"})
+    _check_submodules("the model", module, {"model", "lm_head"})
+    body = _get_text_model(module)
+    _check_submodules("the model", body, {"embed_tokens", "layers", "norm", "rotary_emb"})
     for layer in body.layers:
         _check_layer(layer)
 
 
-def read_network(module: Any, *, num_positions: int, fused: bool) -> Network:
+def read_network(module: Any, *, num_positions: int, fused: bool) -> TransformerNetwork:
     """Read a checked module into a network for positions below `num_positions`, and empty it on the way."""
     config: Any = module.config.get_text_config()
-    body = _body(module)
+    body = _get_text_model(module)
     attention = body.layers[0].self_attn
     kinds, kind_of = _read_kinds(body.rotary_emb, config, len(body.layers), num_positions)
     vocab_size = int(module.lm_head.weight.shape[0])
     embedding = body.embed_tokens.weight.detach()
-    final_norm, head = _behind(body.norm, [module.lm_head])
+    final_norm, head = _fold_norm(body.norm, [module.lm_head])
     scale: Any = getattr(body.embed_tokens, "embed_scale", None)
-    return Network(
+    return TransformerNetwork(
         embedding=embedding,
         embedding_scale=None if scale is None else scale.detach().to(embedding.dtype),
         layers=tuple(_read_layer(layer, kind_of[index]) for index, layer in enumerate(body.layers)),
         kinds=kinds,
-        attention=Attention(
+        attention=AttentionShape(
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
             head_dim=attention.head_dim,
@@ -73,14 +73,14 @@ def read_network(module: Any, *, num_positions: int, fused: bool) -> Network:
     )
 
 
-def _body(module: Any) -> Any:
+def _get_text_model(module: Any) -> Any:
     """The text part; of a model that sees images as well, what reads text."""
     return getattr(module.model, "language_model", module.model)
 
 
-def _check_parts(what: str, module: Any, wanted: set[str], optional: set[str] | None = None) -> None:
+def _check_submodules(what: str, module: Any, required: set[str], optional: set[str] | None = None) -> None:
     found = {name for name, _ in module.named_children()}
-    odd = sorted((found - wanted - (optional or set())) | (wanted - found))
+    odd = sorted((found - required - (optional or set())) | (required - found))
     if odd:
         raise ModelLoadError(
             f"{what} ({type(module).__name__}) is not built like Llama, Mistral, Qwen or Gemma: {', '.join(odd)}; "
@@ -90,9 +90,9 @@ def _check_parts(what: str, module: Any, wanted: set[str], optional: set[str] | 
 
 def _check_layer(layer: Any) -> None:
     has_gemma_norms = hasattr(layer, "pre_feedforward_layernorm")
-    _check_parts("a layer", layer, _GEMMA_PARTS if has_gemma_norms else _LAYER_PARTS)
-    _check_parts("an attention", layer.self_attn, _ATTENTION_PARTS, {"q_norm", "k_norm"})
-    _check_parts("a feed-forward part", layer.mlp, _MLP_PARTS)
+    _check_submodules("a layer", layer, _GEMMA_LAYER_MODULES if has_gemma_norms else _LAYER_MODULES)
+    _check_submodules("an attention", layer.self_attn, _ATTENTION_MODULES, {"q_norm", "k_norm"})
+    _check_submodules("a feed-forward part", layer.mlp, _MLP_MODULES)
     if not getattr(layer.self_attn, "use_rope", True):
         raise ModelLoadError("a layer does not rotate by position (use_rope is 0); use vllm:model@url")
     for part in (layer.self_attn, layer.mlp):
@@ -104,43 +104,43 @@ def _check_layer(layer: Any) -> None:
                 )
 
 
-def _read_layer(layer: Any, kind: int) -> Layer:
+def _read_layer(layer: Any, kind: int) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
     head_dim = attention.head_dim
     is_gemma = hasattr(layer, "pre_feedforward_layernorm")
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    attention_norm, queries_keys_values = _behind(layer.input_layernorm, projections, [head_dim, head_dim, None])
-    mlp_norm, gate_up = _behind(
+    attention_norm, queries_keys_values = _fold_norm(layer.input_layernorm, projections, [head_dim, head_dim, None])
+    mlp_norm, gate_up = _fold_norm(
         layer.pre_feedforward_layernorm if is_gemma else layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]
     )
-    return Layer(
+    return LayerWeights(
         attention_norm=attention_norm,
         queries_keys_values=queries_keys_values,
         query_norm=_read_head_norm(attention, "q_norm", head_dim),
         key_norm=_read_head_norm(attention, "k_norm", head_dim),
-        output=_joined([attention.o_proj]),
+        output=_join_linears([attention.o_proj]),
         after_attention_norm=_read_norm(layer.post_attention_layernorm) if is_gemma else None,
         mlp_norm=mlp_norm,
         gate_up=gate_up,
-        down=_joined([mlp.down_proj]),
+        down=_join_linears([mlp.down_proj]),
         after_mlp_norm=_read_norm(layer.post_feedforward_layernorm) if is_gemma else None,
         kind=kind,
     )
 
 
-def _behind(
+def _fold_norm(
     norm_module: Any, modules: Sequence[Any], pairs_of: Sequence[int | None] | None = None
 ) -> tuple[Norm | FoldedNorm, Linear]:
     """A norm and the linear modules that read what it gives: folded into one another where that is faster."""
     norm = _read_norm(norm_module)
     if norm.weight.device.type != "cpu" or modules[0].weight.dtype != torch.float32:
-        return norm, _joined(modules, pairs_of)
+        return norm, _join_linears(modules, pairs_of)
     size = norm.weight.shape[0]
     folded = FoldedNorm(torch.tensor(math.sqrt(size * norm.eps)))
-    return folded, _joined(modules, pairs_of, norm.weight * math.sqrt(size))
+    return folded, _join_linears(modules, pairs_of, norm.weight * math.sqrt(size))
 
 
-def _joined(
+def _join_linears(
     modules: Sequence[Any], pairs_of: Sequence[int | None] | None = None, factors: Tensor | None = None
 ) -> Linear:
     """Linear modules that read the same rows, as one.
@@ -148,13 +148,13 @@ def _joined(
     `pairs_of`: head size where the outputs are to be rotated. `factors`, [in]: what the rows are multiplied by before.
     """
     sizes = pairs_of or [None] * len(modules)
-    weights = [_paired(m.weight.detach(), size) for m, size in zip(modules, sizes, strict=True)]
+    weights = [_reorder_rotated_pairs(m.weight.detach(), size) for m, size in zip(modules, sizes, strict=True)]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    biases = [_bias(m) for m in modules]
+    biases = [_read_bias(m) for m in modules]
     bias = None
     if any(b is not None for b in biases):
         filled = [weight.new_zeros(m.weight.shape[0]) if b is None else b for m, b in zip(modules, biases, strict=True)]
-        bias = torch.cat([_paired(b, size) for b, size in zip(filled, sizes, strict=True)])
+        bias = torch.cat([_reorder_rotated_pairs(b, size) for b, size in zip(filled, sizes, strict=True)])
     if factors is not None:
         weight = weight * factors
     for module in modules:
@@ -162,14 +162,14 @@ def _joined(
     return make_linear(weight, bias)
 
 
-def _paired(rows: Tensor, head_dim: int | None) -> Tensor:
+def _reorder_rotated_pairs(rows: Tensor, head_dim: int | None) -> Tensor:
     """Rows of heads so ordered that what is rotated together, i and i + head_dim / 2, stands side by side."""
     if head_dim is None:
         return rows
     return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def _bias(module: Any) -> Tensor | None:
+def _read_bias(module: Any) -> Tensor | None:
     return None if module.bias is None else module.bias.detach()
 
 
@@ -188,7 +188,7 @@ def _read_head_norm(attention: Any, name: str, head_dim: int) -> Norm | None:
     norm = _read_norm(module)
     if norm.weight.shape != (head_dim,):
         raise ModelLoadError(f"{name} is a norm of {tuple(norm.weight.shape)}; it must be of one head, {head_dim}")
-    return Norm(_paired(norm.weight, head_dim), norm.eps)
+    return Norm(_reorder_rotated_pairs(norm.weight, head_dim), norm.eps)
 
 
 def _read_activation(config: Any) -> Callable[[Tensor], Tensor]:
@@ -198,14 +198,14 @@ def _read_activation(config: Any) -> Callable[[Tensor], Tensor]:
     return _ACTIVATIONS[name]
 
 
-def _read_kinds(rotary: Any, config: Any, num_layers: int, length: int) -> tuple[tuple[Kind, ...], list[int]]:
+def _read_kinds(rotary: Any, config: Any, num_layers: int, length: int) -> tuple[tuple[LayerKind, ...], list[int]]:
     """The kinds of layers that there are, and which one each layer is."""
     types: list[str | None] = [*(getattr(config, "layer_types", None) or [None] * num_layers)][:num_layers]
     names = sorted(set(types), key=str)
     return tuple(_read_kind(rotary, config, name, length) for name in names), [names.index(name) for name in types]
 
 
-def _read_kind(rotary: Any, config: Any, layer_type: str | None, length: int) -> Kind:
+def _read_kind(rotary: Any, config: Any, layer_type: str | None, length: int) -> LayerKind:
     if layer_type not in {None, "full_attention", "sliding_attention"}:
         raise ModelLoadError(f"a layer is of type {layer_type!r}; it must be full_attention or sliding_attention")
     by_type = hasattr(rotary, f"{layer_type}_inv_freq")  # Gemma 3: each type of layers has a rope of its own
@@ -218,4 +218,4 @@ def _read_kind(rotary: Any, config: Any, layer_type: str | None, length: int) ->
     angles = torch.arange(length, dtype=torch.float32, device=inverse.device)[:, None] * inverse
     rotation = torch.polar(torch.full_like(angles, scaling), angles)[:, None]
     window: int | None = getattr(config, "sliding_window", None) if layer_type != "full_attention" else None
-    return Kind(None if window is None or math.isinf(window) else int(window), rotation)
+    return LayerKind(None if window is None or math.isinf(window) else int(window), rotation)

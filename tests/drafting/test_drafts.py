@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 
 from llm_spec import (
     Capabilities,
+    CascadeDraft,
     ChatRequest,
     ConfigError,
     DraftError,
     DraftPiece,
     DraftToken,
-    GivenText,
-    JoinedDraft,
     PromptLookup,
     ProviderDraft,
-    TokenChooser,
+    ReferenceDraft,
     TokenDraft,
     TokenDrafter,
     TokenModel,
+    TokenSampler,
     Usage,
 )
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.provider import DraftProvider
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
-from llm_spec.tokens.rules import FloatArray
+from llm_spec.tokens.acceptance import FloatArray
 
 TARGET = TableModel()
 PROMPT = ByteTokenizer().encode_chat(ChatRequest.create("say: one two three. now: one t"))
@@ -117,26 +117,26 @@ def test_lookup_refuses_bad_lengths(options: dict[str, Any]) -> None:
 
 def test_a_given_text_goes_straight_on() -> None:
     """From its beginning, and from where the answer stands."""
-    assert proposed(GivenText("naïve text"), "") == "naïve t"
-    assert proposed(GivenText("naïve text"), "naïve") == " text"
-    assert proposed(GivenText("naïve text"), "naïve text") == ""
+    assert proposed(ReferenceDraft("naïve text"), "") == "naïve t"
+    assert proposed(ReferenceDraft("naïve text"), "naïve") == " text"
+    assert proposed(ReferenceDraft("naïve text"), "naïve text") == ""
 
 
 def test_a_given_text_goes_on_behind_a_difference() -> None:
     """After the answer has left it, behind the longest match."""
-    assert proposed(GivenText("the cat sat on the mat"), "the dog sat on", 4) == " the"
+    assert proposed(ReferenceDraft("the cat sat on the mat"), "the dog sat on", 4) == " the"
 
 
 async def test_a_given_text_drafts_text_too() -> None:
     """In pieces, continuing a prefix, at most as many as asked for."""
     request = ChatRequest.create("x", prefix="one two")
-    pieces = await pieces_of(GivenText("one two three four five"), request, 2)
+    pieces = await pieces_of(ReferenceDraft("one two three four five"), request, 2)
     assert "".join(piece.text for piece in pieces) == " three four"
 
 
 def test_one_draft_serves_several_requests() -> None:
     """What was proposed to one request does not move another's place."""
-    given_text = GivenText("abcdef")
+    given_text = ReferenceDraft("abcdef")
     first = given_text.open_token_draft(TARGET, choose, PROMPT)
     second = given_text.open_token_draft(TARGET, choose, PROMPT)
     assert next(first.propose([*PROMPT, *b"abc"])).token_id == ord("d")
@@ -224,7 +224,7 @@ def test_a_drafting_model_of_another_vocabulary_is_refused() -> None:
 def test_joined_drafts_ask_the_first_that_is_sure() -> None:
     """Lookup where it finds something, else the next."""
     prompt = ByteTokenizer().encode_chat(ChatRequest.create("one two three four"))
-    joined = JoinedDraft(PromptLookup(), GivenText("given"))
+    joined = CascadeDraft(PromptLookup(), ReferenceDraft("given"))
     assert proposed(joined, "two th", 4, prompt) in {"ree ", ""}
     assert proposed(joined, "", 5, prompt) == "given"
 
@@ -242,7 +242,7 @@ class Tokens:
     def token_draft_refusal(self, target: TokenModel) -> str | None:  # noqa: ARG002 - any target
         return None
 
-    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
         return self
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:  # noqa: ARG002 - always the same
@@ -261,9 +261,9 @@ class Tokens:
 
 
 def drawn(token_id: int, probabilities: dict[int, float]) -> DraftToken:
-    law = np.zeros(TARGET.vocab_size)
-    law[[*probabilities]] = [*probabilities.values()]
-    return DraftToken(token_id, probabilities[token_id], law)
+    probs = np.zeros(TARGET.vocab_size)
+    probs[[*probabilities]] = [*probabilities.values()]
+    return DraftToken(token_id, probabilities[token_id], probs)
 
 
 @pytest.mark.parametrize("best", [0.7, 0.6])
@@ -271,14 +271,14 @@ def test_joined_drafts_choose_before_they_draw(best: float) -> None:
     """By the likeliest token of the law that the first one was drawn from, whichever was drawn."""
     for text in "ab":
         first = Tokens(drawn(ord(text), {ord("a"): best, ord("b"): 1 - best}))
-        joined = JoinedDraft(cast("Any", first), cast("Any", Tokens(DraftToken(ord("z")))), min_confidence=0.65)
+        joined = CascadeDraft(cast("Any", first), cast("Any", Tokens(DraftToken(ord("z")))), min_confidence=0.65)
         assert proposed(joined, "") == (text if best == 0.7 else "z")
 
 
 def test_joined_drafts_close_every_proposal() -> None:
     """Those that were looked at and those that were used, when the round has ended."""
     drafts = [Tokens(DraftToken(1, 0.1)), Tokens(DraftToken(2, 0.9), DraftToken(3)), Tokens(DraftToken(4))]
-    tokens = JoinedDraft(*cast("Any", drafts)).open_token_draft(TARGET, choose, PROMPT).propose(PROMPT)
+    tokens = CascadeDraft(*cast("Any", drafts)).open_token_draft(TARGET, choose, PROMPT).propose(PROMPT)
     assert next(tokens).token_id == 2
     tokens.close()  # type: ignore[attr-defined]
     assert [(draft.num_begun, draft.num_ended) for draft in drafts] == [(1, 1), (1, 1), (0, 0)]
@@ -288,14 +288,14 @@ def test_joined_drafts_refuse_what_they_cannot_judge() -> None:
     """With the reason that a draft alone would have."""
     for token, reason in ((DraftToken(1, cast("Any", "sure")), "of type str"), (cast("Any", 5), "of type int")):
         with pytest.raises(DraftError, match=reason):
-            proposed(JoinedDraft(cast("Any", Tokens(token)), RandomDraft()), "")
+            proposed(CascadeDraft(cast("Any", Tokens(token)), RandomDraft()), "")
 
 
 def test_joined_drafts_need_the_same_vocabulary_all() -> None:
     """One that cannot draft for the target is told, by its own reason."""
-    joined = JoinedDraft(PromptLookup(), ProviderDraft(ScriptedProvider("x", name="scripted:text")))
+    joined = CascadeDraft(PromptLookup(), ProviderDraft(ScriptedProvider("x", name="scripted:text")))
     assert "scripted:text" in str(joined.token_draft_refusal(TARGET))
-    assert JoinedDraft(PromptLookup(), RandomDraft()).token_draft_refusal(TARGET) is None
+    assert CascadeDraft(PromptLookup(), RandomDraft()).token_draft_refusal(TARGET) is None
 
 
 def test_joined_drafts_close_what_they_opened() -> None:
@@ -304,14 +304,14 @@ def test_joined_drafts_close_what_they_opened() -> None:
     broken = TableModel(seed=5, fail_at={0: OSError("gone")})
     drafts = [ProviderDraft(LocalProvider(model)), ProviderDraft(LocalProvider(broken))]
     with pytest.raises(OSError, match="gone"):
-        JoinedDraft(*drafts).open_token_draft(TARGET, choose, PROMPT)
+        CascadeDraft(*drafts).open_token_draft(TARGET, choose, PROMPT)
     assert model.num_open == broken.num_open == 0
 
 
 async def test_joined_text_drafts_take_the_first_that_writes() -> None:
     """The one after it is not even asked."""
     second, third = ScriptedProvider("two"), ScriptedProvider("three")
-    joined = JoinedDraft(GivenText(""), ProviderDraft(second), ProviderDraft(third))
+    joined = CascadeDraft(ReferenceDraft(""), ProviderDraft(second), ProviderDraft(third))
     pieces = await pieces_of(joined, ChatRequest.create("x"))
     assert "".join(piece.text for piece in pieces) == "two"
     assert third.requests == []
@@ -320,6 +320,6 @@ async def test_joined_text_drafts_take_the_first_that_writes() -> None:
 def test_joining_nothing_is_refused() -> None:
     """There must be a draft, and confidences are between 0 and 1."""
     with pytest.raises(ConfigError):
-        JoinedDraft()
+        CascadeDraft()
     with pytest.raises(ConfigError, match="min_confidence"):
-        JoinedDraft(PromptLookup(), min_confidence=1.5)
+        CascadeDraft(PromptLookup(), min_confidence=1.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_spec.drafting.ngrams import Follower, NgramIndex
+from llm_spec.drafting.ngrams import NgramIndex, SequenceFollower
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=30)
 
@@ -27,12 +27,12 @@ def longest_match(items: list[str], tail: list[str], longest: int, shortest: int
 
 @given(WORDS, WORDS, st.integers(1, 3), st.integers(0, 3))
 def test_the_longest_match_wins_and_among_equals_the_latest(
-    items: list[str], tail: list[str], shortest: int, more: int
+    items: list[str], tail: list[str], shortest: int, wants_more: int
 ) -> None:
     """As looking everywhere for the longest end of the tail would find it."""
-    index = NgramIndex[str](shortest + more, shortest)
+    index = NgramIndex[str](shortest + wants_more, shortest)
     index.extend(items)
-    assert index.find(tail) == longest_match(items, tail, shortest + more, shortest)
+    assert index.find(tail) == longest_match(items, tail, shortest + wants_more, shortest)
 
 
 @given(st.lists(WORDS, max_size=5), WORDS)
@@ -61,7 +61,7 @@ def test_the_very_end_matches_nothing_yet() -> None:
 
 def test_a_follower_goes_straight_on_while_they_agree() -> None:
     """It takes the place where it stands, not the latest match."""
-    follower = Follower(list("abXabY"))
+    follower = SequenceFollower(list("abXabY"))
     assert follower.advance([]) == 0
     assert follower.advance(list("ab")) == 2
     assert follower.advance(list("Xab")) == 5
@@ -69,7 +69,7 @@ def test_a_follower_goes_straight_on_while_they_agree() -> None:
 
 def test_a_follower_goes_on_behind_the_longest_match_after_a_difference() -> None:
     """Lost where nothing matches, found again once something does."""
-    follower = Follower(list("one two"))
+    follower = SequenceFollower(list("one two"))
     assert follower.advance(list("o#")) is None
     assert follower.advance(list("ne")) == 3
     assert follower.advance(list(" t")) == 5

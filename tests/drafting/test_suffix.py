@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_spec import (
+    CascadeDraft,
     ChatRequest,
     DraftToken,
     GenerationLimits,
-    JoinedDraft,
     PromptLookup,
     ProviderDraft,
     SpeculativeConfig,
@@ -25,13 +25,13 @@ from llm_spec import (
     open_draft,
     open_provider,
 )
-from llm_spec.drafting.outputs import PastOutputs
-from llm_spec.drafting.suffixes import Match
+from llm_spec.drafting.past_outputs import PastOutputs
+from llm_spec.drafting.suffix_automaton import SuffixMatch
 from llm_spec.generation import Generation
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, TableModel
 from llm_spec.testing.clock import run_virtual
+from llm_spec.tokens.acceptance import FloatArray, make_acceptance_rule
 from llm_spec.tokens.lookahead import Fixed
-from llm_spec.tokens.rules import FloatArray, make_rule
 from llm_spec.tokens.sampling import Sampler
 
 TARGET = TableModel()
@@ -99,9 +99,9 @@ async def test_it_drafts_text_too() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40), st.integers(1, 6), st.integers(1, 3))
-def test_its_text_is_what_its_tokens_would_be(signs: list[str], more: int, min_match: int) -> None:
+def test_its_text_is_what_its_tokens_would_be(signs: list[str], wants_more: int, min_match: int) -> None:
     """By the same rule, from the same pieces, for as long as it is expected to stand."""
-    drafter = SuffixDraft(max_match=min_match + more, min_match=min_match)
+    drafter = SuffixDraft(max_match=min_match + wants_more, min_match=min_match)
     text = "\n".join(signs) + "\n"  # every sign a piece
     expected = [character for character, _ in guesses(drafter, text, 12)]
 
@@ -164,7 +164,7 @@ def test_the_surest_source_drafts() -> None:
 def test_the_answers_end_is_learned_without_a_last_proposal() -> None:
     """What a draft is told at its end includes rounds that it had no part in: through a joined draft too."""
     draft = SuffixDraft()
-    answer(JoinedDraft(PromptLookup(), draft), STORY)
+    answer(CascadeDraft(PromptLookup(), draft), STORY)
     assert draft._outputs.num_tokens == len(STORY)
 
 
@@ -177,7 +177,7 @@ def test_the_oldest_answers_are_forgotten(answers: list[tuple[str, list[int]]]) 
         outputs.add(fingerprint, token_ids)
         assert outputs.num_tokens <= 16
         tail = token_ids[-4:]
-        matches = [shelf.advance(Match(), tail).length for shelf in outputs.shelves(fingerprint)]
+        matches = [shelf.advance_match(SuffixMatch(), tail).length for shelf in outputs.find_automata(fingerprint)]
         assert len(tail) == max(matches, default=0)
 
 
@@ -187,10 +187,10 @@ def test_a_thousand_answers_take_bounded_memory() -> None:
     for number in range(1000):
         answer(draft, f"answer {number} is {number * 7919 % 1009} and {number * number}")
         assert draft._outputs.num_tokens <= 2000
-    shelves = draft._outputs.shelves(ByteTokenizer.fingerprint)
-    assert len(shelves) == 2
-    assert sum(len(shelf._next) for shelf in shelves) <= 2 * 2000 + 2
-    assert sum(len(followers) for shelf in shelves for followers in shelf._next) <= 3 * 2000 + 2
+    find_automata = draft._outputs.find_automata(ByteTokenizer.fingerprint)
+    assert len(find_automata) == 2
+    assert sum(len(shelf._next) for shelf in find_automata) <= 2 * 2000 + 2
+    assert sum(len(followers) for shelf in find_automata for followers in shelf._next) <= 3 * 2000 + 2
 
 
 def test_requests_may_run_at_once() -> None:
@@ -217,7 +217,7 @@ def test_requests_may_run_at_once() -> None:
 def tokens_a_round(draft: TokenDrafter, request: ChatRequest, target: TableModel) -> float:
     prompt_ids = target.tokenizer.encode_chat(request)
     sampler = Sampler(request.sampling, vocab_size=target.vocab_size, num_prompt_tokens=len(prompt_ids), seed=1)
-    rule = make_rule("coupled", sampler)
+    rule = make_acceptance_rule("coupled", sampler)
     generation = Generation(
         target,
         prompt_ids,
@@ -257,7 +257,7 @@ async def test_the_text_is_the_targets(name: str) -> None:
 def test_joined_drafts_take_the_first_that_is_sure_enough() -> None:
     """By confidence: a short match here is not enough, a long one in an earlier answer is."""
     suffix, model = SuffixDraft(), TableModel("#" * 40)
-    joined = JoinedDraft(PromptLookup(), suffix, ProviderDraft(LocalProvider(model)))
+    joined = CascadeDraft(PromptLookup(), suffix, ProviderDraft(LocalProvider(model)))
     answer(suffix, STORY)
     assert proposed(joined, "a quick b", 3) == "row"
     assert not model.widths

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_spec import ChatMessage, ChatRequest
-from llm_spec.drafting.occurrences import Occurrences
-from llm_spec.drafting.pieces import TURN_PIECES, split_pieces
+from llm_spec.drafting.occurrences import OccurrenceIndex
 from llm_spec.drafting.text_index import ConversationIndex, TextIndex
+from llm_spec.drafting.text_pieces import PIECES_PER_LOOP_TURN, split_pieces
 from llm_spec.testing.clock import run_virtual
 
 TEXTS = st.text("ab \n,", max_size=20)
@@ -28,9 +28,9 @@ def test_a_text_that_changes_is_in_the_pieces_of_what_it_is_now(changes: list[tu
     """Whatever of earlier ones was read, and in whatever steps: a word that goes on is one piece."""
     index = TextIndex()
     for number, (text, step) in enumerate(changes):
-        index.follow(text, step)
+        index.read_up_to(text, step)
         if number == len(changes) - 1:
-            while not index.follow(text, step):
+            while not index.read_up_to(text, step):
                 pass
     assert index.pieces == split_pieces(changes[-1][0])
 
@@ -68,13 +68,13 @@ def test_other_messages_begin_anew() -> None:
 def num_appended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pieces were taken in since it was last cleared."""
     counted = [0]
-    append = Occurrences.append
+    append = OccurrenceIndex.append
 
-    def counting(self: Occurrences[str], item: str) -> None:
+    def counting(self: OccurrenceIndex[str], item: str) -> None:
         counted[0] += 1
         append(self, item)
 
-    monkeypatch.setattr(Occurrences, "append", counting)
+    monkeypatch.setattr(OccurrenceIndex, "append", counting)
     return counted
 
 
@@ -115,9 +115,9 @@ def test_between_two_turns_of_the_loop_only_so_much_is_read(num_messages: int, n
             steps.append(num_appended[0])
 
     run_virtual(check())
-    assert max(steps) <= TURN_PIECES
+    assert max(steps) <= PIECES_PER_LOOP_TURN
     assert sum(steps) <= len(pieces_of(request)) + len(steps)
-    assert len(steps) <= 2 * len(pieces_of(request)) / TURN_PIECES + 3
+    assert len(steps) <= 2 * len(pieces_of(request)) / PIECES_PER_LOOP_TURN + 3
 
 
 def test_reading_that_was_cancelled_goes_on(num_appended: list[int]) -> None:

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from llm_spec import DraftError, DraftToken
-from llm_spec.drafting.token_checks import ReadOnlyTokenIds, check_confidence, check_draft_token, predraw_confidence
+from llm_spec.drafting.token_checks import (
+    ReadOnlyTokenIds,
+    check_confidence,
+    check_draft_token,
+    confidence_before_sampling,
+)
 
 QUOTE = "what the user wrote"
 LAW = np.array([0.25, 0.75, 0.0])
@@ -77,9 +82,11 @@ def test_a_confidence_is_a_number_or_none(confidence: Any) -> None:
 
 def test_before_the_draw_a_draft_is_as_sure_as_of_its_likeliest_token() -> None:
     """Whichever was drawn; a token that was given, not drawn, has a confidence of its own."""
-    assert {predraw_confidence(DraftToken(token_id, float(LAW[token_id]), LAW)) for token_id in (0, 1)} == {0.75}
-    assert predraw_confidence(DraftToken(0, 0.25)) == 0.25
-    assert predraw_confidence(DraftToken(0)) is None
+    assert {confidence_before_sampling(DraftToken(token_id, float(LAW[token_id]), LAW)) for token_id in (0, 1)} == {
+        0.75
+    }
+    assert confidence_before_sampling(DraftToken(0, 0.25)) == 0.25
+    assert confidence_before_sampling(DraftToken(0)) is None
 
 
 def test_a_view_grows_with_its_list_and_cannot_change_it() -> None:

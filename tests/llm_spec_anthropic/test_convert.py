@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from llm_spec_anthropic import AnthropicProvider
-from llm_spec_anthropic.convert import request_body
+from llm_spec_anthropic.convert import build_request_body
 from messages_wire import MessagesWire, answer_frames
 
 from llm_spec import ChatRequest, InvalidRequestError
@@ -238,7 +238,7 @@ async def test_a_prefix(wire: MessagesWire) -> None:
 def test_options_that_cannot_be_said(options: dict[str, Any], words: str) -> None:
     """Each is refused by name before anything is sent."""
     with pytest.raises(InvalidRequestError, match=words):
-        request_body(ChatRequest.create("q", **options), NEW)
+        build_request_body(ChatRequest.create("q", **options), NEW)
 
 
 @pytest.mark.parametrize(
@@ -262,10 +262,10 @@ def test_options_that_cannot_be_said(options: dict[str, Any], words: str) -> Non
 def test_messages_that_cannot_be_said(message: dict[str, Any], words: str) -> None:
     """Each is refused with what is wrong about it."""
     with pytest.raises(InvalidRequestError, match=words):
-        request_body(ChatRequest.create([message]), NEW)
+        build_request_body(ChatRequest.create([message]), NEW)
 
 
 def test_whitespace_at_the_seam() -> None:
     """The API refuses it; so does this, before anything is sent."""
     with pytest.raises(InvalidRequestError, match="whitespace"):
-        request_body(ChatRequest.create("q", prefix="one "), OLD)
+        build_request_body(ChatRequest.create("q", prefix="one "), OLD)

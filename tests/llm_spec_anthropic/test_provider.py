@@ -23,11 +23,11 @@ from llm_spec import (
     ChatRequest,
     ConfigError,
     Finish,
-    GivenText,
     InvalidRequestError,
     MissingExtraError,
     ReasoningDelta,
     ReasoningDetail,
+    ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     StreamEvent,
@@ -448,7 +448,7 @@ async def test_as_a_racing_target(wire: MessagesWire) -> None:
     wire.wait_s, wire.pause_s = 0.01, 0.002
     config = SpeculativeConfig(strategy="race")
     async with provider_of(wire) as provider:
-        result = await SpeculativeDecoder(GivenText(PROSE), provider, config).decode("count")
+        result = await SpeculativeDecoder(ReferenceDraft(PROSE), provider, config).decode("count")
     assert result.content == PROSE
     assert result.fallbacks == ()
     assert any(body["messages"][-1]["role"] == "assistant" for body in wire.bodies)

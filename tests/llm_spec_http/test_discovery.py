@@ -21,7 +21,7 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.provider import Feature
-from llm_spec.testing.server import Faults, Latency, ModelServer
+from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency
 from llm_spec.testing.simulated import SimulatedDraft
 
 ANSWER = "The cat sat on the mat, all day long."
@@ -38,7 +38,7 @@ class Odd(ModelServer):
         self.on_reply = on_reply
 
     @web.middleware
-    async def _receive(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _handle_request(self, request: web.Request, handler: Any) -> web.StreamResponse:
         body: Json = await request.json() if request.can_read_body else {}
         if self.on_request is not None:
             try:
@@ -46,7 +46,7 @@ class Odd(ModelServer):
             except InvalidRequestError as error:
                 return web.json_response({"error": {"message": str(error)}}, status=400)
             request._read_bytes = json.dumps(changed).encode()
-        response = await super()._receive(request, handler)
+        response = await super()._handle_request(request, handler)
         if self.on_reply is not None and isinstance(response, web.Response) and response.body is not None:
             reply = json.loads(response.text or "null")
             return web.json_response(self.on_reply(request.path, body, reply), status=response.status)
@@ -90,7 +90,7 @@ async def test_the_test_server_scores() -> None:
 async def test_discovery_happens_once(feature: Feature) -> None:
     """Concurrent first requests share it, later ones know, and it takes a handful of calls."""
     num_calls: list[int] = []
-    async with ModelServer(ANSWER, latency=Latency(round_trip_s=0.002)) as server:
+    async with ModelServer(ANSWER, latency=ServerLatency(round_trip_s=0.002)) as server:
         for num_callers in (1, 8):
             async with opened(server) as provider:
                 before = len(server.paths)
@@ -103,7 +103,7 @@ async def test_discovery_happens_once(feature: Feature) -> None:
 
 async def test_concurrent_first_requests_share_it() -> None:
     """Each waits for it and then races by ids."""
-    async with ModelServer(ANSWER, latency=Latency(round_trip_s=0.002)) as server, opened(server) as provider:
+    async with ModelServer(ANSWER, latency=ServerLatency(round_trip_s=0.002)) as server, opened(server) as provider:
         config = SpeculativeConfig(strategy="race", max_extra_cost=0.0)
         decoder = SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config)
         results = await asyncio.gather(*(decoder.decode("q", temperature=0.0) for _ in range(6)))
@@ -224,13 +224,14 @@ async def test_answers_that_are_wrong(fault: Change) -> None:
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/completions", "/v1/chat/completions"])
 async def test_calls_that_are_missing(path: str) -> None:
     """A 404 is an answer, not an error."""
-    assert await found(ModelServer(ANSWER, faults=Faults(missing=frozenset([path])))) == (False, False)
+    assert await found(ModelServer(ANSWER, faults=ServerFaults(missing=frozenset([path])))) == (False, False)
 
 
 @pytest.mark.parametrize(
-    "faults", [Faults(status=500), Faults(status=400), Faults(drop_after=0), Faults(malformed_after=0)]
+    "faults",
+    [ServerFaults(status=500), ServerFaults(status=400), ServerFaults(drop_after=0), ServerFaults(malformed_after=0)],
 )
-async def test_servers_that_fail(faults: Faults) -> None:
+async def test_servers_that_fail(faults: ServerFaults) -> None:
     """Nothing is raised."""
     assert await found(ModelServer(ANSWER, faults=faults)) == (False, False)
 
@@ -255,13 +256,13 @@ class Gate(ModelServer):
         self.num_waiting = 0
 
     @web.middleware
-    async def _receive(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _handle_request(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.num_waiting += 1
         try:
             await self.is_open.wait()
         finally:
             self.num_waiting -= 1
-        return await super()._receive(request, handler)
+        return await super()._handle_request(request, handler)
 
 
 async def waiting(server: Gate, number: int) -> None:
@@ -355,7 +356,7 @@ async def pause_until_tried(clock: Clock, server: ModelServer, provider: HttpPro
     return clock.now_s - since_s
 
 
-MISSING = Faults(missing=frozenset(["/v1/completions"]))
+MISSING = ServerFaults(missing=frozenset(["/v1/completions"]))
 
 
 async def test_a_server_that_cannot_yet_is_tried_again(clock: Clock) -> None:
@@ -364,7 +365,7 @@ async def test_a_server_that_cannot_yet_is_tried_again(clock: Clock) -> None:
         assert await is_tried(server, provider)
         pauses = [await pause_until_tried(clock, server, provider) for _ in range(8)]
         assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600]
-        server.faults = Faults()
+        server.faults = ServerFaults()
         assert provider.capabilities.token_endpoint is None
         assert await pause_until_tried(clock, server, provider) == 3600
         assert provider.capabilities.token_endpoint is not None
@@ -372,14 +373,14 @@ async def test_a_server_that_cannot_yet_is_tried_again(clock: Clock) -> None:
         assert not await is_tried(server, provider)
 
 
-async def lose(server: ModelServer, provider: HttpProvider) -> None:
+async def mark_unsupported(server: ModelServer, provider: HttpProvider) -> None:
     """A call fails because the server does not know it any more; afterwards it does again."""
     tokens = provider.capabilities.token_endpoint
     assert tokens is not None
     server.faults = MISSING
     with pytest.raises(TargetError, match="404"):
         await tokens.sample_next([[5]], Sampling(temperature=0.0))
-    server.faults = Faults()
+    server.faults = ServerFaults()
     assert provider.capabilities.token_endpoint is None
 
 
@@ -389,7 +390,7 @@ async def test_what_was_lost_is_found_again(clock: Clock) -> None:
         await provider.discover("token_scorer")
         clock.now_s = 5000.0
         for pause_s, good_s in ((60, 10.0), (120, 200.0), (60, 0.0)):
-            await lose(server, provider)
+            await mark_unsupported(server, provider)
             assert provider.capabilities.token_scorer is None
             assert await pause_until_tried(clock, server, provider) == pause_s
             assert provider.capabilities.token_endpoint is not None
@@ -421,11 +422,11 @@ async def test_scores_are_lost_and_found_alone(clock: Clock) -> None:
 async def test_a_continuation_is_tried_again(clock: Clock) -> None:
     """A server that did not go on from a text may do so after an update; one that fails is tried by the next caller."""
     async with ModelServer(ANSWER, continues_prefix=None) as server, opened(server) as provider:
-        server.faults = Faults(status=503)
+        server.faults = ServerFaults(status=503)
         with pytest.raises(TransientError, match="503"):
             await provider.discover("continue_prefix")
         assert provider.capabilities.continue_prefix
-        server.faults = Faults()
+        server.faults = ServerFaults()
         await provider.discover("continue_prefix")
         assert not provider.capabilities.continue_prefix
         server.continues_prefix, num_calls = "fields", len(server.paths)
@@ -451,7 +452,7 @@ async def test_whoever_calls_may_say_that_something_is_lost(clock: Clock, featur
             }
 
         await provider.discover("token_scorer")
-        provider.lose(feature)
+        provider.mark_unsupported(feature)
         with_it = {"token_endpoint": ["token_scorer"]}.get(feature, [])
         assert can() == {name: name not in (feature, *with_it) for name in can()}
         clock.now_s += 60.0
@@ -467,7 +468,7 @@ async def test_a_vocabulary_is_forgotten_with_it(clock: Clock) -> None:
         tokens = provider.capabilities.token_endpoint
         assert tokens is not None
         await tokens.encode("cat")
-        await lose(server, provider)
+        await mark_unsupported(server, provider)
         assert await pause_until_tried(clock, server, provider) == 60
         num_calls = server.paths.count("/tokenize")
         await tokens.encode("cat")

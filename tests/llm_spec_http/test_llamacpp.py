@@ -8,7 +8,15 @@ import pytest
 from llama_wire import EOS_ID, LlamaServer
 from llm_spec_http import DIALECTS, HttpProvider
 
-from llm_spec import ChatRequest, GivenText, NextToken, Sampling, SpeculativeConfig, SpeculativeDecoder, TextDelta
+from llm_spec import (
+    ChatRequest,
+    ReferenceDraft,
+    SampledToken,
+    Sampling,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    TextDelta,
+)
 from llm_spec.provider import TokenEndpoint
 
 ANSWER = "A naïve café, 日本語 and 😀 all day long."
@@ -44,7 +52,7 @@ async def test_every_token_has_an_id(server: LlamaServer, tokens: TokenEndpoint)
     sampled = await tokens.sample_next(prefixes, GREEDY)
     assert [token.token_id for token in sampled] == ids
     assert [token.is_end for token in sampled] == [False] * (len(ids) - 1) + [True]
-    assert await tokens.sample_next([prompt], GREEDY) == [NextToken(ids[0], "A")]
+    assert await tokens.sample_next([prompt], GREEDY) == [SampledToken(ids[0], "A")]
 
 
 async def test_a_stream_tells_the_ids_of_whole_characters(server: LlamaServer, tokens: TokenEndpoint) -> None:
@@ -65,7 +73,7 @@ async def test_a_stream_tells_the_ids_of_whole_characters(server: LlamaServer, t
 async def test_probing_an_answer_that_is_not_ascii(provider: HttpProvider) -> None:
     """The text is the target's own, all of it from rounds, and the capability stays."""
     config = SpeculativeConfig(strategy="probe")
-    decoder = SpeculativeDecoder(GivenText(ANSWER), provider, config)
+    decoder = SpeculativeDecoder(ReferenceDraft(ANSWER), provider, config)
     result = await decoder.decode(QUESTION)
     assert (result.content, result.fallbacks, result.guarantee) == (ANSWER, (), "exact")
     assert result.stats.num_accepted_draft_tokens > 0

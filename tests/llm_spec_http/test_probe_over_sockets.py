@@ -15,8 +15,8 @@ from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec import (
     ChatRequest,
     Fixed,
-    GivenText,
     PromptLookup,
+    ReferenceDraft,
     Round,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -25,9 +25,9 @@ from llm_spec import (
     TextDelta,
     UnsupportedError,
 )
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.provider import DraftProvider
-from llm_spec.testing.server import Faults, Latency, ModelServer, disagreeing
+from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
 from llm_spec.testing.simulated import SimulatedDraft
 
 pytestmark = pytest.mark.virtual_clock
@@ -37,7 +37,7 @@ VARIED = (
     "Plan for   the reader.\r\n\r\n```python title here\ndef f(x):\n    return x  # naïve\n```\n\n"
     "日本語 の 文章 も 😀 👩‍👩‍👧 text with runs\t\tof \n \n whitespace  \n\n\nand the end of it all \n"
 )
-QUICK = Latency(first_token_s=0.004, token_s=0.001)
+QUICK = ServerLatency(first_token_s=0.004, token_s=0.001)
 QUESTION = "Tell me."
 
 
@@ -84,9 +84,9 @@ async def test_the_text_is_the_targets_own(answer: str, kind: str) -> None:
     drafts: dict[str, DraftProvider] = {
         "agreeing": agreeing(answer),
         "half": agreeing(answer, 0.6),
-        "useless": GivenText("nothing of the kind"),
+        "useless": ReferenceDraft("nothing of the kind"),
         "lookup": PromptLookup(),
-        "given": GivenText(disagreeing(answer, 0.8, 2)),
+        "given": ReferenceDraft(make_disagreeing_draft(answer, 0.8, 2)),
     }
     async with ModelServer(answer, latency=QUICK) as server:
         result = await probed(server, drafts[kind])
@@ -129,18 +129,18 @@ class Faulty(ModelServer):
     mode: Literal["drop", "choices", "no_ids", "no_json"] | None = None
     from_request = 0
 
-    async def _respond(
-        self, request: web.Request, body: Any, kind: Any, answers: Sequence[Any], faults: Faults
+    async def _respond_with_answers(
+        self, request: web.Request, body: Any, kind: Any, answers: Sequence[Any], faults: ServerFaults
     ) -> web.StreamResponse:
         if self.mode is None or body.get("stream") or len(self.requests) <= self.from_request:
-            return await super()._respond(request, body, kind, answers, faults)
+            return await super()._respond_with_answers(request, body, kind, answers, faults)
         if self.mode == "drop" and request.transport is not None:
             request.transport.abort()
         if self.mode == "no_json":
             return web.Response(text="<html>busy</html>")
         if self.mode == "choices":
             answers = [*answers, answers[0]]
-        return await super()._respond(request, body | {"return_token_ids": False}, kind, answers, faults)
+        return await super()._respond_with_answers(request, body | {"return_token_ids": False}, kind, answers, faults)
 
 
 @pytest.mark.parametrize("mode", ["drop", "choices", "no_ids", "no_json"])
@@ -161,14 +161,14 @@ async def test_a_server_that_answers_rounds_wrongly_is_asked_plainly(mode: Any, 
 async def test_one_refused_request_costs_no_text(status: int, continues: bool) -> None:
     """The next ones are served: the answer is whole."""
     async with ModelServer(WORDS, latency=QUICK, continues_prefix="fields" if continues else None) as server:
-        result, shown = await spoiled(server, Faults(status=status, num_requests=1 << 30), after=6, heals=True)
+        result, shown = await spoiled(server, ServerFaults(status=status, num_requests=1 << 30), after=6, heals=True)
         assert shown == WORDS
         assert result is not None
         assert len(result.fallbacks) == 1
 
 
 async def spoiled(
-    server: ModelServer, faults: Faults, *, after: int, heals: bool = False
+    server: ModelServer, faults: ServerFaults, *, after: int, heals: bool = False
 ) -> tuple[SpeculativeResult | None, str]:
     """The server breaks when so many pieces are shown (heals: until the fallback); what was shown in the end."""
     shown, num_shown = "", 0
@@ -182,7 +182,7 @@ async def spoiled(
                 if num_shown == after:
                     server.faults = faults
                 if type(event).__name__ == "Fallback" and heals:
-                    server.faults = Faults()
+                    server.faults = ServerFaults()
                 result = getattr(event, "result", result)
     return result, shown
 
@@ -191,7 +191,7 @@ async def test_a_server_that_refuses_everything_midway_is_an_error_with_the_text
     """Neither rounds, nor ids, nor text go on: TargetError, whose partial text is what was shown."""
     async with ModelServer(WORDS, latency=QUICK, continues_prefix="fields") as server:
         with pytest.raises(TargetError) as caught:
-            await spoiled(server, Faults(status=500), after=8)
+            await spoiled(server, ServerFaults(status=500), after=8)
         text = caught.value.partial_text
         assert WORDS.startswith(text)
         assert len(split_pieces(text)) >= 8
@@ -203,14 +203,14 @@ async def test_a_server_that_refuses_everything_midway_is_an_error_with_the_text
 async def test_a_server_that_loses_a_path_midway_goes_on(path: str) -> None:
     """What it does not know any more is not needed for the rest; the next request by that name is refused."""
     async with ModelServer(WORDS, latency=QUICK, continues_prefix="fields") as server, opened(server) as target:
-        decoder = probing(GivenText(disagreeing(WORDS, 0.7, 3)), target, lookahead=Fixed(3))
+        decoder = probing(ReferenceDraft(make_disagreeing_draft(WORDS, 0.7, 3)), target, lookahead=Fixed(3))
         shown, num_fallbacks = "", 0
         async with decoder.stream(QUESTION, rounds=True) as events:
             async for event in events:
                 shown += event.text if isinstance(event, TextDelta) else ""
                 num_fallbacks += type(event).__name__ == "Fallback"
                 if isinstance(event, Round) and event.index == 1:
-                    server.faults = Faults(missing=frozenset({path}))
+                    server.faults = ServerFaults(missing=frozenset({path}))
         assert shown == WORDS
         if path == "/v1/completions":
             assert num_fallbacks == 1
@@ -237,7 +237,7 @@ async def test_an_answer_of_another_form_to_tokenize_costs_no_text(num_left: int
 
     The prompt is encoded first, then the draft, then what is left of it behind the first token that differs.
     """
-    draft = GivenText(disagreeing(WORDS, 0.7, 3))
+    draft = ReferenceDraft(make_disagreeing_draft(WORDS, 0.7, 3))
     async with NoTokens(WORDS, latency=QUICK) as server, opened(server) as target:
         server.num_left = num_left
         result = await probing(draft, target, lookahead=Fixed(2)).decode(QUESTION)
@@ -273,7 +273,7 @@ async def test_the_costs_are_those_of_the_server() -> None:
 # ------------------------------------------------------------------------------------------ leaving
 
 
-SLOW = Latency(first_token_s=0.08, token_s=0.01)
+SLOW = ServerLatency(first_token_s=0.08, token_s=0.01)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.003, 0.02, 0.05, 0.1, 0.13, 0.2])
@@ -296,7 +296,7 @@ async def test_cancelling_closes_every_connection(after_s: float) -> None:
 async def test_rounds_behind_a_rejection_are_left_at_once() -> None:
     """Their connections are closed when the difference is known: the server sees them go before it has answered."""
     draft = SimulatedDraft(WORDS.replace("word2 ", "wordX "), 1.0, 0, token_s=0.01)
-    async with ModelServer(WORDS, latency=Latency(first_token_s=0.1)) as server, opened(server) as target:
+    async with ModelServer(WORDS, latency=ServerLatency(first_token_s=0.1)) as server, opened(server) as target:
         decoder = probing(draft, target, lookahead=Fixed(2), max_concurrent_streams=4)
         async with decoder.stream(QUESTION, rounds=True) as events:
             async for event in events:

@@ -127,8 +127,8 @@ async def test_all_of_one_chunk(wire: Wire) -> None:
         chunk({"tool_calls": [call], "content": "text", "reasoning_content": "thought", "refusal": None}),
         *text_chunks("more"),
     ]
-    thought, text, called, more, finish = await events_of(wire)
-    assert (thought, text, more) == (ReasoningDelta("thought"), TextDelta("text"), TextDelta("more"))
+    thought, text, called, wants_more, finish = await events_of(wire)
+    assert (thought, text, wants_more) == (ReasoningDelta("thought"), TextDelta("text"), TextDelta("more"))
     assert called == ToolCallDelta(0, "a", "f", "{}")
     assert finish == Finish("stop")
     wire.frames = [chunk({"refusal": "I will not."}), *text_chunks()]
@@ -590,7 +590,7 @@ async def test_whole_answers_of_all_kinds(
 async def test_a_whole_answer_that_repeats_the_prefix(wire: Wire) -> None:
     """It is taken off, once; one that does not repeat it stays as it is."""
     request = ChatRequest.create("q", prefix="The answer")
-    dialect = replace(DIALECTS["llamacpp"], stops_whole=True)
+    dialect = replace(DIALECTS["llamacpp"], stops_when_reader_leaves=True)
     provider = HttpProvider("tiny", base_url=wire.url, dialect=dialect)
     for content, rest in (("The answer is 4", " is 4"), (" is The answer", " is The answer"), ("The ans", "The ans")):
         wire.whole = whole_of({"content": content})

@@ -16,7 +16,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 
 from llm_spec import (
     ChatRequest,
-    GivenText,
+    ReferenceDraft,
     RetryPolicy,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -25,10 +25,10 @@ from llm_spec import (
     TextDelta,
     UnsupportedError,
 )
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.provider import DraftProvider, Feature
 from llm_spec.testing import run_virtual
-from llm_spec.testing.server import Faults, Latency, ModelServer, disagreeing
+from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
 from llm_spec.testing.simulated import SimulatedDraft
 
 pytestmark = pytest.mark.virtual_clock
@@ -38,8 +38,8 @@ VARIED = (
     "Plan for   the reader.\r\n\r\n```python title here\ndef f(x):\n    return x  # naïve\n```\n\n"
     "日本語 の 文章 も 😀 👩‍👩‍👧 text with runs\t\tof \n \n whitespace  \n\n\nand the end of it all \n"
 ) * 2
-LATENCY = Latency(first_token_s=0.02, token_s=0.002)
-QUICK = Latency(first_token_s=0.01, token_s=0.0005)
+LATENCY = ServerLatency(first_token_s=0.02, token_s=0.002)
+QUICK = ServerLatency(first_token_s=0.01, token_s=0.0005)
 QUESTION = "Tell me."
 ONCE = RetryPolicy(max_attempts=1)
 
@@ -131,7 +131,7 @@ async def test_the_answer_is_plains(num_streams: int, mode: str) -> None:
     for agreement, tokens_per_frame in ((0.9, 1), (1.0, 3), (0.0, 1)):
         async with server_for(mode, VARIED, tokens_per_frame=tokens_per_frame, latency=QUICK) as server:
             expected = await plain(server, dialect)
-            draft = GivenText(disagreeing(VARIED, agreement, 3))
+            draft = ReferenceDraft(make_disagreeing_draft(VARIED, agreement, 3))
             result = await raced(server, draft, dialect=dialect, config={"max_concurrent_streams": num_streams})
         assert result.content == expected.content == VARIED
         assert result.finish_reason == expected.finish_reason
@@ -173,7 +173,7 @@ def test_any_race_gives_plain_text(
     async def check() -> None:
         async with server_for(mode, answer, tokens_per_frame=tokens_per_frame, latency=QUICK) as server:
             expected = await plain(server, MODES[mode][0], stop=stop, max_tokens=max_tokens)
-            draft = GivenText(disagreeing(answer, agreement, 3))
+            draft = ReferenceDraft(make_disagreeing_draft(answer, agreement, 3))
             result = await raced(
                 server,
                 draft,
@@ -277,7 +277,9 @@ async def test_usage_is_what_the_server_counted(agreement: float) -> None:
     async with server_for("by ids", WORDS) as server, opened(server) as target:
         await target.discover("token_endpoint")
         num_before, num_calls = server.num_generated_tokens, len(server.requests)
-        result = await racing(GivenText(disagreeing(WORDS, agreement, 3)), target).decode(QUESTION, temperature=0.0)
+        result = await racing(ReferenceDraft(make_disagreeing_draft(WORDS, agreement, 3)), target).decode(
+            QUESTION, temperature=0.0
+        )
         await assert_all_closed(server)
         num_generated = server.num_generated_tokens - num_before
         bodies = server.requests[num_calls:]
@@ -298,8 +300,8 @@ class Counting(ModelServer):
     max_open_streams = 0
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncGenerator[None]:
-        async with super()._turn():
+    async def _hold_stream_place(self) -> AsyncGenerator[None]:
+        async with super()._hold_stream_place():
             self.max_open_streams = max(self.max_open_streams, self.num_open_streams)
             yield
 
@@ -311,7 +313,9 @@ async def test_no_more_streams_than_allowed(agreement: float, num_streams: int) 
     async with Counting(WORDS, latency=LATENCY) as server, opened(server) as target:
         await target.discover("token_endpoint")
         server.max_open_streams = 0
-        decoder = racing(GivenText(disagreeing(WORDS, agreement, 3)), target, max_concurrent_streams=num_streams)
+        decoder = racing(
+            ReferenceDraft(make_disagreeing_draft(WORDS, agreement, 3)), target, max_concurrent_streams=num_streams
+        )
         for _ in range(2):
             await decoder.decode(QUESTION, temperature=0.0)
             await assert_all_closed(server)
@@ -335,7 +339,7 @@ async def test_no_extra_cost_means_one_request() -> None:
 @pytest.mark.parametrize("way", ["cancel", "leave", "deadline"])
 async def test_whoever_goes_away_closes_every_stream(way: str, mode: str) -> None:
     """Before the first byte, while a prompt is encoded, mid-stream, with several streams open: within 50 ms."""
-    latency = Latency(first_token_s=0.02, token_s=0.001, round_trip_s=0.005)
+    latency = ServerLatency(first_token_s=0.02, token_s=0.001, round_trip_s=0.005)
     async with server_for(mode, WORDS, latency=latency) as server, opened(server, MODES[mode][0]) as target:
         await target.discover("token_endpoint")
         await target.discover("continue_prefix")
@@ -376,11 +380,11 @@ async def leave_after(decoder: SpeculativeDecoder, after_s: float) -> None:
 class Spoiled(ModelServer):
     """A server with faults for the later streams of a race only: completions by ids, or chats that continue."""
 
-    later = Faults()
+    later = ServerFaults()
     num_later = 0
 
-    async def _admit(self, request: web.Request) -> tuple[dict[str, Any], Faults]:
-        body, faults = await super()._admit(request)
+    async def _read_request(self, request: web.Request) -> tuple[dict[str, Any], ServerFaults]:
+        body, faults = await super()._read_request(request)
         is_later = (
             body.get("stream")
             and body.get("max_tokens", 9) > 3  # discovery asks for fewer
@@ -390,26 +394,26 @@ class Spoiled(ModelServer):
         if is_later and self.later.status is not None:
             self.faults = self.later
             try:
-                await super()._admit(request)
+                await super()._read_request(request)
             finally:
-                self.faults = Faults()
+                self.faults = ServerFaults()
         return body, self.later if is_later else faults
 
 
 FAULTS = [
-    Faults(status=429, retry_after_s=1),
-    Faults(status=500),
-    Faults(status=400),
-    Faults(drop_after=0),
-    Faults(malformed_after=0),
+    ServerFaults(status=429, retry_after_s=1),
+    ServerFaults(status=500),
+    ServerFaults(status=400),
+    ServerFaults(drop_after=0),
+    ServerFaults(malformed_after=0),
 ]
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("faults", FAULTS, ids=repr)
-async def test_later_streams_that_fail_disturb_nothing(faults: Faults, mode: str) -> None:
+async def test_later_streams_that_fail_disturb_nothing(faults: ServerFaults, mode: str) -> None:
     """The answer is plain's, and after a few failures no more streams are begun."""
-    latency = Latency(first_token_s=0.02, token_s=0.004)
+    latency = ServerLatency(first_token_s=0.02, token_s=0.004)
     async with Spoiled(WORDS, latency=latency, continues_prefix=MODES[mode][1]) as server:  # type: ignore[arg-type]
         server.later = faults
         result = await raced(server, agreeing(), dialect=MODES[mode][0])
@@ -421,8 +425,8 @@ async def test_later_streams_that_fail_disturb_nothing(faults: Faults, mode: str
 @pytest.mark.parametrize("fault", ["drop_after", "malformed_after"])
 async def test_later_streams_that_fail_midway_before_they_take_over(fault: str) -> None:
     """What they had written is thrown away."""
-    async with Spoiled(WORDS, latency=Latency(first_token_s=0.001, token_s=0.004)) as server:
-        server.later = Faults(**{fault: 3})  # type: ignore[arg-type]
+    async with Spoiled(WORDS, latency=ServerLatency(first_token_s=0.001, token_s=0.004)) as server:
+        server.later = ServerFaults(**{fault: 3})  # type: ignore[arg-type]
         result = await raced(server, agreeing())
     assert result.content == WORDS
 
@@ -439,10 +443,10 @@ async def test_a_first_stream_that_fails(fault: str) -> None:
     """TargetError, as of plain, with the text that was shown."""
     async with ModelServer(WORDS, latency=LATENCY) as server, opened(server) as target:
         await target.discover("token_endpoint")
-        server.faults = Faults(**{fault: 20})  # type: ignore[arg-type]
+        server.faults = ServerFaults(**{fault: 20})  # type: ignore[arg-type]
         shown: list[str] = []
         with pytest.raises(TargetError) as caught:
-            await show(racing(GivenText(""), target, retry=ONCE), shown)
+            await show(racing(ReferenceDraft(""), target, retry=ONCE), shown)
         await assert_all_closed(server)
     assert "".join(shown) == caught.value.partial_text == "".join(split_pieces(WORDS)[:20])
 
@@ -451,7 +455,7 @@ async def test_a_first_stream_that_fails(fault: str) -> None:
 async def test_the_partial_text_is_the_whole_answer_so_far(mode: str) -> None:
     """Also where the stream that failed began in the middle of it."""
     async with Spoiled(WORDS, latency=LATENCY, continues_prefix="fields") as server:
-        server.later = Faults(drop_after=40)
+        server.later = ServerFaults(drop_after=40)
         async with opened(server, MODES[mode][0]) as target:
             await target.discover("token_endpoint")
             shown: list[str] = []
@@ -465,7 +469,7 @@ async def test_the_partial_text_is_the_whole_answer_so_far(mode: str) -> None:
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/completions"])
 async def test_a_server_without_a_call_is_raced_by_text(path: str) -> None:
     """Where it continues a text; the answer says that it was so."""
-    faults = Faults(missing=frozenset([path]))
+    faults = ServerFaults(missing=frozenset([path]))
     async with ModelServer(WORDS, latency=LATENCY, faults=faults, continues_prefix="fields") as server:
         result = await raced(server, agreeing())
     assert (result.content, result.strategy, result.guarantee) == (WORDS, "race", "exact-text")
@@ -486,10 +490,10 @@ async def test_a_server_that_loses_a_call_midway(after_s: float, path: str) -> N
     """The plain answer, nothing twice and nothing lost; the next one is raced by text or plain."""
     async with ModelServer(WORDS, latency=LATENCY, continues_prefix="fields") as server, opened(server) as target:
         await target.discover("token_endpoint")
-        decoder = racing(GivenText(disagreeing(WORDS, 0.9, 1)), target)
+        decoder = racing(ReferenceDraft(make_disagreeing_draft(WORDS, 0.9, 1)), target)
         task = asyncio.create_task(decoder.decode(QUESTION, temperature=0.0))
         await asyncio.sleep(after_s)
-        server.faults = Faults(missing=frozenset([path]))
+        server.faults = ServerFaults(missing=frozenset([path]))
         assert (await task).content == WORDS
         await assert_all_closed(server)
         again = await decoder.decode(QUESTION, temperature=0.0)

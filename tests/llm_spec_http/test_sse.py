@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_spec_http.sse import ServerEvent, SseReader
+from llm_spec_http.sse import ServerSentEvent, SseReader
 
 NUM_SPLITS = int(os.environ.get("LLM_SPEC_SPLITS", "20000"))  # LLM_SPEC_SPLITS=1000000: the whole test, some minutes
 
@@ -50,7 +50,7 @@ PARTS += ["é".encode(), "🦉".encode(), "\u2028\x85\x0b".encode(), b"\xef\xbb\
 MESSY_STREAMS = st.lists(st.sampled_from(PARTS), max_size=40).map(b"".join)
 
 
-def read(blocks: Iterable[bytes]) -> list[ServerEvent]:
+def read(blocks: Iterable[bytes]) -> list[ServerSentEvent]:
     reader = SseReader()
     events = [event for block in blocks for event in reader.feed(block)]
     return events + reader.finish()
@@ -65,17 +65,17 @@ def split(stream: bytes, cuts: Iterable[int]) -> list[bytes]:
     return [stream[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def read_by_definition(stream: bytes) -> list[ServerEvent]:
+def read_by_definition(stream: bytes) -> list[ServerSentEvent]:
     """The standard's own steps, on the whole text at once, with the two departures of sse.py."""
     text = stream.decode(errors="replace").removeprefix("\ufeff")
     name, data, last_id = "", list[str](), None
-    events: list[ServerEvent] = []
+    events: list[ServerSentEvent] = []
     for line in [*re.split("\r\n|\r|\n", text), ""]:
         field, _, value = line.partition(":")
         value = value[1:] if value[:1] == " " else value
         if not line:
             if "\n".join(data):
-                events.append(ServerEvent(name or "message", "\n".join(data), last_id))
+                events.append(ServerSentEvent(name or "message", "\n".join(data), last_id))
             name, data = "", []
         elif field == "data":
             data.append(value)
@@ -91,7 +91,7 @@ def test_an_openai_stream() -> None:
     events = read([OPENAI])
     assert len(events) == 4
     assert '"content":"Hi: you"' in events[1].data
-    assert events[3] == ServerEvent("message", "[DONE]", None)
+    assert events[3] == ServerSentEvent("message", "[DONE]", None)
 
 
 def test_an_anthropic_stream() -> None:
@@ -104,9 +104,9 @@ def test_an_anthropic_stream() -> None:
 def test_a_stream_of_keep_alives() -> None:
     """Comments and events without data leave only the events that say something."""
     assert read([KEEP_ALIVES]) == [
-        ServerEvent("message", '{"choices":[]}', "41"),
-        ServerEvent("message", "\ntwo", ""),
-        ServerEvent("message", "[DONE]", ""),
+        ServerSentEvent("message", '{"choices":[]}', "41"),
+        ServerSentEvent("message", "\ntwo", ""),
+        ServerSentEvent("message", "[DONE]", ""),
     ]
 
 
@@ -118,7 +118,7 @@ def test_each_line_end(end: bytes) -> None:
 
 def test_an_event_is_given_out_with_its_last_byte() -> None:
     """A CR ends the line when it comes; nobody waits to see whether an LF follows."""
-    assert SseReader().feed(b"data: a\r\n\r") == [ServerEvent("message", "a", None)]
+    assert SseReader().feed(b"data: a\r\n\r") == [ServerSentEvent("message", "a", None)]
 
 
 def test_crlf_over_two_blocks_is_one_line_end() -> None:
@@ -130,7 +130,7 @@ def test_lf_after_crlf_is_a_second_line_end() -> None:
     """Only one LF belongs to a CR."""
     reader = SseReader()
     assert reader.feed(b"data: a\r") + reader.feed(b"\n") == []
-    assert reader.feed(b"\n") == [ServerEvent("message", "a", None)]
+    assert reader.feed(b"\n") == [ServerSentEvent("message", "a", None)]
 
 
 def test_a_lone_cr_at_the_end_ends_a_line() -> None:
@@ -194,7 +194,7 @@ def test_the_last_event_name_counts_for_one_event() -> None:
 @pytest.mark.parametrize("empty", [b"\n\n\n", b"event: ping\n\n", b"event: ping\ndata:\n\n", b"data\n\n"])
 def test_an_event_without_data_is_dropped(empty: bytes) -> None:
     """And its name with it."""
-    assert read([empty + b"data: a\n\n"]) == [ServerEvent("message", "a", None)]
+    assert read([empty + b"data: a\n\n"]) == [ServerSentEvent("message", "a", None)]
 
 
 def test_an_id_stays_until_the_next() -> None:
@@ -205,7 +205,7 @@ def test_an_id_stays_until_the_next() -> None:
 
 def test_an_id_with_nul_is_ignored() -> None:
     """The id before it stays."""
-    assert read([b"id: 1\nid: 2\0\ndata: a\n\n"]) == [ServerEvent("message", "a", "1")]
+    assert read([b"id: 1\nid: 2\0\ndata: a\n\n"]) == [ServerSentEvent("message", "a", "1")]
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])
@@ -213,7 +213,7 @@ def test_a_last_event_without_its_blank_line(end: bytes) -> None:
     """It is given out at the end of the stream, once."""
     reader = SseReader()
     assert reader.feed(b"event: x\ndata: a" + end) == []
-    assert reader.finish() == [ServerEvent("x", "a", None)]
+    assert reader.finish() == [ServerSentEvent("x", "a", None)]
     assert reader.finish() == []
 
 
@@ -294,7 +294,7 @@ def test_recorded_streams_read_as_openai_reads_them(name: str) -> None:
     streaming = pytest.importorskip("openai._streaming")
     stream = STREAMS[name].removeprefix(b"\xef\xbb\xbf")
     theirs = [
-        ServerEvent(event.event or "message", event.data, event.id)
+        ServerSentEvent(event.event or "message", event.data, event.id)
         for event in streaming.SSEDecoder().iter_bytes(iter([stream]))
         if event.data
     ]

@@ -13,12 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_spec_http import DIALECTS, HttpProvider
-from llm_spec_http.tokens import HttpTokens, _scored_rows
+from llm_spec_http.tokens import HttpTokens, _parse_scored_rows
 
-from llm_spec import ChatRequest, Finish, InvalidRequestError, NextToken, Sampling, StreamEvent, TargetError, TextDelta
+from llm_spec import (
+    ChatRequest,
+    Finish,
+    InvalidRequestError,
+    SampledToken,
+    Sampling,
+    StreamEvent,
+    TargetError,
+    TextDelta,
+)
 from llm_spec.provider import TokenEndpoint
 from llm_spec.testing import run_virtual
-from llm_spec.testing.server import EOS_ID, Faults, ModelServer
+from llm_spec.testing.server import EOS_ID, ModelServer, ServerFaults
 
 ANSWER = "The cat sat on the mat, naïve and 日本語 😀 all day long in the warm sun of the year."
 QUESTION = ChatRequest.create("Tell me.", temperature=0.0)
@@ -108,18 +117,18 @@ def test_encoding_in_stretches_is_encoding_the_whole(texts: list[str]) -> None:
 
 async def test_the_memory_is_bounded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its bound it begins anew; the ids stay right."""
-    monkeypatch.setattr("llm_spec_http.tokens._MAX_REMEMBERED", 3)
+    monkeypatch.setattr("llm_spec_http.tokens._MAX_CACHED_WORDS", 3)
     for text in ("a b c", "d e f", "a b c", "d a"):
         assert await setup.tokens.encode(text) == setup.server._model.vocabulary.encode(text)
-    assert len(setup.tokens._remembered) <= 10
+    assert len(setup.tokens._encoded_words) <= 10
 
 
 async def test_the_memory_may_be_emptied_by_another_call(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Concurrent calls do not disturb each other."""
-    remembered = setup.tokens._remembered
+    remembered = setup.tokens._encoded_words
     remembered.clear()
     await setup.tokens.encode("a b")
-    monkeypatch.setattr("llm_spec_http.tokens._MAX_REMEMBERED", 2)
+    monkeypatch.setattr("llm_spec_http.tokens._MAX_CACHED_WORDS", 2)
     first = asyncio.create_task(setup.tokens.encode("a b x"))  # knows a and b, asks for x
     await asyncio.sleep(0)
     remembered["filled"] = (1,)
@@ -155,8 +164,8 @@ async def test_the_next_token_after_each_prefix(setup: Setup) -> None:
     setup.server.requests.clear()
     ends = (2, 0, len(ids), 1)
     sampled = await setup.tokens.sample_next([[*prompt, *ids[:end]] for end in ends], Sampling(top_k=5, seed=3))
-    expected = [NextToken(ids[2], " sat"), NextToken(ids[0], "The"), NextToken(EOS_ID, "", True)]
-    assert sampled == [*expected, NextToken(ids[1], " cat")]
+    expected = [SampledToken(ids[2], " sat"), SampledToken(ids[0], "The"), SampledToken(EOS_ID, "", True)]
+    assert sampled == [*expected, SampledToken(ids[1], " cat")]
     (body,) = setup.server.requests
     assert (body["max_tokens"], body["top_k"], body["seed"]) == (1, 5, 3)
 
@@ -215,7 +224,7 @@ def scored_choice(rows: list[dict[str, float]], last: dict[str, float]) -> dict[
 def test_of_equally_likely_tokens_the_given_one_is_not_preferred() -> None:
     """It comes first in the answer, but a server takes the lowest id."""
     row = {"7": -1.0, "5": -1.0, "6": -2.0}
-    rows = _scored_rows(scored_choice([row], row), 2, 2)
+    rows = _parse_scored_rows(scored_choice([row], row), 2, 2)
     assert [scored.top for scored in rows] == [((5, -1.0), (7, -1.0))] * 2
 
 
@@ -224,15 +233,15 @@ def test_a_row_that_cannot_be_ranked_is_an_error(row: dict[str, float]) -> None:
     """Too short, or with what is not a number; of a given position as of the last one."""
     good = {"5": -1.0, "6": -2.0}
     with pytest.raises(ValueError, match="for the likeliest 2 tokens"):
-        _scored_rows(scored_choice([row], good), 2, 2)
+        _parse_scored_rows(scored_choice([row], good), 2, 2)
     with pytest.raises(ValueError, match="for the likeliest 2 tokens"):
-        _scored_rows(scored_choice([good], row), 2, 2)
+        _parse_scored_rows(scored_choice([good], row), 2, 2)
 
 
 async def test_scores_of_fewer_positions_than_given_are_not_taken_for_others(setup: Setup) -> None:
     """The last rows would be those of earlier tokens: nobody knows which are missing."""
-    cut = setup.server._model.prompt_logprobs
-    setup.server._model.prompt_logprobs = lambda ids, top: cut(ids, top)[:3]  # type: ignore[method-assign]
+    cut = setup.server._model.score_prompt
+    setup.server._model.score_prompt = lambda ids, top: cut(ids, top)[:3]  # type: ignore[method-assign]
     prompt = await setup.tokens.encode_chat(QUESTION)
     with pytest.raises(TargetError, match="3 prompt logprobs for"):
         await setup.tokens.score([*prompt, *await setup.tokens.encode(ANSWER)], num_rows=2, top=2)
@@ -245,7 +254,7 @@ async def test_scores_of_fewer_positions_than_given_are_not_taken_for_others(set
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/completions"])
 async def test_a_call_that_the_server_does_not_know_any_more(setup: Setup, path: str) -> None:
     """Raises TargetError, and the capability is gone, so that the next request does without it."""
-    setup.server.faults = Faults(missing=frozenset([path]))
+    setup.server.faults = ServerFaults(missing=frozenset([path]))
     prompt = [5, 6]
 
     async def use(tokens: TokenEndpoint) -> None:
@@ -263,7 +272,7 @@ async def test_a_call_that_the_server_does_not_know_any_more(setup: Setup, path:
 async def test_a_stream_that_the_server_does_not_know_any_more(setup: Setup) -> None:
     """As any other call: it takes the capability away."""
     prompt = await setup.tokens.encode_chat(QUESTION)
-    setup.server.faults = Faults(missing=frozenset(["/v1/completions"]))
+    setup.server.faults = ServerFaults(missing=frozenset(["/v1/completions"]))
     with pytest.raises(TargetError, match="404"):
         await whole(setup.tokens.stream_after(prompt, QUESTION))
     assert setup.provider.capabilities.token_endpoint is None
@@ -271,7 +280,7 @@ async def test_a_stream_that_the_server_does_not_know_any_more(setup: Setup) -> 
 
 async def test_a_failure_that_passes_takes_nothing_away(setup: Setup) -> None:
     """A busy server is asked again next time."""
-    setup.server.faults = Faults(status=503)
+    setup.server.faults = ServerFaults(status=503)
     with pytest.raises(TargetError, match="503"):
         await setup.tokens.sample_next([[5]], GREEDY)
     assert setup.provider.capabilities.token_endpoint is setup.tokens

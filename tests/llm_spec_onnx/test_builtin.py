@@ -9,13 +9,13 @@ import pytest
 from tiny_models import BUILTIN
 
 from llm_spec import (
+    CascadeDraft,
     CostAware,
     Ewma,
     Fixed,
-    GivenText,
-    JoinedDraft,
     LookaheadPolicy,
     PromptLookup,
+    ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     SuffixDraft,
@@ -31,10 +31,10 @@ DRAFTS = {
     "model": MODEL_DRAFT,
     "random": RandomDraft(3),
     "lookup": PromptLookup(),
-    "joined": JoinedDraft(PromptLookup(), MODEL_DRAFT),
+    "joined": CascadeDraft(PromptLookup(), MODEL_DRAFT),
     "suffix": SuffixDraft(),
-    "suffix joined": JoinedDraft(PromptLookup(), SuffixDraft(), MODEL_DRAFT),
-    "given": GivenText("    self.assertEqual(fd.close(), None)\n"),
+    "suffix joined": CascadeDraft(PromptLookup(), SuffixDraft(), MODEL_DRAFT),
+    "given": ReferenceDraft("    self.assertEqual(fd.close(), None)\n"),
 }
 POLICIES: dict[str, LookaheadPolicy] = {
     "1": Fixed(1),

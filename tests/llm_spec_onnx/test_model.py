@@ -78,7 +78,7 @@ def test_unpadded_plain_steps_are_for_the_asking(make_folder: MakeFolder) -> Non
 def test_rows_that_depend_on_the_width_are_found_out() -> None:
     """The check at load sees single rows that were not padded."""
     model = OnnxModel(BUILTIN / "target", exact=False)
-    assert not any(model._rows_agree(width) for width in (2, 8, 32))  # pyright: ignore[reportPrivateUsage]
+    assert not any(model._has_agreeing_rows(width) for width in (2, 8, 32))  # pyright: ignore[reportPrivateUsage]
 
 
 class TestBrokenFolders:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import torch
-from llm_spec_torch.sampling import DeviceSampler, Switches
+from llm_spec_torch.sampling import DeviceSampler, SamplingSwitches
 
 from llm_spec.chat import Sampling
 
@@ -18,8 +18,8 @@ EVERYTHING = Sampling(
 
 
 def make(sampling: Sampling, *, seed: int = 0, vocab_size: int = VOCAB_SIZE, device: str = "cpu") -> DeviceSampler:
-    sampler = DeviceSampler(Switches.of(sampling, vocab_size), vocab_size=vocab_size, device=device)
-    sampler.load(sampling, seed)
+    sampler = DeviceSampler(SamplingSwitches.of(sampling, vocab_size), vocab_size=vocab_size, device=device)
+    sampler.load_request(sampling, seed)
     return sampler
 
 

@@ -18,25 +18,25 @@ import pytest
 import torch
 from llm_spec_torch import TorchModel, TorchProvider, pass_queue
 from llm_spec_torch.caches import CHUNK_TOKENS
-from llm_spec_torch.network import Attention, Cache, Network
+from llm_spec_torch.network import AttentionShape, KeyValueCache, TransformerNetwork
 from llm_spec_torch.session import TorchSession
 from text_checks import check_greedy_text, check_rows, check_texts
 
 from llm_spec import (
+    CascadeDraft,
     ChatRequest,
     Fixed,
-    GivenText,
-    JoinedDraft,
     ModelOutputError,
     PromptLookup,
     ProviderDraft,
+    ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     TargetError,
     TextDelta,
     open_provider,
 )
-from llm_spec.provider import read_prompt
+from llm_spec.provider import prefill_prompt
 from llm_spec.testing import RandomDraft, check_provider, check_token_model
 
 from .conftest import PAIR, MakeCheckpoint
@@ -82,26 +82,26 @@ def batched_pair() -> tuple[TorchProvider, TorchProvider]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes go together whenever they can, however slow the machine is."""
-    monkeypatch.setattr(pass_queue, "_PATIENCE", 1e6)
+    monkeypatch.setattr(pass_queue, "_MAX_WAIT_RATIO", 1e6)
 
 
 def one_of_each(target: TorchProvider) -> list[Any]:
-    draft = TorchProvider(target.model.early_exit(2))
+    draft = TorchProvider(target.model.make_early_exit_draft(2))
     return [
         None,
         ProviderDraft(draft),
         PromptLookup(),
         RandomDraft(3),
-        ProviderDraft(TorchProvider(target.model.early_exit(1))),
-        JoinedDraft(PromptLookup(), ProviderDraft(draft)),
-        GivenText("    self.assertEqual(fd.close(), None)\n"),
+        ProviderDraft(TorchProvider(target.model.make_early_exit_draft(1))),
+        CascadeDraft(PromptLookup(), ProviderDraft(draft)),
+        ReferenceDraft("    self.assertEqual(fd.close(), None)\n"),
         ProviderDraft(draft),
     ]
 
 
 DRAFTS: dict[str, Drafts] = {
     "none": lambda _: [None] * NUM,
-    "early exit": lambda target: [ProviderDraft(TorchProvider(target.model.early_exit(2)))] * NUM,
+    "early exit": lambda target: [ProviderDraft(TorchProvider(target.model.make_early_exit_draft(2)))] * NUM,
     "lookup": lambda _: [PromptLookup()] * NUM,
     "useless": lambda _: [RandomDraft(3)] * NUM,
     "one of each": one_of_each,
@@ -143,7 +143,7 @@ async def test_eight_at_once_say_what_each_says_alone(target: TorchProvider, dra
 
 async def test_the_trained_pair_says_the_same(batched_pair: tuple[TorchProvider, TorchProvider]) -> None:
     """With a draft that is often right, whose sessions share passes too."""
-    for draft in (ProviderDraft(batched_pair[1]), JoinedDraft(PromptLookup(), ProviderDraft(batched_pair[1]))):
+    for draft in (ProviderDraft(batched_pair[1]), CascadeDraft(PromptLookup(), ProviderDraft(batched_pair[1]))):
         await check_together(batched_pair[0], [draft] * NUM)
 
 
@@ -178,7 +178,7 @@ def test_padding_behind_the_keys_is_no_nan(make_checkpoint: MakeCheckpoint) -> N
     """Just before a border of attention's steps, padding lies farther behind it than a window reaches."""
     model = TorchModel(make_checkpoint("gemma2"), batched=True, max_requests=2, max_width=14)
     with closing(model.open()) as session:
-        read_prompt(session, IDS[:505])
+        prefill_prompt(session, IDS[:505])
         for token_id in IDS[505:520]:
             assert np.isfinite(session.forward([token_id], num_rows=1)).all()
 
@@ -209,7 +209,7 @@ async def test_joining_and_leaving_midway_changes_nothing(target: TorchProvider)
         prompt, options = ASKED[number]
         return (await decoders[number].decode(prompt, **options)).content
 
-    async def leave(number: int) -> None:
+    async def forget_slot(number: int) -> None:
         prompt, options = ASKED[number]
         options = {**options, "max_tokens": 200, "stop": ()}
         async with decoders[number].stream(ChatRequest.create(prompt, **options)) as events:
@@ -220,7 +220,7 @@ async def test_joining_and_leaving_midway_changes_nothing(target: TorchProvider)
     for order in range(3):
         stayed = await asyncio.gather(
             *(stay(number, 0.004 * ((number + order) % 4)) for number in range(NUM - 3)),
-            *(leave((number + order) % NUM) for number in range(3)),
+            *(forget_slot((number + order) % NUM) for number in range(3)),
         )
         check_texts(stayed[: NUM - 3], expected[: NUM - 3], target.model)
 
@@ -281,7 +281,7 @@ def in_one_pass(target: TorchProvider, *calls: Callable[[], Any]) -> list[Any]:
     batching = target.model._batching
     assert batching is not None
     queue = batching._queue
-    queue._is_led = True
+    queue._has_leader = True
 
     def lead_again() -> None:
         end_s = time.monotonic() + LONG_S
@@ -289,14 +289,14 @@ def in_one_pass(target: TorchProvider, *calls: Callable[[], Any]) -> list[Any]:
             assert time.monotonic() < end_s
             time.sleep(0.001)
         with queue._lock:
-            queue._step_down()
+            queue._stop_leading()
 
     return in_threads(*calls, begun=lead_again)
 
 
 def steps(session: TorchSession, prompt: Sequence[int], passes: Sequence[Sequence[int]]) -> list[np.ndarray]:
     """The logits of passes behind a prompt."""
-    read_prompt(session, prompt)
+    prefill_prompt(session, prompt)
     rows = [session.forward(token_ids, num_rows=len(token_ids)).copy() for token_ids in passes]
     session.close()
     return rows
@@ -325,13 +325,13 @@ def test_ragged_positions_have_the_logits_of_each_alone(target: TorchProvider) -
 def count_forwards(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of all passes from now on."""
     shapes: list[tuple[int, ...]] = []
-    right = Network.hidden
+    right = TransformerNetwork.hidden
 
-    def counted(self: Network, token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counted(self: TransformerNetwork, token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
         shapes.append(tuple(token_ids.shape))
         return right(self, token_ids, *rest)
 
-    monkeypatch.setattr(Network, "hidden", counted)
+    monkeypatch.setattr(TransformerNetwork, "hidden", counted)
     return shapes
 
 
@@ -353,17 +353,17 @@ async def test_passes_are_shared(one_shape: TorchProvider, monkeypatch: pytest.M
 
 async def test_drafts_share_passes_too(one_shape: TorchProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     """As narrow as their tokens."""
-    draft = TorchProvider(one_shape.model.early_exit(2))
+    draft = TorchProvider(one_shape.model.make_early_exit_draft(2))
     batching = draft.model._batching
     assert batching is not None
     queue = batching._queue
 
     def await_others(runner: Any) -> None:
         """However slow the machine is; the target's queue does not wait so long, or each would wait for the other."""
-        while queue._habits[runner].slots - queue._present(runner):
-            assert queue._arrived.wait(LONG_S)
+        while queue._histories[runner].slots - queue._find_waiting_slots(runner):
+            assert queue._pass_arrived.wait(LONG_S)
 
-    monkeypatch.setattr(queue, "_await_others", await_others)
+    monkeypatch.setattr(queue, "_wait_for_expected_slots", await_others)
     decoder = decoder_for(one_shape, ProviderDraft(draft), lookahead=Fixed(3))
     shapes = count_forwards(monkeypatch)
     results = await asyncio.gather(
@@ -381,11 +381,11 @@ def test_an_idle_prefix_survives(target: TorchProvider) -> None:
     expected = steps(target.model.open(), prompt, some_passes(1))
     others = [target.model.open() for _ in range(NUM - 1)]
     for number, session in enumerate(others):
-        read_prompt(session, IDS[400 : 420 + number])
+        prefill_prompt(session, IDS[400 : 420 + number])
     for token_ids in some_passes(2):
         in_threads(*(lambda s=session, t=token_ids: s.forward(t, num_rows=1) for session in others))
     with closing(target.model.open()) as again:
-        assert again.adopt(prompt) == CHUNK_TOKENS
+        assert again.reuse_prefix(prompt) == CHUNK_TOKENS
         again.forward(prompt[CHUNK_TOKENS:], num_rows=1)
         rows = [again.forward(token_ids, num_rows=len(token_ids)).copy() for token_ids in some_passes(1)]
     for session in others:
@@ -402,7 +402,7 @@ def three(target: TorchProvider) -> Iterator[list[TorchSession]]:
     """Sessions that have read something."""
     sessions = [target.model.open() for _ in range(3)]
     for number, session in enumerate(sessions):
-        read_prompt(session, IDS[: 20 + 5 * number])
+        prefill_prompt(session, IDS[: 20 + 5 * number])
     yield sessions
     for session in sessions:
         session.close()
@@ -417,7 +417,7 @@ def test_nan_in_one_is_its_own(target: TorchProvider, three: list[TorchSession])
     expected = next_rows(target, three)
     for session in three:
         session.truncate(session.length - 2)
-    slot = three[1]._taken()
+    slot = three[1]._acquire_slot()
     slot.cache.layers[0][0, 3] = float("nan")
     found = next_rows(target, three)
     assert isinstance(found[1], ModelOutputError)
@@ -458,7 +458,7 @@ def test_out_of_memory_is_for_those_who_took_part(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Network, "hidden", exhausted)
+        patched.setattr(TransformerNetwork, "hidden", exhausted)
         errors = next_rows(target, three)
     assert all(isinstance(error, TargetError) for error in errors)
     assert all("give cache_gib or max_requests less" in str(error) for error in errors)
@@ -470,16 +470,16 @@ def test_out_of_memory_is_for_those_who_took_part(
 async def test_a_failing_draft_leaves_the_others_alone(target: TorchProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request's draft breaks in a shared pass: those that drafted with it go on plain, with the same text."""
     expected = await texts_alone(target, ASKED)
-    draft = TorchProvider(target.model.early_exit(2))
-    right = Network.hidden
+    draft = TorchProvider(target.model.make_early_exit_draft(2))
+    right = TransformerNetwork.hidden
     calls = iter(range(10**6))
 
-    def failing(self: Network, *rest: Any) -> torch.Tensor:
+    def failing(self: TransformerNetwork, *rest: Any) -> torch.Tensor:
         if self is draft.model._network and next(calls) == 20:
             raise RuntimeError("the device is gone")
         return right(self, *rest)
 
-    monkeypatch.setattr(Network, "hidden", failing)
+    monkeypatch.setattr(TransformerNetwork, "hidden", failing)
     decoder = decoder_for(target, ProviderDraft(draft))
     results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in ASKED))
     check_texts([result.content for result in results], expected, target.model)
@@ -516,7 +516,7 @@ async def test_memory_does_not_grow(tiny_folder: Path) -> None:
     assert sizes[-1] - sizes[0] < 32 * 1024, sizes
     batching: Any = provider.model._batching
     assert batching._queue._waiting == []
-    assert not any(habit.slots for habit in batching._queue._habits.values())
+    assert not any(habit.slots for habit in batching._queue._histories.values())
     assert len(provider.model._pool._idle) == NUM
 
 
@@ -541,20 +541,24 @@ async def test_memory_goes_with_the_last_reference(tiny_folder: Path, batched: b
 
 def wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot's rows stand where its neighbour's should."""
-    right = Network.hidden
+    right = TransformerNetwork.hidden
 
-    def hidden(self: Network, ids: torch.Tensor, positions: torch.Tensor, cache: Cache, num_keys: int) -> torch.Tensor:
+    def hidden(
+        self: TransformerNetwork, ids: torch.Tensor, positions: torch.Tensor, cache: KeyValueCache, num_keys: int
+    ) -> torch.Tensor:
         rolled = positions.roll(1, 0).clamp(max=num_keys - 1) if len(positions) > 1 else positions
         return right(self, ids, rolled, cache, num_keys)
 
-    monkeypatch.setattr(Network, "hidden", hidden)
+    monkeypatch.setattr(TransformerNetwork, "hidden", hidden)
 
 
 def scratch_in_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     """What rows without tokens write lands in the first places of the slot behind theirs."""
-    right = Network.hidden
+    right = TransformerNetwork.hidden
 
-    def hidden(self: Network, ids: torch.Tensor, positions: torch.Tensor, cache: Cache, num_keys: int) -> torch.Tensor:
+    def hidden(
+        self: TransformerNetwork, ids: torch.Tensor, positions: torch.Tensor, cache: KeyValueCache, num_keys: int
+    ) -> torch.Tensor:
         states = right(self, ids, positions, cache, num_keys)
         batch, width = ids.shape
         for index in range(batch if batch > 1 else 0):
@@ -563,28 +567,28 @@ def scratch_in_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
                     stored[(index + 1) % batch, :width] = stored[index, -width:]
         return states
 
-    monkeypatch.setattr(Network, "hidden", hidden)
+    monkeypatch.setattr(TransformerNetwork, "hidden", hidden)
 
 
 def neighbours_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot's rows see as far as its neighbour's should."""
-    right = Network._mask
-    monkeypatch.setattr(Network, "_mask", lambda self, *rest: right(self, *rest).roll(1, 0))
+    right = TransformerNetwork._make_attention_mask
+    monkeypatch.setattr(TransformerNetwork, "_make_attention_mask", lambda self, *rest: right(self, *rest).roll(1, 0))
 
 
 def neighbours_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention reads what the neighbour has cached."""
-    right = Attention.__call__
+    right = AttentionShape.__call__
     monkeypatch.setattr(
-        Attention, "__call__", lambda self, q, keys, values, bias: right(self, q, keys.roll(1, 0), values, bias)
+        AttentionShape, "__call__", lambda self, q, keys, values, bias: right(self, q, keys.roll(1, 0), values, bias)
     )
 
 
 def bits_by_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that sums in another order where there are more keys."""
-    right = Attention.__call__
+    right = AttentionShape.__call__
     monkeypatch.setattr(
-        Attention,
+        AttentionShape,
         "__call__",
         lambda self, q, keys, values, bias: right(self, q, keys, values, bias) * (1 + 1e-7 * (keys.shape[2] // 256)),
     )
@@ -592,20 +596,22 @@ def bits_by_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bits_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that treats the last rows of a product in another way."""
-    right = Network.hidden
+    right = TransformerNetwork.hidden
 
-    def hidden(self: Network, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def hidden(self: TransformerNetwork, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
         states = right(self, ids, *rest)
         states[-1] *= 1 + 1e-6
         return states
 
-    monkeypatch.setattr(Network, "hidden", hidden)
+    monkeypatch.setattr(TransformerNetwork, "hidden", hidden)
 
 
 def bits_by_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scale taken over all rows of a pass, as some quantized kernels do."""
-    right = Network.hidden
-    monkeypatch.setattr(Network, "hidden", lambda *rest: (states := right(*rest)) * (1 + 1e-6 * states.abs().max()))
+    right = TransformerNetwork.hidden
+    monkeypatch.setattr(
+        TransformerNetwork, "hidden", lambda *rest: (states := right(*rest)) * (1 + 1e-6 * states.abs().max())
+    )
 
 
 @pytest.mark.parametrize(
@@ -634,7 +640,7 @@ async def test_a_planted_fault_changes_texts(
 ) -> None:
     """So the comparison of texts in this file would find it too."""
     provider = TorchProvider(tiny_folder, batched=True, max_width=WIDTH)
-    monkeypatch.setattr(pass_queue, "_PATIENCE", 1e6)
+    monkeypatch.setattr(pass_queue, "_MAX_WAIT_RATIO", 1e6)
     expected = await texts_alone(provider, ASKED)
     fault(monkeypatch)
     plain = SpeculativeDecoder(None, provider)
@@ -688,7 +694,7 @@ async def test_its_greedy_text_is_that_of_a_model_that_shares_nothing(pair: tupl
         token_ids = model.tokenizer.encode_chat(request)
         prompt_length, rows = len(token_ids), list[np.ndarray]()
         with closing(model.open()) as session:
-            read_prompt(session, token_ids[:-1])
+            prefill_prompt(session, token_ids[:-1])
             while len(rows) < 32 and token_ids[-1] not in model.tokenizer.eos_token_ids:
                 rows.append(session.forward(token_ids[-1:], num_rows=1)[0].copy())
                 token_ids.append(int(rows[-1].argmax()))

@@ -10,12 +10,12 @@ import pytest
 from llm_spec_torch import TorchModel
 from llm_spec_torch.batch_checks import rows_agree
 from llm_spec_torch.caches import CachePool
-from llm_spec_torch.checks import agreeing_widths, some_ids
-from llm_spec_torch.pass_queue import Outcome, Pass
-from llm_spec_torch.shape import Shape
+from llm_spec_torch.checks import find_agreeing_widths, make_fixed_ids
+from llm_spec_torch.pass_queue import ForwardPass, PassResult
+from llm_spec_torch.shape import PassShape
 
 MAX_WIDTH = 6
-IDS = some_ids(21 + 2 * MAX_WIDTH, 100)
+IDS = make_fixed_ids(21 + 2 * MAX_WIDTH, 100)
 
 
 def row_after(*numbers: int) -> np.ndarray:
@@ -33,7 +33,7 @@ def find_widths(error: Callable[[int, Sequence[int]], float]) -> list[int]:
         rows = [row_after(*context[: start + number + 1]) for number in range(len(token_ids))]
         return np.array(rows) * np.float32(1 + error(width, token_ids))
 
-    return agreeing_widths(read_at, IDS, [2, 3, 4], MAX_WIDTH)
+    return find_agreeing_widths(read_at, IDS, [2, 3, 4], MAX_WIDTH)
 
 
 def test_widths_that_agree_are_found() -> None:
@@ -44,7 +44,7 @@ def test_widths_that_agree_are_found() -> None:
     assert find_widths(lambda _, token_ids: 1e-6 * max(token_ids)) == []
 
 
-FAULTS: dict[str, Callable[[Sequence[Pass], Pass], float]] = {
+FAULTS: dict[str, Callable[[Sequence[ForwardPass], ForwardPass], float]] = {
     "none": lambda _, __: 0.0,
     "number of passes": lambda passes, _: 1e-6 * len(passes),
     "slot": lambda _, one: 1e-6 * one.slot.index,
@@ -57,15 +57,15 @@ FAULTS: dict[str, Callable[[Sequence[Pass], Pass], float]] = {
 def test_rows_of_joined_passes_that_agree_are_found(tiny_model: TorchModel, fault: str) -> None:
     """They may depend on what the slot's cache holds up to their place, and on nothing else."""
 
-    def run(passes: Sequence[Pass], one: Pass) -> np.ndarray:
+    def run(passes: Sequence[ForwardPass], one: ForwardPass) -> np.ndarray:
         cached, rows = one.slot.cache.layers[0][0], list[np.ndarray]()
         for place, token_id in enumerate(one.token_ids, len(one.slot.token_ids)):
             cached[place] = token_id
             rows.append(row_after(crc32(cached[: place + 1].numpy().tobytes())))
         return np.array(rows[-one.num_rows :]) * np.float32(1 + FAULTS[fault](passes, one))
 
-    def run_all(passes: Sequence[Pass]) -> list[Outcome]:
+    def run_all(passes: Sequence[ForwardPass]) -> list[PassResult]:
         return [run(passes, one) for one in passes]
 
     pool = CachePool(tiny_model._network, num_slots=4, capacity=600 + MAX_WIDTH)
-    assert rows_agree(run_all, pool, Shape([MAX_WIDTH], 256), IDS) == (fault == "none")
+    assert rows_agree(run_all, pool, PassShape([MAX_WIDTH], 256), IDS) == (fault == "none")

@@ -15,14 +15,14 @@ from llm_spec_torch import TorchModel, TorchProvider
 from text_checks import check_greedy_text, check_one_text, check_rows, check_texts
 
 from llm_spec import (
+    CascadeDraft,
     ChatRequest,
     CostAware,
     Fixed,
-    GivenText,
-    JoinedDraft,
     LookaheadPolicy,
     PromptLookup,
     ProviderDraft,
+    ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
 )
@@ -60,11 +60,11 @@ SAMPLING: dict[str, dict[str, Any]] = {
 def drafts_for(target: TorchProvider, draft: TorchProvider) -> dict[str, Any]:
     return {
         "model": ProviderDraft(draft),
-        "early exit": ProviderDraft(TorchProvider(target.model.early_exit(2))),
+        "early exit": ProviderDraft(TorchProvider(target.model.make_early_exit_draft(2))),
         "useless": RandomDraft(3),
         "lookup": PromptLookup(),
-        "joined": JoinedDraft(PromptLookup(), ProviderDraft(draft)),
-        "given": GivenText("    self.assertEqual(fd.close(), None)\n"),
+        "joined": CascadeDraft(PromptLookup(), ProviderDraft(draft)),
+        "given": ReferenceDraft("    self.assertEqual(fd.close(), None)\n"),
     }
 
 
@@ -123,15 +123,15 @@ async def test_a_text_does_not_depend_on_what_was_asked_before(tiny_folder: Path
 
 def test_a_fault_in_the_mask_is_caught(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: rows that see what is drafted behind them. The check at load finds it."""
-    from llm_spec_torch.network import Network
+    from llm_spec_torch.network import TransformerNetwork
 
-    right = Network._mask
+    right = TransformerNetwork._make_attention_mask
 
-    def wrong(self: Network, positions: Any, num_keys: int, window: int | None) -> Any:
+    def wrong(self: TransformerNetwork, positions: Any, num_keys: int, window: int | None) -> Any:
         shift = 0 if positions.shape[1] > 20 else 1
         return right(self, positions + shift, num_keys, window)
 
-    monkeypatch.setattr(Network, "_mask", wrong)
+    monkeypatch.setattr(TransformerNetwork, "_make_attention_mask", wrong)
     assert not TorchModel(tiny_folder).same_text
 
 

@@ -30,7 +30,7 @@ from llm_spec import (
     TargetError,
     open_provider,
 )
-from llm_spec.provider import read_prompt
+from llm_spec.provider import prefill_prompt
 from llm_spec.testing import check_provider, check_token_model
 
 from .conftest import MakeCheckpoint
@@ -95,13 +95,13 @@ def test_the_next_turn_reads_only_what_is_new(tiny_folder: Path) -> None:
     """Whole chunks of a prompt are taken over, and give the same bits as reading them again."""
     model = TorchModel(tiny_folder, max_requests=2)
     with closing(model.open()) as session:
-        read_prompt(session, IDS[:600])
+        prefill_prompt(session, IDS[:600])
     with closing(model.open()) as session:
-        assert session.adopt(IDS[:650]) == 2 * CHUNK_TOKENS
+        assert session.reuse_prefix(IDS[:650]) == 2 * CHUNK_TOKENS
         session.forward(IDS[512:650], num_rows=1)
         taken_over = session.forward(IDS[650:653], num_rows=3).copy()
     fresh = TorchModel(tiny_folder).open()
-    read_prompt(fresh, IDS[:650])
+    prefill_prompt(fresh, IDS[:650])
     assert np.array_equal(fresh.forward(IDS[650:653], num_rows=3), taken_over)
 
 
@@ -109,29 +109,29 @@ def test_a_chunk_that_differs_is_read_again(tiny_folder: Path) -> None:
     """From its beginning: its rows were read beside other ones."""
     model = TorchModel(tiny_folder)
     with closing(model.open()) as session:
-        read_prompt(session, IDS[:600])
+        prefill_prompt(session, IDS[:600])
     with closing(model.open()) as session:
-        assert session.adopt([*IDS[:300], 5, 6, 7]) == CHUNK_TOKENS
+        assert session.reuse_prefix([*IDS[:300], 5, 6, 7]) == CHUNK_TOKENS
 
 
 def test_a_draft_takes_over_every_token(tiny_folder: Path) -> None:
     """Its rows need not be the same to the last bit."""
     model = TorchModel(tiny_folder)
     with closing(model.open(exact=False)) as session:
-        read_prompt(session, IDS[:50])
+        prefill_prompt(session, IDS[:50])
     with closing(model.open(exact=False)) as session:
-        assert session.adopt([*IDS[:40], 5, 6, 7]) == 40
+        assert session.reuse_prefix([*IDS[:40], 5, 6, 7]) == 40
 
 
 def test_what_was_read_in_rounds_is_read_again(tiny_folder: Path) -> None:
     """The cached answer of a turn stood beside other rows; only the prompt's chunks are the same for sure."""
     model = TorchModel(tiny_folder)
     with closing(model.open()) as session:
-        read_prompt(session, IDS[:CHUNK_TOKENS])
+        prefill_prompt(session, IDS[:CHUNK_TOKENS])
         for token_id in IDS[CHUNK_TOKENS : 2 * CHUNK_TOKENS]:
             session.forward([token_id], num_rows=1)
     with closing(model.open()) as session:
-        assert session.adopt(IDS[: 2 * CHUNK_TOKENS]) == CHUNK_TOKENS
+        assert session.reuse_prefix(IDS[: 2 * CHUNK_TOKENS]) == CHUNK_TOKENS
 
 
 def test_the_longest_idle_cache_goes_first(tiny_folder: Path) -> None:
@@ -139,11 +139,11 @@ def test_the_longest_idle_cache_goes_first(tiny_folder: Path) -> None:
     model = TorchModel(tiny_folder, max_requests=2)
     for start in (0, 300):
         with closing(model.open()) as session:
-            read_prompt(session, IDS[start : start + CHUNK_TOKENS])
+            prefill_prompt(session, IDS[start : start + CHUNK_TOKENS])
     with closing(model.open()) as session:
-        assert session.adopt(IDS[100:400]) == 0
+        assert session.reuse_prefix(IDS[100:400]) == 0
     with closing(model.open()) as session:
-        assert session.adopt(IDS[300:600]) == CHUNK_TOKENS
+        assert session.reuse_prefix(IDS[300:600]) == CHUNK_TOKENS
 
 
 def test_more_sessions_than_caches_are_refused(tiny_folder: Path) -> None:
@@ -354,13 +354,13 @@ async def test_nan_in_the_weights_is_one_clear_error(tiny_folder: Path) -> None:
 async def test_out_of_memory_is_one_clear_error(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the allocator says becomes advice, the cache is given back, and the next request is answered."""
     provider = TorchProvider(tiny_folder, max_requests=1)
-    from llm_spec_torch.network import Network
+    from llm_spec_torch.network import TransformerNetwork
 
     def exhausted(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Network, "hidden", exhausted)
+        patched.setattr(TransformerNetwork, "hidden", exhausted)
         with pytest.raises(TargetError, match="give cache_gib or max_requests less"):
             await provider.complete(ChatRequest.create("x", max_tokens=3))
     assert (await provider.complete(ChatRequest.create("x", max_tokens=3))).usage is not None

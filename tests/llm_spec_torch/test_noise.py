@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from llm_spec_torch import noise
-from llm_spec_torch.noise import gumbel, key_words, uniform
+from llm_spec_torch.noise import gumbel, split_seed, uniform
 from numpy.typing import NDArray
 
 from llm_spec.tokens import Purpose, uniform_number
@@ -27,7 +27,7 @@ POSITIONS = np.array([0, 1, 77, 2**31 + 5, 2**32 - 1, 2**33 + 9, 2**40])
 
 
 def key(seed: int) -> torch.Tensor:
-    return torch.tensor(key_words(seed))
+    return torch.tensor(split_seed(seed))
 
 
 def check_close(found: NDArray[Any], expected: NDArray[Any]) -> None:
@@ -42,7 +42,7 @@ def check_close(found: NDArray[Any], expected: NDArray[Any]) -> None:
 def test_token_noise_is_the_references(seed: int, vocab_size: int) -> None:
     """Words bit for bit, for seeds and positions above 32 bits and vocabularies that four does not divide."""
     positions = torch.from_numpy(POSITIONS)
-    words = noise._token_uniforms(key(seed), positions, vocab_size)  # pyright: ignore[reportPrivateUsage] # their source
+    words = noise._draw_token_uniforms(key(seed), positions, vocab_size)  # pyright: ignore[reportPrivateUsage] # their source
     assert np.array_equal(words.numpy(), reference_uniform(seed, POSITIONS, vocab_size, Purpose.TOKEN))
     expected = reference_gumbel(seed, POSITIONS, vocab_size, Purpose.TOKEN)
     check_close(gumbel(key(seed), positions, vocab_size).numpy(), expected)

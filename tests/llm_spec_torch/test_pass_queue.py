@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 from llm_spec_torch import pass_queue
-from llm_spec_torch.caches import Slot
-from llm_spec_torch.network import Cache
-from llm_spec_torch.pass_queue import Outcome, Pass, PassQueue
+from llm_spec_torch.caches import CacheSlot
+from llm_spec_torch.network import KeyValueCache
+from llm_spec_torch.pass_queue import ForwardPass, PassQueue, PassResult
 
 from llm_spec import TargetError
 
 LONG_S = 120.0
-SLOTS = [Slot(index, Cache(())) for index in range(8)]
+SLOTS = [CacheSlot(index, KeyValueCache(())) for index in range(8)]
 
 
 class Recorder:
     """A runner that notes which slots go together; its passes wait for `gate`."""
 
-    def __init__(self, log: list[list[int]], *, joins: bool = True) -> None:
-        self.joins = joins
+    def __init__(self, log: list[list[int]], *, is_batching: bool = True) -> None:
+        self.is_batching = is_batching
         self.log = log
         self.gate = threading.Event()
         self.gate.set()
@@ -32,7 +32,7 @@ class Recorder:
         self.error: Exception | None = None
         self.last: Callable[[], object] = lambda: None  # what a pass waits for before it ends
 
-    def run_all(self, passes: Sequence[Pass]) -> list[Outcome]:
+    def run_all(self, passes: Sequence[ForwardPass]) -> list[PassResult]:
         self.log.append(sorted(one.slot.index for one in passes))
         self.is_running.set()
         assert self.gate.wait(LONG_S)
@@ -42,8 +42,8 @@ class Recorder:
         return [np.full((1, 1), one.slot.index, np.float32) for one in passes]
 
 
-def pass_of(index: int) -> Pass:
-    return Pass(SLOTS[index], [1], 1, 1, 1)
+def pass_of(index: int) -> ForwardPass:
+    return ForwardPass(SLOTS[index], [1], 1, 1, 1)
 
 
 class Desk:
@@ -57,7 +57,7 @@ class Desk:
         """Return once it is in the queue, or running."""
         before = len(self.queue._waiting)
         given = self.threads.submit(self.queue.run, runner, pass_of(index))
-        wait_until(lambda: len(self.queue._waiting) > before or self.queue._is_led or given.done())
+        wait_until(lambda: len(self.queue._waiting) > before or self.queue._has_leader or given.done())
         return given
 
     def take_up(self, runner: Recorder, index: int) -> Future[Any]:
@@ -96,13 +96,13 @@ def desk() -> Any:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pass_queue, "_PATIENCE", 1e8)
+    monkeypatch.setattr(pass_queue, "_MAX_WAIT_RATIO", 1e8)
 
 
 def test_what_is_handed_in_meanwhile_goes_together(desk: Desk) -> None:
     """And each thread has its own result."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, joins=False)
+    joined, alone = Recorder(log), Recorder(log, is_batching=False)
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, range(5))
     alone.gate.set()
@@ -113,7 +113,7 @@ def test_what_is_handed_in_meanwhile_goes_together(desk: Desk) -> None:
 def test_prompts_and_rounds_take_turns_as_they_came(desk: Desk) -> None:
     """A prompt goes alone; a round that came behind it joins one that came before it."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, joins=False)
+    joined, alone = Recorder(log), Recorder(log, is_batching=False)
     first = desk.take_up(alone, 7)
     given = [
         *desk.hand_in_all(alone, [6]),
@@ -130,7 +130,7 @@ def test_prompts_and_rounds_take_turns_as_they_came(desk: Desk) -> None:
 def test_a_long_prompt_and_rounds_do_not_starve_each_other(desk: Desk) -> None:
     """A prompt in ten chunks beside a session that takes ten rounds: neither gets two turns while the other waits."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, joins=False)
+    joined, alone = Recorder(log), Recorder(log, is_batching=False)
     num_left = {0: 10, 1: 10}
 
     def repeat(runner: Recorder, index: int) -> None:
@@ -158,7 +158,7 @@ def test_a_long_prompt_and_rounds_do_not_starve_each_other(desk: Desk) -> None:
 def test_those_who_took_part_are_waited_for(desk: Desk) -> None:
     """The first to come back does not go without the others."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, joins=False)
+    joined, alone = Recorder(log), Recorder(log, is_batching=False)
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, [0, 1, 2])
     alone.gate.set()
@@ -176,7 +176,7 @@ def test_those_who_took_part_are_waited_for(desk: Desk) -> None:
 def test_who_leaves_is_not_waited_for(desk: Desk) -> None:
     """A session that closes while another waits for it wakes that one."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, joins=False)
+    joined, alone = Recorder(log), Recorder(log, is_batching=False)
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, [0, 1])
     alone.gate.set()
@@ -184,7 +184,7 @@ def test_who_leaves_is_not_waited_for(desk: Desk) -> None:
         each.result(LONG_S)
     waiting = desk.hand_in(joined, 0)
     assert not waiting.done()
-    desk.queue.leave(SLOTS[1])
+    desk.queue.forget_slot(SLOTS[1])
     waiting.result(LONG_S)
     assert log[-1] == [0]
 
@@ -193,7 +193,7 @@ def test_who_leaves_is_not_waited_for(desk: Desk) -> None:
 def test_who_reads_a_prompt_is_not_waited_for(desk: Desk) -> None:
     """It will take a while until its next round."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, joins=False)
+    joined, alone = Recorder(log), Recorder(log, is_batching=False)
     for runner, index in ((joined, 0), (alone, 0), (joined, 1)):
         desk.hand_in(runner, index).result(LONG_S)
     assert log == [[0], [0], [1]]
@@ -202,7 +202,7 @@ def test_who_reads_a_prompt_is_not_waited_for(desk: Desk) -> None:
 def test_patience_ends(desk: Desk) -> None:
     """Who does not come back in time is left behind, and not waited for again before it is back."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, joins=False)
+    joined, alone = Recorder(log), Recorder(log, is_batching=False)
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, [0, 1])
     alone.gate.set()
@@ -210,13 +210,13 @@ def test_patience_ends(desk: Desk) -> None:
         each.result(LONG_S)
     desk.hand_in(joined, 0).result(LONG_S)
     assert log[-1] == [0]
-    assert desk.queue._habits[joined].slots == {0}
+    assert desk.queue._histories[joined].slots == {0}
 
 
 def test_an_error_is_for_those_whose_pass_it_was(desk: Desk) -> None:
     """Each gets one of its own; those who wait for another pass are answered."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, joins=False)
+    joined, alone = Recorder(log), Recorder(log, is_batching=False)
     joined.error = ValueError("no such thing")
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, [0, 1])
@@ -236,9 +236,9 @@ def test_an_error_is_for_those_whose_pass_it_was(desk: Desk) -> None:
 def test_an_interrupt_lets_the_others_go_on(desk: Desk) -> None:
     """Of the thread that leads: those whose pass it was running are told, the next one leads."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, joins=False)
+    joined, alone = Recorder(log), Recorder(log, is_batching=False)
 
-    def interrupted(_: Sequence[Pass]) -> list[Outcome]:
+    def interrupted(_: Sequence[ForwardPass]) -> list[PassResult]:
         raise KeyboardInterrupt
 
     first = desk.take_up(alone, 7)
@@ -256,7 +256,7 @@ def test_an_interrupt_lets_the_others_go_on(desk: Desk) -> None:
 def test_an_interrupt_while_waiting_withdraws_the_pass(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who gathers and is interrupted takes its pass away; the next one that comes leads."""
     log: list[list[int]] = []
-    joined, alone = Recorder(log), Recorder(log, joins=False)
+    joined, alone = Recorder(log), Recorder(log, is_batching=False)
     first = desk.take_up(alone, 7)
     given = desk.hand_in_all(joined, [0, 1])
     alone.gate.set()
@@ -267,7 +267,7 @@ def test_an_interrupt_while_waiting_withdraws_the_pass(desk: Desk, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(desk.queue._arrived, "wait", interrupted)
+        patched.setattr(desk.queue._pass_arrived, "wait", interrupted)
         assert isinstance(desk.hand_in(joined, 0).exception(LONG_S), KeyboardInterrupt)
     assert desk.queue._waiting == []
     assert float(desk.hand_in(joined, 1).result(LONG_S)[0, 0]) == 1
@@ -277,7 +277,7 @@ def test_an_interrupt_while_waiting_withdraws_the_pass(desk: Desk, monkeypatch: 
 def test_many_threads_come_and_go(desk: Desk) -> None:
     """Thousands of passes by eight threads of two kinds: all are run, once each, and nobody is forgotten."""
     log: list[list[int]] = []
-    exact, loose, alone = Recorder(log), Recorder(log), Recorder(log, joins=False)
+    exact, loose, alone = Recorder(log), Recorder(log), Recorder(log, is_batching=False)
 
     def work(index: int) -> int:
         draws = np.random.default_rng(index)
@@ -285,10 +285,10 @@ def test_many_threads_come_and_go(desk: Desk) -> None:
             runner = (exact, exact, loose, alone)[int(draws.integers(4))]
             assert desk.queue.run(runner, pass_of(index))[0, 0] == index
             if draws.random() < 0.05:
-                desk.queue.leave(SLOTS[index])
+                desk.queue.forget_slot(SLOTS[index])
         return index
 
     assert list(desk.threads.map(work, range(8), timeout=LONG_S)) == list(range(8))
     assert sum(len(group) for group in log) == 8 * 400
     assert desk.queue._waiting == []
-    assert not desk.queue._is_led
+    assert not desk.queue._has_leader

@@ -11,10 +11,10 @@ from text_checks import check_one_text, check_texts
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llm_spec import (
+    CascadeDraft,
     CostAware,
     Fixed,
-    JoinedDraft,
-    LocalTimes,
+    LocalTimings,
     LookaheadPolicy,
     ModelOutputError,
     PromptLookup,
@@ -62,7 +62,7 @@ async def test_the_text_is_that_of_rounds_by_way_of_the_host(
 
 async def test_rounds_draft_where_the_target_lives(on_device: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A model draft proposes nothing by way of the host."""
-    from llm_spec.drafting.model import ProviderDraft as Draft
+    from llm_spec.drafting.provider_draft import ProviderDraft as Draft
 
     def refuse(*_: object) -> None:
         raise AssertionError("a draft was opened on the host")
@@ -106,7 +106,7 @@ async def test_caps_hold_exactly_on_the_device(
     config = SpeculativeConfig(
         strategy="tokens", lookahead=Fixed(4), max_iterations=max_iterations, max_draft_tokens=max_draft_tokens
     )
-    decoder = SpeculativeDecoder(JoinedDraft(PromptLookup(), model) if joined else model, on_device[0], config)
+    decoder = SpeculativeDecoder(CascadeDraft(PromptLookup(), model) if joined else model, on_device[0], config)
     result = await decoder.decode(PROMPT, max_tokens=40, temperature=0)
     if max_iterations is None:
         assert result.stats.num_draft_tokens == max_draft_tokens
@@ -140,7 +140,7 @@ def test_a_round_asks_the_device_for_nothing(on_device: tuple[Any, Any], samplin
     assert rounds is not None
     with torch.inference_mode(), NoQuestions():
         for lookahead in (0, 1, 5):
-            rounds._start(lookahead)
+            rounds._start_round(lookahead)
     rounds.close()
 
 
@@ -179,16 +179,16 @@ async def test_nan_of_the_draft_is_its_own_trouble(tiny_folder: Any) -> None:
 @pytest.mark.parametrize("fault", ["one token early", "accept all"])
 async def test_planted_faults_are_caught(fault: str, tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong position of the noise, and acceptance of whatever was drafted, change the text."""
-    from llm_spec_torch.sampling import DeviceSampler, DeviceVerdict
+    from llm_spec_torch.sampling import DeviceSampler, DeviceVerifyResult
 
     right = DeviceSampler.verify
 
-    def wrong(self: DeviceSampler, logits: Any, position: Any, drafted_ids: Any) -> DeviceVerdict:
+    def wrong(self: DeviceSampler, logits: Any, position: Any, drafted_ids: Any) -> DeviceVerifyResult:
         if fault == "one token early":
             return right(self, logits, position - (1 if drafted_ids.shape[-1] else 0), drafted_ids)
         verdict = right(self, logits, position, drafted_ids)
         ids = torch.cat([drafted_ids, verdict.token_ids[-1:]])
-        return DeviceVerdict(ids, torch.full_like(verdict.num_accepted, drafted_ids.shape[-1]))
+        return DeviceVerifyResult(ids, torch.full_like(verdict.num_accepted, drafted_ids.shape[-1]))
 
     target = TorchProvider(tiny_folder, device_rounds=True)
     options: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "seed": 1}
@@ -275,7 +275,7 @@ async def test_the_drafts_opening_is_timed_apart_from_the_prompt(on_device: tupl
     decoder = SpeculativeDecoder(ProviderDraft(on_device[1]), on_device[0], SpeculativeConfig(strategy="tokens"))
     for one, has_draft in ((decoder, True), (SpeculativeDecoder(None, on_device[0]), False)):
         async with one.stream(PROMPT, max_tokens=4, rounds=True) as events:
-            times = [event async for event in events if isinstance(event, LocalTimes)]
+            times = [event async for event in events if isinstance(event, LocalTimings)]
         assert len(times) == 1
         assert times[0].prompt_s > 0
         assert (times[0].open_draft_s > 0) is has_draft
@@ -285,16 +285,16 @@ async def test_lookup_goes_before_a_model_on_the_device(
     on_device: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both draft: given tokens are verified, and where lookup is unsure the model drafts where the target lives."""
-    from llm_spec_torch.rounds import TorchRounds
+    from llm_spec_torch.rounds import TorchRoundRunner
 
-    from llm_spec.drafting.model import ProviderDraft as Draft
+    from llm_spec.drafting.provider_draft import ProviderDraft as Draft
 
     calls: list[str] = []
 
     def counted(name: str) -> Any:
-        right = getattr(TorchRounds, name)
+        right = getattr(TorchRoundRunner, name)
 
-        def call(self: TorchRounds, *args: Any) -> Any:
+        def call(self: TorchRoundRunner, *args: Any) -> Any:
             calls.append(name)
             return right(self, *args)
 
@@ -304,12 +304,12 @@ async def test_lookup_goes_before_a_model_on_the_device(
         raise AssertionError("the model was opened on the host")
 
     for name in ("verify", "draft_and_verify"):
-        monkeypatch.setattr(TorchRounds, name, counted(name))
+        monkeypatch.setattr(TorchRoundRunner, name, counted(name))
     monkeypatch.setattr(Draft, "open_token_draft", refuse)
     options: dict[str, Any] = {"max_tokens": 64, "temperature": 0}
     plain = await SpeculativeDecoder(None, on_device[0]).decode(PROMPT, **options)
     calls.clear()
-    draft = JoinedDraft(PromptLookup(), ProviderDraft(on_device[1]))
+    draft = CascadeDraft(PromptLookup(), ProviderDraft(on_device[1]))
     config = SpeculativeConfig(strategy="tokens", lookahead=Fixed(6))
     result = await SpeculativeDecoder(draft, on_device[0], config).decode(PROMPT, **options)
     check_one_text(result, plain, on_device[0].model)

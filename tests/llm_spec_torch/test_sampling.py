@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_spec_torch import rejection as rejection_module
 from llm_spec_torch.rejection import DeviceRejection
-from llm_spec_torch.sampling import Switches
+from llm_spec_torch.sampling import SamplingSwitches
 
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError
@@ -54,7 +54,7 @@ def test_choices_are_those_of_numpy(
     expected = [numpy.choose(row.numpy(), context + drafted_ids[:i]) for i, row in enumerate(logits)]
     sampler = make(sampling, seed=seed)
     sampler.begin(PROMPT_IDS)
-    sampler.commit(ids([*answer_ids, 5, 5]), torch.tensor(len(answer_ids)))
+    sampler.count_committed(ids([*answer_ids, 5, 5]), torch.tensor(len(answer_ids)))
     positions = len(context) + torch.arange(len(logits))
     assert sampler.choose(logits, positions, ids(drafted_ids)).tolist() == expected
     assert [*sampler.choose(logits[-1:], positions[-1:], ids(drafted_ids))] == expected[-1:]
@@ -123,16 +123,16 @@ def test_rejection_is_that_of_numpy(sampling: Sampling, rounds: list[list[int]],
             draft_logits = logits[row] + random_logits(random + 100 + row, 1)[0].clamp(-1.0, 1.0)
             proposal.append(numpy.choose(draft_logits.numpy(), context + before_ids))
             position = torch.tensor([len(context) + row])
-            found_ids, laws = rejection.draw(draft_logits[None], position, ids(before_ids))
+            found_ids, probs_rows = rejection.draw(draft_logits[None], position, ids(before_ids))
             assert found_ids.tolist() == [proposal[-1].token_id]
-            p_draft[row] = laws[0]
+            p_draft[row] = probs_rows[0]
         drafted_ids = [token.token_id for token in proposal]
         expected = numpy.verify(logits.numpy(), context, proposal)
         verdict = rejection.verify(logits, torch.tensor(len(context)), ids(drafted_ids), p_draft)
         emitted = [*drafted_ids[: expected.num_accepted], expected.next_token_id]
         assert int(verdict.num_accepted) == expected.num_accepted
         assert verdict.token_ids[: len(emitted)].tolist() == emitted
-        sampler.commit(verdict.token_ids, verdict.num_accepted + 1)
+        sampler.count_committed(verdict.token_ids, verdict.num_accepted + 1)
         context += emitted
 
 
@@ -161,11 +161,13 @@ def test_a_masked_token_is_never_chosen(sampling: Sampling) -> None:
 
 def test_zero_mass_is_never_drawn_though_sums_grow_in_the_wrong_place() -> None:
     """A device may add in an order in which the cumulated mass grows at a token of no mass, in its last bit."""
-    law = torch.tensor([[0.5, 0.0, 0.5]], dtype=torch.float64)
+    probs = torch.tensor([[0.5, 0.0, 0.5]], dtype=torch.float64)
     grown = torch.tensor([[0.5, 0.5 + 2**-53, 1.0]], dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "cumsum", lambda *_, **__: grown)
-        assert rejection_module._inverse_transform(law, torch.tensor([0.5], dtype=torch.float64)).tolist() == [2]
+        assert rejection_module._sample_by_inverse_transform(
+            probs, torch.tensor([0.5], dtype=torch.float64)
+        ).tolist() == [2]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), replace(EVERYTHING, min_p=None)])
@@ -192,9 +194,9 @@ def test_parameters_are_loaded_in_place() -> None:
     sampler = make(EVERYTHING, seed=1)
     tensors = {name: value.data_ptr() for name, value in vars(sampler).items() if isinstance(value, torch.Tensor)}
     sampler.begin([1, 2])
-    sampler.commit(ids([3, 4, 3]), torch.tensor(3))
+    sampler.count_committed(ids([3, 4, 3]), torch.tensor(3))
     other = Sampling(temperature=1.7, top_p=0.6, presence_penalty=-1.0, logit_bias={8: 1.0})
-    sampler.load(other, 2**63 + 1)
+    sampler.load_request(other, 2**63 + 1)
     sampler.begin(PROMPT_IDS)
     fresh = make(other, seed=2**63 + 1)
     fresh.begin(PROMPT_IDS)
@@ -210,7 +212,7 @@ def test_other_switches_and_tokens_are_refused() -> None:
     sampler = make(Sampling(temperature=1.0))
     for sampling in (Sampling(), Sampling(temperature=1.0, top_k=3), Sampling(temperature=1.0, logit_bias={1: 1.0})):
         with pytest.raises(ValueError, match="sampling needs Switches"):
-            sampler.load(sampling, 0)
+            sampler.load_request(sampling, 0)
     with pytest.raises(InvalidRequestError, match="token 24; the model has tokens 0 to 23"):
         make(Sampling(logit_bias={24: 1.0}))
 
@@ -218,14 +220,17 @@ def test_other_switches_and_tokens_are_refused() -> None:
 @pytest.mark.parametrize(
     ("sampling", "switches"),
     [
-        (Sampling(top_k=3, top_p=0.5), Switches(greedy=True, filtered=False, penalised=False)),
-        (Sampling(temperature=1.0, top_k=24, top_p=1.0), Switches(greedy=False, filtered=False, penalised=False)),
-        (Sampling(temperature=1.0, min_p=0.1), Switches(greedy=False, filtered=False, penalised=False)),
-        (Sampling(temperature=1.0, top_p=0.9), Switches(greedy=False, filtered=True, penalised=False)),
-        (Sampling(logit_bias={1: 1.0}), Switches(greedy=True, filtered=False, penalised=True)),
-        (EVERYTHING, Switches(greedy=False, filtered=True, penalised=True)),
+        (Sampling(top_k=3, top_p=0.5), SamplingSwitches(greedy=True, filtered=False, penalised=False)),
+        (
+            Sampling(temperature=1.0, top_k=24, top_p=1.0),
+            SamplingSwitches(greedy=False, filtered=False, penalised=False),
+        ),
+        (Sampling(temperature=1.0, min_p=0.1), SamplingSwitches(greedy=False, filtered=False, penalised=False)),
+        (Sampling(temperature=1.0, top_p=0.9), SamplingSwitches(greedy=False, filtered=True, penalised=False)),
+        (Sampling(logit_bias={1: 1.0}), SamplingSwitches(greedy=True, filtered=False, penalised=True)),
+        (EVERYTHING, SamplingSwitches(greedy=False, filtered=True, penalised=True)),
     ],
 )
-def test_switches_are_as_few_as_can_be(sampling: Sampling, switches: Switches) -> None:
+def test_switches_are_as_few_as_can_be(sampling: Sampling, switches: SamplingSwitches) -> None:
     """What changes nothing records nothing."""
-    assert Switches.of(sampling, VOCAB_SIZE) == switches
+    assert SamplingSwitches.of(sampling, VOCAB_SIZE) == switches

@@ -23,7 +23,7 @@ from llm_spec import (
     Capabilities,
     ChatRequest,
     ChatResponse,
-    GivenText,
+    ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     StreamEvent,
@@ -33,7 +33,7 @@ from llm_spec import (
 )
 from llm_spec.config import StrategyName
 from llm_spec.provider import DraftProvider, LlmProvider
-from llm_spec.strategies.chain import find_boundary
+from llm_spec.strategies.stream_chain import find_stream_boundary
 
 pytestmark = pytest.mark.peers
 
@@ -162,12 +162,12 @@ async def tokenized_otherwise(target: HttpProvider, index: int, ours: str, their
                 written += event.token_ids or ()
                 texts.append(texts[-1] + event.text)
                 ids_at[len(texts[-1])] = list(written)
-    at = find_boundary(theirs, 0, 1)
+    at = find_stream_boundary(theirs, 0, 1)
     while at is not None and at <= shared:
         prefix_ids = await endpoint.encode_chat(ChatRequest.create(PROMPTS[index], temperature=0.0, prefix=theirs[:at]))
         if prefix_ids != prompt_ids + ids_at.get(at, []):
             return True
-        at = find_boundary(theirs, at + 1, 1)
+        at = find_stream_boundary(theirs, at + 1, 1)
     return False
 
 
@@ -213,7 +213,7 @@ async def test_sampled_answers_have_the_servers_own_law(vllm_target: str, strate
     try:
         greedy = (await target.complete(ChatRequest.create(PROMPTS[0], temperature=0.0, max_tokens=40))).content
         plain, _ = await sampled(target, None, "plain")
-        through, accepted = await sampled(target, GivenText(greedy), strategy)
+        through, accepted = await sampled(target, ReferenceDraft(greedy), strategy)
         assert accepted > NUM_SAMPLES  # it did speculate
         assert p_value(plain, through) > 1e-3
         endings = [Counter[str](), Counter[str]()]

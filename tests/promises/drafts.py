@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from llm_spec import (
+    CascadeDraft,
     ChatRequest,
     DraftError,
     DraftPiece,
     DraftProvider,
-    GivenText,
-    JoinedDraft,
     LlmProvider,
     PromptLookup,
+    ReferenceDraft,
     SuffixDraft,
     TransientError,
     Usage,
@@ -218,9 +218,9 @@ def make_draft(
         case "suffix":
             draft = SuffixDraft()
         case "given":
-            draft = GivenText(spoil_words(language.answer(topics[0]), options["seed"], options["rate"]))
+            draft = ReferenceDraft(spoil_words(language.answer(topics[0]), options["seed"], options["rate"]))
         case "joined":
-            draft = JoinedDraft(PromptLookup(), RandomDraft(language, ledger, kind="right", **options))
+            draft = CascadeDraft(PromptLookup(), RandomDraft(language, ledger, kind="right", **options))
         case _:
             draft = RandomDraft(language, ledger, kind=kind, **options)
     return draft, []

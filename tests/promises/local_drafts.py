@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from llm_spec import DraftProvider, GivenText, JoinedDraft, LlmProvider, PromptLookup, SuffixDraft
-from llm_spec.provider import DraftToken, TokenChooser, TokenDraft, TokenModel
+from llm_spec import CascadeDraft, DraftProvider, LlmProvider, PromptLookup, ReferenceDraft, SuffixDraft
+from llm_spec.provider import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.testing import LocalProvider, TableModel
 from promises.drafts import spoil_words
 
@@ -34,7 +34,7 @@ ODD_TOKENS: Final = (
 )
 
 
-class OddTokens(GivenText):
+class OddTokens(ReferenceDraft):
     """A draft of token ids that breaks its contract at the token of index `at`."""
 
     def __init__(self, text: str, odd: str, at: int) -> None:
@@ -43,7 +43,7 @@ class OddTokens(GivenText):
         self._odd = odd
         self._at = at
 
-    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
         if self._odd == "raises at opening":
             raise RuntimeError("a bug")
         return _OddTokenDraft(super().open_token_draft(target, choose, prompt_ids), self._odd, self._at)
@@ -89,9 +89,9 @@ def make_local_draft(
         case "suffix":
             draft = SuffixDraft()
         case "given":
-            draft = GivenText(spoil_words(text, seed, rate))
+            draft = ReferenceDraft(spoil_words(text, seed, rate))
         case "joined":
-            draft = JoinedDraft(PromptLookup(), GivenText(spoil_words(text, seed, rate)))
+            draft = CascadeDraft(PromptLookup(), ReferenceDraft(spoil_words(text, seed, rate)))
         case "odd":
             draft = OddTokens(text, odd, at)
         case "none":

@@ -34,7 +34,7 @@ from promises.drafts import DraftLedger, make_draft
 from promises.draw import Ask, Case
 from promises.language import EOS, Context, Language, cut_at_stop, to_text
 from promises.local_drafts import make_local_draft
-from promises.target import Ledger, Pace, Target
+from promises.target import Pace, Target, UsageLedger
 
 __all__ = ["HANG_S", "PRICES", "Answer", "Outcome", "Shown", "answer_alone", "request_of", "run_case"]
 
@@ -99,10 +99,10 @@ class Outcome:
     case: Case
     language: Language
     shown: list[Shown]
-    ledger: Ledger
+    ledger: UsageLedger
     draft: DraftLedger
     make: MakeDecoder
-    others: list[Ledger] = field(default_factory=list[Ledger])  # of providers that draft
+    others: list[UsageLedger] = field(default_factory=list[UsageLedger])  # of providers that draft
     models: list[TableModel] = field(default_factory=list[TableModel])
     budget: Budget | None = None
     stats: DecoderStats = field(default_factory=DecoderStats)
@@ -208,7 +208,7 @@ def run_case(
     hook, complaints = sys.unraisablehook, list[str]()
     sys.unraisablehook = lambda args: complaints.append(f"unraisable: {args.exc_value!r} in {args.object!r}")
     language = Language(case.seed, by=case.by, longest=case.longest)
-    outcome = Outcome(case, language, [], Ledger(), DraftLedger(), make)
+    outcome = Outcome(case, language, [], UsageLedger(), DraftLedger(), make)
     handler = _Handler(complaints)
     logger = logging.getLogger("llm_spec")
     logger.addHandler(handler)
@@ -411,7 +411,7 @@ async def _free_places(limit: ConcurrencyLimit, most: int) -> int:
         with suppress(TimeoutError):
             while num < most:
                 async with asyncio.timeout(1.0):
-                    await places.enter_async_context(limit.place())
+                    await places.enter_async_context(limit.acquire_place())
                 num += 1
     return num
 

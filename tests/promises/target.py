@@ -18,19 +18,19 @@ from llm_spec import (
     ChatResponse,
     Finish,
     InvalidRequestError,
-    NextToken,
     ReasoningDelta,
+    SampledToken,
     Sampling,
-    ScoredToken,
     StreamEvent,
     TargetError,
     TextDelta,
+    TopTokens,
     TransientError,
     Usage,
 )
 from llm_spec.provider import Feature, complete_from_stream
-from llm_spec.strategies.verdict import split_passages
-from llm_spec.testing.hosted import _Question, _read_question  # pyright: ignore[reportPrivateUsage]
+from llm_spec.strategies.judge_verdict import split_passages
+from llm_spec.testing.hosted_model import _JudgeQuestion, _parse_judge_question  # pyright: ignore[reportPrivateUsage]
 from promises.bill import Bill
 from promises.language import BOS, EOS, Context, Language, cut_at_stop, to_text
 
@@ -42,10 +42,10 @@ __all__ = [
     "FailingCall",
     "Fault",
     "Kind",
-    "Ledger",
     "OddTarget",
     "Pace",
     "Target",
+    "UsageLedger",
     "tag_of",
     "topic_of",
 ]
@@ -81,8 +81,8 @@ _ODD_ROWS: Final[Mapping[str, Spoil]] = {
     "rows are None": lambda _: None,
     "fewer rows": lambda rows: rows[:-1],
     "more rows": lambda rows: [*rows, *rows],
-    "empty rows": lambda rows: [ScoredToken(())] * len(rows),
-    "nan": lambda rows: [ScoredToken(tuple((i, math.nan) for i, _ in row.top)) for row in rows],
+    "empty rows": lambda rows: [TopTokens(())] * len(rows),
+    "nan": lambda rows: [TopTokens(tuple((i, math.nan) for i, _ in row.top)) for row in rows],
 }
 REASONING: Final = "so then"  # what a target that thinks shows of it
 
@@ -113,7 +113,7 @@ class Pace:
 
 
 @dataclass
-class Ledger:
+class UsageLedger:
     """What was generated and what is open, by the tag of the request."""
 
     open: Counter[str] = field(default_factory=Counter[str])
@@ -198,7 +198,7 @@ class Target:
     ) -> None:
         self.name = name
         self.language = language
-        self.ledger = Ledger()
+        self.ledger = UsageLedger()
         self.num_acloses = 0
         self._kind = kind
         self._pace = pace or Pace()
@@ -258,7 +258,7 @@ class Target:
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         tag, topic = tag_of(request.messages[0].text), topic_of(request.messages[0].text)
-        question = _read_question(request.messages[-1].text)
+        question = _parse_judge_question(request.messages[-1].text)
         prefix = request.prefix if self._continues else ""
         if question is None and len(request.messages) >= 3:  # "Your answer broke off"
             prefix = request.messages[-2].text
@@ -319,7 +319,7 @@ class Target:
         async with self._call(tag, {"any", "ids", "continued"}, made, num_input=len(token_ids)) as events:
             yield events
 
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         read = [self._read_ids(prefix) for prefix in prefixes]
         tag = read[0][0]
         self.ledger.generated[tag] += len(prefixes)  # also where nobody waits for them
@@ -327,31 +327,31 @@ class Target:
         with self.ledger.counted(tag), bill.failing():
             await self._fail(self._fault(tag, {"any", "ids", "continued"}), 0, tag)
             await asyncio.sleep(self._pace.round_trip_s + self._pace.first_token_s)
-            out: list[NextToken] = []
+            out: list[SampledToken] = []
             for _, context in read:
                 token_id = self._draw(context, sampling, self._rng_of(sampling))
                 self._log(tag, context, token_id, is_by_text=False, is_written=False)
                 text = self.language.data([token_id]).decode(errors="replace")
-                out.append(NextToken(token_id, text, token_id == EOS))
-            return cast("list[NextToken]", _ODD_TOKENS.get(self._odd, list[Any])(out))
+                out.append(SampledToken(token_id, text, token_id == EOS))
+            return cast("list[SampledToken]", _ODD_TOKENS.get(self._odd, list[Any])(out))
 
-    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
         tag, _ = self._read_ids(token_ids)
         self.ledger.generated[tag] += 1  # a server writes one token at least
         bill = self.ledger.bill(tag, Bill(len(token_ids), 1))
         with self.ledger.counted(tag), bill.failing():
             await self._fail(self._fault(tag, {"any", "ids", "continued"}), 0, tag)
             await asyncio.sleep(self._pace.round_trip_s + self._pace.first_token_s)
-            rows: list[ScoredToken] = []
+            rows: list[TopTokens] = []
             for end in range(len(token_ids) - num_rows + 1, len(token_ids) + 1):
                 _, context = self._read_ids(token_ids[:end])
                 logits = self.language.candidates(context)
                 logits += [(i, -20.0 - i) for i in range(top) if i not in dict(logits)]  # a server reports so many
                 total = math.log(sum(math.exp(logit) for _, logit in logits))
-                rows.append(ScoredToken(tuple((i, logit - total) for i, logit in logits[:top])))
+                rows.append(TopTokens(tuple((i, logit - total) for i, logit in logits[:top])))
                 for token_id, _ in logits[:top]:
                     self._log(tag, context, token_id, is_by_text=False, is_written=False)
-            return cast("list[ScoredToken]", _ODD_ROWS.get(self._odd, list[Any])(rows))
+            return cast("list[TopTokens]", _ODD_ROWS.get(self._odd, list[Any])(rows))
 
     async def _fail_call(self, name: str) -> None:
         await asyncio.sleep(self._pace.round_trip_s)
@@ -448,7 +448,7 @@ class Target:
 
     # ------------------------------------------------------------------------------------------ judging
 
-    async def _judge(self, tag: str, topic: str, question: _Question) -> AsyncGenerator[StreamEvent]:
+    async def _judge(self, tag: str, topic: str, question: _JudgeQuestion) -> AsyncGenerator[StreamEvent]:
         await asyncio.sleep(self._pace.round_trip_s + self._pace.first_token_s)
         answer, text = self.language.answer(topic), "I would rather not."
         begun = question.answer

@@ -13,10 +13,10 @@ from llm_spec import ConfigError, SpeculativeConfig
 from llm_spec.errors import InvalidRequestError
 from llm_spec.server import KeyConfig, ModelConfig, ServerConfig
 from llm_spec.server.clients import Client
-from llm_spec.server.problems import problem_of, without_places
+from llm_spec.server.problems import redact_places, to_problem
 from llm_spec.server.relay import ChunkMerger
 from llm_spec.telemetry import RequestContext
-from llm_spec.testing.server import Latency, ModelServer
+from llm_spec.testing.server import ModelServer, ServerLatency
 
 CHAT: Final = "/v1/chat/completions"
 KEY: Final = "sk-alice-0123"
@@ -37,7 +37,7 @@ async def test_a_deadline_ends_several_choices_too() -> None:
     """A target's own chunks are waited for no longer than any answer."""
     soon = SpeculativeConfig(deadline_s=0.2)
     async with (
-        ModelServer(WORDS, latency=Latency(token_s=0.05)) as upstream,
+        ModelServer(WORDS, latency=ServerLatency(token_s=0.05)) as upstream,
         serving(remote(upstream.url, speculative=soon)) as server,
     ):
         reply = await server.chat(n=2)
@@ -50,16 +50,16 @@ async def test_who_leaves_pays_for_what_came(number: int, monkeypatch: pytest.Mo
     """A client that goes away in the middle has used tokens, whether its answer is one or several."""
     spent: list[int] = []
     keys = {"alice": KeyConfig(key=KEY, max_tokens=100_000)}
-    original = Client.may_use
+    original = Client.can_use
 
     def watched(client: Client, model: str) -> bool:
         if client.budget is not None:
             spent.append(client.budget.spent_tokens)
         return original(client, model)
 
-    monkeypatch.setattr(Client, "may_use", watched)
+    monkeypatch.setattr(Client, "can_use", watched)
     async with (
-        ModelServer(WORDS, latency=Latency(token_s=0.01)) as upstream,
+        ModelServer(WORDS, latency=ServerLatency(token_s=0.01)) as upstream,
         serving(remote(upstream.url), keys=keys) as server,
     ):
         body = ask(CHAT, n=number, stream=True)
@@ -122,18 +122,18 @@ def test_a_long_error_takes_no_time() -> None:
     """What quotes a client is cut, and searched in no more than linear time."""
     for text in ("(aError: " * 100_000, " at https://" * 100_000, "(aError: (" * 100_000):
         started_s = time.process_time()
-        problem = problem_of(InvalidRequestError(f"role is {text!r}"))
+        problem = to_problem(InvalidRequestError(f"role is {text!r}"))
         assert time.process_time() - started_s < 30.0  # in quadratic time each takes minutes
         assert len(problem.message) < 1100
-    assert without_places("vllm:a at http://1.2.3.4:5/v1 broke (OSError: [Errno 1] ('1.2.3.4', 5))") == "vllm:a broke"
+    assert redact_places("vllm:a at http://1.2.3.4:5/v1 broke (OSError: [Errno 1] ('1.2.3.4', 5))") == "vllm:a broke"
 
 
 @pytest.mark.parametrize("choices", [[1, 0], [0, 1]])
 def test_choices_in_any_order(choices: list[int]) -> None:
     """A chunk's choices go where their index says."""
     merger = ChunkMerger()
-    merger.add({"choices": [{"index": index, "text": f"text {index}"} for index in choices]})
-    whole = merger.whole(answer_id="a", model="m", kind="text_completion")
+    merger.add_chunk({"choices": [{"index": index, "text": f"text {index}"} for index in choices]})
+    whole = merger.build_body(answer_id="a", model="m", kind="text_completion")
     assert [choice["text"] for choice in whole["choices"]] == ["text 0", "text 1"]
 
 

@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 from serving import HANGS_S, Asking, ask, remote
 
-from llm_spec.budget import SLICE_TOKENS
+from llm_spec.budget import RESERVED_OUTPUT_TOKENS
 from llm_spec.server import KeyConfig, Server, ServerConfig
-from llm_spec.server.clients import Ledger
-from llm_spec.testing.server import Latency, ModelServer
+from llm_spec.server.clients import UsageLedger
+from llm_spec.testing.server import ModelServer, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -27,7 +27,7 @@ async def ask_at_once(upstream: ModelServer, num_workers: int, **fields: Any) ->
     """The statuses of many streams, by turns at servers that share a ledger as workers do, and what they have spent."""
     keys = {"poor": KeyConfig(key=KEY, max_tokens=BUDGET)}
     config = ServerConfig(models={"fast": remote(upstream.url)}, keys=keys, port=0, shutdown_s=0.2)
-    ledger = Ledger(num_workers, 1)
+    ledger = UsageLedger(num_workers, 1)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=HANGS_S)
     ) as session:
@@ -42,15 +42,15 @@ async def ask_at_once(upstream: ModelServer, num_workers: int, **fields: Any) ->
         finally:
             for server in servers:
                 await server.__aexit__()
-    assert [ledger.total(0, column) for column in (2, 3, 4)] == [0, 0, 0], "nothing is held or open any more"
-    return statuses, int(ledger.total(0, 0))
+    assert [ledger.get_total(0, column) for column in (2, 3, 4)] == [0, 0, 0], "nothing is held or open any more"
+    return statuses, int(ledger.get_total(0, 0))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("fields", [{"max_tokens": 800}, {}])
 async def test_many_at_once_use_a_budget_and_little_more(num_workers: int, fields: dict[str, Any]) -> None:
     """200 streams that want 160,000 tokens of 2,000: by the upstream's own count, and by ours."""
-    async with ModelServer(TEXT, latency=Latency(first_token_s=1.0, token_s=0.05)) as upstream:
+    async with ModelServer(TEXT, latency=ServerLatency(first_token_s=1.0, token_s=0.05)) as upstream:
         statuses, num_spent = await ask_at_once(upstream, num_workers, **fields)
         num_answered = statuses.count(200)
         assert set(statuses) == {200, 429}
@@ -58,5 +58,5 @@ async def test_many_at_once_use_a_budget_and_little_more(num_workers: int, field
         assert num_answered == len(upstream.requests), "what is refused has not been sent"
         num_used = upstream.num_generated_tokens + 2 * num_answered
     for count in (num_spent, num_used):
-        assert 0.95 * BUDGET <= count <= BUDGET + num_answered * SLICE_TOKENS
+        assert 0.95 * BUDGET <= count <= BUDGET + num_answered * RESERVED_OUTPUT_TOKENS
     assert num_used <= 1.1 * BUDGET

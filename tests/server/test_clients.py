@@ -12,9 +12,9 @@ from serving import ENDPOINTS, HANGS_S, RULES, ask, check_error, remote, serving
 
 from llm_spec.server import KeyConfig
 from llm_spec.server import clients as clients_module
-from llm_spec.server.clients import Client, Clients, Ledger
+from llm_spec.server.clients import Client, Clients, UsageLedger
 from llm_spec.server.problems import Problem
-from llm_spec.testing.server import Latency, ModelServer
+from llm_spec.testing.server import ModelServer, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -91,16 +91,16 @@ async def test_a_key_may_use_its_models_alone() -> None:
             listed = (await server.get("/v1/models", x_api_key=key)).json["data"]
             assert [model["id"] for model in listed] == names
         refused = await server.post(ENDPOINTS[0], ask(ENDPOINTS[0], model="dear"), x_api_key=BOB.key)
-        hidden = await server.get("/v1/models/dear", x_api_key=BOB.key)
+        secret_texts = await server.get("/v1/models/dear", x_api_key=BOB.key)
     assert (refused.status, refused.error["code"]) == (404, "model_not_found")
-    assert hidden.status == 404
+    assert secret_texts.status == 404
 
 
 async def test_a_key_has_its_requests_at_once() -> None:
     """One more than `max_concurrent` gets 429 and a wait; other keys, and the same one later, are answered."""
     keys = {"one": KeyConfig(key="secret-of-one", max_concurrent=1), "ann": ANN}
     async with (
-        ModelServer("one two", latency=Latency(first_token_s=30.0)) as upstream,
+        ModelServer("one two", latency=ServerLatency(first_token_s=30.0)) as upstream,
         serving({"slow": remote(upstream.url), "fast": RULES}, keys=keys) as server,
     ):
         path = ENDPOINTS[0]
@@ -141,14 +141,14 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
         return hmac.compare_digest(known, given)
 
     monkeypatch.setattr(clients_module, "hmac", type("Hmac", (), {"compare_digest": staticmethod(compare)}))
-    clients = Clients({"ann": ANN, "bob": BOB}, Ledger(1, 2), 0)
+    clients = Clients({"ann": ANN, "bob": BOB}, UsageLedger(1, 2), 0)
     for given in (ANN.key, BOB.key, "x", "secret-of-ann-and-more"):
         compared.clear()
         if given in (ANN.key, BOB.key):
-            clients.find({"x-api-key": given})
+            clients.authenticate({"x-api-key": given})
         else:
             with pytest.raises(Problem):
-                clients.find({"x-api-key": given})
+                clients.authenticate({"x-api-key": given})
         assert len(compared) == 2
         assert {len(part) for pair in compared for part in pair} == {32}
 
@@ -158,21 +158,21 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
 
 def test_workers_count_together() -> None:
     """What one worker counted, all see; each writes its own rows."""
-    ledger = Ledger(2, 2)
+    ledger = UsageLedger(2, 2)
     keys = {"ann": KeyConfig(key="secret-of-ann", max_concurrent=2, max_tokens=100), "bob": BOB}
-    first, second = (Clients(keys, ledger, worker).find({"x-api-key": "secret-of-ann"}) for worker in (0, 1))
+    first, second = (Clients(keys, ledger, worker).authenticate({"x-api-key": "secret-of-ann"}) for worker in (0, 1))
     assert first.budget is not None
     assert second.budget is not None
     first.budget.spend(60, 0.0)
     assert second.budget.spent_tokens == 60
     second.budget.spend(50, 0.0)
-    assert first.budget.affordable(1, None) == 0
-    first.begin()
-    second.begin()
+    assert first.budget.max_affordable_tokens(1, None) == 0
+    first.begin_request()
+    second.begin_request()
     with pytest.raises(Problem):
-        first.begin()
-    second.end()
-    first.begin()
+        first.begin_request()
+    second.end_request()
+    first.begin_request()
 
 
 def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
@@ -180,11 +180,11 @@ def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
     keys = {"ann": KeyConfig(key="secret-of-ann", max_concurrent=1)}
     let_in = 0
 
-    class Busy(Ledger):
+    class Busy(UsageLedger):
         """Between a count and what follows from it, the other worker is asked."""
 
-        def total(self, client: int, column: int) -> float:
-            counted, others[:], waiting = super().total(client, column), [], list(others)
+        def get_total(self, client: int, column: int) -> float:
+            counted, others[:], waiting = super().get_total(client, column), [], list(others)
             for other in waiting:
                 enter(other)
             return counted
@@ -192,27 +192,27 @@ def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
     def enter(client: Client) -> None:
         nonlocal let_in
         with contextlib.suppress(Problem):
-            client.begin()
+            client.begin_request()
             let_in += 1
 
     ledger = Busy(2, 1)
-    first, second = (Clients(keys, ledger, worker).find({"x-api-key": "secret-of-ann"}) for worker in (0, 1))
+    first, second = (Clients(keys, ledger, worker).authenticate({"x-api-key": "secret-of-ann"}) for worker in (0, 1))
     others = [second]
     enter(first)
     assert let_in == 1
-    first.end()
-    second.begin()
+    first.end_request()
+    second.begin_request()
 
 
 def test_a_worker_that_died_leaves_no_request_open() -> None:
     """One that begins in its place forgets what was open, keeps what was spent, and counts as spent what was held."""
-    ledger = Ledger(2, 1)
+    ledger = UsageLedger(2, 1)
     keys = {"ann": KeyConfig(key="secret-of-ann", max_concurrent=1, max_tokens=100)}
-    client = Clients(keys, ledger, 0).find({"x-api-key": "secret-of-ann"})
+    client = Clients(keys, ledger, 0).authenticate({"x-api-key": "secret-of-ann"})
     assert client.budget is not None
     client.budget.spend(60, 0.0)
-    assert client.budget.hold(30, 0.0)
-    client.begin()
-    ledger.begin(0)
-    assert (client.budget.spent_tokens, client.budget.held_tokens) == (90, 0)
-    client.begin()
+    assert client.budget.reserve(30, 0.0)
+    client.begin_request()
+    ledger.reset_worker(0)
+    assert (client.budget.spent_tokens, client.budget.reserved_tokens) == (90, 0)
+    client.begin_request()

@@ -9,33 +9,33 @@ from serving import frames_of
 
 from llm_spec import ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta
 from llm_spec.json_text import dumps
-from llm_spec.server.apis import APIS, Naming
-from llm_spec.server.bodies import Asked
-from llm_spec.server.encoding import figures, finish_reason_of, header_figures
-from llm_spec.testing import RuleProvider
+from llm_spec.server.apis import APIS, AnswerContext
+from llm_spec.server.encoding import build_metric_headers, describe_result, get_finish_reason
+from llm_spec.server.request_fields import ParsedRequest
+from llm_spec.testing import RuleBasedProvider
 
 
 @pytest.fixture
 async def result() -> SpeculativeResult:
-    return await SpeculativeDecoder(None, RuleProvider()).decode("Hi")
+    return await SpeculativeDecoder(None, RuleBasedProvider()).decode("Hi")
 
 
 def test_a_speedup_is_told_where_it_was_measured(result: SpeculativeResult) -> None:
     """With a plain run beside it an answer says how much faster it was; without one it does not guess."""
     measured = replace(result, plain_s=result.timings.total_s * 2)
-    assert float(header_figures(measured, 0.0)["x-llm-spec-speedup"]) == pytest.approx(2.0)
-    assert "x-llm-spec-speedup" not in header_figures(result, 0.0)
+    assert float(build_metric_headers(measured, 0.0)["x-llm-spec-speedup"]) == pytest.approx(2.0)
+    assert "x-llm-spec-speedup" not in build_metric_headers(result, 0.0)
 
 
 def test_overhead_is_in_milliseconds(result: SpeculativeResult) -> None:
     """The unit is the one in the header's name."""
-    assert header_figures(result, 0.0125)["x-llm-spec-overhead-ms"] == "12.500"
+    assert build_metric_headers(result, 0.0125)["x-llm-spec-overhead-ms"] == "12.500"
 
 
 def test_figures_tell_no_text_and_no_address(result: SpeculativeResult) -> None:
     """Why a draft was given up is told without where it is."""
     reason = "TransientError: vllm:tiny at http://10.0.0.5:1/v1 broke the connection (ClientOSError: 10.0.0.5:1)"
-    told = figures(replace(result, fallbacks=(reason,), retries=(reason,)))
+    told = describe_result(replace(result, fallbacks=(reason,), retries=(reason,)))
     assert told["fallbacks"] == told["retries"] == ["TransientError: vllm:tiny broke the connection"]
     assert "content" not in told
     assert b"You said" not in dumps(told)
@@ -43,20 +43,26 @@ def test_figures_tell_no_text_and_no_address(result: SpeculativeResult) -> None:
 
 def test_a_call_that_ended_with_stop_is_still_a_call(result: SpeculativeResult) -> None:
     """Some servers say `stop` behind a call, at which clients would not look for it."""
-    assert finish_reason_of(result) == "stop"
-    assert finish_reason_of(replace(result, tool_calls=(ToolCall("c", "f", "{}"),))) == "tool_calls"
+    assert get_finish_reason(result) == "stop"
+    assert get_finish_reason(replace(result, tool_calls=(ToolCall("c", "f", "{}"),))) == "tool_calls"
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 def test_calls_that_are_written_at_the_same_time(path: str, result: SpeculativeResult) -> None:
     """Pieces that alternate become one block or item for each call, with its name, and none is torn apart."""
-    asked = Asked(model="m", request=ChatRequest.create("q"))
-    encoder = APIS[path].encoder(asked, Naming(answer_id="a", model="m", trace=False, started_s=0.0))
+    asked = ParsedRequest(model="m", request=ChatRequest.create("q"))
+    create_encoder = APIS[path].create_encoder(
+        asked, AnswerContext(answer_id="a", model="m", trace=False, started_s=0.0)
+    )
     pieces = [ToolCallDelta(n, f"call_{n}", f"tool_{n}") for n in (0, 1)]
     pieces += [ToolCallDelta(n, arguments=text) for text in ('{"x": ', "1}") for n in (0, 1)]
     calls = tuple(ToolCall(f"call_{n}", f"tool_{n}", '{"x": 1}') for n in (0, 1))
     ended = replace(result, content="", tool_calls=calls, finish_reason="tool_calls")
-    sent = encoder.begin() + b"".join(map(encoder.event, pieces)) + encoder.end(ended)
+    sent = (
+        create_encoder.encode_start()
+        + b"".join(map(create_encoder.encode_event, pieces))
+        + create_encoder.encode_end(ended)
+    )
     frames = [frame.data for frame in frames_of(sent)]
     if path == "/v1/messages":
         begun = [frame["content_block"]["name"] for frame in frames if frame["type"] == "content_block_start"]

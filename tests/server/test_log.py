@@ -11,7 +11,7 @@ from serving import ENDPOINTS, ask, raw, remote, serving, until
 from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.registry import NamedProvider
 from llm_spec.server import KeyConfig, ModelConfig
-from llm_spec.testing.server import Faults, ModelServer
+from llm_spec.testing.server import ModelServer, ServerFaults
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -29,9 +29,9 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def secrets_in(logged: pytest.LogCaptureFixture, *more: str) -> list[str]:
+def secrets_in(logged: pytest.LogCaptureFixture, *wants_more: str) -> list[str]:
     assert logged.records, "nothing was logged at all"
-    return [secret for secret in (PROMPT, "quokka", KEY, "secret", *more) if secret in logged.text]
+    return [secret for secret in (PROMPT, "quokka", KEY, "secret", *wants_more) if secret in logged.text]
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
@@ -52,9 +52,17 @@ async def test_answers_are_not_logged(path: str, logged: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize(
     "faults",
-    [Faults(status=500), Faults(status=401), Faults(status=400), Faults(drop_after=2), Faults(malformed_after=2)],
+    [
+        ServerFaults(status=500),
+        ServerFaults(status=401),
+        ServerFaults(status=400),
+        ServerFaults(drop_after=2),
+        ServerFaults(malformed_after=2),
+    ],
 )
-async def test_failures_are_logged_without_secrets(path: str, faults: Faults, logged: pytest.LogCaptureFixture) -> None:
+async def test_failures_are_logged_without_secrets(
+    path: str, faults: ServerFaults, logged: pytest.LogCaptureFixture
+) -> None:
     """A target that fails, at once or in the middle, is logged without what was said and where it is."""
     async with ModelServer(ANSWER, faults=faults) as upstream:
         near = {"near": NamedProvider(type="vllm", base_url=upstream.url, api_key=UPSTREAM_KEY)}
@@ -69,7 +77,7 @@ async def test_failures_are_logged_without_secrets(path: str, faults: Faults, lo
 
 async def test_a_draft_that_fails_is_logged_without_secrets(logged: pytest.LogCaptureFixture) -> None:
     """Nor does a draft that was given up tell where it was."""
-    async with ModelServer(ANSWER) as upstream, ModelServer(ANSWER, faults=Faults(status=500)) as draft:
+    async with ModelServer(ANSWER) as upstream, ModelServer(ANSWER, faults=ServerFaults(status=500)) as draft:
         speculative = SpeculativeConfig(strategy="probe")
         model = remote(upstream.url, draft=f"vllm:tiny@{draft.url}", speculative=speculative)
         async with serving(model) as server:
@@ -99,12 +107,12 @@ async def test_a_mistake_is_logged_by_its_place(
     logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unexpected error is logged by its type and where it was raised; its message could quote the prompt."""
-    from llm_spec.server import exchange
+    from llm_spec.server import responder
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError(f"{PROMPT} {KEY}")
 
-    monkeypatch.setattr(exchange, "header_figures", fail)
+    monkeypatch.setattr(responder, "build_metric_headers", fail)
     async with serving() as server:
         assert (await server.chat(PROMPT)).status == 500
     assert "RuntimeError" in logged.text
@@ -130,7 +138,10 @@ async def test_a_header_that_is_none_is_not_logged(line: bytes, logged: pytest.L
 
 async def test_a_client_that_leaves_is_logged_without_secrets(logged: pytest.LogCaptureFixture) -> None:
     """A cancelled request is only that."""
-    async with ModelServer(ANSWER, faults=Faults(stall_after=1)) as upstream, serving(remote(upstream.url)) as server:
+    async with (
+        ModelServer(ANSWER, faults=ServerFaults(stall_after=1)) as upstream,
+        serving(remote(upstream.url)) as server,
+    ):
         path = ENDPOINTS[0]
         async with server.open(path, ask(path, PROMPT, stream=True)) as response:
             await response.content.readline()

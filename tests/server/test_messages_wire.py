@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from serving import Reply, ask, remote, serving
 
-from llm_spec.testing.server import Faults, ModelServer
+from llm_spec.testing.server import ModelServer, ServerFaults
 
 PATH: Final = "/v1/messages"
 ADD: Final[dict[str, Any]] = {
@@ -119,7 +119,7 @@ async def test_errors_have_that_apis_form(path: str, body: Any, status: int, kin
 async def test_a_stream_that_breaks_says_so() -> None:
     """An error in the middle ends the stream with an event `error`, which tells no address."""
     async with (
-        ModelServer("one two three", faults=Faults(malformed_after=2)) as upstream,
+        ModelServer("one two three", faults=ServerFaults(malformed_after=2)) as upstream,
         serving(remote(upstream.url)) as server,
     ):
         reply = await server.post(PATH, ask(PATH, stream=True))

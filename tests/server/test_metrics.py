@@ -9,7 +9,7 @@ from serving import RULES, Asking, ask, remote, serving
 
 from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.server import ModelConfig
-from llm_spec.testing.server import Faults, ModelServer
+from llm_spec.testing.server import ModelServer, ServerFaults
 
 KINDS: Final = ("draft", "accepted", "wasted", "input", "output")
 SAMPLE: Final = re.compile(r"^(\w+)(\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -72,15 +72,15 @@ async def test_failures_are_told() -> None:
     """Drafts that were given up, targets that were asked again, and streams that broke."""
     quick = RetryPolicy(first_wait_s=0.0, max_wait_s=0.0)
     async with (
-        ModelServer("one two three", faults=Faults(num_requests=1, status=500)) as upstream,
-        ModelServer("x", faults=Faults(status=500)) as draft,
+        ModelServer("one two three", faults=ServerFaults(num_requests=1, status=500)) as upstream,
+        ModelServer("x", faults=ServerFaults(status=500)) as draft,
     ):
         speculative = SpeculativeConfig(strategy="probe", retry=quick)
         model = remote(upstream.url, draft=f"vllm:tiny@{draft.url}", speculative=speculative)
         async with serving(model) as server:
-            upstream.faults = Faults()
+            upstream.faults = ServerFaults()
             await server.chat()
-            upstream.faults = Faults(num_requests=len(upstream.requests) + 1, status=500)
+            upstream.faults = ServerFaults(num_requests=len(upstream.requests) + 1, status=500)
             await server.post("/v1/chat/completions", ask("/v1/chat/completions"), x_llm_spec_strategy="plain")
             samples = await told(server)
     assert samples['llm_spec_fallbacks_total{model="fast"}'] >= 1
@@ -91,7 +91,7 @@ async def test_a_broken_stream_is_an_error() -> None:
     """A stream whose 200 was sent already counts as an error, too."""
     once = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
     async with (
-        ModelServer("one two three", faults=Faults(malformed_after=2)) as upstream,
+        ModelServer("one two three", faults=ServerFaults(malformed_after=2)) as upstream,
         serving(remote(upstream.url, speculative=once)) as server,
     ):
         await server.chat(stream=True)
@@ -103,7 +103,7 @@ async def test_a_target_that_is_left_alone_is_told() -> None:
     """The circuit breaker's state is a gauge of its own, for target and draft; its errors are 503."""
     once = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
     async with (
-        ModelServer("one", faults=Faults(status=503)) as upstream,
+        ModelServer("one", faults=ServerFaults(status=503)) as upstream,
         serving(remote(upstream.url, speculative=once)) as server,
     ):
         before = await told(server)

@@ -15,7 +15,7 @@ from serving import RULES
 
 from llm_spec.server import ServerConfig
 from llm_spec.server.metrics import Metrics
-from llm_spec.server.metrics_files import VARIABLE, forget_worker, metrics_folder
+from llm_spec.server.metrics_files import FOLDER_VARIABLE, clear_worker_gauges, create_metrics_folder
 from llm_spec.server.problems import Problem
 
 NAMES = [f"{'ünï' * 30}-{number}" for number in range(20)]
@@ -26,7 +26,7 @@ import asyncio, json, sys
 from llm_spec.server.metrics_files import share_metrics
 share_metrics(1)
 from llm_spec.server.apis import APIS
-from llm_spec.server.metrics import Metrics, _OfModel
+from llm_spec.server.metrics import Metrics, _ModelMetrics
 from typing import get_args
 from llm_spec.config import StrategyName
 
@@ -35,15 +35,15 @@ async def main():
     for status in range(400, 600):
         metrics.errors.labels(str(status)).inc()
     for name in json.load(sys.stdin):
-        _OfModel(metrics, name)
+        _ModelMetrics(metrics, name)
         for api in APIS.values():
             metrics.requests.labels(api.name, name).inc()
         for strategy in get_args(StrategyName):
             metrics.strategies.labels(name, strategy).inc()
         for role in ("target", "draft"):
-            metrics._left_alone.labels(name, role).set(1)
-    metrics._open.set(7)
-    print(metrics.text([], []).decode())
+            metrics._breaker_open.labels(name, role).set(1)
+    metrics._open_requests.set(7)
+    print(metrics.render([], []).decode())
 
 asyncio.run(main())
 """
@@ -55,8 +55,8 @@ def sizes(folder: Path) -> dict[str, int]:
 
 def test_no_file_grows() -> None:
     """A file that grows could meet with a full disk, which ends the process."""
-    with metrics_folder(ServerConfig(models=dict.fromkeys(NAMES, RULES), workers=2)):
-        folder = Path(os.environ[VARIABLE])
+    with create_metrics_folder(ServerConfig(models=dict.fromkeys(NAMES, RULES), workers=2)):
+        folder = Path(os.environ[FOLDER_VARIABLE])
         before = sizes(folder)
         assert len(before) == 8
         done = subprocess.run(
@@ -64,11 +64,11 @@ def test_no_file_grows() -> None:
         )
         assert "llm_spec_open_requests 7.0" in done.stdout
         assert sizes(folder) == before
-        forget_worker(1)
+        clear_worker_gauges(1)
         assert sizes(folder) == before
         assert not any((folder / "gauge_livesum_1.db").read_bytes())
         assert any((folder / "counter_1.db").read_bytes())
-    assert VARIABLE not in os.environ
+    assert FOLDER_VARIABLE not in os.environ
 
 
 @pytest.mark.parametrize("where", ["llm_spec.server.metrics_files.Path.write_bytes", "tempfile.TemporaryDirectory"])
@@ -79,15 +79,15 @@ async def test_without_room_there_are_none(monkeypatch: pytest.MonkeyPatch, wher
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(where, fail)
-    with metrics_folder(ServerConfig(models={"fast": RULES}, workers=2)):
-        assert VARIABLE not in os.environ
+    with create_metrics_folder(ServerConfig(models={"fast": RULES}, workers=2)):
+        assert FOLDER_VARIABLE not in os.environ
         metrics = Metrics(num_workers=2)
         metrics.errors.labels("400").inc()
         with pytest.raises(Problem, match="disk was full") as caught:
-            metrics.text([], [])
+            metrics.render([], [])
     assert caught.value.status == 503
 
 
 def test_one_worker_needs_no_folder() -> None:
-    with metrics_folder(ServerConfig(models={"fast": RULES})):
-        assert VARIABLE not in os.environ
+    with create_metrics_folder(ServerConfig(models={"fast": RULES})):
+        assert FOLDER_VARIABLE not in os.environ

@@ -8,10 +8,10 @@ from typing import Final
 import pytest
 from serving import ask, serving
 
-from llm_spec import DraftProvider, InvalidRequestError, JoinedDraft, PromptLookup, SpeculativeConfig, SuffixDraft
+from llm_spec import CascadeDraft, DraftProvider, InvalidRequestError, PromptLookup, SpeculativeConfig, SuffixDraft
 from llm_spec.config import StrategyName
 from llm_spec.server import KeyConfig, ModelConfig
-from llm_spec.server.clients import Client, Clients, Ledger
+from llm_spec.server.clients import Client, Clients, UsageLedger
 from llm_spec.server.models import MAX_CLIENTS, ServedModel
 from llm_spec.testing import LocalProvider, TableModel
 
@@ -22,8 +22,8 @@ PROMPT: Final = "go: the quick"
 
 def clients(number: int) -> list[Client]:
     keys = {f"client{index}": KeyConfig(key=f"key-of-client-{index}") for index in range(number)}
-    found = Clients(keys, Ledger(1, number), 0)
-    return [found.find({"x-api-key": key.key}) for key in keys.values()]
+    found = Clients(keys, UsageLedger(1, number), 0)
+    return [found.authenticate({"x-api-key": key.key}) for key in keys.values()]
 
 
 def served(draft: DraftProvider) -> ServedModel:
@@ -34,11 +34,11 @@ def served(draft: DraftProvider) -> ServedModel:
 
 async def num_drafted(model: ServedModel, client: Client, strategy: str | None = None) -> int:
     """Tokens drafted for an answer that repeats no 16 characters of its own."""
-    result = await model.decoder_for(client, strategy).decode(PROMPT, max_tokens=40, temperature=0)
+    result = await model.get_decoder(client, strategy).decode(PROMPT, max_tokens=40, temperature=0)
     return result.stats.num_draft_tokens
 
 
-@pytest.mark.parametrize("draft", [SUFFIX, JoinedDraft(PromptLookup(max_ngram=16, min_ngram=16), SUFFIX)])
+@pytest.mark.parametrize("draft", [SUFFIX, CascadeDraft(PromptLookup(max_ngram=16, min_ngram=16), SUFFIX)])
 async def test_a_history_belongs_to_one_client(draft: DraftProvider) -> None:
     """Who asks again gets drafts out of the own answer, by whichever strategy; nobody else does."""
     model, (ann, bob) = served(draft), clients(2)
@@ -53,7 +53,7 @@ async def test_so_many_histories_are_kept() -> None:
     model, everybody = served(SUFFIX), clients(MAX_CLIENTS + 1)
     assert [await num_drafted(model, client) for client in everybody[:2]] == [0, 0]
     for client in everybody[2:]:
-        model.decoder_for(client, None)
+        model.get_decoder(client, None)
     assert await num_drafted(model, everybody[1]) > 20
     assert await num_drafted(model, everybody[0]) == 0
 
@@ -106,7 +106,7 @@ def test_judged_answers_are_for_those_whose_operator_says_so() -> None:
     (ann,) = clients(1)
     target = LocalProvider(TableModel(TEXT))
     with pytest.raises(InvalidRequestError, match="x-llm-spec-strategy is 'judge'; fast takes: auto, plain, tokens"):
-        ServedModel("fast", config, target, SUFFIX).decoder_for(ann, "judge")
+        ServedModel("fast", config, target, SUFFIX).get_decoder(ann, "judge")
     judged = ServedModel("fast", replace(config, strategies=("judge",)), target, SUFFIX)
-    assert judged.decoder_for(ann, "judge").config.strategy == "judge"
-    assert judged.decoder_for(ann, None).config.strategy == "auto"
+    assert judged.get_decoder(ann, "judge").config.strategy == "judge"
+    assert judged.get_decoder(ann, None).config.strategy == "auto"

@@ -12,11 +12,11 @@ from serving import Asking, ask, remote, serving
 from wire import Wire, chunk, served, text_chunks
 
 from llm_spec import ChatRequest
-from llm_spec.drafting.model import ProviderDraft
+from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.registry import NamedProvider
 from llm_spec.server import ModelConfig
-from llm_spec.server.messages_wire import read_messages_api
-from llm_spec.strategies.base import refuse_request
+from llm_spec.server.messages_parser import parse_messages_request
+from llm_spec.strategies.base import find_multi_call_refusal
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.server import ModelServer
 
@@ -122,9 +122,9 @@ async def test_other_targets_get_none_of_anthropics_words() -> None:
     """Fields that only Anthropic knows reach no body of chat completions, and keep no request from speculation."""
     fields = {name: FIELDS[name] for name in ("metadata", "output_config", "thinking", "context_management")}
     body = ask(PATH, **fields, cache_control={"type": "ephemeral"}, betas=["x"])
-    request = read_messages_api(body, speaks="chat").request
+    request = parse_messages_request(body, target_api="chat").request
     assert request.extra == {}
-    assert refuse_request(request) is None
+    assert find_multi_call_refusal(request) is None
     async with ModelServer("Fine.") as upstream, serving(remote(upstream.url)) as server:
         reply = await server.post(PATH, ask(PATH, messages=CONVERSATION[:1], **fields), anthropic_beta="x")
         assert reply.status == 200
@@ -135,18 +135,20 @@ async def test_other_targets_get_none_of_anthropics_words() -> None:
 
 async def test_labels_keep_no_request_from_speculation() -> None:
     """Who asks and what is cached changes no text; how the target thinks may."""
-    request = read_messages_api(ask(PATH, metadata=FIELDS["metadata"], **CACHED), speaks="messages").request
+    request = parse_messages_request(ask(PATH, metadata=FIELDS["metadata"], **CACHED), target_api="messages").request
     assert request.extra == {"metadata": FIELDS["metadata"], **CACHED}
-    assert refuse_request(request) is None
-    thinking = read_messages_api(ask(PATH, thinking=FIELDS["thinking"]), speaks="messages").request
-    assert refuse_request(thinking) == "the request sets extra"
-    assert refuse_request(ChatRequest.create("q", extra={"user": "u", "vendor": 1})) == "the request sets extra"
+    assert find_multi_call_refusal(request) is None
+    thinking = parse_messages_request(ask(PATH, thinking=FIELDS["thinking"]), target_api="messages").request
+    assert find_multi_call_refusal(thinking) == "the request sets extra"
+    assert (
+        find_multi_call_refusal(ChatRequest.create("q", extra={"user": "u", "vendor": 1})) == "the request sets extra"
+    )
 
 
 async def test_a_draft_hears_nothing_that_was_said_to_the_target() -> None:
     """Another vendor's model would refuse the target's own words; the rest it gets."""
-    request = read_messages_api(
-        ask(PATH, messages=CONVERSATION[:1], metadata=FIELDS["metadata"], top_k=3), speaks="messages"
+    request = parse_messages_request(
+        ask(PATH, messages=CONVERSATION[:1], metadata=FIELDS["metadata"], top_k=3), target_api="messages"
     ).request
     provider = ScriptedProvider("Fine.")
     async with ProviderDraft(provider).draft(replace(request, extra={**request.extra, "vendor": 1}), 8) as pieces:

@@ -13,7 +13,7 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.server.problems import Problem, problem_of, without_places
+from llm_spec.server.problems import Problem, redact_places, to_problem
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ from llm_spec.server.problems import Problem, problem_of, without_places
 )
 def test_every_error_has_its_status(error: Exception, status: int, is_final: bool) -> None:
     """The status says whose fault it is, and x-should-retry whether asking again was tried already."""
-    problem = problem_of(error)
+    problem = to_problem(error)
     assert problem.status == status
     assert (problem.headers.get("x-should-retry") == "false") is is_final
     assert set(problem.to_openai()["error"]) == {"message", "type", "param", "code"}
@@ -46,13 +46,13 @@ def test_every_error_has_its_status(error: Exception, status: int, is_final: boo
 
 def test_a_mistake_of_ones_own_is_not_explained() -> None:
     """What an unexpected error says may quote anything: clients hear nothing of it."""
-    assert "prompt" not in problem_of(RuntimeError("the prompt")).message
+    assert "prompt" not in to_problem(RuntimeError("the prompt")).message
 
 
 @pytest.mark.parametrize(("wait_s", "header"), [(0.0, "1"), (0.2, "1"), (7.0, "7"), (7.1, "8"), (None, None)])
 def test_the_wait_is_passed_on_in_whole_seconds(wait_s: float | None, header: str | None) -> None:
     """`Retry-After` has no fractions (RFC 9110), and never says now."""
-    problem = problem_of(TransientError("busy", status=429, retry_after_s=wait_s))
+    problem = to_problem(TransientError("busy", status=429, retry_after_s=wait_s))
     assert problem.headers.get("Retry-After") == header
 
 
@@ -68,7 +68,7 @@ def test_the_wait_is_passed_on_in_whole_seconds(wait_s: float | None, header: st
 )
 def test_the_field_is_read_from_the_message(message: str, param: str | None) -> None:
     """A message that begins with a field names it in `param` as well."""
-    assert problem_of(InvalidRequestError(message)).param == param
+    assert to_problem(InvalidRequestError(message)).param == param
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_the_field_is_read_from_the_message(message: str, param: str | None) -> 
 )
 def test_no_address_is_told(message: str, told: str) -> None:
     """Neither where a server is nor what its socket said gets to a client; all else does."""
-    assert without_places(message, ("a.internal:443",)) == told
+    assert redact_places(message, ("a.internal:443",)) == told
 
 
 def test_a_problem_is_what_it_is() -> None:
     """A problem that was raised here is told unchanged."""
     problem = Problem(404, "not here")
-    assert problem_of(problem) is problem
+    assert to_problem(problem) is problem
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 413, 429, 500, 502, 503, 504])
@@ -113,4 +113,4 @@ def test_every_status_has_a_type(status: int) -> None:
 def test_what_a_server_says_of_a_request_is_told() -> None:
     """It is for who sent it, whatever words it begins with."""
     message = "m at http://a/v1 answered 400: ValueError: n must be 1"
-    assert problem_of(InvalidRequestError(message)).message == "m answered 400: ValueError: n must be 1"
+    assert to_problem(InvalidRequestError(message)).message == "m answered 400: ValueError: n must be 1"

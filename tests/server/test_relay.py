@@ -8,8 +8,8 @@ import pytest
 from serving import RULES, ask, check_error, remote, serving
 
 from llm_spec.server import ModelConfig
-from llm_spec.server.relay import ChunkMerger, renamed
-from llm_spec.testing.server import Faults, ModelServer
+from llm_spec.server.relay import ChunkMerger, rewrite_chunk
+from llm_spec.testing.server import ModelServer, ServerFaults
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -103,7 +103,7 @@ async def test_a_local_target_refuses_them(fields: dict[str, Any], stream: bool)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_target_that_fails_at_once_has_its_status(stream: bool) -> None:
     """An error before the first chunk is no stream."""
-    async with ModelServer("one", faults=Faults(status=429, retry_after_s=3.0)) as upstream:
+    async with ModelServer("one", faults=ServerFaults(status=429, retry_after_s=3.0)) as upstream:
         async with serving(remote(upstream.url)) as server:
             reply = await server.chat(n=2, stream=stream)
         address = upstream.url.split("/")[2]
@@ -115,7 +115,7 @@ async def test_a_target_that_fails_at_once_has_its_status(stream: bool) -> None:
 
 async def test_a_target_that_fails_in_the_middle_ends_the_stream() -> None:
     """What breaks behind the first chunk is an error object, then [DONE]."""
-    async with ModelServer("one two three four", faults=Faults(malformed_after=2)) as upstream:
+    async with ModelServer("one two three four", faults=ServerFaults(malformed_after=2)) as upstream:
         async with serving(remote(upstream.url)) as server:
             reply = await server.chat(n=2, stream=True)
         address = upstream.url.split("/")[2]
@@ -129,7 +129,7 @@ async def test_a_target_that_fails_in_the_middle_ends_the_stream() -> None:
 def test_a_usage_beside_choices_is_told_where_it_is_wanted(wanted: bool) -> None:
     """Some servers count in every chunk: the text is passed on, its count only to who asked for it."""
     chunk = {"id": "theirs", "choices": [{"index": 0, "delta": {"content": "x"}}], "usage": {"prompt_tokens": 1}}
-    told = renamed(chunk, answer_id="ours", model="fast", include_usage=wanted)
+    told = rewrite_chunk(chunk, answer_id="ours", model="fast", include_usage=wanted)
     assert told is not None
     assert told["choices"] == chunk["choices"]
     assert ("usage" in told) is wanted
@@ -144,9 +144,9 @@ def test_calls_are_put_together() -> None:
         [{"index": 0, "function": {"arguments": '{"a"'}}, {"index": 1, "id": "b", "function": {"name": "sub"}}],
         [{"index": 0, "function": {"arguments": ": 1}"}}, {"index": 1, "function": {"arguments": "{}"}}],
     ):
-        merger.add({"choices": [{"index": 0, "delta": {"tool_calls": calls}}]})
-    merger.add({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
-    (choice,) = merger.whole(answer_id="x", model="m", kind="chat.completion")["choices"]
+        merger.add_chunk({"choices": [{"index": 0, "delta": {"tool_calls": calls}}]})
+    merger.add_chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    (choice,) = merger.build_body(answer_id="x", model="m", kind="chat.completion")["choices"]
     told = [
         (call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in choice["message"]["tool_calls"]
@@ -157,7 +157,7 @@ def test_calls_are_put_together() -> None:
 
 async def test_a_whole_answer_that_breaks_off_is_asked_for_again() -> None:
     """Its client has been given nothing; one that is streamed breaks off there, too."""
-    faults = Faults(num_requests=1, drop_after=2)
+    faults = ServerFaults(num_requests=1, drop_after=2)
     async with ModelServer(TEXT, faults=faults) as upstream, serving(remote(upstream.url)) as server:
         whole = await server.chat(n=2)
         assert [choice["message"]["content"] for choice in whole.json["choices"]] == [TEXT]  # it knows no `n`

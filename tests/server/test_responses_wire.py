@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 from serving import Reply, ask, remote, serving
 
-from llm_spec.testing.server import Faults, ModelServer
+from llm_spec.testing.server import ModelServer, ServerFaults
 
 PATH: Final = "/v1/responses"
 ADD: Final[dict[str, Any]] = {
@@ -126,7 +126,7 @@ async def test_json_comes_by_the_texts_format() -> None:
 async def test_a_stream_that_breaks_says_that_it_failed() -> None:
     """An error in the middle ends the stream with response.failed, which tells no address."""
     async with (
-        ModelServer("one two three", faults=Faults(malformed_after=2)) as upstream,
+        ModelServer("one two three", faults=ServerFaults(malformed_after=2)) as upstream,
         serving(remote(upstream.url)) as server,
     ):
         reply = await server.post(PATH, ask(PATH, stream=True))

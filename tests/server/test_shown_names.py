@@ -9,7 +9,7 @@ from tiny_models import BUILTIN
 from llm_spec.registry import NamedProvider
 from llm_spec.server import ModelConfig, ServerConfig
 from llm_spec.server.models import ServedModels
-from llm_spec.server.problems import shown_name
+from llm_spec.server.problems import get_public_name
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from llm_spec.server.problems import shown_name
     ],
 )
 def test_of_a_path_only_the_last_part_is_shown(text: str, shown: str) -> None:
-    assert shown_name(text) == shown
+    assert get_public_name(text) == shown
 
 
 def test_where_servers_and_files_are_is_hidden() -> None:
@@ -35,8 +35,8 @@ def test_where_servers_and_files_are_is_hidden() -> None:
         "b": ModelConfig(target="vllm:x@http://gpu7.example:9000/v1", draft="big:x"),
     }
     big = NamedProvider(type="generic", base_url="http://ollama:11434/v1")
-    hidden = ServedModels(ServerConfig(models=models, providers={"big": big})).hidden
-    assert set(hidden) == {
+    secret_texts = ServedModels(ServerConfig(models=models, providers={"big": big})).secret_texts
+    assert set(secret_texts) == {
         "/srv/secret/tiny",
         "/srv/other",
         "http://gpu7.example:9000/v1",
@@ -45,7 +45,7 @@ def test_where_servers_and_files_are_is_hidden() -> None:
         "http://ollama:11434/v1",
         "ollama:11434",
     }
-    assert [*hidden] == sorted(hidden, key=len, reverse=True)  # or a part of one would remain
+    assert [*secret_texts] == sorted(secret_texts, key=len, reverse=True)  # or a part of one would remain
 
 
 async def test_an_error_does_not_tell_where_a_model_is() -> None:

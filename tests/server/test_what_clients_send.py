@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from llm_spec import ChatRequest, InvalidRequestError, ToolCallDelta
-from llm_spec.server.bodies import Asked, Json
-from llm_spec.server.chat_wire import read_chat
-from llm_spec.server.relay import ChunkMerger, renamed
-from llm_spec.server.responses_answer import ResponsesEncoder
-from llm_spec.testing import RuleProvider
+from llm_spec.server.chat_completions import parse_chat_request
+from llm_spec.server.relay import ChunkMerger, rewrite_chunk
+from llm_spec.server.request_fields import Json, ParsedRequest
+from llm_spec.server.responses_encoder import ResponsesEncoder
+from llm_spec.testing import RuleBasedProvider
 
 
 def read(*, is_local: bool = False, **fields: Any) -> ChatRequest:
     body = {"model": "fast", "messages": [{"role": "user", "content": "Good morning"}], **fields}
-    return read_chat(body, is_local=is_local).request
+    return parse_chat_request(body, is_local=is_local).request
 
 
 def test_no_token_at_all_goes_to_a_server_as_it_is() -> None:
@@ -29,7 +29,7 @@ def test_no_token_at_all_goes_to_a_server_as_it_is() -> None:
 
 
 async def test_the_rule_model_says_nothing_where_no_token_is_wanted() -> None:
-    answer = await RuleProvider().complete(ChatRequest.create("Good morning", extra={"max_tokens": 0}))
+    answer = await RuleBasedProvider().complete(ChatRequest.create("Good morning", extra={"max_tokens": 0}))
     assert (answer.content, answer.finish_reason) == ("", "length")
 
 
@@ -79,22 +79,22 @@ def test_log_probabilities_have_both_lists() -> None:
     """The published schema wants `refusal` too; vLLM leaves it out."""
     token = {"token": "a", "logprob": 0.0, "bytes": None, "top_logprobs": []}
     chunk = {"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [token]}}]}
-    told = renamed(chunk, answer_id="x", model="fast", include_usage=False)
+    told = rewrite_chunk(chunk, answer_id="x", model="fast", include_usage=False)
     assert told is not None
     assert told["choices"][0]["logprobs"] == {"content": [token], "refusal": None}
     merger = ChunkMerger()
-    merger.add(chunk)
-    merger.add(chunk)
-    whole = merger.whole(answer_id="x", model="fast", kind="chat.completion")
+    merger.add_chunk(chunk)
+    merger.add_chunk(chunk)
+    whole = merger.build_body(answer_id="x", model="fast", kind="chat.completion")
     assert whole["choices"][0]["logprobs"] == {"content": [token, token], "refusal": None}
 
 
 def test_a_streamed_call_of_responses_ends() -> None:
     """Every client of the responses API reads the call's name in the event that ends it."""
-    asked = Asked(model="fast", request=read())
+    asked = ParsedRequest(model="fast", request=read())
     encoder = ResponsesEncoder(asked, answer_id="x", model="fast")
-    encoder.event(ToolCallDelta(0, "call_0", "get_weather", "{}"))
-    told = [_data(line) for line in encoder._close().split(b"\n") if line.startswith(b"data: ")]
+    encoder.encode_event(ToolCallDelta(0, "call_0", "get_weather", "{}"))
+    told = [_data(line) for line in encoder._close_item().split(b"\n") if line.startswith(b"data: ")]
     assert [event["type"] for event in told] == ["response.function_call_arguments.done", "response.output_item.done"]
     assert (told[0]["name"], told[0]["arguments"]) == ("get_weather", "{}")
 

@@ -6,15 +6,15 @@ import pytest
 
 from llm_spec import (
     ChatRequest,
-    GivenText,
     ProviderDraft,
+    ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     UnsupportedError,
 )
 from llm_spec.config import StrategyName
-from llm_spec.discovery import Discovery
-from llm_spec.planner import Planner
+from llm_spec.discovery import FeatureDiscovery
+from llm_spec.planner import StrategyPlanner
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.strategies import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
@@ -26,7 +26,12 @@ REMOTE = ScriptedProvider("story", name="scripted:target")
 
 async def name_of(strategy: StrategyName, draft: DraftProvider | None, target: LlmProvider) -> str:
     choice = await choose_strategy(
-        draft, target, REQUEST, SpeculativeConfig(strategy=strategy), Planner(), discovery=Discovery(target)
+        draft,
+        target,
+        REQUEST,
+        SpeculativeConfig(strategy=strategy),
+        StrategyPlanner(),
+        discovery=FeatureDiscovery(target),
     )
     return choice.strategy.name
 
@@ -35,13 +40,13 @@ async def name_of(strategy: StrategyName, draft: DraftProvider | None, target: L
     ("draft", "target", "expected"),
     [
         (ProviderDraft(LocalProvider(TableModel())), LOCAL, "tokens"),
-        (GivenText("x"), LOCAL, "tokens"),
+        (ReferenceDraft("x"), LOCAL, "tokens"),
         (RandomDraft(), LOCAL, "tokens"),
         (None, LOCAL, "plain"),
         (ProviderDraft(REMOTE), LOCAL, "plain"),
         (ProviderDraft(LocalProvider(TableModel(tokenizer=CharTokenizer("ab")))), LOCAL, "plain"),
         (ProviderDraft(LocalProvider(TableModel())), REMOTE, "plain"),
-        (GivenText("x"), REMOTE, "plain"),
+        (ReferenceDraft("x"), REMOTE, "plain"),
         (None, REMOTE, "plain"),
     ],
 )
@@ -57,7 +62,7 @@ async def test_auto_takes_tokens_where_it_can_and_plain_elsewhere(
     [
         ("tokens", None, LOCAL, "no draft"),
         ("tokens", ProviderDraft(REMOTE), LOCAL, "text, not token ids"),
-        ("tokens", GivenText("x"), REMOTE, "scripted:target"),
+        ("tokens", ReferenceDraft("x"), REMOTE, "scripted:target"),
         (
             "tokens",
             ProviderDraft(LocalProvider(TableModel(tokenizer=CharTokenizer("ab")))),
@@ -83,7 +88,7 @@ async def test_a_strategy_asked_for_by_name_is_refused_with_the_reason(
 @pytest.mark.parametrize("target", [LOCAL, REMOTE], ids=["local", "remote"])
 async def test_plain_and_regenerate_serve_any_target(target: LlmProvider) -> None:
     """Plain needs nothing, regenerate a draft."""
-    for draft in (GivenText("x"), ProviderDraft(REMOTE)):
+    for draft in (ReferenceDraft("x"), ProviderDraft(REMOTE)):
         assert await name_of("plain", draft, target) == "plain"
         assert await name_of("regenerate", draft, target) == "regenerate"
 

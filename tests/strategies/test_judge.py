@@ -15,11 +15,11 @@ from llm_spec import (
     Capabilities,
     ChatRequest,
     ConfigError,
-    GivenText,
     InvalidRequestError,
     JudgeConfig,
     Price,
     ProviderDraft,
+    ReferenceDraft,
     RetryPolicy,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -28,12 +28,12 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.provider import Feature
-from llm_spec.strategies.verdict import Verdict, parse_verdict, printed, split_passages
+from llm_spec.strategies.judge_verdict import JudgeVerdict, cut_at_control_character, parse_verdict, split_passages
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.hosted import _read_question  # pyright: ignore[reportPrivateUsage]
+from llm_spec.testing.hosted_model import _parse_judge_question  # pyright: ignore[reportPrivateUsage]
 from llm_spec.testing.simulated import SimulatedDraft
 
 Respond = Callable[[dict[str, Any]], str]
@@ -60,7 +60,7 @@ class Judge:
         self._respond = respond
 
     def _script(self, request: ChatRequest) -> str:
-        question = _read_question(request.messages[-1].text)
+        question = _parse_judge_question(request.messages[-1].text)
         if question is None:
             if request.prefix:
                 return request.prefix + self.answer[len(request.prefix) :]
@@ -85,7 +85,7 @@ class Judge:
 
 def judged(judge: Judge, draft: Any, config: dict[str, Any] | None = None, **options: Any) -> SpeculativeResult:
     settings = SpeculativeConfig(strategy="judge", **(config or {}))
-    draft = GivenText(draft) if isinstance(draft, str) else draft
+    draft = ReferenceDraft(draft) if isinstance(draft, str) else draft
     return run_virtual(SpeculativeDecoder(draft, judge.provider, settings).decode("What do you know?", **options))
 
 
@@ -144,7 +144,7 @@ def test_judging_ends_when_it_falls_behind_the_target_alone() -> None:
 def test_the_targets_own_time_is_that_of_its_tokens() -> None:
     """Not that of the pieces in which approved text is counted: here a token is seven characters."""
     judge = Judge(delay_first_s=0.1, delay_piece_s=0.01, **ALONE)
-    decoder = SpeculativeDecoder(GivenText(TRUE), judge.provider, SpeculativeConfig(strategy="judge"))
+    decoder = SpeculativeDecoder(ReferenceDraft(TRUE), judge.provider, SpeculativeConfig(strategy="judge"))
 
     async def run() -> list[SpeculativeResult]:
         return [await decoder.decode("What do you know?") for _ in range(3)]
@@ -305,13 +305,13 @@ def test_whatever_is_no_verdict_means_plain(respond: Callable[[dict[str, Any]], 
 def test_a_question_that_fails_means_plain(error: Exception, num_requests: int) -> None:
     judge = Judge()
     judge.provider._fail_at = {0: error}
-    perform = judge.provider._perform
+    perform = judge.provider._play_script
 
     def once(request: ChatRequest) -> Any:
         judge.provider._fail_at = {0: error} if len(judge.provider.requests) == 1 else {}
         return perform(request)
 
-    judge.provider._perform = once  # type: ignore[method-assign]
+    judge.provider._play_script = once  # type: ignore[method-assign]
     plain_is_all(judge, retry=RetryPolicy(first_wait_s=0.0))
     assert len(judge.provider.requests) == num_requests
 
@@ -343,8 +343,8 @@ def test_a_verdict_is_what_its_form_says(accepted: Any, then: Any, nonce: str, l
     text = json.dumps({"nonce": nonce, "accepted": accepted, "then": then})
     verdict = parse_verdict(text, nonce=NONCE, lowest=lowest, highest=highest)
     is_counted = type(accepted) is int and lowest <= accepted <= highest
-    is_text = then is None or (isinstance(then, str) and then != "" and printed(then) == then)
-    assert verdict == (Verdict(accepted, then) if nonce == NONCE and is_counted and is_text else None)
+    is_text = then is None or (isinstance(then, str) and then != "" and cut_at_control_character(then) == then)
+    assert verdict == (JudgeVerdict(accepted, then) if nonce == NONCE and is_counted and is_text else None)
 
 
 # ------------------------------------------------------------------------------------------ hostile drafts
@@ -452,7 +452,7 @@ def test_what_cannot_be_judged(field: str) -> None:
 def test_it_wants_a_draft_and_is_never_chosen_for_you() -> None:
     with pytest.raises(UnsupportedError, match="no draft"):
         judged(Judge(), None)
-    result = run_virtual(SpeculativeDecoder(GivenText(TRUE), Judge().provider).decode("q"))
+    result = run_virtual(SpeculativeDecoder(ReferenceDraft(TRUE), Judge().provider).decode("q"))
     assert result.strategy == "plain"
 
 
@@ -483,14 +483,14 @@ class Dropping(Judge):
 
     def __init__(self, number: int, at: int, **options: Any) -> None:
         super().__init__(**options)
-        perform = self.provider._perform
+        perform = self.provider._play_script
 
         def dropping(request: ChatRequest) -> Any:
             is_it = len(self.provider.requests) - 1 == number
             self.provider._fail_at = {at: TransientError("the connection broke")} if is_it else {}
             return perform(request)
 
-        self.provider._perform = dropping  # type: ignore[method-assign]
+        self.provider._play_script = dropping  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

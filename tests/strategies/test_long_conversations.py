@@ -13,18 +13,18 @@ import pytest
 from llm_spec import (
     Budget,
     Capabilities,
+    CascadeDraft,
     ChatRequest,
-    GivenText,
-    JoinedDraft,
     PromptLookup,
     ProviderDraft,
+    ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     SuffixDraft,
     Usage,
 )
-from llm_spec.drafting import pieces
-from llm_spec.drafting.occurrences import Occurrences
+from llm_spec.drafting import text_pieces
+from llm_spec.drafting.occurrences import OccurrenceIndex
 from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
@@ -45,10 +45,10 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.in_turn = self.most_in_turn = self.num_indexed = 0
-        self._pattern: re.Pattern[str] = pieces._PIECE
-        append, turn = Occurrences.append, asyncio.Handle._run
+        self._pattern: re.Pattern[str] = text_pieces._PIECE
+        append, turn = OccurrenceIndex.append, asyncio.Handle._run
 
-        def counting_append(index: Occurrences[Any], item: Any) -> None:
+        def counting_append(index: OccurrenceIndex[Any], item: Any) -> None:
             self.num_indexed += 1
             append(index, item)
 
@@ -57,8 +57,8 @@ class Counted:
             turn(handle)
             self.most_in_turn = max(self.most_in_turn, self.in_turn)
 
-        monkeypatch.setattr(pieces, "_PIECE", self)
-        monkeypatch.setattr(Occurrences, "append", counting_append)
+        monkeypatch.setattr(text_pieces, "_PIECE", self)
+        monkeypatch.setattr(OccurrenceIndex, "append", counting_append)
         monkeypatch.setattr(asyncio.Handle, "_run", counting_turn)
 
     def findall(self, text: str) -> list[str]:
@@ -80,8 +80,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 DRAFTS: Final[dict[str, Any]] = {
     "lookup": PromptLookup,
     "suffix": SuffixDraft,
-    "given": lambda: GivenText(CONVERSATION),
-    "joined": lambda: JoinedDraft(PromptLookup(max_ngram=8, min_ngram=8), SuffixDraft()),
+    "given": lambda: ReferenceDraft(CONVERSATION),
+    "joined": lambda: CascadeDraft(PromptLookup(max_ngram=8, min_ngram=8), SuffixDraft()),
     "model": lambda: ProviderDraft(ScriptedProvider(ANSWER.replace("w1", "x1"), usage=Usage(output_tokens=1))),
 }
 

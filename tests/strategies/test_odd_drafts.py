@@ -144,10 +144,10 @@ def test_a_draft_that_is_always_late_is_left_alone(strategy: Any) -> None:
 
     async def check() -> None:
         for _ in range(5):
-            assert not decoder.is_draft_left_alone
+            assert not decoder.is_draft_circuit_open
             result = await decoder.decode("go", temperature=0)
             assert (result.content, result.fallbacks[0].partition(":")[0]) == (WORDS, "late")
-        assert decoder.is_draft_left_alone
+        assert decoder.is_draft_circuit_open
         assert (await decoder.decode("go", temperature=0)).timings.total_s < 3.0
 
     run_virtual(check())
@@ -167,7 +167,7 @@ def test_a_draft_that_writes_long_is_not_left_alone() -> None:
     async def check() -> None:
         for _ in range(6):
             assert (await decoder.decode("go", temperature=0)).content == WORDS
-        assert not decoder.is_draft_left_alone
+        assert not decoder.is_draft_circuit_open
 
     run_virtual(check())
 

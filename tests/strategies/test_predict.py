@@ -13,10 +13,10 @@ from wire import Wire, chunk, text_chunks
 from llm_spec import (
     Capabilities,
     Finish,
-    GivenText,
     InvalidRequestError,
     Price,
     PromptLookup,
+    ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
@@ -50,7 +50,7 @@ def test_a_prediction_costs_what_is_rejected() -> None:
     """The provider's own figures, in the result's rounds and its money."""
     usage = Usage(input_tokens=10, output_tokens=70, accepted_prediction_tokens=30, rejected_prediction_tokens=20)
     target = target_of(usage)
-    result = predicted(GivenText(WORDS), target)
+    result = predicted(ReferenceDraft(WORDS), target)
     assert (result.content, result.guarantee, result.strategy) == (WORDS, "exact", "predict")
     assert target.requests[0].prediction == WORDS
     assert (result.stats.num_draft_tokens, result.stats.num_accepted_draft_tokens) == (50, 30)
@@ -60,10 +60,10 @@ def test_a_prediction_costs_what_is_rejected() -> None:
 
 def test_a_provider_that_does_not_tell_gives_no_figures() -> None:
     """No round is made up."""
-    assert predicted(GivenText(WORDS), target_of(Usage(output_tokens=40))).rounds == ()
+    assert predicted(ReferenceDraft(WORDS), target_of(Usage(output_tokens=40))).rounds == ()
 
 
-@pytest.mark.parametrize("draft", [None, GivenText("another")])
+@pytest.mark.parametrize("draft", [None, ReferenceDraft("another")])
 def test_the_callers_own_prediction_comes_first(draft: Any) -> None:
     target = target_of()
     assert predicted(draft, target, prediction="the file being edited").content == WORDS
@@ -86,7 +86,7 @@ def test_a_model_drafts_the_prediction() -> None:
         (ScriptedProvider("one two three", fail_at={2: RuntimeError("it broke")}), "one two", "it broke"),
         (ScriptedProvider("one two", fail_at={0: RuntimeError("it broke")}), None, "it broke"),
         (ScriptedProvider("one two three", delay_piece_s=6.0), "one two", "late"),
-        (GivenText(""), None, None),
+        (ReferenceDraft(""), None, None),
         (PromptLookup(), None, None),
     ],
     ids=["breaks", "fails", "late", "empty", "nothing to copy"],
@@ -114,33 +114,33 @@ def test_a_draft_that_fails_leaves_what_it_wrote(draft: Any, sent: str | None, w
 )
 def test_what_does_not_go_with_predictions_is_refused(options: dict[str, Any], name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):
-        predicted(GivenText(WORDS), target_of(), **options)
+        predicted(ReferenceDraft(WORDS), target_of(), **options)
 
 
 @pytest.mark.parametrize("options", [{"presence_penalty": -0.5}, {"extra": {"n": 1, "user": "x"}}])
 def test_what_does_go_with_predictions(options: dict[str, Any]) -> None:
-    assert predicted(GivenText(WORDS), target_of(), **options).content == WORDS
+    assert predicted(ReferenceDraft(WORDS), target_of(), **options).content == WORDS
 
 
 def test_a_pair_that_cannot() -> None:
     with pytest.raises(UnsupportedError, match="no draft, and the request has no prediction"):
         predicted(None, target_of())
     with pytest.raises(UnsupportedError, match="a:t takes no predicted outputs"):
-        predicted(GivenText(WORDS), ScriptedProvider(WORDS, name="a:t"))
+        predicted(ReferenceDraft(WORDS), ScriptedProvider(WORDS, name="a:t"))
 
 
 class Refusing(ScriptedProvider):
     """Calls a request with a prediction invalid."""
 
-    def _perform(self, request: Any) -> Any:
+    def _play_script(self, request: Any) -> Any:
         if request.prediction is not None:
             raise InvalidRequestError("no predictions today")
-        return super()._perform(request)
+        return super()._play_script(request)
 
 
 def test_a_server_that_refuses_the_prediction_answers_without() -> None:
     target = Refusing(WORDS, name="a:t", capabilities=PREDICTS)
-    result = predicted(GivenText("guess"), target)
+    result = predicted(ReferenceDraft("guess"), target)
     assert (result.content, result.fallbacks) == (WORDS, ("InvalidRequestError: no predictions today",))
     assert len(target.requests) == 2
 
@@ -149,11 +149,11 @@ def test_an_invalid_request_stays_one() -> None:
     """The target alone refuses it as well; or something was written."""
     target = ScriptedProvider(WORDS, name="a:t", capabilities=PREDICTS, fail_at={0: InvalidRequestError("too long")})
     with pytest.raises(InvalidRequestError, match="too long"):
-        predicted(GivenText(""), target)
+        predicted(ReferenceDraft(""), target)
     assert len(target.requests) == 2
     target = ScriptedProvider(WORDS, name="a:t", capabilities=PREDICTS, fail_at={3: InvalidRequestError("too long")})
     with pytest.raises(InvalidRequestError, match="too long"):
-        predicted(GivenText("guess"), target)
+        predicted(ReferenceDraft("guess"), target)
     assert len(target.requests) == 1
 
 
@@ -167,7 +167,7 @@ async def test_on_the_wire() -> None:
     async with TestServer(app) as server:
         provider = HttpProvider("m", base_url=str(server.make_url("/v1")), dialect=DIALECTS["fireworks"])
         try:
-            result = await decode(GivenText("a b"), provider)
+            result = await decode(ReferenceDraft("a b"), provider)
         finally:
             await provider.aclose()
     assert wire.bodies[0]["prediction"] == {"type": "content", "content": "a b"}

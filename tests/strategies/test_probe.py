@@ -25,9 +25,9 @@ from llm_spec import (
     DraftPiece,
     Finish,
     Fixed,
-    GivenText,
     PromptLookup,
     ProviderDraft,
+    ReferenceDraft,
     Round,
     Sampling,
     SpeculativeConfig,
@@ -39,9 +39,9 @@ from llm_spec import (
     UnsupportedError,
     Usage,
 )
-from llm_spec.drafting.pieces import split_pieces
-from llm_spec.figures import PairFigures
-from llm_spec.provider import DraftProvider, LlmProvider, NextToken, complete_from_stream
+from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.pair_stats import PairStats
+from llm_spec.provider import DraftProvider, LlmProvider, SampledToken, complete_from_stream
 from llm_spec.strategies.probe import PROBE
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
@@ -170,7 +170,7 @@ class TokenTarget:
         await asyncio.sleep(self._call_s)
         return list(self._prompt)
 
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         clock = asyncio.get_running_loop().time
         call = Call([list(prefix) for prefix in prefixes], sampling, clock())
         self.calls.append(call)
@@ -242,15 +242,15 @@ class TokenTarget:
         ):
             raise TargetError(f"{method} is broken")
 
-    def _next(self, prefix: Sequence[int]) -> NextToken:
+    def _next(self, prefix: Sequence[int]) -> SampledToken:
         written = list(prefix[len(self._prompt) :])
         at = len(written)
         if list(prefix[: len(self._prompt)]) != self._prompt or written != self.answer_ids[:at]:
-            return NextToken(ELSE_ID, "#")
+            return SampledToken(ELSE_ID, "#")
         if at == len(self.answer_ids):
-            return NextToken(EOS_ID, "", is_end=True)
+            return SampledToken(EOS_ID, "", is_end=True)
         text = self._decoded([self.answer_ids[at]])
-        return NextToken(self.answer_ids[at], self._undecoded if "\ufffd" in text else text)
+        return SampledToken(self.answer_ids[at], self._undecoded if "\ufffd" in text else text)
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
         return b"".join(self._bytes[token_id] for token_id in token_ids).decode("utf-8", "replace")
@@ -312,7 +312,7 @@ class TextDraft:
         yield DraftPiece("", finish_reason="stop")
 
 
-class Patient(PairFigures):
+class Patient(PairStats):
     """Figures by which rounds always pay."""
 
     def plain_s(self, num_tokens: int) -> float | None:  # noqa: ARG002 - whatever
@@ -326,7 +326,7 @@ def probing(draft: DraftProvider | None, target: LlmProvider, **options: Any) ->
 def patient(draft: DraftProvider | None, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
     """A decoder that probes to the end, whether it pays or not."""
     decoder = probing(draft, target, **options)
-    decoder._planner.figures = Patient()
+    decoder._planner.pair_stats = Patient()
     return decoder
 
 
@@ -385,7 +385,7 @@ def draft_of(kind: str, answer: str, agreement: float, seed: int, token_s: float
             token_s=token_s,
             continues_prefix=False,
         ),
-        "shifted": lambda: GivenText(half + " inserted" + answer[len(half) :]),
+        "shifted": lambda: ReferenceDraft(half + " inserted" + answer[len(half) :]),
         "lookup": PromptLookup,
     }
     return drafts[kind]()
@@ -696,7 +696,7 @@ class MarkovTarget:
     async def encode_chat(self, request: ChatRequest) -> list[int]:  # noqa: ARG002 - one prompt
         return [0]
 
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         self.samplings.append(sampling)
         self.lengths.append(tuple(map(len, prefixes)))
         noise = None if sampling.seed is None else random.Random(sampling.seed).random()  # noqa: S311 - as above
@@ -729,11 +729,11 @@ class MarkovTarget:
         async with _closing(events()) as opened:
             yield opened
 
-    def _sampled(self, last: int, noise: float | None) -> NextToken:
+    def _sampled(self, last: int, noise: float | None) -> SampledToken:
         noise = self._random.random() if noise is None else noise
-        law = self.LAW[last]
-        token_id = 0 if noise < law[0] else 1 if noise < law[0] + law[1] else 2
-        return NextToken(token_id, "abc"[token_id])
+        probs = self.LAW[last]
+        token_id = 0 if noise < probs[0] else 1 if noise < probs[0] + probs[1] else 2
+        return SampledToken(token_id, "abc"[token_id])
 
 
 @asynccontextmanager
@@ -779,7 +779,7 @@ async def sampled_text(target: MarkovTarget, request: ChatRequest, draft: DraftP
 
 def triples_p_value(texts: Sequence[str]) -> float:
     """Chi-square of all windows of three tokens, given the token before each, against the exact law."""
-    law = MarkovTarget.LAW
+    probs = MarkovTarget.LAW
     statistic, freedom = 0.0, 0
     for before in range(3):
         counts: Counter[tuple[int, ...]] = Counter()
@@ -787,7 +787,7 @@ def triples_p_value(texts: Sequence[str]) -> float:
             ids = [0, *(ord(sign) - ord("a") for sign in text)]
             counts.update(tuple(ids[at + 1 : at + 4]) for at in range(0, len(ids) - 3, 3) if ids[at] == before)
         for ids in product(range(3), repeat=3):
-            expected = counts.total() * law[before][ids[0]] * law[ids[0]][ids[1]] * law[ids[1]][ids[2]]
+            expected = counts.total() * probs[before][ids[0]] * probs[ids[0]][ids[1]] * probs[ids[1]][ids[2]]
             statistic += (counts[ids] - expected) ** 2 / expected
         freedom += 26
     return float(chi2.sf(statistic, freedom))
@@ -820,9 +820,9 @@ def test_short_answers_have_the_targets_law() -> None:
         return [await sampled_text(target, request, LikelyDraft("ab"), **options) for _ in range(3000)]
 
     counts = Counter(run_virtual(texts()))
-    law, statistic = MarkovTarget.LAW, 0.0
+    probs, statistic = MarkovTarget.LAW, 0.0
     for a, b, c in product(range(3), repeat=3):
-        expected = 3000 * law[0][a] * law[a][b] * law[b][c]
+        expected = 3000 * probs[0][a] * probs[a][b] * probs[b][c]
         statistic += (counts["abc"[a] + "abc"[b] + "abc"[c]] - expected) ** 2 / expected
     assert chi2.sf(statistic, 26) > 1e-3
 
@@ -873,7 +873,7 @@ def test_what_depends_on_more_than_the_prefix_is_refused_by_name(field: str, val
     target = SimulatedTarget(WORDS, first_token_s=0.02, token_s=0.02, by_ids=True)
     request = ChatRequest.create("tell", **{field: value})
     with pytest.raises(UnsupportedError, match=field):
-        probed(GivenText(WORDS), target, request)
+        probed(ReferenceDraft(WORDS), target, request)
     assert target.num_calls == 0
 
     async def served() -> list[str]:
@@ -892,7 +892,7 @@ def test_a_pair_that_cannot_be_probed_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="no draft"):
         run_virtual(probing(None, SimulatedTarget(WORDS, by_ids=True)).decode("tell"))
     with pytest.raises(UnsupportedError, match="simulated:target"):
-        probed(GivenText(WORDS), SimulatedTarget(WORDS))
+        probed(ReferenceDraft(WORDS), SimulatedTarget(WORDS))
 
 
 # ------------------------------------------------------------------------------------------ faults
@@ -963,23 +963,23 @@ def test_text_that_cannot_be_encoded_any_more_ends_speculation_alone(method: str
 class Odd(TokenTarget):
     """From its second call on it gives, or does, what nobody asked for."""
 
-    def __init__(self, spoil: Callable[[list[NextToken]], list[NextToken]]) -> None:
+    def __init__(self, spoil: Callable[[list[SampledToken]], list[SampledToken]]) -> None:
         super().__init__(bytewise(WORDS), call_s=0.02)
         self._spoil = spoil
 
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         tokens = await super().sample_next(prefixes, sampling)
         return tokens if len(self.calls) == 1 else self._spoil(tokens)
 
 
-def raising(_: list[NextToken]) -> list[NextToken]:
+def raising(_: list[SampledToken]) -> list[SampledToken]:
     raise RuntimeError("a bug")
 
 
 @pytest.mark.parametrize(
     "spoil", [raising, lambda _: [], lambda tokens: tokens[1:], lambda tokens: [*tokens, tokens[0]]]
 )
-def test_a_round_that_ends_oddly_is_given_up(spoil: Callable[[list[NextToken]], list[NextToken]]) -> None:
+def test_a_round_that_ends_oddly_is_given_up(spoil: Callable[[list[SampledToken]], list[SampledToken]]) -> None:
     """With an error of another kind, or with too few or too many tokens: the target goes on alone."""
     target = Odd(spoil)
     result = probed(TextDraft(WORDS, token_s=0.01), target, lookahead=Fixed(3), max_concurrent_streams=1)

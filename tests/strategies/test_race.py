@@ -24,8 +24,8 @@ from llm_spec import (
     DraftPiece,
     Fallback,
     Finish,
-    GivenText,
     ReasoningDelta,
+    ReferenceDraft,
     Round,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -36,8 +36,8 @@ from llm_spec import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.drafting.pieces import split_pieces
-from llm_spec.figures import PairFigures
+from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.pair_stats import PairStats
 from llm_spec.provider import DraftProvider, LlmProvider, complete_from_stream
 from llm_spec.strategies.race import RACE
 from llm_spec.testing import ScriptedProvider
@@ -163,7 +163,7 @@ DRAFTS: dict[str, Callable[[str], DraftProvider]] = {
     "fails midway": failing_midway,
     "falls silent": lambda answer: Draft(*split_pieces(answer)[:30], 1e6),
     "writes once": lambda answer: Draft(*split_pieces("Well. " + answer), continues_prefix=False),
-    "given text": lambda answer: GivenText(answer.replace("is", "was")),
+    "given text": lambda answer: ReferenceDraft(answer.replace("is", "was")),
 }
 
 
@@ -1008,7 +1008,7 @@ class SamplingTarget:
 
     def __init__(self, seed: int) -> None:
         self._delays = random.Random(seed)  # noqa: S311 - as above
-        self._cumulative = {word: tuple(accumulate(law)) for word, law in LAW.items()}
+        self._cumulative = {word: tuple(accumulate(probs)) for word, probs in LAW.items()}
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -1042,7 +1042,7 @@ async def sampled(num_samples: int, draft_words: Sequence[str]) -> tuple[Counter
     for _ in range(num_samples):
         request = ChatRequest.create("q", temperature=1.0, seed=seeds.getrandbits(31), max_tokens=NUM_TOKENS)
         text, won = "", False
-        async with RACE.run(draft, target, request, config, PairFigures()) as events:
+        async with RACE.run(draft, target, request, config, PairStats()) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
                     text += event.text
@@ -1129,12 +1129,12 @@ def test_a_slow_consumer_lets_nothing_pile_up(num_streams: int, by_ids: bool) ->
     answer = " ".join(f"word{i}" for i in range(5000))
     target = Target(answer, by_ids=by_ids, **SLOW)
     config = SpeculativeConfig(strategy="race", max_concurrent_streams=num_streams)
-    figures = PairFigures()
+    pair_stats = PairStats()
 
     async def check() -> None:
         text, most = "", 0
         draft = SimulatedDraft(answer, 0.9, 1, first_token_s=0.1, token_s=0.01)
-        async with RACE.run(draft, target, request_of(), config, figures) as events:
+        async with RACE.run(draft, target, request_of(), config, pair_stats) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
                     text += event.text
@@ -1144,4 +1144,4 @@ def test_a_slow_consumer_lets_nothing_pile_up(num_streams: int, by_ids: bool) ->
         assert most <= 1100
 
     run_virtual(check())
-    assert figures.target_token_s == pytest.approx(SLOW["token_s"], rel=0.2)
+    assert pair_stats.target_token_s == pytest.approx(SLOW["token_s"], rel=0.2)

@@ -11,7 +11,7 @@ import pytest
 from llm_spec import (
     ConcurrencyLimit,
     Fixed,
-    GivenText,
+    ReferenceDraft,
     Round,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -19,10 +19,10 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
-from llm_spec.drafting.ngrams import Follower
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.ngrams import SequenceFollower
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.provider import DraftProvider, LlmProvider
-from llm_spec.strategies.regenerate import replay_rounds
+from llm_spec.strategies.regenerate import replay_draft_rounds
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, run_virtual
 
 ANSWER = " ".join(f"word{i}" for i in range(20))  # 20 pieces of text
@@ -34,7 +34,7 @@ def regenerate(draft: LlmProvider | DraftProvider, target: LlmProvider, **config
 
 
 def replayed(draft: str, answer: str) -> Iterator[Round]:
-    return replay_rounds(Follower(split_pieces(draft)), split_pieces(answer))
+    return replay_draft_rounds(SequenceFollower(split_pieces(draft)), split_pieces(answer))
 
 
 def counts(reports: list[Round]) -> list[tuple[int, int, int]]:
@@ -109,7 +109,7 @@ def test_the_text_is_the_targets_whatever_the_draft_says() -> None:
 def test_the_request_reaches_the_target_unchanged() -> None:
     """Nothing is injected into the target's prompt."""
     target = ScriptedProvider(ANSWER)
-    regenerate(GivenText("x"), target)
+    regenerate(ReferenceDraft("x"), target)
     plain = ScriptedProvider(ANSWER)
     run_virtual(SpeculativeDecoder(None, plain).decode("tell"))
     assert target.requests == plain.requests
@@ -117,7 +117,7 @@ def test_the_request_reaches_the_target_unchanged() -> None:
 
 def test_no_more_rounds_are_compared_than_may_be() -> None:
     """The answer is whole: it came by one request."""
-    result = regenerate(GivenText(ANSWER), ScriptedProvider(ANSWER), max_iterations=2)
+    result = regenerate(ReferenceDraft(ANSWER), ScriptedProvider(ANSWER), max_iterations=2)
     assert (result.content, result.finish_reason) == (ANSWER, "stop")
     assert counts(list(result.rounds)) == [(8, 8, 9), (8, 8, 9)]
 
@@ -175,7 +175,7 @@ def test_what_a_request_waited_before_counts_for_its_deadline() -> None:
     decoder = SpeculativeDecoder(draft, target, config)
 
     async def check() -> SpeculativeResult:
-        async with limit.place(), limit.place():
+        async with limit.acquire_place(), limit.acquire_place():
             answering = asyncio.create_task(decoder.decode("tell"))
             await asyncio.sleep(1.5)
         return await answering
@@ -245,7 +245,7 @@ def test_the_cap_on_draft_tokens_is_asked_of_the_draft() -> None:
 def test_the_cap_on_draft_tokens_holds_for_the_comparison(cap: int) -> None:
     """A draft that is realigned would be drafted from again and again; beyond the cap the target goes on alone."""
     draft = " ".join(f"word{n} other" for n in range(20))
-    result = regenerate(GivenText(draft), ScriptedProvider(ANSWER), max_draft_tokens=cap)
+    result = regenerate(ReferenceDraft(draft), ScriptedProvider(ANSWER), max_draft_tokens=cap)
     assert result.stats.num_draft_tokens <= cap
     assert result.stats.num_emitted_tokens == 20
 
@@ -254,7 +254,7 @@ async def test_a_local_target_can_be_measured_too() -> None:
     """With a local target the text is its plain text and the rounds are the comparison's."""
     model = TableModel("one two three four", order=16)
     config = SpeculativeConfig(strategy="regenerate", lookahead=Fixed(2))
-    decoder = SpeculativeDecoder(GivenText("one two three four"), LocalProvider(model), config)
+    decoder = SpeculativeDecoder(ReferenceDraft("one two three four"), LocalProvider(model), config)
     result = await decoder.decode("tell")
     assert result.content == "one two three four"
     assert counts(list(result.rounds)) == [(4, 4, 4)]
@@ -263,4 +263,4 @@ async def test_a_local_target_can_be_measured_too() -> None:
 
 def test_no_speedup_is_claimed() -> None:
     """It is never faster than plain, so there is no figure."""
-    assert regenerate(GivenText(ANSWER), ScriptedProvider(ANSWER)).speedup is None
+    assert regenerate(ReferenceDraft(ANSWER), ScriptedProvider(ANSWER)).speedup is None

@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 import pytest
 
 from llm_spec import (
-    NextToken,
+    SampledToken,
     Sampling,
-    ScoredToken,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
+    TopTokens,
 )
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
@@ -38,27 +38,27 @@ class Scorer(SimulatedTarget):
         self._spoil = spoil
         self._num_good = num_good
 
-    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
         self.num_scored += 1
         ends = range(len(token_ids) - num_rows + 1, len(token_ids) + 1)
-        best = [self._next(token_ids[:end]).token_id for end in ends]
-        rows = [ScoredToken(tuple((token_id + n, -50.0 * n) for n in range(top))) for token_id in best]
+        best = [self._next_token_after(token_ids[:end]).token_id for end in ends]
+        rows = [TopTokens(tuple((token_id + n, -50.0 * n) for n in range(top))) for token_id in best]
         return rows if self.num_scored <= self._num_good else self._spoil(rows)
 
-    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[NextToken]:
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         for forced_id in sampling.logit_bias:
-            return [NextToken(forced_id, "", is_end=forced_id == 0)]
+            return [SampledToken(forced_id, "", is_end=forced_id == 0)]
         return await super().sample_next(prefixes, sampling)
 
 
 class Slow(Scorer):
-    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[ScoredToken]:
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
         await asyncio.sleep(0.03)
         return await super().score(token_ids, num_rows=num_rows, top=top)
 
 
 def each(change: Callable[[tuple[tuple[int, float], ...]], Any]) -> Callable[[Rows], Rows]:
-    return lambda rows: [ScoredToken(change(row.top)) for row in rows]
+    return lambda rows: [TopTokens(change(row.top)) for row in rows]
 
 
 SPOILT: dict[str, Callable[[Rows], Rows]] = {

@@ -27,18 +27,18 @@ from llm_spec import (
     SpeculativeFinish,
     SpeculativeResult,
     TextDelta,
-    TokenChooser,
     TokenDraft,
     TokenModel,
+    TokenSampler,
     UnsupportedError,
     generate_events,
 )
-from llm_spec.discovery import Discovery
-from llm_spec.planner import Planner
+from llm_spec.discovery import FeatureDiscovery
+from llm_spec.planner import StrategyPlanner
 from llm_spec.strategies import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
+from llm_spec.tokens.acceptance import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware
-from llm_spec.tokens.rules import AcceptanceName
 
 STORY = "once upon a time, in a café, a quick brown fox jumped over 3 lazy dogs."
 Propose = Callable[[Sequence[int]], Iterator[DraftToken]]
@@ -72,7 +72,7 @@ class FaultyDraft:
     def token_draft_refusal(self, target: TokenModel) -> str | None:  # noqa: ARG002 - it would try any target
         return None
 
-    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
         self._at_open()
         self.num_opened += 1
         if isinstance(prompt_ids, list):
@@ -164,12 +164,12 @@ def slow(seconds: float, num_tokens: int) -> Propose:
     return propose
 
 
-def with_law(law: Any, token_id: int | None) -> Propose:
+def with_law(probs: Any, token_id: int | None) -> Propose:
     """Tokens, the right ones or always one, that claim to be drawn from something that is no law."""
 
     def propose(context_ids: Sequence[int]) -> Iterator[DraftToken]:
         for token in truth(context_ids):
-            yield token._replace(law=law, token_id=token.token_id if token_id is None else token_id)
+            yield token._replace(probs=probs, token_id=token.token_id if token_id is None else token_id)
 
     return propose
 
@@ -370,16 +370,16 @@ async def test_a_drafting_model_that_breaks_is_given_up(fault: str) -> None:
 
 @pytest.mark.parametrize("token_id", [None, 120], ids=["right token", "wrong token"])
 @pytest.mark.parametrize(
-    "law",
-    [np.array([0.5, 0.5]), np.full(258, math.nan), np.full(258, -1.0), np.zeros(258), "law"],
+    "probs",
+    [np.array([0.5, 0.5]), np.full(258, math.nan), np.full(258, -1.0), np.zeros(258), "probs"],
     ids=["wrong length", "NaN", "negative", "zeros", "no array"],
 )
-async def test_a_draft_whose_law_is_no_law_means_plain_decoding(law: Any, token_id: int | None) -> None:
+async def test_a_draft_whose_law_is_no_law_means_plain_decoding(probs: Any, token_id: int | None) -> None:
     """Under rejection sampling a garbled law is the draft's fault: no error, and no token that the target cannot say.
 
     A token of probability 0 under its own law was not drawn from it.
     """
-    draft = FaultyDraft(with_law(law, token_id))
+    draft = FaultyDraft(with_law(probs, token_id))
     target = TableModel(STORY, order=16)
     result = await decode(draft, target=target, acceptance="rejection", temperature=0.7, top_k=1, seed=1)
     assert result.content == STORY  # top_k=1 leaves one text
@@ -430,7 +430,9 @@ async def test_mismatched_vocabularies_are_refused_with_the_reason(same: str) ->
     config = SpeculativeConfig(strategy="auto")
     request = ChatRequest.create("abc")
     if same == "size":
-        choice = await choose_strategy(draft, target, request, config, Planner(), discovery=Discovery(target))
+        choice = await choose_strategy(
+            draft, target, request, config, StrategyPlanner(), discovery=FeatureDiscovery(target)
+        )
         assert (choice.strategy.name, choice.plain_reason) == ("plain", "target")
         reason = draft.token_draft_refusal(target.model)
         assert reason is not None

@@ -22,12 +22,12 @@ from llm_spec import (
     StreamEvent,
     TargetError,
     TextDelta,
-    TokenChooser,
     TokenDraft,
     TokenModel,
+    TokenSampler,
     Usage,
 )
-from llm_spec.drafting.pieces import draft_pieces
+from llm_spec.drafting.text_pieces import stream_draft_pieces
 from llm_spec.testing import (
     ConformanceError,
     LocalProvider,
@@ -74,36 +74,36 @@ class Leaky(Honest):
 
 
 class EndsWithoutFinish(Honest):
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        async for event in super()._perform(request):
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        async for event in super()._play_script(request):
             if not isinstance(event, Finish):
                 yield event
 
 
 class FinishesTwice(Honest):
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        async for event in super()._perform(request):
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        async for event in super()._play_script(request):
             yield event
             if isinstance(event, Finish):
                 yield event
 
 
 class TalksAfterFinish(Honest):
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        async for event in super()._perform(request):
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        async for event in super()._play_script(request):
             yield event
         yield TextDelta("and another thing")
 
 
 class GivesTextAlone(Honest):
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        async for event in super()._perform(request):
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        async for event in super()._play_script(request):
             yield cast("StreamEvent", event.text) if isinstance(event, TextDelta) else event
 
 
 class FinishesOddly(Honest):
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        async for event in super()._perform(request):
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        async for event in super()._play_script(request):
             yield replace(event, finish_reason="eos") if isinstance(event, Finish) else event  # type: ignore[arg-type] # pyright: ignore[reportArgumentType] - the fault
 
 
@@ -123,7 +123,7 @@ class StaysOpen(Honest):
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> Events:
-        yield self._perform(request)
+        yield self._play_script(request)
 
 
 class LeavesATask(Honest):
@@ -167,9 +167,9 @@ class SwallowsTheConsumersError(Honest):
 class SharesItsState(Honest):
     """Streams side by side write into one buffer."""
 
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
         self.seen.clear()
-        async for event in super()._perform(request):
+        async for event in super()._play_script(request):
             self.seen.append(event.text if isinstance(event, TextDelta) else "")
             if isinstance(event, Finish):
                 yield TextDelta("".join(self.seen))
@@ -206,25 +206,25 @@ class CancelsItsNeighbours(Honest):
 
 
 class TranslatesCancellation(Honest):
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
         try:
-            async for event in super()._perform(request):
+            async for event in super()._play_script(request):
                 yield event
         except asyncio.CancelledError as error:
             raise TargetError("the connection was lost") from error
 
 
 class SwallowsCancellation(Honest):
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
         with suppress(asyncio.CancelledError):
-            async for event in super()._perform(request):
+            async for event in super()._play_script(request):
                 yield event
 
 
 class OutlivesCancellation(Honest):
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
         try:
-            async for event in super()._perform(request):
+            async for event in super()._play_script(request):
                 yield event
         except asyncio.CancelledError:
             await asyncio.sleep(60)
@@ -250,8 +250,8 @@ class WritesOn(Honest):
 class HidesItsCut(Honest):
     """Says `stop` where max_tokens cut it."""
 
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        async for event in super()._perform(request):
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        async for event in super()._play_script(request):
             yield replace(event, finish_reason="stop") if isinstance(event, Finish) else event
 
 
@@ -270,8 +270,8 @@ class ShowsHalfAStop(Honest):
 
 
 class NamesNoStop(Honest):
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        async for event in super()._perform(request):
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        async for event in super()._play_script(request):
             yield replace(event, finish_reason="length") if isinstance(event, Finish) and request.stop else event
 
 
@@ -291,8 +291,8 @@ class ClosesOnce(Honest):
 
 
 class Hangs(Honest):
-    async def _perform(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        async for event in super()._perform(request):
+    async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        async for event in super()._play_script(request):
             if isinstance(event, Finish):
                 await asyncio.sleep(3600)
             yield event
@@ -424,7 +424,7 @@ class StaysOpenDraft(TextDraft):
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:  # noqa: ARG002 - it says the same to all
-        yield draft_pieces(["a", "b"][:max_tokens])
+        yield stream_draft_pieces(["a", "b"][:max_tokens])
 
 
 class RefusingDraft(RandomDraft):
@@ -433,7 +433,7 @@ class RefusingDraft(RandomDraft):
 
 
 class StrayingDraft(RandomDraft):
-    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
         larger = TableModel(vocab_size=100 * target.vocab_size)
         return super().open_token_draft(larger, choose, prompt_ids)
 

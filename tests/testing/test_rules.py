@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llm_spec import ChatRequest, ChunkStreaming, InvalidRequestError
-from llm_spec.testing import RuleProvider, check_provider
+from llm_spec.testing import RuleBasedProvider, check_provider
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -21,28 +21,28 @@ ADD: dict[str, Any] = {
 
 
 async def test_it_is_a_provider() -> None:
-    await check_provider(RuleProvider)
+    await check_provider(RuleBasedProvider)
 
 
 @pytest.mark.parametrize("choice", [None, "required", {"type": "function", "function": {"name": "add_numbers"}}])
 async def test_it_calls_a_tool_with_what_the_text_holds(choice: Any) -> None:
     request = ChatRequest.create("Add the numbers 3 and 4.", tools=[ADD], tool_choice=choice)
-    response = await RuleProvider().complete(request)
+    response = await RuleBasedProvider().complete(request)
     assert response.finish_reason == "tool_calls"
     assert json.loads(response.message.tool_calls[0].arguments) == {"a": 3, "b": 4}
 
 
 async def test_a_tool_that_is_not_meant_is_not_called() -> None:
     request = ChatRequest.create("Good morning.", tools=[ADD])
-    assert (await RuleProvider().complete(request)).content == "You said: Good morning."
+    assert (await RuleBasedProvider().complete(request)).content == "You said: Good morning."
     request = ChatRequest.create("Add the numbers 3 and 4.", tools=[ADD], tool_choice="none")
-    assert not (await RuleProvider().complete(request)).message.tool_calls
+    assert not (await RuleBasedProvider().complete(request)).message.tool_calls
 
 
 async def test_a_choice_of_a_tool_that_is_not_there_is_refused() -> None:
     choice = {"type": "function", "function": {"name": "other"}}
     with pytest.raises(InvalidRequestError, match="other"):
-        await RuleProvider().complete(ChatRequest.create("Hi", tools=[ADD], tool_choice=choice))
+        await RuleBasedProvider().complete(ChatRequest.create("Hi", tools=[ADD], tool_choice=choice))
 
 
 async def test_it_returns_json_by_a_schema() -> None:
@@ -60,7 +60,7 @@ async def test_it_returns_json_by_a_schema() -> None:
         "A dog named 'Rex', 2.5 years old.",
         response_format={"type": "json_schema", "json_schema": {"name": "pet", "schema": schema}},
     )
-    answer = json.loads((await RuleProvider().complete(asked)).content)
+    answer = json.loads((await RuleBasedProvider().complete(asked)).content)
     assert answer == {"name": "Rex", "kind": "dog", "ages": [2.5], "note": None}
 
 
@@ -74,18 +74,18 @@ async def test_it_returns_json_by_a_schema() -> None:
 )
 async def test_it_returns_the_json_keys_that_are_asked_for(text: str, keys: list[str]) -> None:
     asked = ChatRequest.create(text, response_format={"type": "json_object"})
-    answer = json.loads((await RuleProvider().complete(asked)).content)
+    answer = json.loads((await RuleBasedProvider().complete(asked)).content)
     assert answer == dict.fromkeys(keys, text)
 
 
 async def chunks_of(request: ChatRequest) -> list[Any]:
-    async with RuleProvider().stream_chunks(request) as chunks:
+    async with RuleBasedProvider().stream_chunks(request) as chunks:
         return [chunk async for chunk in chunks]
 
 
 def test_it_passes_chunks_on() -> None:
     """It is a ChunkStreaming, so that a server can ask it for what events cannot say."""
-    assert isinstance(RuleProvider(), ChunkStreaming)
+    assert isinstance(RuleBasedProvider(), ChunkStreaming)
 
 
 async def test_its_choices_are_equal_and_counted() -> None:
@@ -97,7 +97,7 @@ async def test_its_choices_are_equal_and_counted() -> None:
         finished[choice["index"]] += choice["finish_reason"] == "stop"
     assert texts == ["You said: Good morning"] * 3
     assert finished == [1, 1, 1]
-    one = await RuleProvider().complete(ChatRequest.create("Good morning"))
+    one = await RuleBasedProvider().complete(ChatRequest.create("Good morning"))
     assert one.usage is not None
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] == 3 * one.usage.output_tokens
@@ -149,14 +149,14 @@ async def test_a_call_comes_in_chunks_too() -> None:
 async def test_a_tool_without_a_name_is_refused(tool: Any) -> None:
     """A tool that is none is the request's fault, as it would be for any server."""
     with pytest.raises(InvalidRequestError, match="tools"):
-        await RuleProvider().complete(ChatRequest.create("Hi", tools=[tool]))
+        await RuleBasedProvider().complete(ChatRequest.create("Hi", tools=[tool]))
 
 
 async def test_it_says_that_a_stop_string_ended_it() -> None:
     """As a server that tells why it stopped."""
-    response = await RuleProvider().complete(ChatRequest.create("Good morning", stop="morning"))
+    response = await RuleBasedProvider().complete(ChatRequest.create("Good morning", stop="morning"))
     assert (response.content, response.stopped_by) == ("You said: Good ", "stop_string")
-    response = await RuleProvider().complete(ChatRequest.create("Good morning", stop="evening"))
+    response = await RuleBasedProvider().complete(ChatRequest.create("Good morning", stop="evening"))
     assert response.stopped_by is None
 
 
@@ -168,7 +168,7 @@ async def test_a_long_text_is_cut_as_it_is_read(tools: list[dict[str, Any]]) -> 
     request = ChatRequest.create(text, max_tokens=4, tools=tools, tool_choice=choice)
     tracemalloc.start()
     try:
-        async with RuleProvider().stream(request) as events:
+        async with RuleBasedProvider().stream(request) as events:
             for _ in range(4):
                 await anext(events)
         peak_bytes = tracemalloc.get_traced_memory()[1]

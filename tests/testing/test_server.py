@@ -11,8 +11,8 @@ import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 
 from llm_spec import ChatRequest, Finish, InvalidRequestError, TargetError, TextDelta
-from llm_spec.drafting.pieces import split_pieces
-from llm_spec.testing.server import EOS_ID, MODEL, Faults, Latency, ModelServer, disagreeing
+from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.testing.server import EOS_ID, MODEL, ModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -174,7 +174,7 @@ async def test_models(session: aiohttp.ClientSession) -> None:
 
 
 async def test_every_request_leaves_its_path(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER, faults=Faults(missing=frozenset({"/tokenize"}))) as server:
+    async with ModelServer(ANSWER, faults=ServerFaults(missing=frozenset({"/tokenize"}))) as server:
         await ask(server)
         await post(session, server, "/tokenize", prompt="")
         async with session.get(f"{server.url}/unheard_of"):
@@ -186,7 +186,7 @@ async def test_every_request_leaves_its_path(session: aiohttp.ClientSession) -> 
 async def test_time_to_first_token_prefill_and_time_per_token() -> None:
     loop = asyncio.get_running_loop()
     num_prompt = 6  # two marks of the user's message, " Tell", " me", ".", and the assistant's
-    latency = Latency(first_token_s=0.02, token_s=0.01, prefill_tokens_per_s=num_prompt / 0.03)
+    latency = ServerLatency(first_token_s=0.02, token_s=0.01, prefill_tokens_per_s=num_prompt / 0.03)
     async with ModelServer(ANSWER, latency=latency) as server:
         provider = HttpProvider(MODEL, base_url=server.url)
         times = [loop.time()]
@@ -198,7 +198,7 @@ async def test_time_to_first_token_prefill_and_time_per_token() -> None:
 
 
 async def test_only_so_many_streams_at_once() -> None:
-    async with ModelServer("Yes.", latency=Latency(first_token_s=0.03, max_streams=1)) as server:
+    async with ModelServer("Yes.", latency=ServerLatency(first_token_s=0.03, max_streams=1)) as server:
         start = asyncio.get_running_loop().time()
         asked = [asyncio.create_task(ask(server)) for _ in range(2)]
         await until(lambda: server.num_open_streams == 2)
@@ -207,7 +207,7 @@ async def test_only_so_many_streams_at_once() -> None:
 
 
 async def test_who_leaves_is_counted_waiting_or_not() -> None:
-    async with ModelServer(ANSWER, latency=Latency(first_token_s=5, max_streams=1)) as server:
+    async with ModelServer(ANSWER, latency=ServerLatency(first_token_s=5, max_streams=1)) as server:
         asked = [asyncio.create_task(ask(server)) for _ in range(2)]
         await until(lambda: server.num_open_streams == 2)
         for task in asked:
@@ -218,18 +218,18 @@ async def test_who_leaves_is_counted_waiting_or_not() -> None:
 
 
 async def test_a_status_with_retry_after_for_the_first_requests(session: aiohttp.ClientSession) -> None:
-    faults = Faults(status=429, retry_after_s=0.5, num_requests=1)
+    faults = ServerFaults(status=429, retry_after_s=0.5, num_requests=1)
     async with ModelServer(ANSWER, faults=faults) as server:
         async with session.post(f"{server.url}/chat/completions", json={"messages": MESSAGES}) as response:
             assert (response.status, response.headers["Retry-After"]) == (429, "0.5")
         assert (await ask(server))[0] == ANSWER
-        server.faults = Faults(status=503)
+        server.faults = ServerFaults(status=503)
         with pytest.raises(TargetError, match="503: scripted failure"):
             await ask(server)
 
 
 async def test_a_dropped_connection_leaves_the_frames_before_it() -> None:
-    async with ModelServer(ANSWER, faults=Faults(drop_after=2)) as server:
+    async with ModelServer(ANSWER, faults=ServerFaults(drop_after=2)) as server:
         with pytest.raises(TargetError) as caught:
             await ask(server)
     assert caught.value.partial_text == "The cat"
@@ -237,14 +237,14 @@ async def test_a_dropped_connection_leaves_the_frames_before_it() -> None:
 
 
 async def test_a_malformed_frame() -> None:
-    async with ModelServer(ANSWER, faults=Faults(malformed_after=1)) as server:
+    async with ModelServer(ANSWER, faults=ServerFaults(malformed_after=1)) as server:
         with pytest.raises(TargetError, match="no JSON") as caught:
             await ask(server)
     assert caught.value.partial_text == "The"
 
 
 async def test_a_stall_lasts_until_the_client_leaves() -> None:
-    async with ModelServer(ANSWER, faults=Faults(stall_after=1)) as server:
+    async with ModelServer(ANSWER, faults=ServerFaults(stall_after=1)) as server:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await ask(server)
@@ -253,7 +253,7 @@ async def test_a_stall_lasts_until_the_client_leaves() -> None:
 
 
 async def test_the_server_ends_while_an_answer_stalls() -> None:
-    async with ModelServer(ANSWER, faults=Faults(stall_after=0)) as server:
+    async with ModelServer(ANSWER, faults=ServerFaults(stall_after=0)) as server:
         asked = asyncio.create_task(ask(server))
         await until(lambda: server.num_open_streams == 1)
     with pytest.raises(TargetError):
@@ -261,18 +261,18 @@ async def test_the_server_ends_while_an_answer_stalls() -> None:
 
 
 async def test_missing_paths(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER, faults=Faults(missing=frozenset({"/tokenize"}))) as server:
+    async with ModelServer(ANSWER, faults=ServerFaults(missing=frozenset({"/tokenize"}))) as server:
         assert (await post(session, server, "/tokenize", prompt=""))["status"] == 404
         assert (await ask(server))[0] == ANSWER
 
 
 async def test_a_path_that_gets_lost_and_comes_back_while_a_stream_runs(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER, latency=Latency(token_s=0.005)) as server:
+    async with ModelServer(ANSWER, latency=ServerLatency(token_s=0.005)) as server:
         asked = asyncio.create_task(ask(server))
         await until(lambda: server.num_generated_tokens > 0)
         statuses = [(await post(session, server, "/v1/completions", prompt="", max_tokens=1))["status"]]
         for missing in (frozenset({"/v1/completions"}), frozenset[str]()):
-            server.faults = Faults(missing=missing)
+            server.faults = ServerFaults(missing=missing)
             statuses.append((await post(session, server, "/v1/completions", prompt="", max_tokens=1))["status"])
         assert (await asked)[0] == ANSWER
     assert statuses == [200, 404, 200]
@@ -298,25 +298,25 @@ async def test_what_is_no_request_gets_a_400(session: aiohttp.ClientSession, pat
 @pytest.mark.parametrize("agreement", [0.0, 0.5, 0.9, 1.0])
 def test_a_draft_disagrees_as_often_as_it_is_told_to(agreement: float) -> None:
     text = (ANSWER + "\n  - other ~ things_x; a.b\n") * 100
-    pieces, draft = split_pieces(text), split_pieces(disagreeing(text, agreement, seed=1))
+    pieces, draft = split_pieces(text), split_pieces(make_disagreeing_draft(text, agreement, seed=1))
     assert len(pieces) == len(draft)
     equal = sum(a == b for a, b in zip(pieces, draft, strict=True)) / len(pieces)
     assert equal == pytest.approx(agreement, abs=0.02)
-    assert disagreeing(text, agreement, seed=1) == "".join(draft)
+    assert make_disagreeing_draft(text, agreement, seed=1) == "".join(draft)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Latency(token_s=-1),
-        lambda: Latency(prefill_tokens_per_s=0),
-        lambda: Latency(max_streams=0),
-        lambda: Latency(round_trip_s=-1),
+        lambda: ServerLatency(token_s=-1),
+        lambda: ServerLatency(prefill_tokens_per_s=0),
+        lambda: ServerLatency(max_streams=0),
+        lambda: ServerLatency(round_trip_s=-1),
         lambda: ModelServer(ANSWER, context_length=0),
         lambda: ModelServer(ANSWER, tokens_per_frame=0),
-        lambda: Faults(status=200),
-        lambda: Faults(drop_after=-1),
-        lambda: disagreeing("a", 1.5, 0),
+        lambda: ServerFaults(status=200),
+        lambda: ServerFaults(drop_after=-1),
+        lambda: make_disagreeing_draft("a", 1.5, 0),
     ],
 )
 def test_numbers_out_of_range_are_refused(make: Callable[[], object]) -> None:

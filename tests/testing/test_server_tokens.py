@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from llm_spec.drafting.pieces import split_pieces
-from llm_spec.testing.server import EOS_ID, Latency, ModelServer
+from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.testing.server import EOS_ID, ModelServer, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -139,7 +139,7 @@ async def test_a_busy_server_puts_several_tokens_into_a_frame(session: aiohttp.C
 
 async def test_a_frame_is_sent_when_its_last_token_is_there(session: aiohttp.ClientSession) -> None:
     loop = asyncio.get_running_loop()
-    async with ModelServer(ANSWER, tokens_per_frame=5, latency=Latency(token_s=0.01)) as server:
+    async with ModelServer(ANSWER, tokens_per_frame=5, latency=ServerLatency(token_s=0.01)) as server:
         start = loop.time()
         body = {"messages": QUESTION, "stream": True}
         async with session.post(f"{server.url}/chat/completions", json=body) as response:

@@ -10,7 +10,16 @@ import pytest
 from numpy.typing import NDArray
 
 from llm_spec.provider import DraftToken
-from llm_spec.tokens import AcceptanceRule, Coupled, Purpose, Rejection, Sampler, Verdict, residual, rules
+from llm_spec.tokens import (
+    AcceptanceRule,
+    Coupled,
+    Purpose,
+    Rejection,
+    Sampler,
+    VerifyResult,
+    acceptance,
+    residual_probs,
+)
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, softmax, target_rows
 
@@ -23,8 +32,8 @@ class NumpyCore:
     def make(self, name: RuleName, sampler: Sampler) -> AcceptanceRule:
         return {"coupled": Coupled, "rejection": Rejection}[name](sampler)
 
-    def residual(self, p_target: Floats, p_draft: Floats) -> Floats:
-        return residual(p_target, DraftToken(0, None, p_draft))
+    def residual_probs(self, p_target: Floats, p_draft: Floats) -> Floats:
+        return residual_probs(p_target, DraftToken(0, None, p_draft))
 
     def plant(self, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         FAULTS[fault](monkeypatch)
@@ -77,29 +86,33 @@ def _propose(rule: AcceptanceRule, draft: DraftName, context_ids: list[int]) -> 
 
 # --------------------------------------------------------------------------------------------------- faults
 
-_uniform, _verify, _noise = Rejection._uniform, Rejection.verify, Sampler.noise  # pyright: ignore[reportPrivateUsage] # to change
+_draw_uniform, _verify, _noise = Rejection._draw_uniform, Rejection.verify, Sampler.noise  # pyright: ignore[reportPrivateUsage] # to change
 
 
 def _share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rejection, "_uniform", lambda self, position, _purpose: _uniform(self, position, Purpose.DRAFT))
+    monkeypatch.setattr(
+        Rejection, "_draw_uniform", lambda self, position, _purpose: _draw_uniform(self, position, Purpose.DRAFT)
+    )
 
 
 def _share_residual_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     def uniform(self: Rejection, position: int, purpose: Purpose) -> float:
-        return _uniform(self, position, Purpose.DRAFT if purpose is Purpose.RESIDUAL else purpose)
+        return _draw_uniform(self, position, Purpose.DRAFT if purpose is Purpose.RESIDUAL else purpose)
 
-    monkeypatch.setattr(Rejection, "_uniform", uniform)
+    monkeypatch.setattr(Rejection, "_draw_uniform", uniform)
 
 
 def _accept_above_half(monkeypatch: pytest.MonkeyPatch) -> None:
     def uniform(self: Rejection, position: int, purpose: Purpose) -> float:
-        return 0.5 if purpose is Purpose.ACCEPT else _uniform(self, position, purpose)
+        return 0.5 if purpose is Purpose.ACCEPT else _draw_uniform(self, position, purpose)
 
-    monkeypatch.setattr(Rejection, "_uniform", uniform)
+    monkeypatch.setattr(Rejection, "_draw_uniform", uniform)
 
 
 def _take_bonus_from_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verify(self: Rejection, logits: Any, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> Verdict:
+    def verify(
+        self: Rejection, logits: Any, context_ids: Sequence[int], proposal: Sequence[DraftToken]
+    ) -> VerifyResult:
         rows = logits.copy()
         rows[-1] = rows[max(len(proposal) - 1, 0)]
         return _verify(self, rows, context_ids, proposal)
@@ -108,7 +121,7 @@ def _take_bonus_from_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _draw_residual_from_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "residual", lambda p_target, _token: p_target)
+    monkeypatch.setattr(acceptance, "residual_probs", lambda p_target, _token: p_target)
 
 
 def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,16 +132,16 @@ def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inverse transform that takes the first token whose cumulated mass reaches the uniform, be it zero."""
 
-    def draw(self: Any, law: Floats, position: int, purpose: Purpose) -> int:
-        cumulated = law.cumsum()
-        return int(cumulated.searchsorted(self._uniform(position, purpose) * cumulated[-1], side="left"))
+    def draw(self: Any, probs: Floats, position: int, purpose: Purpose) -> int:
+        cumulated = probs.cumsum()
+        return int(cumulated.searchsorted(self._draw_uniform(position, purpose) * cumulated[-1], side="left"))
 
-    monkeypatch.setattr(Rejection, "_draw", draw)
+    monkeypatch.setattr(Rejection, "_sample_from_probs", draw)
 
 
 def _make_uniforms_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """No fault: the least that a uniform can be, and a little less."""
-    monkeypatch.setattr(rules, "uniform_number", lambda *_: 0.0)
+    monkeypatch.setattr(acceptance, "uniform_number", lambda *_: 0.0)
 
 
 FAULTS: dict[str, Plant] = {

@@ -40,7 +40,7 @@ class TokenCore(Protocol):
         """A rule with this sampler's parameters."""
         ...
 
-    def residual(self, p_target: Floats, p_draft: Floats) -> Floats:
+    def residual_probs(self, p_target: Floats, p_draft: Floats) -> Floats:
         """What a rejected token leaves of the target's law ([vocab_size])."""
         ...
 
@@ -82,8 +82,8 @@ def softmax(logits: NDArray[Any]) -> Floats:
 
 def is_target_law(counts: NDArray[np.int64]) -> bool:
     """Chi-square against the exact joint law, significance 1e-6; a pair that cannot be must not have come."""
-    law = softmax(TARGET)
-    expected = (law[PROMPT_ID][:, None] * law).ravel()
+    probs = softmax(TARGET)
+    expected = (probs[PROMPT_ID][:, None] * probs).ravel()
     observed = counts.ravel()
     if observed[expected == 0.0].any():
         return False

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llm_spec import Fixed, Generation, GenerationLimits, JoinedDraft, ProviderDraft
-from llm_spec.drafting import joined
-from llm_spec.provider import DraftToken, TokenChooser, TokenDraft, TokenDrafter, TokenModel
+from llm_spec import CascadeDraft, Fixed, Generation, GenerationLimits, ProviderDraft
+from llm_spec.drafting import cascade
+from llm_spec.provider import DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.sampling import Sampler
 
@@ -59,7 +59,7 @@ class EndingDraft:
     def token_draft_refusal(self, target: TokenModel) -> str | None:
         return self._inner.token_draft_refusal(target)
 
-    def open_token_draft(self, target: TokenModel, choose: TokenChooser, prompt_ids: Sequence[int]) -> TokenDraft:
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
         return _EndingTokens(self.name, self._clock, self._inner.open_token_draft(target, choose, prompt_ids))
 
 
@@ -106,7 +106,7 @@ def count_pairs(core: TokenCore, clock: Clock, ending: str, num_samples: int) ->
     target = Table(TARGET)
     drafter: TokenDrafter = EndingDraft(ending, clock)
     if ending == "is unsure":
-        drafter = JoinedDraft(ProviderDraft(LocalProvider(Table(DRAFT))), RandomDraft(), min_confidence=0.3)
+        drafter = CascadeDraft(ProviderDraft(LocalProvider(Table(DRAFT))), RandomDraft(), min_confidence=0.3)
     counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE), dtype=np.int64)
     for seed in range(num_samples):
         rule = core.make("rejection", Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=seed))
@@ -133,21 +133,23 @@ def test_joint_law_is_the_targets_however_drafts_end(clock: Clock, array: str, e
 
 def drop_for_own_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joined drafts judge a first token by how likely it was itself."""
-    monkeypatch.setattr(joined, "predraw_confidence", lambda token: token.confidence)
+    monkeypatch.setattr(cascade, "confidence_before_sampling", lambda token: token.confidence)
 
 
 def drop_with_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft's failure takes along what it had proposed."""
-    pull = Generation._pull
+    pull = Generation._draft_tokens
 
-    def pull_all_or_nothing(self: Generation, draft: TokenDraft, proposal: list[DraftToken], *, most: int) -> None:
+    def pull_all_or_nothing(
+        self: Generation, draft: TokenDraft, proposal: list[DraftToken], *, max_drafted: int
+    ) -> None:
         try:
-            pull(self, draft, proposal, most=most)
+            pull(self, draft, proposal, max_drafted=max_drafted)
         except BaseException:
             proposal.clear()
             raise
 
-    monkeypatch.setattr(Generation, "_pull", pull_all_or_nothing)
+    monkeypatch.setattr(Generation, "_draft_tokens", pull_all_or_nothing)
 
 
 @pytest.mark.parametrize(("array", "ending", "num_samples"), [case for case in CASES if case[1] != "stops"])

@@ -16,7 +16,7 @@ from llm_spec.tokens.lookahead import (
     Fixed,
     LookaheadController,
     LookaheadPolicy,
-    RoundReport,
+    RoundFeedback,
     Threshold,
 )
 
@@ -74,7 +74,7 @@ def simulate(
         verify_s, draft_s = 1 + slope * num_draft, draft * num_draft
         spent += verify_s + draft_s
         position += num_accepted + 1
-        controller.update(RoundReport(num_draft, num_accepted, measured(draft_s), measured(verify_s), confidences))
+        controller.update(RoundFeedback(num_draft, num_accepted, measured(draft_s), measured(verify_s), confidences))
     return position / spent
 
 
@@ -83,7 +83,7 @@ def draft_round(
 ) -> tuple[int, int, list[float | None]]:
     confidences: list[float | None] = []
     num_accepted, limit = 0, controller.limit()
-    while len(confidences) < limit and (not confidences or controller.more(confidences)):
+    while len(confidences) < limit and (not confidences or controller.wants_more(confidences)):
         chance, confidence = model(position + len(confidences), rng)
         num_accepted += num_accepted == len(confidences) and rng.random() < chance
         confidences.append(confidence)
@@ -151,14 +151,14 @@ def test_hopeless_draft_is_left_alone_and_tried_again() -> None:
     limits: list[int] = []
     for _ in range(600):
         limits.append(controller.limit())
-        controller.update(RoundReport(limits[-1], 0, 0.1 * limits[-1], 1.0 + 0.1 * limits[-1]))
+        controller.update(RoundFeedback(limits[-1], 0, 0.1 * limits[-1], 1.0 + 0.1 * limits[-1]))
     tries = [index for index, limit in enumerate(limits) if limit]
     gaps = [after - before for before, after in pairwise(tries) if after > before + 1]
     assert len(tries) < 25
     assert gaps == sorted(gaps)
     for _ in range(1100):
         limit = controller.limit()
-        controller.update(RoundReport(limit, limit, 0.1 * limit, 1.0 + 0.1 * limit))
+        controller.update(RoundFeedback(limit, limit, 0.1 * limit, 1.0 + 0.1 * limit))
     assert controller.limit() == 16
 
 
@@ -166,17 +166,17 @@ def test_a_draft_with_nothing_to_say_costs_nothing() -> None:
     """Rounds in which the draft proposed nothing are plain steps, and times of zero are survived."""
     controller = CostAware().start()
     for _ in range(50):
-        controller.update(RoundReport(0, 0, 0.0, 0.0))
+        controller.update(RoundFeedback(0, 0, 0.0, 0.0))
     assert controller.limit() in {0, 16}
-    controller.update(RoundReport(3, 3, 0.0, 0.0, (0.5, None, 1.0)))
+    controller.update(RoundFeedback(3, 3, 0.0, 0.0, (0.5, None, 1.0)))
     assert all(value == value for value in controller.describe().values())  # noqa: PLR0124 # not NaN
 
 
 def test_low_confidence_stops_the_draft() -> None:
     """After an unsure token it drafts no further; after a sure one it does."""
     controller = CostAware().start()
-    assert controller.more([0.99])
-    assert not controller.more([0.99, 0.01])
+    assert controller.wants_more([0.99])
+    assert not controller.wants_more([0.99, 0.01])
 
 
 # -------------------------------------------------------------------------------------------------- limits
@@ -210,10 +210,10 @@ def test_more_never_passes_the_limit(policy: LookaheadPolicy) -> None:
     """However sure the draft is, the round ends at its limit, and `reset` brings the start back."""
     controller = policy.start()
     before = dict(controller.describe())
-    assert controller.more([1.0])
-    assert not controller.more([1.0] * controller.limit())
+    assert controller.wants_more([1.0])
+    assert not controller.wants_more([1.0] * controller.limit())
     for _ in range(5):
-        controller.update(RoundReport(3, 3, 0.01, 1.0, (1.0,) * 3))
+        controller.update(RoundFeedback(3, 3, 0.01, 1.0, (1.0,) * 3))
     controller.reset()
     assert controller.describe() == before
 
@@ -223,7 +223,7 @@ def test_controllers_share_nothing() -> None:
     policy = CostAware()
     first, second = policy.start(), policy.start()
     for _ in range(20):
-        first.update(RoundReport(4, 0, 1.0, 1.0))
+        first.update(RoundFeedback(4, 0, 1.0, 1.0))
     assert first.describe() != second.describe()
     assert second.describe() == policy.start().describe()
 
@@ -237,7 +237,7 @@ def test_threshold_steps_up_and_down() -> None:
     found: list[int] = []
     for num_accepted in (4, 5, 3, 0, 0, 0, 0, 0):
         lookahead = controller.limit()
-        controller.update(RoundReport(lookahead, min(num_accepted, lookahead), 0.0, 0.0))
+        controller.update(RoundFeedback(lookahead, min(num_accepted, lookahead), 0.0, 0.0))
         found.append(controller.limit())
     assert found == [5, 5, 5, 4, 3, 2, 1, 1]
 
@@ -247,6 +247,6 @@ def test_ewma_follows_the_mean_and_rests_after_a_change() -> None:
     controller = Ewma(initial=4, half_life=1.0, cooldown=2).start()
     found: list[int] = []
     for _ in range(8):
-        controller.update(RoundReport(controller.limit(), 0, 0.0, 0.0))
+        controller.update(RoundFeedback(controller.limit(), 0, 0.0, 0.0))
         found.append(controller.limit())
     assert found == [4, 4, 1, 1, 1, 1, 1, 1]

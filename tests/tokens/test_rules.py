@@ -22,7 +22,14 @@ from hypothesis import strategies as st
 from llm_spec.chat import Sampling
 from llm_spec.errors import ConfigError, ModelOutputError
 from llm_spec.provider import DraftToken
-from llm_spec.tokens.rules import Coupled, LossyTypical, Rejection, Verdict, make_rule, residual
+from llm_spec.tokens.acceptance import (
+    Coupled,
+    LossyTypical,
+    Rejection,
+    VerifyResult,
+    make_acceptance_rule,
+    residual_probs,
+)
 from llm_spec.tokens.sampling import Sampler
 
 from .numpy_core import FAULTS, NumpyCore
@@ -148,13 +155,13 @@ def test_every_fault_is_planted_in_every_core(core: TokenCore) -> None:
 # --------------------------------------------------------------------------------------------------- algebra
 
 
-def laws(draw: st.DrawFn) -> Floats:
+def probs_rows(draw: st.DrawFn) -> Floats:
     """Equal, disjoint, one-hot, masked and ordinary laws over 8 tokens."""
     weights = draw(st.lists(st.sampled_from([0.0, 0.0, 1e-12, 0.1, 1.0, 5.0]), min_size=8, max_size=8).filter(any))
     return np.array(weights) / sum(weights)
 
 
-PAIRS = st.composite(laws)()
+PAIRS = st.composite(probs_rows)()
 
 
 @pytest.mark.parametrize("array", MAKE_CORE)
@@ -163,7 +170,7 @@ PAIRS = st.composite(laws)()
 def test_accepted_and_residual_add_up_to_the_target(array: str, p_draft: Floats, p_target: Floats) -> None:
     """p_draft * min(1, p_target / p_draft) + P(rejected) * residual is p_target."""
     accepted = np.minimum(p_draft, p_target)
-    left = MAKE_CORE[array]().residual(p_target, p_draft)
+    left = MAKE_CORE[array]().residual_probs(p_target, p_draft)
     rejected = 1.0 - accepted.sum()
     np.testing.assert_allclose(accepted + rejected * left / left.sum(), p_target, atol=1e-9)
 
@@ -174,7 +181,7 @@ def test_given_token_and_residual_add_up_to_the_target(p_target: Floats, token_i
     """The same with a token that was given: all of p_draft is on it."""
     accepted = np.zeros(8)
     accepted[token_id] = p_target[token_id]
-    left = residual(p_target, DraftToken(token_id))
+    left = residual_probs(p_target, DraftToken(token_id))
     np.testing.assert_allclose(accepted + (1.0 - accepted.sum()) * left / left.sum(), p_target, atol=1e-9)
 
 
@@ -218,11 +225,11 @@ def test_coupled_writes_one_text_per_seed(sampling: Sampling) -> None:
     """Whatever the draft and the lookahead, the text is the plain one of that seed."""
     random = np.random.default_rng(11)
     for seed in range(6):
-        plain = write(sampling, seed, 0, DRAFT)
+        uses_raw_logits = write(sampling, seed, 0, DRAFT)
         for lookahead in (1, 2, 5, 8):
             useless = random.normal(scale=3.0, size=TARGET.shape)
-            assert write(sampling, seed, lookahead, useless) == plain
-            assert write(sampling, seed, lookahead, DRAFT) == plain
+            assert write(sampling, seed, lookahead, useless) == uses_raw_logits
+            assert write(sampling, seed, lookahead, DRAFT) == uses_raw_logits
 
 
 @pytest.mark.parametrize("sampling", OPTIONS, ids=str)
@@ -230,10 +237,10 @@ def test_torch_writes_the_text_of_numpy(sampling: Sampling) -> None:
     """One seed, one text, whatever the kind of array, the draft and the lookahead."""
     core, random = torch_core(), np.random.default_rng(12)
     for seed in range(2):
-        plain = write(sampling, seed, 0, DRAFT)
+        uses_raw_logits = write(sampling, seed, 0, DRAFT)
         useless = random.normal(scale=3.0, size=TARGET.shape)
         for lookahead, draft_logits in ((0, DRAFT), (2, DRAFT), (5, DRAFT), (3, useless)):
-            assert write(sampling, seed, lookahead, draft_logits, core=core) == plain
+            assert write(sampling, seed, lookahead, draft_logits, core=core) == uses_raw_logits
 
 
 def test_seeds_write_different_texts() -> None:
@@ -258,19 +265,19 @@ def test_rejection_drafts_a_position_with_new_noise_each_round(core: TokenCore) 
 @pytest.mark.parametrize("name", ["coupled", "rejection", "lossy_typical"])
 def test_greedy_accepts_the_targets_argmax(name: str) -> None:
     """Greedy rules accept the target's best tokens, correct the first other one and add the bonus."""
-    rule = make_rule(name, Sampler(Sampling(), vocab_size=3, num_prompt_tokens=1, seed=0))  # type: ignore[arg-type] # one of its names
+    rule = make_acceptance_rule(name, Sampler(Sampling(), vocab_size=3, num_prompt_tokens=1, seed=0))  # type: ignore[arg-type] # one of its names
     logits = np.array([[0.0, 5.0, 1.0], [9.0, 5.0, 1.0], [0.0, 0.0, 1.0]], dtype=np.float32)
-    assert rule.verify(logits, [0], [DraftToken(1), DraftToken(0)]) == Verdict(2, 2)
-    assert rule.verify(logits, [0], [DraftToken(1), DraftToken(2)]) == Verdict(1, 0)
-    assert rule.verify(logits, [0], [DraftToken(0), DraftToken(0)]) == Verdict(0, 1)
-    assert rule.verify(logits[:1], [0], []) == Verdict(0, 1)
+    assert rule.verify(logits, [0], [DraftToken(1), DraftToken(0)]) == VerifyResult(2, 2)
+    assert rule.verify(logits, [0], [DraftToken(1), DraftToken(2)]) == VerifyResult(1, 0)
+    assert rule.verify(logits, [0], [DraftToken(0), DraftToken(0)]) == VerifyResult(0, 1)
+    assert rule.verify(logits[:1], [0], []) == VerifyResult(0, 1)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(repetition_penalty=1.1)])
 @pytest.mark.parametrize("name", ["coupled", "rejection", "lossy_typical"])
 def test_rows_after_the_first_rejection_are_not_looked_at(name: str, sampling: Sampling) -> None:
     """NaN in a row that does not count harms nothing; in one that counts it names its position."""
-    rule = make_rule(name, Sampler(sampling, vocab_size=3, num_prompt_tokens=1, seed=0))  # type: ignore[arg-type] # one of its names
+    rule = make_acceptance_rule(name, Sampler(sampling, vocab_size=3, num_prompt_tokens=1, seed=0))  # type: ignore[arg-type] # one of its names
     logits = np.array([[-math.inf, 5.0, 5.0], [math.nan] * 3, [math.nan] * 3])
     assert rule.verify(logits, [0], [DraftToken(0), DraftToken(0)]).num_accepted == 0
     with pytest.raises(ModelOutputError, match="at position 2 hold NaN"):
@@ -284,9 +291,9 @@ def test_confidence_is_the_drafts_probability(core: TokenCore, name: RuleName, s
     sampler = Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=4)
     token = core.make(name, sampler).choose(DRAFT[2], [0, 2])
     if sampler.greedy:
-        expected = softmax(np.asarray(sampler.adjusted(DRAFT[2], [0, 2]), dtype=np.float64))
+        expected = softmax(np.asarray(sampler.adjust(DRAFT[2], [0, 2]), dtype=np.float64))
     else:
-        expected = sampler.law(DRAFT[2], [0, 2])
+        expected = sampler.probs(DRAFT[2], [0, 2])
     assert token.confidence == pytest.approx(expected[token.token_id])
 
 
@@ -298,7 +305,7 @@ def test_draft_of_another_width_drafts_tokens_of_the_target(core: TokenCore, nam
     for position in range(1, 40):
         token = rule.choose(np.linspace(0.0, 3.0, width), [0] * position)
         assert token.token_id < min(width, VOCAB_SIZE)
-        assert token.law is None or token.law.shape == (VOCAB_SIZE,)
+        assert token.probs is None or token.probs.shape == (VOCAB_SIZE,)
         rule.verify(TARGET[:2], [0] * position, [token])
 
 
@@ -309,8 +316,8 @@ def test_lossy_typical_accepts_what_is_typical() -> None:
     """
     sampler = Sampler(SAMPLING, vocab_size=4, num_prompt_tokens=1, seed=0)
     rule = LossyTypical(sampler)
-    law = np.array([0.5, 0.4, 0.095, 0.005])  # entropy .946, threshold .0349
-    logits = np.log(np.array([law, law]))
+    probs = np.array([0.5, 0.4, 0.095, 0.005])  # entropy .946, threshold .0349
+    logits = np.log(np.array([probs, probs]))
     accepted = [rule.verify(logits, [0], [DraftToken(token_id)]).num_accepted for token_id in range(4)]
     assert accepted == [1, 1, 1, 0]
     assert rule.choose(logits[0], [0]) == Coupled(sampler).choose(logits[0], [0])
@@ -322,4 +329,4 @@ def test_lossy_typical_accepts_what_is_typical() -> None:
 def test_unknown_rule_is_refused() -> None:
     """A rule's name that does not exist is a configuration error that lists those that do."""
     with pytest.raises(ConfigError, match="must be one of coupled, rejection, lossy_typical"):
-        make_rule("typical", Sampler(SAMPLING, vocab_size=4, num_prompt_tokens=1, seed=0))  # type: ignore[arg-type] # the point
+        make_acceptance_rule("typical", Sampler(SAMPLING, vocab_size=4, num_prompt_tokens=1, seed=0))  # type: ignore[arg-type] # the point

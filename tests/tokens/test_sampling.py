@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError, ModelOutputError
 from llm_spec.tokens.noise import Purpose, gumbel
-from llm_spec.tokens.sampling import Sampler, TokenConstraint, is_greedy, is_plain, log_law
+from llm_spec.tokens.sampling import Sampler, TokenConstraint, is_greedy, logprobs, needs_no_penalties
 
 VOCAB_SIZE = 12
 
@@ -70,7 +70,7 @@ CONTEXTS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=3, max_size=9)
 @given(LOGITS, SAMPLINGS, CONTEXTS)
 def test_law_equals_the_naive_reference(logits: list[float], sampling: Sampling, context_ids: list[int]) -> None:
     """Bias, penalties, temperature, top-k, top-p and min-p, in that order, keep exactly the reference's tokens."""
-    found = make_sampler(sampling, num_prompt_tokens=3).law(np.array(logits, dtype=np.float32), context_ids)
+    found = make_sampler(sampling, num_prompt_tokens=3).probs(np.array(logits, dtype=np.float32), context_ids)
     np.testing.assert_allclose(found, naive_law(logits, sampling, context_ids, 3), rtol=1e-9, atol=1e-12)
 
 
@@ -79,15 +79,15 @@ def test_law_of_torch_logits_is_the_same() -> None:
     torch = pytest.importorskip("torch")
     logits = np.random.default_rng(1).normal(size=40).round(1)
     sampling = Sampling(temperature=0.7, top_k=9, top_p=0.8, min_p=0.05, repetition_penalty=1.2, logit_bias={3: 2.0})
-    ours, theirs = (log_law(values, sampling, [1, 2, 3], 1) for values in (logits, torch.from_numpy(logits)))
+    ours, theirs = (logprobs(values, sampling, [1, 2, 3], 1) for values in (logits, torch.from_numpy(logits)))
     np.testing.assert_allclose(theirs.numpy(), ours, rtol=1e-12)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_top_k_keeps_exactly_k_of_tied_tokens(top_k: int) -> None:
     """Among tokens that tie at the border the lower ids stay."""
-    law = log_law(np.array([0.0, 1.0, 0.0, 1.0, 1.0]), Sampling(temperature=1.0, top_k=top_k), [], 0)
-    assert np.flatnonzero(np.isfinite(law)).tolist() == [1, 3, 4][:top_k]
+    probs = logprobs(np.array([0.0, 1.0, 0.0, 1.0, 1.0]), Sampling(temperature=1.0, top_k=top_k), [], 0)
+    assert np.flatnonzero(np.isfinite(probs)).tolist() == [1, 3, 4][:top_k]
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,12 @@ def test_greedy_applies_bias_and_penalties_and_ignores_filters() -> None:
 
 def test_plain_means_no_bias_and_no_penalty() -> None:
     """Neutral values are as good as none."""
-    assert is_plain(Sampling(temperature=1.0, top_k=3, repetition_penalty=1.0, presence_penalty=0.0))
-    for adjusted in (
+    assert needs_no_penalties(Sampling(temperature=1.0, top_k=3, repetition_penalty=1.0, presence_penalty=0.0))
+    for adjust in (
         Sampling(repetition_penalty=1.1), Sampling(presence_penalty=0.1), Sampling(frequency_penalty=-0.1),
         Sampling(logit_bias={0: 1.0}),
     ):  # fmt: skip # one table
-        assert not is_plain(adjusted)
+        assert not needs_no_penalties(adjust)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=2)])
@@ -167,8 +167,8 @@ def test_tiny_temperature_does_not_overflow() -> None:
 def test_draft_logits_of_another_width_are_fitted() -> None:
     """A draft's padding columns are cut, and missing ones are filled with tokens it cannot say."""
     sampler = make_sampler(Sampling())
-    assert sampler.fit(np.zeros(VOCAB_SIZE + 3)).shape == (VOCAB_SIZE,)
-    assert sampler.fit(np.zeros(VOCAB_SIZE - 2))[-2:].tolist() == [-math.inf, -math.inf]
+    assert sampler.fit_vocabulary(np.zeros(VOCAB_SIZE + 3)).shape == (VOCAB_SIZE,)
+    assert sampler.fit_vocabulary(np.zeros(VOCAB_SIZE - 2))[-2:].tolist() == [-math.inf, -math.inf]
 
 
 class EvenAfterOdd:
@@ -197,19 +197,19 @@ def test_a_constraint_comes_before_every_filter(sampling: Sampling) -> None:
         logits = rng.normal(size=VOCAB_SIZE)
         allowed = EvenAfterOdd().mask(context_ids[1:])
         expected = naive_law(np.where(allowed, logits, -1e6).tolist(), sampling, context_ids, 1)
-        law = sampler.law(logits, context_ids)
-        assert law == pytest.approx(expected, abs=1e-9)
-        assert not law[~allowed].any()
+        probs = sampler.probs(logits, context_ids)
+        assert probs == pytest.approx(expected, abs=1e-9)
+        assert not probs[~allowed].any()
         greedy = make_sampler(replace(sampling, temperature=0.0), constraint=EvenAfterOdd())
         assert allowed[greedy.choose(logits, context_ids)]
         assert allowed[sampler.choose(logits, context_ids)]
 
 
 def test_constrained_rows_depend_on_the_context() -> None:
-    """Rows are then not `plain`, whatever the sampling; a row whose allowed logits are all -inf is no law."""
-    assert make_sampler(Sampling()).plain
+    """Rows are then not `uses_raw_logits`, whatever the sampling; a row whose allowed logits are all -inf is no law."""
+    assert make_sampler(Sampling()).uses_raw_logits
     sampler = make_sampler(Sampling(), constraint=EvenAfterOdd())
-    assert not sampler.plain
+    assert not sampler.uses_raw_logits
     with pytest.raises(ModelOutputError, match="all -inf"):
         sampler.choose(np.where(np.arange(VOCAB_SIZE) % 2 == 1, 0.0, -np.inf), [5])
 

@@ -49,9 +49,9 @@ def test_acceptance_forgets_towards_its_prior() -> None:
     """The evidence halves in a half-life, the prior stays."""
     estimate = AcceptanceEstimate(half_life=10, prior=0.5, prior_weight=1.0)
     estimate.update(0, rejected=True)
-    estimate.forget(10)
+    estimate.decay(10)
     assert estimate.rejected == pytest.approx(0.5)
-    estimate.forget(1000)
+    estimate.decay(1000)
     assert estimate.rate == pytest.approx(0.5)
 
 

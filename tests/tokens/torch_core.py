@@ -10,14 +10,14 @@ import pytest
 import torch
 from llm_spec_torch import rejection, sampling
 from llm_spec_torch.rejection import DeviceRejection
-from llm_spec_torch.sampling import DeviceSampler, DeviceVerdict, Switches
+from llm_spec_torch.sampling import DeviceSampler, DeviceVerifyResult, SamplingSwitches
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from llm_spec.errors import ModelOutputError
 from llm_spec.provider import DraftToken
-from llm_spec.tokens import AcceptanceRule, Purpose, Sampler, Verdict
+from llm_spec.tokens import AcceptanceRule, Purpose, Sampler, VerifyResult
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, target_rows
 
@@ -32,8 +32,8 @@ class TorchCore:
     def make(self, name: RuleName, sampler: Sampler) -> AcceptanceRule:
         return {"coupled": TorchCoupled, "rejection": TorchRejection}[name](sampler)
 
-    def residual(self, p_target: Floats, p_draft: Floats) -> Floats:
-        return rejection.residual(torch.from_numpy(p_target)[None], torch.from_numpy(p_draft)[None])[0].numpy()
+    def residual_probs(self, p_target: Floats, p_draft: Floats) -> Floats:
+        return rejection.residual_probs(torch.from_numpy(p_target)[None], torch.from_numpy(p_draft)[None])[0].numpy()
 
     def plant(self, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         FAULTS[fault](monkeypatch)
@@ -78,7 +78,7 @@ class _Samples:
         second = torch.where(once.num_accepted > 0, once.token_ids[:, 1], again.token_ids[:, 0])
         return once.token_ids[:, 0].numpy(), second.numpy()
 
-    def _round(self, round_index: int, last_ids: Tensor, positions: Tensor) -> DeviceVerdict:
+    def _round(self, round_index: int, last_ids: Tensor, positions: Tensor) -> DeviceVerifyResult:
         drafted_ids, p_draft, lengths = self._propose(last_ids, positions)
         token_ids = torch.zeros(len(lengths), self._lookahead + 1, dtype=torch.int64)
         num_accepted = torch.zeros_like(lengths)
@@ -88,17 +88,17 @@ class _Samples:
             verdict = self._verify(index, last_ids, positions, drafted_ids[:, :length], p_draft[:, :length])
             token_ids[index, : length + 1] = verdict.token_ids
             num_accepted[index] = verdict.num_accepted
-        return DeviceVerdict(token_ids, num_accepted)
+        return DeviceVerifyResult(token_ids, num_accepted)
 
     def _propose(self, last_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Drafted tokens [num_samples, lookahead], their laws, and how many of them are kept."""
         self._sampler.key = self._keys
-        ids, laws = last_ids[:, None], torch.zeros(len(last_ids), 0, VOCAB_SIZE, dtype=torch.float64)
+        ids, probs_rows = last_ids[:, None], torch.zeros(len(last_ids), 0, VOCAB_SIZE, dtype=torch.float64)
         for step in range(self._lookahead):
-            token_ids, law = self._next(ids, positions[:, None] + step)
-            ids, laws = torch.cat([ids, token_ids], dim=1), torch.cat([laws, law], dim=1)
-        confidences = laws.gather(-1, ids[:, 1:, None])[..., 0]
-        return ids[:, 1:], laws, (confidences >= self._keep_above).long().cumprod(dim=1).sum(dim=1)
+            token_ids, probs = self._next(ids, positions[:, None] + step)
+            ids, probs_rows = torch.cat([ids, token_ids], dim=1), torch.cat([probs_rows, probs], dim=1)
+        confidences = probs_rows.gather(-1, ids[:, 1:, None])[..., 0]
+        return ids[:, 1:], probs_rows, (confidences >= self._keep_above).long().cumprod(dim=1).sum(dim=1)
 
     def _next(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         logits = torch.from_numpy(DRAFT)[ids[:, -1:]]
@@ -112,7 +112,7 @@ class _Samples:
 
     def _verify(
         self, index: Tensor, last_ids: Tensor, positions: Tensor, drafted_ids: Tensor, p_draft: Tensor
-    ) -> DeviceVerdict:
+    ) -> DeviceVerifyResult:
         self._sampler.key = self._keys[index]
         ids = torch.cat([last_ids[:, None], drafted_ids], dim=1)[index]
         logits = torch.from_numpy(self._rows(ids.numpy()))
@@ -133,7 +133,7 @@ class TorchCoupled:
         self._num_prompt_tokens = sampler.num_prompt_tokens
         self._sampler = _sampler(sampler)
 
-    def prepare(self, position: int) -> None: ...
+    def prepare_noise(self, position: int) -> None: ...
 
     def choose(self, logits: NDArray[Any], context_ids: Sequence[int]) -> DraftToken:
         self._remember(context_ids)
@@ -141,23 +141,23 @@ class TorchCoupled:
         token_id = int(self._sampler.choose(row, torch.tensor([len(context_ids)]), nothing)[0])
         self._check()
         greedy = self._sampler.switches.greedy
-        law = self._sampler.adjusted(row, nothing) if greedy else self._sampler.log_law(row, nothing)[0]
-        return DraftToken(token_id, float(law[0].double().softmax(dim=0)[token_id]))
+        probs = self._sampler.adjust(row, nothing) if greedy else self._sampler.logprobs(row, nothing)[0]
+        return DraftToken(token_id, float(probs[0].double().softmax(dim=0)[token_id]))
 
-    def verify(self, logits: NDArray[Any], context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> Verdict:
+    def verify(self, logits: NDArray[Any], context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> VerifyResult:
         self._remember(context_ids)
         verdict = self._verify(torch.from_numpy(logits), torch.tensor(len(context_ids)), proposal)
         self._check()
         num_accepted = int(verdict.num_accepted)
-        return Verdict(num_accepted, int(verdict.token_ids[num_accepted]))
+        return VerifyResult(num_accepted, int(verdict.token_ids[num_accepted]))
 
-    def _verify(self, logits: Tensor, position: Tensor, proposal: Sequence[DraftToken]) -> DeviceVerdict:
+    def _verify(self, logits: Tensor, position: Tensor, proposal: Sequence[DraftToken]) -> DeviceVerifyResult:
         return self._sampler.verify(logits, position, _ids([token.token_id for token in proposal]))
 
     def _remember(self, context_ids: Sequence[int]) -> None:
         self._sampler.begin(context_ids[: self._num_prompt_tokens])
         answer_ids = _ids(context_ids[self._num_prompt_tokens :])
-        self._sampler.commit(answer_ids, torch.tensor(len(answer_ids)))
+        self._sampler.count_committed(answer_ids, torch.tensor(len(answer_ids)))
 
     def _check(self) -> None:
         if not self._sampler.valid:
@@ -181,20 +181,22 @@ class TorchRejection(TorchCoupled):
         token_id = int(token_ids[0])
         return DraftToken(token_id, float(p_draft[0, token_id]), p_draft[0].numpy())
 
-    def _verify(self, logits: Tensor, position: Tensor, proposal: Sequence[DraftToken]) -> DeviceVerdict:
+    def _verify(self, logits: Tensor, position: Tensor, proposal: Sequence[DraftToken]) -> DeviceVerifyResult:
         if self._sampler.switches.greedy:
             return super()._verify(logits, position, proposal)
         drafted_ids = _ids([token.token_id for token in proposal])
         p_draft = one_hot(drafted_ids, self._sampler.vocab_size).double()
         for index, token in enumerate(proposal):
-            if token.law is not None:
-                p_draft[index] = torch.from_numpy(token.law)
+            if token.probs is not None:
+                p_draft[index] = torch.from_numpy(token.probs)
         return self._rejection.verify(logits, position, drafted_ids, p_draft)
 
 
 def _sampler(like: Sampler) -> DeviceSampler:
-    sampler = DeviceSampler(Switches.of(like.sampling, like.vocab_size), vocab_size=like.vocab_size, device="cpu")
-    sampler.load(like.sampling, like.seed)
+    sampler = DeviceSampler(
+        SamplingSwitches.of(like.sampling, like.vocab_size), vocab_size=like.vocab_size, device="cpu"
+    )
+    sampler.load_request(like.sampling, like.seed)
     return sampler
 
 
@@ -236,7 +238,7 @@ def _accept_above_half(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _take_bonus_from_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verify(self: DeviceRejection, logits: Tensor, *others: Tensor) -> DeviceVerdict:
+    def verify(self: DeviceRejection, logits: Tensor, *others: Tensor) -> DeviceVerifyResult:
         rows = logits.clone()
         rows[..., -1, :] = rows[..., max(rows.shape[-2] - 2, 0), :]
         return _verify(self, rows, *others)
@@ -245,7 +247,7 @@ def _take_bonus_from_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _draw_residual_from_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection, "residual", lambda p_target, _p_draft: p_target)
+    monkeypatch.setattr(rejection, "residual_probs", lambda p_target, _p_draft: p_target)
 
 
 def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,11 +258,11 @@ def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inverse transform that takes the first token whose cumulated mass reaches the uniform, be it zero."""
 
-    def inverse_transform(law: Tensor, numbers: Tensor) -> Tensor:
-        cumulated = law.cumsum(dim=-1)
+    def inverse_transform(probs: Tensor, numbers: Tensor) -> Tensor:
+        cumulated = probs.cumsum(dim=-1)
         return torch.searchsorted(cumulated, numbers[..., None] * cumulated[..., -1:])[..., 0]
 
-    monkeypatch.setattr(rejection, "_inverse_transform", inverse_transform)
+    monkeypatch.setattr(rejection, "_sample_by_inverse_transform", inverse_transform)
 
 
 def _make_uniforms_zero(monkeypatch: pytest.MonkeyPatch) -> None:

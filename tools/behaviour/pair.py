@@ -11,7 +11,7 @@ from promises.draw import draw_case
 from behaviour.fixed import WorkClock, fixed_bytes
 from behaviour.plain import decoder_stats_of
 from behaviour.reading import read_request, run_steadily
-from llm_spec import ChatRequest, GivenText, PromptLookup, SpeculativeConfig, SpeculativeDecoder, SuffixDraft
+from llm_spec import ChatRequest, PromptLookup, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, SuffixDraft
 from llm_spec.registry import open_provider
 from llm_spec.tokens.lookahead import CostAware, Fixed
 
@@ -68,7 +68,7 @@ def record_pair(name: str, number: int) -> dict[str, Any]:
         clocks[:] = [clock]
     what = rng.choice(("none", "draft", "draft", "draft", "lookup", "suffix", "given"))
     draft = {"none": None, "draft": drafts["draft"][0], "lookup": PromptLookup(), "suffix": SuffixDraft()}
-    draft["given"] = GivenText(_CODE)
+    draft["given"] = ReferenceDraft(_CODE)
     lookahead = rng.choice((None, 1, 4, 9))
     config = SpeculativeConfig(
         strategy="auto" if what == "none" else rng.choice(("auto", "tokens", "tokens")),

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from llm_spec import chat, errors, money, result
+from llm_spec import chat, errors, pricing, result
 
 __all__ = ["data_of", "decoder_stats_of", "error_of", "event_of", "request_of", "result_of", "usage_of", "words_of"]
 
@@ -91,7 +91,7 @@ def stats_of(stats: result.SpeculativeStats) -> Any:
     )
 
 
-def cost_of(cost: money.Cost) -> Any:
+def cost_of(cost: pricing.Cost) -> Any:
     return data_of(
         {
             "target": cost.target,
@@ -211,7 +211,7 @@ def _tool_call(event: chat.ToolCallDelta) -> Any:
     return [event.index, event.id, event.name, event.arguments]
 
 
-def _started(event: chat.Started) -> Any:
+def _started(event: chat.AnswerStarted) -> Any:
     return [event.strategy, event.guarantee, event.target, event.draft]
 
 
@@ -219,7 +219,7 @@ def _stream(event: chat.TargetStream) -> Any:
     return [event.index, event.begins_at, event.num_tokens, event.started_s, event.ended_s, event.is_used]
 
 
-def _times(event: chat.LocalTimes) -> Any:
+def _times(event: chat.LocalTimings) -> Any:
     return [event.prompt_s, event.open_draft_s, event.between_s, list(event.lookahead.items())]
 
 
@@ -233,13 +233,13 @@ _EVENTS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
     chat.ReasoningDelta: ("reasoning", lambda event: event.text),
     chat.ReasoningDetail: ("reasoning detail", lambda event: [event.api, event.value]),
     chat.ToolCallDelta: ("tool call", _tool_call),
-    chat.Started: ("started", _started),
+    chat.AnswerStarted: ("started", _started),
     chat.Round: ("round", round_of),
     chat.TargetStream: ("target stream", _stream),
-    chat.LocalTimes: ("local times", _times),
+    chat.LocalTimings: ("local times", _times),
     chat.Fallback: ("fallback", lambda event: [event.is_refusal, words_of(event.reason)]),
     chat.Retry: ("retry", lambda event: [event.wait_s, event.is_continued, words_of(event.reason)]),
-    chat.Weakened: ("weakened", lambda event: [event.guarantee, words_of(event.reason)]),
+    chat.GuaranteeWeakened: ("weakened", lambda event: [event.guarantee, words_of(event.reason)]),
     chat.Finish: ("finish", _finish),
     result.SpeculativeFinish: ("finish with result", lambda event: [*_finish(event), result_of(event.result)]),
 }

@@ -25,14 +25,14 @@ from behaviour.plain import decoder_stats_of
 from behaviour.reading import read_request, run_steadily
 from llm_spec import (
     ChatRequest,
-    GivenText,
     PromptLookup,
+    ReferenceDraft,
     RetryPolicy,
     SpeculativeConfig,
     SpeculativeDecoder,
     Timeouts,
 )
-from llm_spec.testing.server import Faults, Latency, ModelServer, disagreeing
+from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
 from llm_spec.testing.simulated import SimulatedDraft
 from llm_spec.tokens.lookahead import CostAware, Fixed
 
@@ -243,7 +243,7 @@ def _request(rng: random.Random, drawn: Any, name: str) -> dict[str, Any]:
 def _draft(scene: _Scene, answer: str) -> Any:
     match scene.draft:
         case "given":
-            return GivenText(disagreeing(answer, scene.agreement, 1))
+            return ReferenceDraft(make_disagreeing_draft(answer, scene.agreement, 1))
         case "timed":
             return SimulatedDraft(answer, scene.agreement, 1, first_token_s=0.02, token_s=0.002)
         case "lookup":
@@ -269,7 +269,10 @@ def _config(scene: _Scene) -> SpeculativeConfig:
 async def _scripted(name: str, scene: _Scene) -> AsyncGenerator[Any]:
     wire = _WIRES[name]
     server = ModelServer(
-        _ANSWER, latency=Latency(**scene.latency), faults=Faults(**scene.faults), continues_prefix=wire.continues
+        _ANSWER,
+        latency=ServerLatency(**scene.latency),
+        faults=ServerFaults(**scene.faults),
+        continues_prefix=wire.continues,
     )
     async with server:
         if name == "openai":

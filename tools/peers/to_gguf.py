@@ -48,11 +48,13 @@ _NAMES = {
 def convert(source: Path, destination: Path) -> None:
     """Writes beside `destination` first: a file of that name is always whole."""
     config = _read_json(source / "config.json")
-    values = _model_values(config) | _tokenizer_values(_read_json(source / "tokenizer.json"), config)
+    values = _build_model_values(config) | _build_tokenizer_values(_read_json(source / "tokenizer.json"), config)
     template = source / "chat_template.jinja"
     if template.exists():
         values["tokenizer.chat_template"] = template.read_text(encoding="utf-8")
-    tensors = dict(_renamed(name, weight, config) for name, weight in load_file(source / "model.safetensors").items())
+    tensors = dict(
+        _convert_tensor(name, weight, config) for name, weight in load_file(source / "model.safetensors").items()
+    )
     partial = destination.with_suffix(f".{os.getpid()}")
     with partial.open("wb") as file:
         write_gguf(file, values, tensors)
@@ -63,19 +65,19 @@ def write_gguf(file: BinaryIO, values: Mapping[str, Value], tensors: Mapping[str
     """Every tensor is written as float32, its dimensions innermost first."""
     file.write(b"GGUF" + struct.pack("<IQQ", _VERSION, len(tensors), len(values)))
     for key, value in values.items():
-        file.write(_text(key) + _typed(value))
+        file.write(_encode_text(key) + _encode_value(value))
     offset = 0
     for name, tensor in tensors.items():
         shape = tensor.shape[::-1]
-        file.write(_text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
+        file.write(_encode_text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
         file.write(struct.pack("<IQ", _TENSOR_FLOAT32, offset))
-        offset += _aligned(tensor.nbytes)
+        offset += _align(tensor.nbytes)
     for tensor in tensors.values():
-        file.write(b"\0" * (_aligned(file.tell()) - file.tell()))
+        file.write(b"\0" * (_align(file.tell()) - file.tell()))
         file.write(tensor.astype("<f4").tobytes())
 
 
-def _model_values(config: Mapping[str, Any]) -> dict[str, Value]:
+def _build_model_values(config: Mapping[str, Any]) -> dict[str, Value]:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config.get("rope_parameters") or config
     return {
@@ -96,7 +98,7 @@ def _model_values(config: Mapping[str, Any]) -> dict[str, Value]:
     }
 
 
-def _tokenizer_values(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Value]:
+def _build_tokenizer_values(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Value]:
     added = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     tokens = {token_id: token for token, token_id in tokenizer["model"]["vocab"].items()} | added
     token_ids = range(config["vocab_size"])
@@ -115,7 +117,7 @@ def _tokenizer_values(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -
     }
 
 
-def _renamed(name: str, weight: npt.NDArray[Any], config: Mapping[str, Any]) -> tuple[str, FloatArray]:
+def _convert_tensor(name: str, weight: npt.NDArray[Any], config: Mapping[str, Any]) -> tuple[str, FloatArray]:
     """A weight under llama.cpp's name, its heads in llama.cpp's order."""
     tensor = weight.astype(np.float32)
     name = name.removesuffix(".weight")
@@ -124,11 +126,11 @@ def _renamed(name: str, weight: npt.NDArray[Any], config: Mapping[str, Any]) -> 
     _, _, layer, part = name.split(".", 3)
     if part in ("self_attn.q_proj", "self_attn.k_proj"):
         query = part == "self_attn.q_proj"
-        tensor = _interleaved(tensor, config["num_attention_heads" if query else "num_key_value_heads"])
+        tensor = _interleave_heads(tensor, config["num_attention_heads" if query else "num_key_value_heads"])
     return f"blk.{layer}.{_NAMES[part]}.weight", tensor
 
 
-def _interleaved(weight: FloatArray, num_heads: int) -> FloatArray:
+def _interleave_heads(weight: FloatArray, num_heads: int) -> FloatArray:
     """Rotary pairs side by side, as llama.cpp turns them; Hugging Face keeps them half a head apart.
 
     weight: [num_heads * head_dim, hidden_size]
@@ -137,10 +139,10 @@ def _interleaved(weight: FloatArray, num_heads: int) -> FloatArray:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 
 
-def _typed(value: Value) -> bytes:
+def _encode_value(value: Value) -> bytes:
     """A value behind its type."""
     if isinstance(value, str):
-        return struct.pack("<I", _STRING) + _text(value)
+        return struct.pack("<I", _STRING) + _encode_text(value)
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)
     if isinstance(value, int):
@@ -148,15 +150,15 @@ def _typed(value: Value) -> bytes:
     if isinstance(value, float):
         return struct.pack("<If", _FLOAT32, value)
     of_texts = isinstance(value[0], str)
-    items = (_text(item) if isinstance(item, str) else struct.pack("<i", item) for item in value)
+    items = (_encode_text(item) if isinstance(item, str) else struct.pack("<i", item) for item in value)
     return struct.pack("<IIQ", _ARRAY, _STRING if of_texts else _INT32, len(value)) + b"".join(items)
 
 
-def _text(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
-def _aligned(num_bytes: int) -> int:
+def _align(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 

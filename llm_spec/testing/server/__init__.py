@@ -6,10 +6,10 @@ last `<|assistant|>` is the beginning of the answer, whether it comes as message
 """
 
 from llm_spec.testing.server.app import ModelServer
-from llm_spec.testing.server.faults import Faults
-from llm_spec.testing.server.latency import Latency
+from llm_spec.testing.server.faults import ServerFaults
+from llm_spec.testing.server.latency import ServerLatency
 from llm_spec.testing.server.replies import MODEL
-from llm_spec.testing.server.script import disagreeing
+from llm_spec.testing.server.script import make_disagreeing_draft
 from llm_spec.testing.server.vocabulary import EOS_ID
 
-__all__ = ["EOS_ID", "MODEL", "Faults", "Latency", "ModelServer", "disagreeing"]
+__all__ = ["EOS_ID", "MODEL", "ModelServer", "ServerFaults", "ServerLatency", "make_disagreeing_draft"]

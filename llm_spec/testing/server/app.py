@@ -13,33 +13,33 @@ from llm_spec._checks import check_number
 from llm_spec.errors import InvalidRequestError
 from llm_spec.testing.server.bodies import (
     Json,
-    max_tokens_of,
-    messages_of,
+    compute_answer_room,
+    parse_max_tokens,
+    parse_messages,
+    parse_stops,
     read_body,
-    rendered,
-    room_for_answer,
-    stops_of,
+    render_messages,
 )
-from llm_spec.testing.server.faults import Faults
-from llm_spec.testing.server.latency import Latency, PrefixCache
-from llm_spec.testing.server.model import Answer, ScriptedModel
+from llm_spec.testing.server.faults import ServerFaults
+from llm_spec.testing.server.latency import PrefixCache, ServerLatency
+from llm_spec.testing.server.model import ScriptedAnswer, ScriptedModel
 from llm_spec.testing.server.replies import (
     MODEL,
-    Failure,
-    Frame,
     Kind,
-    choice_of,
-    error_reply,
-    frames_of,
-    reply,
-    usage_of,
+    ScriptedFailure,
+    StreamFrame,
+    make_choice,
+    make_error_response,
+    make_frames,
+    make_response,
+    make_usage,
 )
 
 __all__ = ["ModelServer"]
 
 _MALFORMED: Final = b'data: {"choices": [{"del\n\n'
-_NO_FAULTS: Final = Faults()
-_NO_LATENCY: Final = Latency()
+_NO_FAULTS: Final = ServerFaults()
+_NO_LATENCY: Final = ServerLatency()
 
 ContinuesPrefix: TypeAlias = Literal["fields", "repeats"] | None
 
@@ -61,8 +61,8 @@ class ModelServer:
         self,
         answer: str,
         *,
-        latency: Latency = _NO_LATENCY,
-        faults: Faults = _NO_FAULTS,
+        latency: ServerLatency = _NO_LATENCY,
+        faults: ServerFaults = _NO_FAULTS,
         continues_prefix: ContinuesPrefix = None,
         context_length: int = 1 << 20,
         tokens_per_frame: int = 1,
@@ -88,7 +88,7 @@ class ModelServer:
         return self._model.script.text
 
     async def __aenter__(self) -> Self:
-        app = web.Application(middlewares=[self._receive], client_max_size=1 << 28)
+        app = web.Application(middlewares=[self._handle_request], client_max_size=1 << 28)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_get("/v1/models", self._models)
@@ -108,37 +108,37 @@ class ModelServer:
     # ------------------------------------------------------------------------------------------ endpoints
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        body, faults = await self._admit(request)
-        prefix = self._prefix(body)
-        prompt_ids = self._model.vocabulary.encode(rendered(body, continued=prefix is not None))
-        answer = self._answer(body, prompt_ids, prefix or "", max_tokens_of(body, None))
-        return await self._respond(request, body, "chat", [answer], faults)
+        body, faults = await self._read_request(request)
+        prefix = self._find_prefix(body)
+        prompt_ids = self._model.vocabulary.encode(render_messages(body, continued=prefix is not None))
+        answer = self._make_answer(body, prompt_ids, prefix or "", parse_max_tokens(body, None))
+        return await self._respond_with_answers(request, body, "chat", [answer], faults)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        body, faults = await self._admit(request)
-        answers = [self._completion(body, prompt_ids) for prompt_ids in self._prompts(body.get("prompt"))]
+        body, faults = await self._read_request(request)
+        answers = [self._complete_prompt(body, prompt_ids) for prompt_ids in self._parse_prompts(body.get("prompt"))]
         if body.get("stream") and len(answers) > 1:
             raise InvalidRequestError("this server streams no batches")
-        return await self._respond(request, body, "text", answers, faults)
+        return await self._respond_with_answers(request, body, "text", answers, faults)
 
-    async def _respond(
-        self, request: web.Request, body: Json, kind: Kind, answers: Sequence[Answer], faults: Faults
+    async def _respond_with_answers(
+        self, request: web.Request, body: Json, kind: Kind, answers: Sequence[ScriptedAnswer], faults: ServerFaults
     ) -> web.StreamResponse:
-        async with self._turn():
-            num_cached = self._num_cached(body, answers)
-            start = self._first_at(answers, num_cached)
-            usage = usage_of(answers, num_cached)
+        async with self._hold_stream_place():
+            num_cached = self._count_cached_tokens(body, answers)
+            start = self._find_first_token_time(answers, num_cached)
+            usage = make_usage(answers, num_cached)
             if body.get("stream"):
-                frames = frames_of(body, kind, answers[0], usage, self.tokens_per_frame)
-                return await self._stream(request, frames, start, faults)
-            await self._generate(answers, start)
-        choices = [self._choice(body, kind, index, answer) for index, answer in enumerate(answers)]
-        return reply(body, kind, answers, choices, usage)
+                frames = make_frames(body, kind, answers[0], usage, self.tokens_per_frame)
+                return await self._stream_frames(request, frames, start, faults)
+            await self._wait_for_generation(answers, start)
+        choices = [self._make_choice(body, kind, index, answer) for index, answer in enumerate(answers)]
+        return make_response(body, kind, answers, choices, usage)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
         continued = bool(body.get("continue_final_message"))
-        text = rendered(body, continued=continued) if "messages" in body else str(body.get("prompt", ""))
+        text = render_messages(body, continued=continued) if "messages" in body else str(body.get("prompt", ""))
         token_ids = self._model.vocabulary.encode(text)
         counts = {"count": len(token_ids), "max_model_len": self.context_length}
         return web.json_response({**counts, "tokens": token_ids})
@@ -154,21 +154,21 @@ class ModelServer:
     # ------------------------------------------------------------------------------------------ requests
 
     @web.middleware
-    async def _receive(
+    async def _handle_request(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         self.paths.append(request.path)
         await asyncio.sleep(self.latency.round_trip_s)
         if request.path in self.faults.missing:
-            return error_reply(404, f"{request.path} is not here")
+            return make_error_response(404, f"{request.path} is not here")
         try:
             return await handler(request)
         except InvalidRequestError as error:
-            return error_reply(400, str(error))
-        except Failure as failure:
+            return make_error_response(400, str(error))
+        except ScriptedFailure as failure:
             return failure.response
 
-    async def _admit(self, request: web.Request) -> tuple[Json, Faults]:
+    async def _read_request(self, request: web.Request) -> tuple[Json, ServerFaults]:
         """The body of a request for text, and the faults its answer has."""
         body = await read_body(request)
         self.requests.append(body)
@@ -176,20 +176,20 @@ class ModelServer:
         if last is not None and len(self.requests) > last:
             faults = _NO_FAULTS
         if faults.status is not None:
-            raise Failure(faults.status, faults.retry_after_s)
+            raise ScriptedFailure(faults.status, faults.retry_after_s)
         return body, faults
 
     # ------------------------------------------------------------------------------------------ answers
 
-    def _prefix(self, body: Json) -> str | None:
+    def _find_prefix(self, body: Json) -> str | None:
         """The text that a chat request wants continued."""
-        last = messages_of(body)[-1]
-        wanted = self.continues_prefix == "repeats" or (
+        last = parse_messages(body)[-1]
+        requested_model = self.continues_prefix == "repeats" or (
             self.continues_prefix == "fields" and bool(body.get("continue_final_message"))
         )
-        return last.text if wanted and last.role == "assistant" else None
+        return last.text if requested_model and last.role == "assistant" else None
 
-    def _prompts(self, prompts: str | list[Any] | None) -> list[list[int]]:
+    def _parse_prompts(self, prompts: str | list[Any] | None) -> list[list[int]]:
         """The prompts of a completion: one or many, each a text or token ids."""
         if isinstance(prompts, str):
             return [self._model.vocabulary.encode(prompts)]
@@ -199,28 +199,32 @@ class ModelServer:
             return [prompts]
         return [self._model.vocabulary.encode(p) if isinstance(p, str) else p for p in prompts]
 
-    def _completion(self, body: Json, prompt_ids: Sequence[int]) -> Answer:
-        return self._answer(body, prompt_ids, self._model.prefix_in(prompt_ids), max_tokens_of(body, 16))
+    def _complete_prompt(self, body: Json, prompt_ids: Sequence[int]) -> ScriptedAnswer:
+        return self._make_answer(
+            body, prompt_ids, self._model.find_answer_prefix(prompt_ids), parse_max_tokens(body, 16)
+        )
 
-    def _answer(self, body: Json, prompt_ids: Sequence[int], prefix: str, max_tokens: int | None) -> Answer:
-        return self._model.answer(
+    def _make_answer(
+        self, body: Json, prompt_ids: Sequence[int], prefix: str, max_tokens: int | None
+    ) -> ScriptedAnswer:
+        return self._model.write_answer(
             prompt_ids,
             prefix,
-            max_tokens=room_for_answer(self.context_length, len(prompt_ids), max_tokens),
-            stops=stops_of(body),
+            max_tokens=compute_answer_room(self.context_length, len(prompt_ids), max_tokens),
+            stops=parse_stops(body),
             is_repeating=self.continues_prefix == "repeats" and "messages" in body,
         )
 
-    def _choice(self, body: Json, kind: Kind, index: int, answer: Answer) -> Json:
-        choice = choice_of(body, kind, index, answer)
+    def _make_choice(self, body: Json, kind: Kind, index: int, answer: ScriptedAnswer) -> Json:
+        choice = make_choice(body, kind, index, answer)
         if kind == "text" and body.get("prompt_logprobs") is not None:
-            choice["prompt_logprobs"] = self._model.prompt_logprobs(answer.prompt_ids, int(body["prompt_logprobs"]))
+            choice["prompt_logprobs"] = self._model.score_prompt(answer.prompt_ids, int(body["prompt_logprobs"]))
         return choice
 
     # ------------------------------------------------------------------------------------------ time
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncGenerator[None]:
+    async def _hold_stream_place(self) -> AsyncGenerator[None]:
         """Counts a request, and holds one of the `max_streams` places for it."""
         self.num_open_streams += 1
         try:
@@ -234,25 +238,25 @@ class ModelServer:
         finally:
             self.num_open_streams -= 1
 
-    def _num_cached(self, body: Json, answers: Sequence[Answer]) -> int:
+    def _count_cached_tokens(self, body: Json, answers: Sequence[ScriptedAnswer]) -> int:
         """How many prompt tokens need not be computed; for the logprobs of a prompt vLLM computes them all."""
         if not self.latency.cached:
             return 0
-        num_cached = sum([self._cache.add(answer.prompt_ids) for answer in answers])
+        num_cached = sum([self._cache.add_prompt(answer.prompt_ids) for answer in answers])
         return num_cached if body.get("prompt_logprobs") is None else 0
 
-    def _first_at(self, answers: Sequence[Answer], num_cached: int) -> float:
+    def _find_first_token_time(self, answers: Sequence[ScriptedAnswer], num_cached: int) -> float:
         num_computed = sum(len(answer.prompt_ids) for answer in answers) - num_cached
-        return asyncio.get_running_loop().time() + self.latency.until_first_s(num_computed)
+        return asyncio.get_running_loop().time() + self.latency.compute_first_token_s(num_computed)
 
-    async def _generate(self, answers: Sequence[Answer], start: float) -> None:
+    async def _wait_for_generation(self, answers: Sequence[ScriptedAnswer], start: float) -> None:
         """Spends the time of answers that are generated together."""
         for index in range(max(1, *(len(answer.pieces) for answer in answers))):
             await _sleep_until(start + index * self.latency.token_s)
             self.num_generated_tokens += sum(index < len(answer.pieces) for answer in answers)
 
-    async def _stream(
-        self, request: web.Request, frames: Sequence[Frame], start: float, faults: Faults
+    async def _stream_frames(
+        self, request: web.Request, frames: Sequence[StreamFrame], start: float, faults: ServerFaults
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -262,7 +266,7 @@ class ModelServer:
             if index == faults.drop_after and request.transport is not None:
                 request.transport.abort()
                 break
-            await _disturb(response, faults, index)
+            await _apply_faults(response, faults, index)
             self.num_generated_tokens += num_tokens - num_sent
             num_sent = num_tokens
             await response.write(line)
@@ -274,7 +278,7 @@ async def _sleep_until(at: float) -> None:
     await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
 
 
-async def _disturb(response: web.StreamResponse, faults: Faults, index: int) -> None:
+async def _apply_faults(response: web.StreamResponse, faults: ServerFaults, index: int) -> None:
     if index == faults.malformed_after:
         await response.write(_MALFORMED)
     if index == faults.stall_after:

@@ -14,13 +14,13 @@ from llm_spec.testing.server.vocabulary import ASSISTANT
 
 __all__ = [
     "Json",
-    "max_tokens_of",
-    "messages_of",
+    "compute_answer_room",
+    "parse_max_tokens",
+    "parse_messages",
+    "parse_stops",
     "read_body",
-    "rendered",
-    "room_for_answer",
-    "stops_of",
-    "wants_ids",
+    "render_messages",
+    "wants_token_ids",
     "wants_usage",
 ]
 
@@ -37,28 +37,28 @@ async def read_body(request: web.Request) -> Json:
     return cast("Json", body)
 
 
-def messages_of(body: Json) -> list[ChatMessage]:
+def parse_messages(body: Json) -> list[ChatMessage]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequestError("messages must be a list of at least one")
     return [ChatMessage.from_openai(message) for message in cast("list[Mapping[str, Any]]", messages)]
 
 
-def rendered(body: Json, *, continued: bool) -> str:
+def render_messages(body: Json, *, continued: bool) -> str:
     """The messages as one text; continued: the last one is left open, and no mark of an answer follows."""
-    text = "".join(f"<|{message.role}|>{message.text}<|end|>" for message in messages_of(body))
+    text = "".join(f"<|{message.role}|>{message.text}<|end|>" for message in parse_messages(body))
     if continued:
         return text.removesuffix("<|end|>")
     return text + (ASSISTANT if body.get("add_generation_prompt", True) else "")
 
 
-def max_tokens_of(body: Json, default: int | None) -> int | None:
+def parse_max_tokens(body: Json, default: int | None) -> int | None:
     value = body.get("max_completion_tokens", body.get("max_tokens", default))
     check_number(InvalidRequestError, "max_tokens", value, 1, integer=True)
     return cast("int | None", value)
 
 
-def room_for_answer(context_length: int, num_prompt_tokens: int, max_tokens: int | None) -> int:
+def compute_answer_room(context_length: int, num_prompt_tokens: int, max_tokens: int | None) -> int:
     """How many tokens the answer may have; what does not fit is refused in vLLM's words."""
     limit = f"This model's maximum context length is {context_length} tokens"
     room = context_length - num_prompt_tokens
@@ -75,12 +75,12 @@ def room_for_answer(context_length: int, num_prompt_tokens: int, max_tokens: int
     return room if max_tokens is None else max_tokens
 
 
-def stops_of(body: Json) -> list[str]:
+def parse_stops(body: Json) -> list[str]:
     stop: str | list[str] = body.get("stop") or []
     return [stop] if isinstance(stop, str) else stop
 
 
-def wants_ids(body: Json) -> bool:
+def wants_token_ids(body: Json) -> bool:
     return body.get("return_token_ids") is True
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from llm_spec._checks import check_number
 
-__all__ = ["Faults"]
+__all__ = ["ServerFaults"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Faults:
+class ServerFaults:
     """What goes wrong with the first `num_requests` that ask for text (None: with all).
 
     `status` is answered instead of text, with `retry_after_s` if there is one. Behind that many frames of a stream the

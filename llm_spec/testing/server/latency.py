@@ -9,13 +9,13 @@ from typing import Final
 
 from llm_spec._checks import check_number
 
-__all__ = ["Latency", "PrefixCache"]
+__all__ = ["PrefixCache", "ServerLatency"]
 
 _BLOCK: Final = 16  # tokens, vLLM's default
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latency:
+class ServerLatency:
     """How long tokens take: the first `first_token_s` plus the prompt at `prefill_tokens_per_s`, each other `token_s`.
 
     `cached`: prompt tokens that the server has computed before, in whole blocks of 16 from the beginning of the prompt,
@@ -37,7 +37,7 @@ class Latency:
         check_number(ValueError, "max_streams", self.max_streams, 1, integer=True)
         check_number(ValueError, "round_trip_s", self.round_trip_s, 0)
 
-    def until_first_s(self, num_computed_tokens: int) -> float:
+    def compute_first_token_s(self, num_computed_tokens: int) -> float:
         """The time to the first token, for the prompt tokens that are not cached."""
         rate = self.prefill_tokens_per_s
         return self.first_token_s + (num_computed_tokens / rate if rate else 0.0)
@@ -49,15 +49,15 @@ class PrefixCache:
     def __init__(self) -> None:
         self._hashes: set[int] = set()
 
-    def add(self, token_ids: Sequence[int]) -> int:
+    def add_prompt(self, token_ids: Sequence[int]) -> int:
         """How many leading tokens of a prompt were there before; never its last one, whose logits are wanted."""
-        hashes = _prefix_hashes(token_ids)
+        hashes = _hash_prefix_blocks(token_ids)
         num_blocks = sum(1 for _ in takewhile(self._hashes.__contains__, hashes))
         self._hashes.update(hashes)
         return min(num_blocks, max(0, len(token_ids) - 1) // _BLOCK) * _BLOCK
 
 
-def _prefix_hashes(token_ids: Sequence[int]) -> list[int]:
+def _hash_prefix_blocks(token_ids: Sequence[int]) -> list[int]:
     """One hash for each whole block, of all tokens up to its end."""
     hashes: list[int] = []
     before = 0

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Final, Literal
 
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.testing.server.script import Script
 from llm_spec.testing.server.vocabulary import ASSISTANT, EOS_ID, Vocabulary
 
-__all__ = ["Answer", "ScriptedModel", "rivals"]
+__all__ = ["ScriptedAnswer", "ScriptedModel", "make_rival_ids"]
 
 _UNLIKELY: Final = -10.0  # the logprob of a token that is not the script's
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ScriptedAnswer:
     """The answer to one prompt: a token id for each piece, and in `ending` those behind them, which have no text.
 
     `repeated` is a prefix that comes again in front of it: text that was not generated and has no ids.
@@ -42,49 +42,49 @@ class ScriptedModel:
         self.script = Script(text)
         self.vocabulary = Vocabulary()
 
-    def prefix_in(self, prompt_ids: Sequence[int]) -> str:
+    def find_answer_prefix(self, prompt_ids: Sequence[int]) -> str:
         """The beginning of the answer: what is behind the last mark, or all."""
         return self.vocabulary.decode(prompt_ids).rpartition(ASSISTANT)[2]
 
-    def answer(
+    def write_answer(
         self, prompt_ids: Sequence[int], prefix: str, *, max_tokens: int, stops: Sequence[str], is_repeating: bool
-    ) -> Answer:
+    ) -> ScriptedAnswer:
         """What follows the prefix that the prompt ends with; before a stop string it ends too, and has no ending."""
-        rest = self.script.behind(prefix)
+        rest = self.script.find_rest(prefix)
         pieces = rest[:max_tokens]
         text = "".join(pieces)
         found = [at for stop in stops if (at := text.find(stop)) >= 0]
         if found:
             pieces = split_pieces(text[: min(found)])
         is_cut = len(rest) >= max_tokens and not found
-        return Answer(
+        return ScriptedAnswer(
             prompt_ids=prompt_ids,
             pieces=pieces,
-            token_ids=self.vocabulary.ids(pieces),
+            token_ids=self.vocabulary.get_ids(pieces),
             finish_reason="length" if is_cut else "stop",
             ending=() if is_cut or found else (EOS_ID,),
             repeated=prefix if is_repeating else "",
         )
 
-    def prompt_logprobs(self, prompt_ids: Sequence[int], top: int) -> list[dict[str, Any] | None]:
+    def score_prompt(self, prompt_ids: Sequence[int], top: int) -> list[dict[str, Any] | None]:
         """As vLLM has them: by position the token itself and the likeliest `top`; the first token has none."""
-        pieces = self.vocabulary.pieces(prompt_ids)
+        pieces = self.vocabulary.get_pieces(prompt_ids)
         first = len(pieces) - pieces[::-1].index(ASSISTANT) if ASSISTANT in pieces else 0
         entries: list[dict[str, Any] | None] = []
         for at, token_id in enumerate(prompt_ids):
-            likeliest = token_id if at < first else self._next_id("".join(pieces[first:at]))
-            entries.append(self._ranked(likeliest, token_id, top) if at else None)
+            likeliest = token_id if at < first else self._find_next_id("".join(pieces[first:at]))
+            entries.append(self._make_logprobs_entry(likeliest, token_id, top) if at else None)
         return entries
 
-    def _next_id(self, prefix: str) -> int:
-        return next(iter(self.vocabulary.ids(self.script.behind(prefix)[:1])), EOS_ID)
+    def _find_next_id(self, prefix: str) -> int:
+        return next(iter(self.vocabulary.get_ids(self.script.find_rest(prefix)[:1])), EOS_ID)
 
-    def _ranked(self, likeliest: int, token_id: int, top: int) -> dict[str, Any]:
+    def _make_logprobs_entry(self, likeliest: int, token_id: int, top: int) -> dict[str, Any]:
         known = {
             str(each): {"logprob": logprob, "rank": rank, "decoded_token": self.vocabulary.decode([each])}
             for each, logprob, rank in ((token_id, _UNLIKELY, 2), (likeliest, 0.0, 1))  # if they are one, the last wins
         }
-        others = rivals(top - len(known), token_id, likeliest)
+        others = make_rival_ids(top - len(known), token_id, likeliest)
         ranks = range(len(known) + 1, top + 1)
         return known | {
             str(other): {"logprob": _UNLIKELY - rank, "rank": rank, "decoded_token": ""}
@@ -92,6 +92,6 @@ class ScriptedModel:
         }
 
 
-def rivals(number: int, *token_ids: int) -> list[int]:
+def make_rival_ids(number: int, *token_ids: int) -> list[int]:
     """So many ids of other tokens, all of them unlikely."""
     return list(islice((token_id for token_id in count(1) if token_id not in token_ids), max(0, number)))

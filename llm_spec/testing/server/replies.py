@@ -9,10 +9,20 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from aiohttp import web
 
-from llm_spec.testing.server.bodies import Json, wants_ids, wants_usage
-from llm_spec.testing.server.model import Answer, rivals
+from llm_spec.testing.server.bodies import Json, wants_token_ids, wants_usage
+from llm_spec.testing.server.model import ScriptedAnswer, make_rival_ids
 
-__all__ = ["MODEL", "Failure", "Frame", "Kind", "choice_of", "error_reply", "frames_of", "reply", "usage_of"]
+__all__ = [
+    "MODEL",
+    "Kind",
+    "ScriptedFailure",
+    "StreamFrame",
+    "make_choice",
+    "make_error_response",
+    "make_frames",
+    "make_response",
+    "make_usage",
+]
 
 MODEL: Final = "scripted"
 
@@ -21,28 +31,28 @@ _OBJECTS: Final = {"chat": "chat.completion", "text": "text_completion"}
 _CHUNKS: Final = {"chat": "chat.completion.chunk", "text": "text_completion"}
 
 
-class Frame(NamedTuple):
+class StreamFrame(NamedTuple):
     """What is sent at once, and how many tokens of the answer are out with it."""
 
     line: bytes
     num_tokens: int
 
 
-class Failure(Exception):  # noqa: N818 - it is an answer, not an error of this server
+class ScriptedFailure(Exception):  # noqa: N818 - it is an answer, not an error of this server
     """A scripted refusal."""
 
     def __init__(self, status: int, retry_after_s: float | None) -> None:
         super().__init__(status)
-        self.response = error_reply(status, f"scripted failure {status}")
+        self.response = make_error_response(status, f"scripted failure {status}")
         if retry_after_s is not None:
             self.response.headers["Retry-After"] = f"{retry_after_s:g}"
 
 
-def error_reply(status: int, message: str) -> web.Response:
+def make_error_response(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
 
-def usage_of(answers: Sequence[Answer], num_cached_tokens: int) -> Json:
+def make_usage(answers: Sequence[ScriptedAnswer], num_cached_tokens: int) -> Json:
     num_prompt = sum(len(answer.prompt_ids) for answer in answers)
     num_answer = sum(len(answer.pieces) for answer in answers)
     return {
@@ -56,35 +66,37 @@ def usage_of(answers: Sequence[Answer], num_cached_tokens: int) -> Json:
 # ---------------------------------------------------------------------------------------------- whole answers
 
 
-def reply(body: Json, kind: Kind, answers: Sequence[Answer], choices: Sequence[Json], usage: Json) -> web.Response:
+def make_response(
+    body: Json, kind: Kind, answers: Sequence[ScriptedAnswer], choices: Sequence[Json], usage: Json
+) -> web.Response:
     whole: Json = {"id": MODEL, "object": _OBJECTS[kind], "model": MODEL, "choices": choices, "usage": usage}
-    if kind == "chat" and wants_ids(body):
+    if kind == "chat" and wants_token_ids(body):
         whole["prompt_token_ids"] = answers[0].prompt_ids
     return web.json_response(whole)
 
 
-def choice_of(body: Json, kind: Kind, index: int, answer: Answer) -> Json:
+def make_choice(body: Json, kind: Kind, index: int, answer: ScriptedAnswer) -> Json:
     choice: Json = {"index": index, "finish_reason": answer.finish_reason}
     if kind == "chat":
         choice["message"] = {"role": "assistant", "content": answer.text}
     else:
         choice["text"] = answer.text
-    if wants_ids(body):
+    if wants_token_ids(body):
         choice["token_ids"] = [*answer.token_ids, *answer.ending]
         if kind == "text":
             choice["prompt_token_ids"] = answer.prompt_ids
     if kind == "text" and body.get("logprobs"):
-        choice["logprobs"] = _logprobs(body, answer)
+        choice["logprobs"] = _make_logprobs(body, answer)
     return choice
 
 
-def _logprobs(body: Json, answer: Answer) -> Json:
+def _make_logprobs(body: Json, answer: ScriptedAnswer) -> Json:
     """Of each token that was written, and of its rivals: it was certain."""
     ids = [*answer.token_ids, *answer.ending]
     names = [*answer.pieces, *("" for _ in answer.ending)]
     if body.get("return_tokens_as_token_ids"):
         names = [f"token_id:{token_id}" for token_id in ids]
-    others = [rivals(int(body["logprobs"]) - 1, token_id) for token_id in ids]
+    others = [make_rival_ids(int(body["logprobs"]) - 1, token_id) for token_id in ids]
     tops = [
         {name: 0.0} | {f"token_id:{other}": -10.0 - rank for rank, other in enumerate(row)}
         for name, row in zip(names, others, strict=True)
@@ -95,46 +107,48 @@ def _logprobs(body: Json, answer: Answer) -> Json:
 # ---------------------------------------------------------------------------------------------- streams
 
 
-class _Part(NamedTuple):
+class _FrameContent(NamedTuple):
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
 
 
-def frames_of(body: Json, kind: Kind, answer: Answer, usage: Json, tokens_per_frame: int) -> list[Frame]:
+def make_frames(
+    body: Json, kind: Kind, answer: ScriptedAnswer, usage: Json, tokens_per_frame: int
+) -> list[StreamFrame]:
     """The frames of a stream: those with tokens, one for the finish, the usage if asked for, the end."""
-    with_ids, num_tokens = wants_ids(body), len(answer.pieces)
-    first, *others = _parts(answer, tokens_per_frame)
-    lines = [_first_line(kind, first, answer.prompt_ids) if with_ids else _line(kind, first, with_ids=False)]
-    lines += [_line(kind, part, with_ids=with_ids) for part in others]
+    with_ids, num_tokens = wants_token_ids(body), len(answer.pieces)
+    first, *others = _split_into_parts(answer, tokens_per_frame)
+    lines = [_make_first_line(kind, first, answer.prompt_ids) if with_ids else _make_line(kind, first, with_ids=False)]
+    lines += [_make_line(kind, part, with_ids=with_ids) for part in others]
     if wants_usage(body):
-        lines.append(_encoded({**_head(kind), "choices": [], "usage": usage}))
+        lines.append(_encode_frame({**_make_chunk_head(kind), "choices": [], "usage": usage}))
     lines.append(b"data: [DONE]\n\n")
-    return [Frame(line, min((index + 1) * tokens_per_frame, num_tokens)) for index, line in enumerate(lines)]
+    return [StreamFrame(line, min((index + 1) * tokens_per_frame, num_tokens)) for index, line in enumerate(lines)]
 
 
-def _parts(answer: Answer, size: int) -> list[_Part]:
+def _split_into_parts(answer: ScriptedAnswer, size: int) -> list[_FrameContent]:
     """The tokens in groups, and the finish; a repeated prefix is in front of the first group, even if that is empty."""
     starts = range(0, max(len(answer.pieces), bool(answer.repeated)), size)
     texts = ["".join(answer.pieces[start : start + size]) for start in starts]
     texts[:1] = [answer.repeated + text for text in texts[:1]]
     groups = [tuple(answer.token_ids[start : start + size]) for start in starts]
-    return [*map(_Part, texts, groups), _Part("", answer.ending, answer.finish_reason)]
+    return [*map(_FrameContent, texts, groups), _FrameContent("", answer.ending, answer.finish_reason)]
 
 
 @lru_cache(maxsize=1 << 16)  # the answers of one script share their frames, and encoding one takes 7 us
-def _line(kind: Kind, part: _Part, *, with_ids: bool) -> bytes:
-    return _encoded(_chunk(kind, part, with_ids=with_ids))
+def _make_line(kind: Kind, part: _FrameContent, *, with_ids: bool) -> bytes:
+    return _encode_frame(_make_chunk(kind, part, with_ids=with_ids))
 
 
-def _first_line(kind: Kind, part: _Part, prompt_ids: Sequence[int]) -> bytes:
+def _make_first_line(kind: Kind, part: _FrameContent, prompt_ids: Sequence[int]) -> bytes:
     """The frame with the prompt's ids, which vLLM puts beside the choices of a chat and into that of a completion."""
-    chunk = _chunk(kind, part, with_ids=True)
+    chunk = _make_chunk(kind, part, with_ids=True)
     (chunk if kind == "chat" else chunk["choices"][0])["prompt_token_ids"] = prompt_ids
-    return _encoded(chunk)
+    return _encode_frame(chunk)
 
 
-def _chunk(kind: Kind, part: _Part, *, with_ids: bool) -> Json:
+def _make_chunk(kind: Kind, part: _FrameContent, *, with_ids: bool) -> Json:
     choice: Json = {"index": 0}
     if kind == "chat":
         choice["delta"] = {"role": "assistant", "content": part.text}
@@ -142,12 +156,12 @@ def _chunk(kind: Kind, part: _Part, *, with_ids: bool) -> Json:
         choice["text"] = part.text
     if with_ids:
         choice["token_ids"] = part.token_ids
-    return {**_head(kind), "choices": [{**choice, "finish_reason": part.finish_reason}]}
+    return {**_make_chunk_head(kind), "choices": [{**choice, "finish_reason": part.finish_reason}]}
 
 
-def _head(kind: Kind) -> Json:
+def _make_chunk_head(kind: Kind) -> Json:
     return {"id": MODEL, "object": _CHUNKS[kind], "model": MODEL}
 
 
-def _encoded(chunk: Json) -> bytes:
+def _encode_frame(chunk: Json) -> bytes:
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"

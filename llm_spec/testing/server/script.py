@@ -8,11 +8,11 @@ from itertools import accumulate
 from typing import Final
 
 from llm_spec._checks import check_number
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 
-__all__ = ["Script", "disagreeing"]
+__all__ = ["Script", "make_disagreeing_draft"]
 
-_NUM_RECENT: Final = 16  # pieces by which a place is told
+_NUM_COMPARED_PIECES: Final = 16  # pieces by which a place is told
 
 
 class Script:
@@ -26,40 +26,40 @@ class Script:
         for index, piece in enumerate(self._pieces):
             self._ends.setdefault(piece, []).append(index + 1)
 
-    def behind(self, prefix: str) -> list[str]:
+    def find_rest(self, prefix: str) -> list[str]:
         """The pieces that follow `prefix`; where it is no beginning, those behind the place that its end is most like.
 
         That is where most of its last pieces are the script's, and of several such the one nearest to the prefix's
         length; where nothing is alike the script begins again.
         """
         if not self.text.startswith(prefix):
-            return self._pieces[self._matched(split_pieces(prefix)) :]
+            return self._pieces[self._find_most_similar_place(split_pieces(prefix)) :]
         index = self._index_at.get(len(prefix))
         return split_pieces(self.text[len(prefix) :]) if index is None else self._pieces[index:]
 
-    def _matched(self, asked: Sequence[str]) -> int:
-        """How many pieces of the script lie before the place that the end of `asked` resembles most."""
-        recent = asked[: -_NUM_RECENT - 1 : -1]  # the last one first
+    def _find_most_similar_place(self, pieces: Sequence[str]) -> int:
+        """How many pieces of the script lie before the place that the end of `pieces` resembles most."""
+        recent = pieces[: -_NUM_COMPARED_PIECES - 1 : -1]  # the last one first
         alike = {end + back for back, piece in enumerate(recent) for end in self._ends.get(piece, ())}
 
-        def fit(end: int) -> tuple[int, int]:
+        def similarity(end: int) -> tuple[int, int]:
             there = self._pieces[max(0, end - len(recent)) : end][::-1]
-            return sum(a == b for a, b in zip(there, recent, strict=False)), -abs(end - len(asked))
+            return sum(a == b for a, b in zip(there, recent, strict=False)), -abs(end - len(pieces))
 
-        return max((end for end in alike if end <= len(self._pieces)), key=fit, default=0)
+        return max((end for end in alike if end <= len(self._pieces)), key=similarity, default=0)
 
 
-def disagreeing(text: str, agreement: float, seed: int) -> str:
+def make_disagreeing_draft(text: str, agreement: float, seed: int) -> str:
     """A draft of `text` in which each piece is, with probability 1 - agreement, another word (a sign: another sign).
 
     The pieces around a replaced one stay as they are, so the draft agrees again right behind it.
     """
     check_number(ValueError, "agreement", agreement, 0, 1)
     rng = random.Random(seed)  # noqa: S311 - a reproducible draft, no secret
-    return "".join(piece if rng.random() < agreement else _another(piece) for piece in split_pieces(text))
+    return "".join(piece if rng.random() < agreement else _replace_piece(piece) for piece in split_pieces(text))
 
 
-def _another(piece: str) -> str:
+def _replace_piece(piece: str) -> str:
     word = piece.removeprefix(" ")
     if word[:1].isalnum() or word[:1] == "_":
         return piece.removesuffix(word) + ("else" if word == "other" else "other")

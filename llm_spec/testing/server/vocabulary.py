@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from llm_spec.drafting.pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.errors import InvalidRequestError
 
 __all__ = ["ASSISTANT", "EOS_ID", "Vocabulary"]
@@ -25,20 +25,20 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         parts = _MARK.split(text)  # every second one is a mark
-        return self.ids(p for i, part in enumerate(parts) for p in ([part] if i % 2 else split_pieces(part)))
+        return self.get_ids(p for i, part in enumerate(parts) for p in ([part] if i % 2 else split_pieces(part)))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(self.pieces(token_ids))
+        return "".join(self.get_pieces(token_ids))
 
-    def ids(self, pieces: Iterable[str]) -> list[int]:
-        return [self._id(piece) for piece in pieces]
+    def get_ids(self, pieces: Iterable[str]) -> list[int]:
+        return [self._get_id(piece) for piece in pieces]
 
-    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+    def get_pieces(self, token_ids: Sequence[int]) -> list[str]:
         if any(not 0 <= token_id < len(self._pieces) for token_id in token_ids):
             raise InvalidRequestError(f"token ids are out of range; this server has given out {len(self._pieces)}")
         return [self._pieces[token_id] for token_id in token_ids]
 
-    def _id(self, piece: str) -> int:
+    def _get_id(self, piece: str) -> int:
         if piece not in self._ids:
             self._ids[piece] = len(self._pieces)
             self._pieces.append(piece)

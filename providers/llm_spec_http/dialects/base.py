@@ -6,44 +6,46 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
-from llm_spec import NextToken
+from llm_spec import SampledToken
 
-__all__ = ["Body", "Call", "Continuation", "Dialect", "TokenApi", "assistant_message", "read_choices"]
+__all__ = ["Body", "Continuation", "Dialect", "PostJson", "TokenApi", "continue_assistant_message", "read_choices"]
 
 Body: TypeAlias = dict[str, Any]
 Continuation: TypeAlias = Callable[[Body, str], None]
-Call: TypeAlias = Callable[[str, Body], Awaitable[Any]]
+PostJson: TypeAlias = Callable[[str, Body], Awaitable[Any]]
 
 
 class TokenApi(Protocol):
-    """How a kind of server is asked by token ids. `call` posts a body to a path and gives the answer's JSON.
+    """How a kind of server is asked by token ids. `post_json` posts a body to a path and gives the answer's JSON.
 
     An answer in another form raises AttributeError, LookupError, TypeError or ValueError.
 
-    `id_fields` make a completion, plain or chat, tell its token ids; `score_fields(top)` make one tell the likeliest
+    With `build_id_fields` a completion (or a chat) holds its token ids; with `build_score_fields(top)` the likeliest
     tokens at every position of its prompt, at most `max_top` (0: it cannot).
     """
 
     @property
     def max_top(self) -> int: ...
 
-    def id_fields(self, *, chat: bool) -> Body: ...
+    def build_id_fields(self, *, chat: bool) -> Body: ...
 
-    def score_fields(self, top: int) -> Body: ...
+    def build_score_fields(self, top: int) -> Body: ...
 
-    async def encode(self, call: Call, text: str) -> list[int]: ...
+    async def encode(self, post_json: PostJson, text: str) -> list[int]: ...
 
-    async def decode(self, call: Call, token_ids: Sequence[int]) -> str: ...
+    async def decode(self, post_json: PostJson, token_ids: Sequence[int]) -> str: ...
 
-    async def encode_chat(self, call: Call, body: Body) -> tuple[list[int], int | None]:
+    async def encode_chat(self, post_json: PostJson, body: Body) -> tuple[list[int], int | None]:
         """The ids of a chat request's prompt, and the context length where the server tells it."""
         ...
 
-    async def sample_next(self, call: Call, prefixes: Sequence[Sequence[int]], sampling: Body) -> list[NextToken]:
+    async def sample_next(
+        self, post_json: PostJson, prefixes: Sequence[Sequence[int]], sampling: Body
+    ) -> list[SampledToken]:
         """One token after each of several prefixes, in one call; `sampling` is in the dialect's fields."""
         ...
 
-    def token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
+    def read_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
         """The ids of a streamed piece of a choice; None: the server does not tell them all."""
         ...
 
@@ -69,11 +71,11 @@ class Dialect:
     prediction: bool = False
     token_api: TokenApi | None = None
     sampling_names: Mapping[str, str] = field(default_factory=dict[str, str])
-    keeps_alive: bool = True
-    stops_whole: bool = False
+    reuses_connections: bool = True
+    stops_when_reader_leaves: bool = False
 
 
-def assistant_message(*, fields: Mapping[str, object] | None = None, **marks: object) -> Continuation:
+def continue_assistant_message(*, fields: Mapping[str, object] | None = None, **marks: object) -> Continuation:
     """A continuation by a last message of the assistant, with the vendor's marks on it, or `fields` of the body."""
 
     def continue_from(body: Body, prefix: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from llm_spec import NextToken
-from llm_spec_http.dialects.base import Body, Call, Dialect, assistant_message
+from llm_spec import SampledToken
+from llm_spec_http.dialects.base import Body, Dialect, PostJson, continue_assistant_message
 
 __all__ = ["LLAMACPP"]
 
@@ -18,32 +18,34 @@ class _LlamaTokens:
     def max_top(self) -> int:
         return 0  # `echo` is silently ignored
 
-    def id_fields(self, *, chat: bool) -> Body:
+    def build_id_fields(self, *, chat: bool) -> Body:
         return {"logprobs": True, "top_logprobs": 1} if chat else {"logprobs": 1}
 
-    def score_fields(self, top: int) -> Body:
+    def build_score_fields(self, top: int) -> Body:
         raise NotImplementedError
 
-    async def encode(self, call: Call, text: str) -> list[int]:
-        return list((await call("/tokenize", {"content": text, "parse_special": False}))["tokens"])
+    async def encode(self, post_json: PostJson, text: str) -> list[int]:
+        return list((await post_json("/tokenize", {"content": text, "parse_special": False}))["tokens"])
 
-    async def decode(self, call: Call, token_ids: Sequence[int]) -> str:
-        return str((await call("/detokenize", {"tokens": list(token_ids)}))["content"])
+    async def decode(self, post_json: PostJson, token_ids: Sequence[int]) -> str:
+        return str((await post_json("/detokenize", {"tokens": list(token_ids)}))["content"])
 
-    async def encode_chat(self, call: Call, body: Body) -> tuple[list[int], int | None]:
-        prompt = (await call("/apply-template", {"messages": body["messages"]}))["prompt"]
-        answer = await call("/tokenize", {"content": prompt, "add_special": True, "parse_special": True})
+    async def encode_chat(self, post_json: PostJson, body: Body) -> tuple[list[int], int | None]:
+        prompt = (await post_json("/apply-template", {"messages": body["messages"]}))["prompt"]
+        answer = await post_json("/tokenize", {"content": prompt, "add_special": True, "parse_special": True})
         return list(answer["tokens"]), None
 
-    async def sample_next(self, call: Call, prefixes: Sequence[Sequence[int]], sampling: Body) -> list[NextToken]:
+    async def sample_next(
+        self, post_json: PostJson, prefixes: Sequence[Sequence[int]], sampling: Body
+    ) -> list[SampledToken]:
         # Not OpenAI's call: there a token that ends inside a character is in no logprobs, and has no id.
         body: Body = {"prompt": [list(prefix) for prefix in prefixes], "n_predict": 1, **sampling}
         body |= {"return_tokens": True, "response_fields": ["index", "content", "tokens", "stop_type"]}
-        answer = await call("/completion", body)
+        answer = await post_json("/completion", body)
         answers = cast("list[Mapping[str, Any]]", answer if isinstance(answer, list) else [answer])
         return [_next_token(entry) for entry in sorted(answers, key=lambda entry: int(entry["index"]))]
 
-    def token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
+    def read_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
         delta = cast("Mapping[str, Any]", choice.get("delta") or {})
         logprobs = cast("Mapping[str, Any]", choice.get("logprobs") or {})
         entries: list[Mapping[str, Any]] = logprobs.get("content") or []
@@ -62,11 +64,11 @@ def _is_whole(entry: Mapping[str, Any]) -> bool:
     return bool(next(own, None) == entry["bytes"])
 
 
-def _next_token(answer: Mapping[str, Any]) -> NextToken:
+def _next_token(answer: Mapping[str, Any]) -> SampledToken:
     if not answer["tokens"]:
         raise ValueError("no id of the token that it sampled")
     is_end = answer["stop_type"] == "eos"
-    return NextToken(int(answer["tokens"][-1]), "" if is_end else str(answer["content"]), is_end)
+    return SampledToken(int(answer["tokens"][-1]), "" if is_end else str(answer["content"]), is_end)
 
 
 LLAMACPP: Final = Dialect(
@@ -74,9 +76,9 @@ LLAMACPP: Final = Dialect(
     summary="llama.cpp's llama-server",
     base_url="http://127.0.0.1:8080/v1",
     key_variable="LLAMA_API_KEY",
-    continuation=assistant_message(),
+    continuation=continue_assistant_message(),
     repeats_prefix=True,
     token_api=_LlamaTokens(),
     sampling_names={"repetition_penalty": "repeat_penalty"},  # it ignores the other name silently
-    keeps_alive=False,  # it announces keep-alive and closes the connection behind every streamed answer
+    reuses_connections=False,  # it announces keep-alive and closes the connection behind every streamed answer
 )

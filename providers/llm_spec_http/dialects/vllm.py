@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from llm_spec import NextToken
-from llm_spec.openai_chat import choice_finish
-from llm_spec_http.dialects.base import Body, Call, Dialect, assistant_message, read_choices
+from llm_spec import SampledToken
+from llm_spec.openai_chat import parse_finish_reason
+from llm_spec_http.dialects.base import Body, Dialect, PostJson, continue_assistant_message, read_choices
 
 __all__ = ["VLLM"]
 
@@ -19,38 +19,40 @@ class _VllmTokens:
     def max_top(self) -> int:
         return 20  # what the server allows unless it was started with --max-logprobs
 
-    def id_fields(self, *, chat: bool) -> Body:  # noqa: ARG002 - the same for both
+    def build_id_fields(self, *, chat: bool) -> Body:  # noqa: ARG002 - the same for both
         return {"return_token_ids": True}
 
-    def score_fields(self, top: int) -> Body:
+    def build_score_fields(self, top: int) -> Body:
         return {"prompt_logprobs": top, "logprobs": top, "return_tokens_as_token_ids": True}
 
-    async def encode(self, call: Call, text: str) -> list[int]:
-        return list((await call("/tokenize", {"prompt": text, "add_special_tokens": False}))["tokens"])
+    async def encode(self, post_json: PostJson, text: str) -> list[int]:
+        return list((await post_json("/tokenize", {"prompt": text, "add_special_tokens": False}))["tokens"])
 
-    async def decode(self, call: Call, token_ids: Sequence[int]) -> str:
-        return str((await call("/detokenize", {"tokens": list(token_ids)}))["prompt"])
+    async def decode(self, post_json: PostJson, token_ids: Sequence[int]) -> str:
+        return str((await post_json("/detokenize", {"tokens": list(token_ids)}))["prompt"])
 
-    async def encode_chat(self, call: Call, body: Body) -> tuple[list[int], int | None]:
+    async def encode_chat(self, post_json: PostJson, body: Body) -> tuple[list[int], int | None]:
         fields = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-        answer = await call("/tokenize", {name: body[name] for name in fields if name in body})
+        answer = await post_json("/tokenize", {name: body[name] for name in fields if name in body})
         return list(answer["tokens"]), answer.get("max_model_len")
 
-    async def sample_next(self, call: Call, prefixes: Sequence[Sequence[int]], sampling: Body) -> list[NextToken]:
+    async def sample_next(
+        self, post_json: PostJson, prefixes: Sequence[Sequence[int]], sampling: Body
+    ) -> list[SampledToken]:
         body: Body = {"prompt": [list(prefix) for prefix in prefixes], "max_tokens": 1, **sampling}
-        choices = read_choices(await call("completions", {**body, **self.id_fields(chat=False)}))
+        choices = read_choices(await post_json("completions", {**body, **self.build_id_fields(chat=False)}))
         return [_next_token(choice) for choice in choices]
 
-    def token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
+    def read_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
         ids = choice.get("token_ids")
         return None if ids is None else tuple(ids)
 
 
-def _next_token(choice: Mapping[str, Any]) -> NextToken:
+def _next_token(choice: Mapping[str, Any]) -> SampledToken:
     if not choice.get("token_ids"):
         raise ValueError("no id of the token that it sampled")
-    is_end = choice_finish(choice) == "stop"
-    return NextToken(int(choice["token_ids"][-1]), "" if is_end else str(choice.get("text") or ""), is_end)
+    is_end = parse_finish_reason(choice) == "stop"
+    return SampledToken(int(choice["token_ids"][-1]), "" if is_end else str(choice.get("text") or ""), is_end)
 
 
 VLLM: Final = Dialect(
@@ -58,7 +60,7 @@ VLLM: Final = Dialect(
     summary="vLLM",
     base_url="http://127.0.0.1:8000/v1",
     key_variable="VLLM_API_KEY",
-    continuation=assistant_message(fields={"continue_final_message": True, "add_generation_prompt": False}),
+    continuation=continue_assistant_message(fields={"continue_final_message": True, "add_generation_prompt": False}),
     token_api=_VllmTokens(),
-    stops_whole=True,
+    stops_when_reader_leaves=True,
 )

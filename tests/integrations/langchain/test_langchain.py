@@ -34,7 +34,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.integrations.langchain import SpeculativeChatModel
-from llm_spec.testing import RuleProvider, ScriptedProvider
+from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 from llm_spec.testing.server import MODEL, ModelServer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "langchain_agent.py"
@@ -72,7 +72,7 @@ class Tokens(BaseCallbackHandler):
 
 
 def over(provider: Any = None, **fields: Any) -> SpeculativeChatModel:
-    return SpeculativeChatModel(target=provider or RuleProvider(), **fields)
+    return SpeculativeChatModel(target=provider or RuleBasedProvider(), **fields)
 
 
 async def closed(provider: ScriptedProvider) -> bool:
@@ -102,9 +102,13 @@ async def test_the_text_is_the_decoders() -> None:
     for answer in answers:
         assert answer.response_metadata["finish_reason"] == expected.finish_reason
         assert answer.response_metadata["model_name"] == decoder.name
-        figures = answer.response_metadata["llm_spec"]
-        assert (figures["strategy"], figures["guarantee"], figures["same_text"]) == ("tokens", "exact", True)
-        assert 0 < figures["acceptance_rate"] <= 1
+        describe_finish = answer.response_metadata["llm_spec"]
+        assert (describe_finish["strategy"], describe_finish["guarantee"], describe_finish["same_text"]) == (
+            "tokens",
+            "exact",
+            True,
+        )
+        assert 0 < describe_finish["acceptance_rate"] <= 1
 
 
 async def test_one_chunk_has_the_usage_and_it_is_the_last() -> None:
@@ -405,7 +409,7 @@ def test_an_option_that_is_not_known_is_refused() -> None:
         ({"target": "not this"}, "provider is 'not this'; write it as provider:model"),
         ({"target": "nowhere:at-all"}, "provider 'nowhere' .* is not known; installed are: "),
         ({"target": "lookup"}, "'lookup' is a draft, not a model that can answer; use it as draft"),
-        ({"target": RuleProvider(), "draft": "nowhere:at-all"}, "provider 'nowhere' .* is not known"),
+        ({"target": RuleBasedProvider(), "draft": "nowhere:at-all"}, "provider 'nowhere' .* is not known"),
     ],
 )
 def test_a_wrong_pair_is_refused_in_plain_words(fields: dict[str, Any], told: str) -> None:

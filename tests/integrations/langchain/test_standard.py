@@ -13,7 +13,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from llm_spec.integrations.langchain import SpeculativeChatModel
-from llm_spec.testing import RuleProvider
+from llm_spec.testing import RuleBasedProvider
 
 # stream_events(version="v3") says at each call that it may change
 pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
@@ -28,7 +28,7 @@ class TestUnit(ChatModelUnitTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"target": RuleProvider()}
+        return {"target": RuleBasedProvider()}
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class TestIntegration(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"target": RuleProvider()}
+        return {"target": RuleBasedProvider()}
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:

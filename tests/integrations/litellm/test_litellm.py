@@ -35,7 +35,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.integrations.litellm import SpeculativeLLM, register
-from llm_spec.testing import RuleProvider, ScriptedProvider
+from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 
 # it warns of its own models; as errors those would become errors of its calls
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -94,9 +94,13 @@ async def test_the_text_is_the_decoders() -> None:
         assert expected.usage is not None
         assert answer.usage.prompt_tokens == expected.usage.input_tokens
         assert answer.usage.completion_tokens == expected.usage.output_tokens
-        figures = choice.message.provider_specific_fields["llm_spec"]
-        assert (figures["strategy"], figures["guarantee"], figures["same_text"]) == ("tokens", "exact", True)
-        assert 0 < figures["acceptance_rate"] <= 1
+        describe_finish = choice.message.provider_specific_fields["llm_spec"]
+        assert (describe_finish["strategy"], describe_finish["guarantee"], describe_finish["same_text"]) == (
+            "tokens",
+            "exact",
+            True,
+        )
+        assert 0 < describe_finish["acceptance_rate"] <= 1
 
 
 async def test_usage_comes_in_one_chunk_where_it_is_asked_for() -> None:
@@ -117,7 +121,7 @@ async def test_usage_comes_in_one_chunk_where_it_is_asked_for() -> None:
 
 
 async def test_tools_are_called_whole_and_in_pieces() -> None:
-    register(target=RuleProvider())
+    register(target=RuleBasedProvider())
     call = asked("Add the numbers 3 and 4.", tools=[ADD], tool_choice="auto")
     whole = litellm.completion(**call)
     chunks = await acollect(**call)
@@ -149,13 +153,13 @@ def test_options_arrive_as_options_of_the_request() -> None:
 
 @pytest.mark.parametrize("option", [{"n": 2}, {"logprobs": True}, {"temperature": -1}])
 def test_what_cannot_be_served_is_a_bad_request(option: dict[str, Any]) -> None:
-    register(target=RuleProvider())
+    register(target=RuleBasedProvider())
     with pytest.raises(litellm.BadRequestError, match=next(iter(option))):
         litellm.completion(**asked(**option))
 
 
 def test_json_comes_by_response_format() -> None:
-    register(target=RuleProvider())
+    register(target=RuleBasedProvider())
     answer = litellm.completion(**asked("Hi", response_format={"type": "json_object"}))
     assert json.loads(answer.choices[0].message.content) == {"answer": "Hi"}
 
@@ -252,7 +256,7 @@ def test_a_name_that_is_taken_is_refused() -> None:
 
 
 async def test_blocking_calls_work_where_a_loop_runs() -> None:
-    register(target=RuleProvider())
+    register(target=RuleBasedProvider())
     assert litellm.completion(**asked()).choices[0].message.content == "You said: Hi"
     assert (await litellm.acompletion(**asked())).choices[0].message.content == "You said: Hi"
 

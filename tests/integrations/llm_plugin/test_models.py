@@ -28,8 +28,8 @@ from llm_spec import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.integrations.llm_plugin import _HOME, AsyncSpeculativeModel, ModelSpec, SpeculativeModel, read_specs
-from llm_spec.testing import RuleProvider, ScriptedProvider
+from llm_spec.integrations.llm_plugin import _BRIDGE, AsyncSpeculativeModel, ModelSpec, SpeculativeModel, read_specs
+from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 
 PROMPT = "def area(radius):"
 WORDS = "".join(f"word{i} " for i in range(30))
@@ -230,7 +230,7 @@ def test_a_forgotten_response_may_be_collected_on_any_thread() -> None:
     async def collect() -> None:
         pieces.close()  # type: ignore[attr-defined] # a generator
 
-    _HOME.run(collect)
+    _BRIDGE.run(collect)
     until_closed(provider)
     assert provider.num_open == 0
 
@@ -291,7 +291,7 @@ def test_eight_prompts_at_once() -> None:
 
 def test_a_decoder_may_be_given() -> None:
     """A provider that is a decoder already answers itself."""
-    decoder = SpeculativeDecoder(None, RuleProvider())
+    decoder = SpeculativeDecoder(None, RuleBasedProvider())
     assert SpeculativeModel(ModelSpec(name="given", target=decoder)).prompt("one").text() == "You said: one"
 
 

@@ -42,7 +42,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.integrations.openai_agents import SpeculativeModel, SpeculativeModelProvider
-from llm_spec.testing import RuleProvider, ScriptedProvider
+from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 
 PROMPT = "def area(radius):"
 WORDS = "".join(f"word{i} " for i in range(30))
@@ -104,15 +104,15 @@ async def test_items_tell_how_the_answer_came_about() -> None:
     """`provider_data` of the output holds the figures, as JSON values."""
     async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
         result = await Runner.run(agent_of(decoder, model_settings=ModelSettings(max_tokens=48)), PROMPT)
-    figures = result.raw_responses[0].output[0].model_dump()["provider_data"]["llm_spec"]
-    assert (figures["strategy"], figures["guarantee"]) == ("tokens", "exact")
-    assert 0 < figures["acceptance_rate"] <= 1
-    assert json.dumps(figures)
+    describe_finish = result.raw_responses[0].output[0].model_dump()["provider_data"]["llm_spec"]
+    assert (describe_finish["strategy"], describe_finish["guarantee"]) == ("tokens", "exact")
+    assert 0 < describe_finish["acceptance_rate"] <= 1
+    assert json.dumps(describe_finish)
 
 
 async def test_streaming_gives_the_same_text_in_pieces() -> None:
     """A streamed run comes as Responses events, with usage, and ends as the same text."""
-    streamed = Runner.run_streamed(agent_of(RuleProvider()), "one two three")
+    streamed = Runner.run_streamed(agent_of(RuleBasedProvider()), "one two three")
     data = [event.data async for event in streamed.stream_events() if event.type == "raw_response_event"]
     deltas = [event.delta for event in data if event.type == "response.output_text.delta"]
     assert "".join(deltas) == streamed.final_output == "You said: one two three"
@@ -131,7 +131,7 @@ async def test_a_tool_is_called_and_answered(is_streamed: bool) -> None:
         """Add two numbers."""
         return a + b
 
-    agent = agent_of(RuleProvider(), tools=[add_numbers])
+    agent = agent_of(RuleBasedProvider(), tools=[add_numbers])
     if is_streamed:
         streamed = Runner.run_streamed(agent, "Add the numbers 3 and 4.")
         async for _ in streamed.stream_events():
@@ -174,14 +174,14 @@ async def test_a_call_id_is_never_used_twice() -> None:
 async def test_a_handoff_hands_over() -> None:
     """A handoff is offered as a tool, and the other agent's model answers."""
     other = Agent(name="Billing", model=SpeculativeModel(ScriptedProvider("Paid.")))
-    result = await Runner.run(agent_of(RuleProvider(), handoffs=[other]), "A billing question.")
+    result = await Runner.run(agent_of(RuleBasedProvider(), handoffs=[other]), "A billing question.")
     assert result.final_output == "Paid."
     assert result.last_agent is other
 
 
 async def test_structured_output() -> None:
     """An output type becomes a JSON schema, and the answer that type."""
-    agent = agent_of(RuleProvider(), output_type=Pet)
+    agent = agent_of(RuleBasedProvider(), output_type=Pet)
     assert (await Runner.run(agent, "A dog named 'Rex', 3 years old.")).final_output == Pet(name="Rex", age=3)
 
 
@@ -212,7 +212,7 @@ async def test_reasoning_is_an_item() -> None:
 
 async def test_the_span_is_the_sdks(spans: Spans) -> None:
     """A traced run has a generation span with input, output, usage and figures."""
-    await Runner.run(agent_of(RuleProvider()), "one two")
+    await Runner.run(agent_of(RuleBasedProvider()), "one two")
     [span] = spans.generations
     data = span["span_data"]
     assert data["input"] == [{"role": "user", "content": "one two"}]
@@ -223,11 +223,11 @@ async def test_the_span_is_the_sdks(spans: Spans) -> None:
 
 async def test_a_span_without_data_and_none_at_all(spans: Spans) -> None:
     """What a run keeps out of its traces stays out."""
-    await Runner.run(agent_of(RuleProvider()), "one", run_config=RunConfig(trace_include_sensitive_data=False))
+    await Runner.run(agent_of(RuleBasedProvider()), "one", run_config=RunConfig(trace_include_sensitive_data=False))
     [span] = spans.generations
     assert (span["span_data"]["input"], span["span_data"]["output"]) == (None, None)
     assert span["span_data"]["usage"]["requests"] == 1
-    await Runner.run(agent_of(RuleProvider()), "one", run_config=RunConfig(tracing_disabled=True))
+    await Runner.run(agent_of(RuleBasedProvider()), "one", run_config=RunConfig(tracing_disabled=True))
     assert len(spans.generations) == 1
 
 
@@ -331,7 +331,7 @@ async def test_eight_runs_at_once() -> None:
 
 async def test_the_provider_makes_models_by_name() -> None:
     """An agent without a model gets the provider's target, a name its own, each made once and closed in the end."""
-    provider = SpeculativeModelProvider(RuleProvider())
+    provider = SpeculativeModelProvider(RuleBasedProvider())
     config = RunConfig(model_provider=provider)
     result = await Runner.run(Agent(name="Any"), "one", run_config=config)
     assert result.final_output == "You said: one"

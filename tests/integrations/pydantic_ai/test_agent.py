@@ -41,7 +41,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
-from llm_spec.testing import RuleProvider, ScriptedProvider
+from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 
 PROMPT = "def area(radius):"
 WORDS = "".join(f"word{i} " for i in range(30))
@@ -86,7 +86,7 @@ async def test_a_given_provider_stays_open() -> None:
 
 async def test_streaming_gives_the_same_text_in_pieces() -> None:
     """A streamed run comes piece by piece and ends as the same text, with usage and figures."""
-    agent = Agent(SpeculativeModel(RuleProvider()))
+    agent = Agent(SpeculativeModel(RuleBasedProvider()))
     async with agent.run_stream("one two three") as stream:
         pieces = [piece async for piece in stream.stream_text(delta=True, debounce_by=None)]
         response = stream.response
@@ -143,7 +143,7 @@ async def test_a_draft_that_fails_is_a_failed_attempt() -> None:
 
 async def test_a_tool_is_called_and_answered() -> None:
     """A run with a tool goes there and back."""
-    agent = Agent(SpeculativeModel(RuleProvider()))
+    agent = Agent(SpeculativeModel(RuleBasedProvider()))
 
     @agent.tool_plain
     def add_numbers(a: int, b: int) -> int:
@@ -159,7 +159,7 @@ async def test_a_tool_is_called_and_answered() -> None:
 
 async def test_a_tool_round_trip_may_be_streamed() -> None:
     """The same run streamed ends with the tool's answer."""
-    agent = Agent(SpeculativeModel(RuleProvider()))
+    agent = Agent(SpeculativeModel(RuleBasedProvider()))
 
     @agent.tool_plain
     def add_numbers(a: int, b: int) -> int:
@@ -172,7 +172,7 @@ async def test_a_tool_round_trip_may_be_streamed() -> None:
 @pytest.mark.parametrize("output_type", [Pet, ToolOutput(Pet), NativeOutput(Pet)], ids=["default", "tool", "native"])
 async def test_structured_output(output_type: type[Pet]) -> None:
     """An output type is filled by an output tool, or by a JSON schema."""
-    agent = Agent(SpeculativeModel(RuleProvider()), output_type=output_type)
+    agent = Agent(SpeculativeModel(RuleBasedProvider()), output_type=output_type)
     assert (await agent.run("A dog named 'Rex', 3 years old.")).output == Pet(name="Rex", age=3)
 
 
@@ -205,7 +205,7 @@ async def test_a_provider_that_counts_nothing_is_unmeasured() -> None:
 
 async def test_a_usage_limit_stops_a_run() -> None:
     """The framework's own limits see the usage."""
-    agent = Agent(SpeculativeModel(RuleProvider()))
+    agent = Agent(SpeculativeModel(RuleBasedProvider()))
     with pytest.raises(Exception, match="output_tokens_limit"):
         await agent.run("one two three four", usage_limits=UsageLimits(output_tokens_limit=2))
 

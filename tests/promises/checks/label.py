@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from llm_spec import Retry, SpeculativeResult, Started
+from llm_spec import AnswerStarted, Retry, SpeculativeResult
 from promises.checks.base import (
     UNDECODED,
     can_be_plain,
@@ -52,13 +52,13 @@ def _strategy(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iter
         is_tried = (result.plain_reason == "baseline" and case.baseline_every > 0) or (
             result.plain_reason == "discovery" and case.num_failing_trials > 0
         )
-        is_plain = case.draft == "none" or can_be_plain(case, shown) or has_ended_before(shown) or is_tried
-        if not (is_plain and name == "plain"):
+        needs_no_penalties = case.draft == "none" or can_be_plain(case, shown) or has_ended_before(shown) or is_tried
+        if not (needs_no_penalties and name == "plain"):
             yield f"strategy {case.strategy} was configured, the result says {name}"
     if name == "plain" and result.plain_reason is None:
         yield "the answer is plain, and nothing says why"
     for _, event in shown.events:
-        if isinstance(event, Started) and event.strategy != name and not has_ended_before(shown):
+        if isinstance(event, AnswerStarted) and event.strategy != name and not has_ended_before(shown):
             yield f"it started with {event.strategy} and ended with {name}"
 
 

@@ -42,7 +42,7 @@ def find_wrong_usage(outcome: Outcome, shown: Shown) -> Iterator[str]:
 def _wrong_cost(case: Case, result: SpeculativeResult) -> Iterator[str]:
     """Money is that of the tokens, by the prices that are set."""
     cost, price = result.cost, PRICES[result.target]
-    expected = None if result.usage is None else price.of(result.usage)
+    expected = None if result.usage is None else price.cost_of(result.usage)
     if cost.target != expected:
         yield f"the target's cost is {cost.target}; its tokens cost {expected}: {result.usage}"
     if (

@@ -1,0 +1,225 @@
+"""DraftFeed: one request's draft in the background, begun anew wherever the answer departs from it."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from llm_spec._clock import clock
+from llm_spec.chat import ChatRequest
+from llm_spec.drafting.draft_call import DraftCall, max_answer_tokens
+from llm_spec.drafting.text_index import TextIndex
+from llm_spec.drafting.text_pieces import take_last_pieces
+from llm_spec.errors import format_error_line
+from llm_spec.provider import DraftProvider, open_for_request
+
+__all__ = ["BackgroundDraft"]
+
+_MAX_MATCH: Final = 8  # pieces
+
+
+class BackgroundDraft:
+    """What a draft says comes next. `restart` says where the answer stands; `text` is the guess at what follows that.
+
+    It has `ended`: because it had written as much as was asked for (`is_cut`: more may follow), by itself with all that
+    it has to say (`is_complete`), or by a failure.
+
+    `changed` is called, on the event loop, whenever `text`, `ended` or `failure` has changed. A draft that cannot
+    continue a prefix is asked once, and its text realigned with the answer. `max_tokens` bounds all that is drafted
+    (None: no bound), in pieces where a draft gives no ids; `timeout_s` the wait for one piece. Whoever made it calls
+    `aclose`.
+    """
+
+    def __init__(
+        self,
+        draft: DraftProvider,
+        request: ChatRequest,
+        *,
+        max_tokens: int | None,
+        timeout_s: float,
+        changed: Callable[[], None],
+    ) -> None:
+        self.text = ""
+        self.ended = True
+        self.is_cut = self.is_complete = False
+        self.failure: str | None = None
+        self.num_tokens = 0
+        self._writing_s = 0.0
+        self._num_timed = 0
+        self._draft = open_for_request(draft)
+        self._request = request
+        self._max_tokens = max_tokens
+        self._timeout_s = timeout_s
+        self._changed = changed
+        self._continues = bool(getattr(draft, "continues_prefix", True))
+        self._run: _DraftRun | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def token_s(self) -> float:
+        """Seconds between two of the draft's tokens; 0 before it was measured."""
+        return self._writing_s / self._num_timed if self._num_timed else 0.0
+
+    def piece_times(self, start: int, end: int) -> list[tuple[int, float]]:
+        """Of each piece that ends in `text[start:end]`: where, and in seconds how long the draft took for it.
+
+        The first one of a call begins with the call.
+        """
+        run = self._run
+        if run is None:
+            return []
+        num_before = len(run.written_text) - len(self.text)
+        return [(at - num_before, seconds) for at, seconds in run.piece_times(num_before + start, num_before + end)]
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether nothing more may be drafted, or can be."""
+        return self.failure is not None or (self._max_tokens is not None and self.num_tokens >= self._max_tokens)
+
+    def restart(self, answer: str, num_tokens: int) -> None:
+        """Guess `num_tokens` tokens of what follows `answer`, the text since the request's own prefix."""
+        self.text = ""
+        if self.is_exhausted:
+            self.ended = True
+            return
+        if self._run is not None and not self._continues:
+            self._run.align_with_answer(self._request.prefix + answer)
+            self._publish_text(self._run)
+            return
+        self._cancel()
+        self.ended = self.is_cut = self.is_complete = False
+        prefix = self._request.prefix + answer
+        run = _DraftRun(prefix if self._continues else "", writes_once=not self._continues)
+        request = replace(self._request, prefix=run.prefix, stop=())
+        self._run = run
+        if not self._continues:
+            run.align_with_answer(self._request.prefix + answer)
+        max_tokens_left = None if self._max_tokens is None else self._max_tokens - self.num_tokens
+        call = DraftCall(self._draft, request, self._limit_call_tokens(num_tokens), max_pieces=max_tokens_left)
+        task = asyncio.create_task(self._read_call(run, call))
+        run.task, run.call = task, call
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop_as_late(self, failure: str) -> None:
+        """Leave the draft as one that takes too long; what it has written is all that it says."""
+        if self._run is not None and self._run.call is not None:
+            self._run.call.time_out()
+        self._run = None
+        self.failure, self.ended, self.is_complete = failure, True, False
+
+    async def aclose(self) -> None:
+        """End all that runs for it; what that raises is nobody's concern."""
+        self._cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _cancel(self) -> None:
+        if self._run is not None and self._run.task is not None:
+            self._run.task.cancel()
+        self._run = None
+
+    def _limit_call_tokens(self, num_tokens: int) -> int:
+        """How many tokens one call may draft; a draft that writes once writes the whole answer."""
+        if not self._continues:
+            num_tokens = max_answer_tokens(self._request)
+        return num_tokens if self._max_tokens is None else min(num_tokens, self._max_tokens - self.num_tokens)
+
+    async def _read_call(self, run: _DraftRun, call: DraftCall) -> None:
+        seconds = clock()
+        last_s: float | None = None
+        began_s = moved_s = seconds()
+        patience = asyncio.timeout(self._timeout_s)
+
+        def add_text(text: str, num_new: int) -> None:
+            nonlocal last_s, moved_s
+            now = seconds()
+            self.num_tokens += num_new
+            if last_s is not None and num_new:
+                self._writing_s += now - last_s
+                self._num_timed += num_new
+            last_s = now
+            if now - moved_s > 0.01 * self._timeout_s and not patience.expired():  # moving a timer is dear
+                patience.reschedule(now + self._timeout_s)
+                moved_s = now
+            run.write(text, now - began_s)
+            self._publish_text(run)
+
+        try:
+            async with patience:
+                await call.read_pieces(add_text)
+        except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
+            is_late = patience.expired() and isinstance(error, TimeoutError)
+            late = f"late: the draft was silent for {self._timeout_s:.3g} s"
+            self._fail_run(run, late if is_late else format_error_line(error))
+        run.ended, run.is_cut, run.is_complete = True, self._continues and call.is_full, call.is_complete
+        self._publish_text(run)
+
+    def _fail_run(self, run: _DraftRun, failure: str) -> None:
+        if run is self._run:
+            self.failure = failure
+
+    def _publish_text(self, run: _DraftRun) -> None:
+        if run is self._run:
+            self.text, self.ended = run.find_guess(), run.ended
+            self.is_cut, self.is_complete = run.is_cut, run.is_complete
+            self._changed()
+
+
+class _DraftRun:
+    """One call of the draft and where the answer stands in what it wrote."""
+
+    def __init__(self, prefix: str, *, writes_once: bool) -> None:
+        self.prefix = prefix.rstrip()  # chat templates strip what is behind it
+        self.written_text = ""
+        self.ended = self.is_cut = self.is_complete = False
+        self.task: asyncio.Task[None] | None = None
+        self.call: DraftCall | None = None
+        self._seam = prefix[len(self.prefix) :]
+        self._start: int | None = 0  # in what it wrote; None: not found yet
+        self._answer = ""  # where it was last realigned, of a draft that writes once
+        self._index = TextIndex() if writes_once else None
+        self._ends: list[int] = []  # of its pieces, in what it wrote …
+        self._times_s: list[float] = []  # … and when they came, since it was called
+
+    def write(self, text: str, time_s: float) -> None:
+        """Add what it wrote."""
+        self.written_text += text
+        self._ends.append(len(self.written_text))
+        self._times_s.append(time_s)
+        if self._index is not None:
+            self._index.read_up_to(self.written_text, len(text) + 1)  # the piece before may have grown
+
+    def piece_times(self, start: int, end: int) -> Iterator[tuple[int, float]]:
+        """Where its pieces end in a stretch of what it wrote, and how long each took."""
+        for index in range(bisect_right(self._ends, start), bisect_right(self._ends, end)):
+            yield self._ends[index], self._times_s[index] - (self._times_s[index - 1] if index else 0.0)
+
+    def find_guess(self) -> str:
+        """What it wrote about the text that follows the answer."""
+        if self._start is None:
+            self._start = self._find_answer_end()
+            if self._start is None:
+                return ""
+        text = self.written_text[self._start :]
+        if not self._seam:
+            return text
+        if text.startswith(self._seam):
+            return text[len(self._seam) :]
+        return "" if self._seam.startswith(text) else text.lstrip()
+
+    def align_with_answer(self, answer: str) -> None:
+        """Go on behind the longest match of the answer's end."""
+        self._answer, self._start = answer, None
+
+    def _find_answer_end(self) -> int | None:
+        """Where the answer ends in what was written; None: nowhere, or not yet."""
+        if self.written_text.startswith(self._answer):
+            return len(self._answer)
+        if self._index is None or self._answer.startswith(self.written_text):
+            return None  # the answer is ahead of it
+        return self._index.find_match_end(take_last_pieces(self._answer, _MAX_MATCH), _MAX_MATCH)

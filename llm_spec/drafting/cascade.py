@@ -1,0 +1,173 @@
+"""Several drafts as one: round by round, the first that is sure enough drafts.
+
+The rule does not measure. Choosing by expected tokens per second, from each draft's own acceptance and time as measured
+in the request, was tried: with the built-in pair (60 prompts, greedy, both rules in one run) it was 0.1 % to 1.3 %
+slower, because a request ends before there is much to learn; replayed with drafts that take .06 to .3 of a step a
+token, it was within 2 % of this rule, but for the dearest drafts of sampled answers (3 % better).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+from llm_spec._checks import check_number
+from llm_spec._iterators import closing_view
+from llm_spec.chat import ChatRequest
+from llm_spec.drafting.provider_draft import ProviderDraft
+from llm_spec.drafting.token_checks import check_draft_token, confidence_before_sampling
+from llm_spec.errors import ConfigError, DraftError
+from llm_spec.provider import (
+    DraftPiece,
+    DraftProvider,
+    DraftToken,
+    TokenDraft,
+    TokenDrafter,
+    TokenModel,
+    TokenSampler,
+    is_free,
+    open_for_client,
+    open_for_request,
+)
+
+__all__ = ["CascadeDraft"]
+
+
+class CascadeDraft:
+    """Cheap drafts first: `CascadeDraft(PromptLookup(), ProviderDraft(model))` asks the model where lookup is unsure.
+
+    A round is drafted by the first of `drafts` whose confidence in its first token is at least `min_confidence`
+    (one that cannot say counts as sure), else by the last. Where that token was drawn from a distribution, the
+    confidence is that in the likeliest token, whichever was drawn. Text drafts: the first that writes anything.
+    """
+
+    def __init__(self, *drafts: DraftProvider, min_confidence: float = 0.65) -> None:
+        check_number(ConfigError, "number of drafts", len(drafts), 1, integer=True)
+        check_number(ConfigError, "min_confidence", min_confidence, 0.0, 1.0)
+        self._drafts = drafts
+        self._min_confidence = min_confidence
+        self._has_fallback_draft = True
+
+    def split_at_model(self) -> tuple[CascadeDraft, TokenModel] | None:
+        """The drafts before the last one, none of which is asked unless it is sure, and the last one's own model.
+
+        None where the last draft is no model in this process. So a model may draft where its target lives.
+        """
+        last = self._drafts[-1]
+        model = last.token_model if isinstance(last, ProviderDraft) else None
+        if model is None or len(self._drafts) == 1:
+            return None
+        before = CascadeDraft(*self._drafts[:-1], min_confidence=self._min_confidence)
+        before._has_fallback_draft = False
+        return before, model
+
+    @property
+    def name(self) -> str:
+        return "+".join(draft.name for draft in self._drafts)
+
+    @property
+    def drafts(self) -> Sequence[DraftProvider]:
+        """The drafts that it joins."""
+        return self._drafts
+
+    @property
+    def is_free(self) -> bool:
+        """Whether none of them asks a model."""
+        return all(map(is_free, self._drafts))
+
+    @property
+    def continues_prefix(self) -> bool:
+        """Whether all of them go on from an answer that has begun."""
+        return all(getattr(draft, "continues_prefix", True) for draft in self._drafts)
+
+    def for_request(self) -> CascadeDraft:
+        return CascadeDraft(*map(open_for_request, self._drafts), min_confidence=self._min_confidence)
+
+    def for_client(self) -> CascadeDraft:
+        return CascadeDraft(*map(open_for_client, self._drafts), min_confidence=self._min_confidence)
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        async with aclosing(self._draft_first_pieces(request, max_tokens)) as pieces:
+            yield pieces
+
+    async def aclose(self) -> None:
+        async with AsyncExitStack() as stack:
+            for draft in self._drafts:
+                stack.push_async_callback(draft.aclose)
+
+    def token_draft_refusal(self, target: TokenModel) -> str | None:
+        for draft in self._drafts:
+            if not isinstance(draft, TokenDrafter):
+                return f"draft {draft.name} gives text, not token ids"
+            if (refusal := draft.token_draft_refusal(target)) is not None:
+                return refusal
+        return None
+
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
+        opened: list[TokenDraft] = []
+        try:
+            for draft in self._drafts:
+                if not isinstance(draft, TokenDrafter):
+                    raise DraftError(f"draft {draft.name} gives text, not token ids")
+                opened.append(draft.open_token_draft(target, choose, prompt_ids))
+        except BaseException:
+            _close_drafts(opened)
+            raise
+        return _CascadeTokenDraft(
+            opened, self._min_confidence, vocab_size=target.vocab_size, has_fallback_draft=self._has_fallback_draft
+        )
+
+    async def _draft_first_pieces(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
+        for draft in self._drafts:
+            written = False
+            async with draft.draft(request, max_tokens) as pieces:
+                async for piece in pieces:
+                    written = written or bool(piece.text)
+                    if written or draft is self._drafts[-1]:
+                        yield piece._replace(is_free=is_free(draft))
+                    elif piece.usage is not None:  # of a model that had nothing to say
+                        yield piece._replace(finish_reason=None)
+            if written:
+                return
+
+
+class _CascadeTokenDraft:
+    def __init__(
+        self, drafts: Sequence[TokenDraft], min_confidence: float, *, vocab_size: int, has_fallback_draft: bool
+    ) -> None:
+        self._drafts = drafts
+        self._vocab_size = vocab_size
+        self._min_confidence = min_confidence
+        self._has_fallback_draft = has_fallback_draft
+
+    def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        with contextlib.ExitStack() as stack:
+            # all of them, since a draft learns of answers that it had no part in
+            proposals = [
+                stack.enter_context(contextlib.closing(closing_view(draft.propose(context_ids))))
+                for draft in self._drafts
+            ]
+            last_resort = proposals[-1] if self._has_fallback_draft else None
+            for guesses in proposals:
+                first = next(guesses, None)
+                if first is not None and (guesses is last_resort or self._is_confident(first)):
+                    yield first
+                    yield from guesses
+                    return
+
+    def close(self) -> None:
+        _close_drafts(self._drafts)
+
+    def _is_confident(self, token: DraftToken) -> bool:
+        # a token must not be dropped for what was drawn: that would favour the likely ones (see `token_checks`)
+        confidence = confidence_before_sampling(check_draft_token(token, self._vocab_size))
+        return confidence is None or confidence >= self._min_confidence
+
+
+def _close_drafts(drafts: Sequence[TokenDraft]) -> None:
+    """Close each of them, whatever the others raise."""
+    with contextlib.ExitStack() as stack:
+        for draft in drafts:
+            stack.callback(draft.close)

@@ -1,0 +1,30 @@
+"""CopyingDraft: the text drafts of one request that are copied from text, by whatever rule."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+from llm_spec.chat import ChatRequest
+from llm_spec.drafting.text_pieces import stream_draft_pieces
+from llm_spec.provider import DraftPiece
+
+__all__ = ["CopyDraft"]
+
+
+class CopyDraft:
+    """A `DraftProvider` for one request; `copy_pieces(request, max_tokens)` gives the pieces of each call."""
+
+    is_free = True
+
+    def __init__(self, name: str, copy_pieces: Callable[[ChatRequest, int], Awaitable[Sequence[str]]]) -> None:
+        self.name = name
+        self._copy_pieces = copy_pieces
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        async with aclosing(stream_draft_pieces(await self._copy_pieces(request, max_tokens))) as pieces:
+            yield pieces
+
+    async def aclose(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,145 @@
+"""EncodedGuess: a draft's text in a target's own token ids, and where the answer stands in it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from llm_spec.drafting.background_draft import BackgroundDraft
+from llm_spec.provider import TokenEndpoint
+
+__all__ = ["EncodedDraft"]
+
+_MAX_ENCODINGS: Final = 4  # at a time, one behind the other: a call may be a round trip
+# What a tokenizer may still join with the text that comes: the last run of letters, of signs or of whitespace.
+_OPEN_WORD: Final = re.compile(r"(?: ?\w+| ?[^\w\s]+|\s+)\Z")
+_ENCODING_WINDOW: Final = 64  # characters at a text's end in which it is looked for first
+
+
+class _PendingEncoding(NamedTuple):
+    """A stretch of text that is being encoded, and how long the draft took for it."""
+
+    task: asyncio.Task[list[int]]
+    seconds: float
+
+
+class EncodedDraft:
+    """What a `BackgroundDraft` says, encoded as it comes; `ids` are those that follow the confirmed answer.
+
+    `seconds` are those that the draft took for each of them: what is encoded at once is divided evenly.
+    `is_wrong` is set once the target's own token is not the draft's. `changed` is called when `ids` or `failure`
+    change.
+    """
+
+    def __init__(self, background_draft: BackgroundDraft, endpoint: TokenEndpoint, changed: Callable[[], None]) -> None:
+        self.ids: list[int] = []
+        self.seconds: list[float] = []
+        self.is_wrong = False
+        self.failure: Exception | None = None
+        self._background_draft = background_draft
+        self._endpoint = endpoint
+        self._news = changed
+        self._base_text = ""  # the answer where the feed was last restarted
+        self._num_encoded_characters = 0  # characters of the feed's text
+        self._pending_seconds: list[int] = []  # confirmed tokens that the draft has yet to come to
+        self._encodings: deque[_PendingEncoding] = deque()  # in the order of the text
+        self._closing: set[asyncio.Task[list[int]]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing more will come: the draft has ended, and all it wrote is encoded."""
+        return (
+            self._background_draft.ended
+            and not self._encodings
+            and self._num_encoded_characters == len(self._background_draft.text)
+        )
+
+    def restart(self, answer: str, num_tokens: int) -> None:
+        """Forget everything; guess what follows `answer`."""
+        self._cancel()
+        self.ids.clear()
+        self.seconds.clear()
+        self._pending_seconds.clear()
+        self.is_wrong = False
+        self._restart_draft(answer, num_tokens)
+
+    def extend_guess(self, num_tokens: int) -> None:
+        """Guess what follows all that was guessed; for a draft that was cut short."""
+        self._restart_draft(self._base_text + self._background_draft.text, num_tokens)
+
+    def encode_new_text(self) -> None:
+        """Take in what the draft has written."""
+        if len(self._encodings) >= _MAX_ENCODINGS or self.is_wrong:
+            return
+        text = self._background_draft.text[self._num_encoded_characters :]
+        if not self._background_draft.ended:
+            text = text[: _find_open_word(text)]
+        if text:
+            start, self._num_encoded_characters = self._num_encoded_characters, self._num_encoded_characters + len(text)
+            task = asyncio.ensure_future(self._endpoint.encode(text))
+            task.add_done_callback(self._collect_encodings)
+            seconds = sum(
+                seconds for _, seconds in self._background_draft.piece_times(start, self._num_encoded_characters)
+            )
+            self._encodings.append(_PendingEncoding(task, seconds))
+
+    def confirm(self, token_id: int) -> None:
+        """The target's own next token."""
+        if not self.ids:
+            self._pending_seconds.append(token_id)
+            return
+        del self.seconds[0]
+        if self.ids.pop(0) != token_id:
+            self.is_wrong = True
+
+    async def aclose(self) -> None:
+        """End what is under way."""
+        self._cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _restart_draft(self, answer: str, num_tokens: int) -> None:
+        self._base_text, self._num_encoded_characters = answer, 0
+        self._background_draft.restart(answer, num_tokens)
+
+    def _cancel(self) -> None:
+        while self._encodings:
+            task = self._encodings.pop().task
+            task.cancel()
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _collect_encodings(self, _: asyncio.Task[list[int]]) -> None:
+        """Take in what is encoded, up to the first stretch that is not yet."""
+        while self._encodings and self._encodings[0].task.done():
+            task, seconds = self._encodings.popleft()
+            error = task.exception()
+            if isinstance(error, Exception):  # only speculation needs it
+                self.failure = error
+            elif not self.is_wrong:
+                self._append_ids(task.result(), seconds)
+            self._news()
+
+    def _append_ids(self, token_ids: list[int], seconds: float) -> None:
+        shared = min(len(self._pending_seconds), len(token_ids))
+        if self._pending_seconds[:shared] != token_ids[:shared]:
+            self.is_wrong = True
+            return
+        del self._pending_seconds[:shared]
+        self.ids += token_ids[shared:]
+        self.seconds += [seconds / len(token_ids)] * (len(token_ids) - shared)
+
+
+def _find_open_word(text: str) -> int:
+    """Where the run begins that the text ends with."""
+    size = _ENCODING_WINDOW
+    while True:
+        start = max(0, len(text) - size)
+        found = _OPEN_WORD.search(text, start)
+        if found is None or found.start() > start or start == 0:
+            return len(text) if found is None else found.start()
+        size *= 2  # the run may be longer

@@ -1,0 +1,71 @@
+"""WholeDraft: what a draft writes when it is let write to its end, in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from llm_spec.chat import ChatRequest
+from llm_spec.config import SpeculativeConfig
+from llm_spec.drafting.draft_call import DraftCall, max_answer_tokens
+from llm_spec.errors import format_error_line
+from llm_spec.provider import DraftProvider
+
+__all__ = ["FullDraft"]
+
+_DRAFT_TOKENS: Final = 1024  # where the request sets no limit
+
+
+class FullDraft:
+    """What a draft has written so far; `failure` says what went wrong, None: nothing."""
+
+    def __init__(self, draft: DraftProvider, request: ChatRequest, config: SpeculativeConfig) -> None:
+        self._max_tokens = max_answer_tokens(request, _DRAFT_TOKENS)
+        if config.max_draft_tokens is not None:
+            self._max_tokens = min(self._max_tokens, config.max_draft_tokens)
+        self._patience_s = config.draft_timeout_s
+        self._call = DraftCall(draft, request, self._max_tokens, max_pieces=config.max_draft_tokens)
+        self._task: asyncio.Task[None] | None = None
+        self._is_abandoned = False
+        self.text = ""
+        self.failure: str | None = None
+
+    @asynccontextmanager
+    async def read_in_background(self) -> AsyncGenerator[None]:
+        """Let the draft write while the context is open; at its end it is closed."""
+        self._task = asyncio.create_task(self._read_call())
+        try:
+            yield
+        finally:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def wait(self, timeout_s: float, late_message: str) -> None:
+        """Wait for its end; a draft that takes longer fails as `late_message`, and what it writes later is not used."""
+        if self._task is None:
+            return
+        _, unfinished = await asyncio.wait([self._task], timeout=timeout_s)
+        if unfinished:
+            self._is_abandoned, self.failure = True, late_message
+            if timeout_s < self._patience_s:  # it was not given the time that it may take
+                self._task.cancel()
+            else:
+                self._call.time_out()
+
+    async def _read_call(self) -> None:
+        if self._max_tokens < 1:
+            return
+        try:
+            await self._call.read_pieces(self._add_text)
+        except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
+            self._record_failure(format_error_line(error))
+
+    def _add_text(self, text: str, num_new: int) -> None:  # noqa: ARG002 - they are counted by the call
+        if not self._is_abandoned:
+            self.text += text
+
+    def _record_failure(self, failure: str) -> None:
+        if not self._is_abandoned:
+            self.failure = failure

@@ -1,0 +1,135 @@
+"""A provider as draft: any chat model piece by piece, and a local one token by token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+from llm_spec.chat import METADATA_FIELDS, ChatRequest, Finish, StreamEvent, TextDelta
+from llm_spec.errors import DraftError
+from llm_spec.provider import (
+    DraftPiece,
+    DraftToken,
+    LlmProvider,
+    TokenDraft,
+    TokenModel,
+    TokenSampler,
+    prefill_prompt,
+)
+
+__all__ = ["ProviderDraft"]
+
+
+class ProviderDraft:
+    """Let a provider draft. Where its model runs in this process, it proposes token ids to targets of its tokenizer."""
+
+    def __init__(self, provider: LlmProvider) -> None:
+        self._provider = provider
+
+    @property
+    def name(self) -> str:
+        return self._provider.name
+
+    @property
+    def continues_prefix(self) -> bool:
+        """Whether the model goes on from an answer that has begun, or writes it from the start."""
+        return self._provider.capabilities.continue_prefix
+
+    @property
+    def token_model(self) -> TokenModel | None:
+        """The drafting model, where it runs in this process."""
+        return self._provider.capabilities.token_model
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        prefix = request.prefix if self._provider.capabilities.continue_prefix else ""
+        request = replace(
+            _strip_target_fields(request), max_tokens=max_tokens, prefix=prefix, tools=(), tool_choice=None
+        )
+        async with self._provider.stream(request) as events, aclosing(_convert_to_pieces(events)) as pieces:
+            yield pieces
+
+    async def aclose(self) -> None:
+        await self._provider.aclose()
+
+    def token_draft_refusal(self, target: TokenModel) -> str | None:
+        model = self._provider.capabilities.token_model
+        if model is None:
+            return f"draft {self.name} gives text, not token ids"
+        if model.tokenizer.fingerprint != target.tokenizer.fingerprint:
+            return (
+                f"draft {self.name} (vocabulary {model.vocab_size}) and target {target.name} (vocabulary "
+                f"{target.vocab_size}) have different tokenizers"
+            )
+        return None
+
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
+        model, refusal = self._provider.capabilities.token_model, self.token_draft_refusal(target)
+        if model is None or refusal is not None:
+            raise DraftError(str(refusal))
+        return _ModelTokenDraft(model, choose, prompt_ids)
+
+
+class _ModelTokenDraft:
+    """Drafting with a cache of its own, which keeps whatever of it the target has confirmed."""
+
+    def __init__(self, model: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> None:
+        if len(prompt_ids) >= model.context_length:
+            raise DraftError(f"the prompt has {len(prompt_ids)} tokens; {model.name} takes {model.context_length}")
+        self._context_length = model.context_length
+        self._vocab_size = model.vocab_size
+        self._choose = choose
+        self._cached_ids = list(prompt_ids[:-1])
+        self._num_confirmed = len(self._cached_ids)  # of them, by the context as it was read last
+        self._session = model.open(exact=False)
+        try:
+            prefill_prompt(self._session, self._cached_ids)
+        except BaseException:
+            self._session.close()
+            raise
+
+    def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        self._truncate_to_shared_prefix(context_ids)
+        ids = list(context_ids)
+        unread = ids[len(self._cached_ids) :]
+        if max(unread) >= self._vocab_size:
+            return  # a padding column of the target's, which this model does not have
+        while len(ids) < self._context_length:
+            logits = self._session.forward(unread, num_rows=1)[0]
+            self._cached_ids += unread
+            token = self._choose(logits, ids)
+            yield token
+            unread = [token.token_id]
+            ids.append(token.token_id)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _truncate_to_shared_prefix(self, context_ids: Sequence[int]) -> None:
+        """Cut the cache back to what it shares with the context, at least one token of which must be left to read."""
+        limit = min(len(self._cached_ids), len(context_ids) - 1)
+        start = min(self._num_confirmed, limit)
+        agree = next((i for i in range(start, limit) if self._cached_ids[i] != context_ids[i]), limit)
+        self._num_confirmed = agree
+        del self._cached_ids[agree:]
+        self._session.truncate(agree)
+
+
+def _strip_target_fields(request: ChatRequest) -> ChatRequest:
+    """The request without what was said to the target alone: its own words, and labels for its server."""
+    if not request.extra and all(message.native is None for message in request.messages):  # nearly always
+        return request
+    extra = {name: value for name, value in request.extra.items() if name not in METADATA_FIELDS}
+    return replace(request, messages=tuple(replace(m, native=None) for m in request.messages), extra=extra)
+
+
+async def _convert_to_pieces(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[DraftPiece]:
+    async for event in events:
+        match event:
+            case TextDelta(text=text) if text:
+                yield DraftPiece(text)
+            case Finish():
+                yield DraftPiece("", finish_reason=event.finish_reason, usage=event.usage)
+            case _:
+                pass

@@ -1,0 +1,74 @@
+"""A given text as draft: the file being edited, yesterday's answer, a cached reply."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from llm_spec.chat import ChatRequest
+from llm_spec.drafting.copy_draft import CopyDraft
+from llm_spec.drafting.ngrams import SequenceFollower
+from llm_spec.drafting.text_index import TextIndex
+from llm_spec.drafting.text_pieces import iterate_pieces_yielding, take_last_pieces
+from llm_spec.provider import DraftPiece, DraftToken, TokenDraft, TokenModel, TokenSampler
+
+__all__ = ["ReferenceDraft"]
+
+_MAX_MATCH: Final = 8  # pieces
+
+
+class ReferenceDraft:
+    """Draft a text that the caller expects the answer to follow, in whole or in parts.
+
+    After a difference it goes on behind the longest match of the answer's last tokens (at most 8) with the text.
+    """
+
+    name = "given-text"
+    is_free = True
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
+        return self.for_request().draft(request, max_tokens)
+
+    def for_request(self) -> CopyDraft:
+        index, text = TextIndex(), self._text
+
+        async def copy_pieces(request: ChatRequest, max_tokens: int) -> Sequence[str]:
+            start: int | None = len(request.prefix)
+            if not text.startswith(request.prefix):
+                await index.read_text(text)
+                start = index.find_match_end(take_last_pieces(request.prefix, _MAX_MATCH), _MAX_MATCH)
+            if start is None:
+                return ()
+            return [piece async for piece in iterate_pieces_yielding(text, start, max_tokens)]
+
+        return CopyDraft(self.name, copy_pieces)
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+
+    def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - encoded with any target's tokenizer
+        return None
+
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
+        longest: int | None = getattr(target.tokenizer, "max_token_chars", None)
+        text = self._text if longest is None else self._text[: longest * target.context_length]  # no answer is longer
+        return _ReferenceTokenDraft(SequenceFollower(target.tokenizer.encode(text)), len(prompt_ids))
+
+
+class _ReferenceTokenDraft:
+    def __init__(self, follower: SequenceFollower[int], num_prompt_tokens: int) -> None:
+        self._follower = follower
+        self._num_read = num_prompt_tokens
+
+    def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        start = self._follower.advance(context_ids[self._num_read :])
+        self._num_read = len(context_ids)
+        if start is not None:
+            yield from map(DraftToken, self._follower.items[start:])
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,103 @@
+"""PairFigures: what has been measured of one target with one draft. Kept across requests, on one event loop."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llm_spec._clock import clock
+from llm_spec.baseline import Baseline
+from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, CostLine, ExponentialMovingAverage
+
+__all__ = ["PairStats", "StreamTimer"]
+
+_STREAM_HALF_LIFE: Final = 8.0  # half-lives: of first tokens, one a stream;
+_TOKEN_HALF_LIFE: Final = 256.0  # of tokens
+_ROUND_HALF_LIFE: Final = 64.0  # of probe rounds
+_JUDGED_HALF_LIFE: Final = 1024.0  # of judged draft tokens
+_PRIOR_ACCEPTANCE: Final = 0.98  # a pair is given the benefit of the doubt, for a few tokens
+_PRIOR_TOKENS: Final = 10.0
+_PRIOR_TOKEN_S: Final = 0.02
+_MAX_FIRST_TOKEN_TOKENS: Final = 1e6  # where tokens come all at once
+
+
+class PairStats:
+    """Running figures, in seconds and tokens; each strategy adds what it sees and decides by what all have seen.
+
+    baseline: the target alone. first_token_s, token_s: of one of the target's streams, be there others beside it.
+    verify: a probe round by its number of prefixes. draft_token_s: of the draft. acceptance: of a drafted token.
+    """
+
+    def __init__(self) -> None:
+        self.baseline = Baseline()
+        self.first_token_s = ExponentialMovingAverage(half_life=_STREAM_HALF_LIFE)
+        self.token_s = CostAverage(half_life=_TOKEN_HALF_LIFE)
+        self.verify = CostLine(half_life=_ROUND_HALF_LIFE)
+        self._num_rounds = 0
+        self.draft_token_s = CostAverage(half_life=_TOKEN_HALF_LIFE)
+        self.acceptance = AcceptanceEstimate(
+            half_life=_TOKEN_HALF_LIFE, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_TOKENS
+        )
+
+    def add_answer(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:
+        """The target alone answered; the arguments are those of `Baseline.add_answer`."""
+        self.baseline.add_answer(num_characters, num_tokens, first_s, rest_s)
+        self.first_token_s.update(first_s)
+        if num_tokens > 1:
+            self.token_s.update(num_tokens - 1, rest_s)
+
+    def open_stream(self) -> StreamTimer:
+        """A stream of the target was opened now."""
+        return StreamTimer(self)
+
+    def add_probe_round(self, num_prefixes: int, seconds: float) -> None:
+        """A probe round was answered."""
+        self.verify.update(num_prefixes, seconds)
+        self._num_rounds += 1
+
+    def estimate_plain_s(self, num_tokens: int) -> float | None:
+        """How long the target alone takes to write so many tokens; None: not measured yet."""
+        if self.token_s.value is None or self.first_token_s.value is None:
+            return None
+        return self.first_token_s.value + max(0, num_tokens - 1) * self.token_s.value
+
+    @property
+    def verify_s(self) -> float:
+        """Seconds of a probe round of one prefix; a guess before anything was measured."""
+        return self.verify.base if self._num_rounds else _PRIOR_TOKEN_S
+
+    @property
+    def target_token_s(self) -> float:
+        """Seconds between two tokens of a stream; a guess before anything was measured."""
+        return self.token_s.value or _PRIOR_TOKEN_S
+
+    @property
+    def tokens_per_first_token(self) -> float:
+        """How many tokens a stream writes while another waits for its first one."""
+        return min(_MAX_FIRST_TOKEN_TOKENS, (self.first_token_s.value or 0.0) / self.target_token_s)
+
+
+class StreamTimer:
+    """The times of one stream of the target, by the event loop's clock."""
+
+    def __init__(self, pair_stats: PairStats) -> None:
+        self._figures = pair_stats
+        self._clock = clock()
+        self.opened_s = self._clock()
+        self.first_s: float | None = None
+        self.last_s = self.opened_s
+        self._is_timing = True
+
+    def stop(self) -> None:
+        """What comes from now on comes when its consumer lets it."""
+        self._is_timing = False
+
+    def add_tokens(self, num_tokens: int, arrived_s: float | None = None) -> None:
+        """Tokens came (0: an end, or a sign of life), now or at `arrived_s` of the clock."""
+        now = self._clock() if arrived_s is None else arrived_s
+        if self.first_s is None:
+            self.first_s = now
+            if self._is_timing:
+                self._figures.first_token_s.update(now - self.opened_s)
+        elif num_tokens and self._is_timing:
+            self._figures.token_s.update(num_tokens, now - self.last_s)
+        self.last_s = now

@@ -1,0 +1,132 @@
+"""Money: what tokens cost, and what an answer cost against plain.
+
+Prices are those of vendors' lists in US dollars, as of the date in `PRICES_AS_OF`; they change, so set your own
+(`SpeculativeConfig.prices`). A price that is not known is None, never 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from llm_spec._checks import check_number
+from llm_spec.chat import Usage
+from llm_spec.errors import ConfigError
+from llm_spec.provider import DraftProvider, is_free
+
+__all__ = [
+    "FREE",
+    "PRICES",
+    "PRICES_AS_OF",
+    "TOKENS_PER_PRICE_UNIT",
+    "Cost",
+    "Price",
+    "find_draft_price",
+    "find_model_price",
+    "read_price",
+]
+
+TOKENS_PER_PRICE_UNIT: Final = 1e6  # what a price is for
+_DATE: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """Money for a million tokens, in any one currency; `cached_input`: of what a cache held (None: as `input`)."""
+
+    input: float
+    output: float
+    cached_input: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cached_input"):
+            check_number(ConfigError, name, getattr(self, name), 0.0)
+
+    def cost_of(self, usage: Usage) -> float:
+        """What these tokens cost. Reasoning and rejected predictions are part of the output, as vendors bill them."""
+        cached_price = self.input if self.cached_input is None else self.cached_input
+        cached = min(usage.cached_input_tokens, usage.input_tokens)
+        fresh = usage.input_tokens - cached
+        output = usage.output_tokens - usage.free_output_tokens
+        return (fresh * self.input + cached * cached_price + output * self.output) / TOKENS_PER_PRICE_UNIT
+
+
+PRICES_AS_OF: Final = "2026-11"
+PRICES: Final[Mapping[str, Price]] = MappingProxyType(
+    {
+        "gpt-4.1": Price(input=2.0, output=8.0, cached_input=0.5),
+        "gpt-4.1-nano": Price(input=0.1, output=0.4, cached_input=0.025),
+        "gpt-5.6-terra": Price(input=2.0, output=12.0, cached_input=0.2),
+        "claude-opus-5-5": Price(input=4.0, output=20.0, cached_input=0.2),
+        "claude-haiku-5-5": Price(input=0.1, output=0.5, cached_input=0.01),
+        "deepseek-v4-pro": Price(input=1.32, output=3.96, cached_input=0.044),
+    }
+)
+
+
+FREE: Final = Price(input=0.0, output=0.0)  # of what no model writes
+
+
+def find_model_price(provider_name: str, prices: Mapping[str, Price]) -> Price | None:
+    """The price of a provider such as `openai:gpt-4.1`: the caller's by name or model, else the list's by model.
+
+    A model's dated version has the price of the model.
+    """
+    model = provider_name.partition(":")[2] or provider_name
+    names = (provider_name, model, _DATE.sub("", model))
+    return next((table[name] for table in (prices, PRICES) for name in names if name in table), None)
+
+
+def find_draft_price(draft: DraftProvider, prices: Mapping[str, Price]) -> Price | None:
+    """The price of what a draft's model reads and writes; a draft that asks no model costs nothing (`is_free`).
+
+    Of several drafts joined (`drafts`) it is that of those that ask one; None where these have different prices.
+    """
+    parts: Sequence[DraftProvider] = getattr(draft, "drafts", ())
+    if draft.name in prices or not parts:
+        price = find_model_price(draft.name, prices)
+        return FREE if price is None and is_free(draft) else price
+    found = {find_draft_price(part, prices) for part in parts if not is_free(part)}
+    return found.pop() if len(found) == 1 else None if found else FREE
+
+
+def read_price(text: str) -> Price:
+    """A price written as IN:OUT or IN:OUT:CACHED; raises ConfigError for anything else."""
+    try:
+        values = [float(part) for part in text.split(":")]
+    except ValueError:
+        values = []
+    if len(values) not in (2, 3):
+        raise ConfigError(f"the price is {text!r}; it must be IN:OUT or IN:OUT:CACHED, as 2:8:0.5")
+    return Price(input=values[0], output=values[1], cached_input=values[2] if len(values) == 3 else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one answer cost, in the currency of the prices.
+
+    plain: what the target alone would have cost, by the same tokens. wasted: the part of target and draft together that
+    plain would not have cost. None: a price or a token count is not known.
+    """
+
+    target: float | None = None
+    draft: float | None = None
+    plain: float | None = None
+
+    @property
+    def total(self) -> float | None:
+        """Target and draft."""
+        return None if self.target is None or self.draft is None else self.target + self.draft
+
+    @property
+    def wasted(self) -> float | None:
+        """What plain would not have cost, never negative."""
+        return None if self.total is None or self.plain is None else max(0.0, self.total - self.plain)
+
+    @property
+    def saving(self) -> float | None:
+        """Against plain; negative when speculation cost more."""
+        return None if self.total is None or self.plain is None else self.plain - self.total

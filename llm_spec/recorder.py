@@ -1,0 +1,365 @@
+"""Recording: the events of one request on their way to a SpeculativeResult."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeAlias
+
+from llm_spec._clock import clock
+from llm_spec.baseline import Baseline, count_request_characters
+from llm_spec.budget import AnswerReservation, CostTracker
+from llm_spec.chat import (
+    ChatRequest,
+    ChatResponse,
+    Fallback,
+    Finish,
+    GuaranteeWeakened,
+    LocalTimings,
+    Progress,
+    ReasoningDelta,
+    ReasoningDetail,
+    Retry,
+    Round,
+    StreamEvent,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
+from llm_spec.counting import count_answer_tokens
+from llm_spec.drafting.text_pieces import count_tokens, split_pieces
+from llm_spec.metering import TokenMeter
+from llm_spec.provider import append_tool_call_delta
+from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
+from llm_spec.strategies import StrategyChoice, TextGuarantee
+from llm_spec.strategies.base import find_multi_call_refusal
+
+__all__ = ["AnswerRecorder"]
+
+_Comparison: TypeAlias = tuple[float, str] | tuple[None, None]
+
+
+class AnswerRecorder:
+    """One request's events, added as they come; the event loop's clock starts when it is made.
+
+    Its target and its draft are to be called through `target_meter` and `draft_meter`, which hold of the allowance what
+    they use.
+    """
+
+    def __init__(self, request: ChatRequest, cost_tracker: CostTracker | None = None) -> None:
+        self.request = request
+        self.text_guarantee = TextGuarantee("exact", same_text=True)  # of the strategy, as it was chosen
+        self.finish: Finish | None = None
+        self.allowance: AnswerReservation | None = None if cost_tracker is None else cost_tracker.open_answer()
+        self.target_meter = TokenMeter(
+            request, self.allowance, None if cost_tracker is None else cost_tracker.target_price
+        )
+        self.draft_meter = TokenMeter(
+            request, self.allowance, None if cost_tracker is None else cost_tracker.draft_price
+        )
+        self._clock = clock()
+        self._started_s = self._clock()
+        self.consumer_wait_s = 0.0  # that the consumer of the events took
+        self.is_read_from_scores = False  # whether what rounds confirm is read off scores, not written
+        self.choosing_strategy_s = 0.0  # that finding out what the target can do took, before it was asked
+        self._first_text_s: float | None = None
+        self._texts: list[TextDelta] = []
+        self._reasoning: list[ReasoningDelta | ReasoningDetail] = []
+        self._calls: dict[int, ToolCall] = {}
+        self._rounds: list[Round] = []
+        self._fallbacks: list[Fallback] = []
+        self.was_speculation_refused = False  # by the target, which was asked plainly then, before it had said anything
+        self._retries: list[Retry] = []
+        self._weakened: list[GuaranteeWeakened] = []
+        self._other_deltas: list[StreamEvent] = []  # of the answer, but not text
+        self._num_tokens_before_break = 0  # tokens that came before the answer last broke off
+        self._local_timings = LocalTimings(0.0, 0.0)
+
+    @property
+    def content(self) -> str:
+        """The text so far."""
+        return "".join([delta.text for delta in self._texts])
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(map(count_tokens, self._texts)) + sum(map(count_answer_tokens, self._other_deltas))
+
+    @property
+    def has_output(self) -> bool:
+        """Whether anything of the answer has been emitted."""
+        return bool(self._texts or self._reasoning or self._calls)
+
+    @property
+    def is_refused_by_budget(self) -> bool:
+        """Whether it ended before anything was asked, as no budget was left."""
+        is_cut = self.finish is not None and self.finish.stopped_by == "budget"
+        return is_cut and not self.target_meter.num_calls
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the answer broke off and went on by another call."""
+        return any(retry.is_continued for retry in self._retries)
+
+    @property
+    def num_counted_tokens(self) -> int | None:
+        """Tokens of the answer, where they were counted or have ids; None: only their text is known."""
+        usage = None if self.finish is None else self.finish.usage
+        if usage is not None:
+            return self._num_tokens_before_break + usage.output_tokens + usage.approved_output_tokens
+        has_ids = not self._other_deltas and all(delta.token_ids is not None for delta in self._texts)
+        return self._num_tokens if has_ids else None
+
+    @property
+    def usage(self) -> Usage | None:
+        """What all calls of the target read and wrote, and what of that it would not have alone.
+
+        None where the only call came to its end and was not counted.
+        """
+        meter = self.target_meter
+        counted = None if self.finish is None else self.finish.usage
+        if not meter.num_calls or (counted is None and not self.is_continued and meter.is_uncounted):
+            return counted
+        total, own = meter.usage, counted or Usage()
+        num_own, num_approved = own.output_tokens, own.approved_output_tokens
+        if counted is None:
+            num_own = self._num_tokens - self._num_tokens_before_break
+        if (self.text_guarantee.guarantee == "judged" or self.is_read_from_scores) and (
+            counted is None or self.is_continued
+        ):
+            num_approved = sum(count_tokens(delta) for delta in self._texts if self._is_unwritten_by_target(delta))
+            num_own -= num_approved
+        is_whole = (
+            meter.num_calls == 1 and self.text_guarantee.guarantee != "judged"
+        )  # a verdict is no part of the answer
+        num_own = total.output_tokens if is_whole else self._num_tokens_before_break + num_own
+        return replace(
+            total,
+            extra_input_tokens=own.extra_input_tokens + max(0, total.input_tokens - meter.num_prompt_tokens),
+            cancelled_output_tokens=own.cancelled_output_tokens + max(0, total.output_tokens - num_own),
+            approved_output_tokens=num_approved,
+        )
+
+    def _is_unwritten_by_target(self, delta: TextDelta) -> bool:
+        """Whether the target did not write it, where that can be."""
+        return delta.origin != "plain" if self.is_read_from_scores else delta.origin == "accepted"
+
+    @property
+    def draft_usage(self) -> Usage | None:
+        """What all calls of the draft read and wrote; None: it was not called."""
+        if self.draft_meter.num_calls:
+            return self.draft_meter.usage
+        if self.finish is not None and self.finish.draft_usage is not None:
+            return self.finish.draft_usage
+        num_drafted = self.target_meter.num_drafted_tokens  # by a model in this process, for an answer that was cut
+        return Usage(output_tokens=num_drafted) if num_drafted else None
+
+    @property
+    def has_all_tokens(self) -> bool:
+        """Whether the answer has as many tokens as it may."""
+        return self.request.max_tokens is not None and self._num_tokens >= self.request.max_tokens
+
+    def build_rest_request(self) -> ChatRequest | None:
+        """The request for what follows the text so far, without that text; None where no request says that.
+
+        Tokens are counted as the pieces that came, where their ids are not known.
+        """
+        request = self.request
+        if self._reasoning or self._calls or self.has_all_tokens or find_multi_call_refusal(request) is not None:
+            return None
+        left = None if request.max_tokens is None else request.max_tokens - self._num_tokens
+        return replace(request, max_tokens=left)
+
+    def discard_answer(self) -> None:
+        """Forget the answer so far, which nobody was given; what its calls read and wrote stays counted."""
+        self._first_text_s = None
+        self._num_tokens_before_break = 0
+        for kept in (self._texts, self._reasoning, self._other_deltas, self._rounds, self._weakened):
+            kept.clear()
+        self._calls.clear()
+
+    @property
+    def _is_all_written_by_target(self) -> bool:
+        return all(delta.origin == "plain" for delta in self._texts)
+
+    def _find_approved_spans(self) -> tuple[tuple[int, int], ...]:
+        """Where text was accepted, neighbours joined."""
+        spans: list[tuple[int, int]] = []
+        end = 0
+        for delta in self._texts:
+            start, end = end, end + len(delta.text)
+            if delta.origin != "accepted":
+                continue
+            if spans and spans[-1][1] == start:
+                start = spans.pop()[0]
+            spans.append((start, end))
+        return tuple(spans)
+
+    def add(self, event: StreamEvent) -> None:
+        """Take in one event."""
+        if isinstance(event, TextDelta):  # nearly always
+            if self._first_text_s is None:
+                self._first_text_s = self._clock() - self._started_s
+            self._texts.append(event)
+            return
+        match event:
+            case ReasoningDelta():
+                self._other_deltas.append(event)
+                self._reasoning.append(event)
+            case ReasoningDetail():
+                self._reasoning.append(event)
+            case ToolCallDelta():
+                self._other_deltas.append(event)
+                self._calls[event.index] = append_tool_call_delta(self._calls.get(event.index), event)
+            case Finish():
+                self.finish = event
+            case _:
+                self._add_progress(event)
+
+    def _add_progress(self, event: Progress) -> None:
+        match event:
+            case Round():
+                self._rounds.append(event)
+            case Fallback():
+                self._fallbacks.append(event)
+                self.was_speculation_refused = self.was_speculation_refused or (
+                    event.is_refusal and not self.has_output
+                )
+            case Retry():
+                self._retries.append(event)
+                self._num_tokens_before_break = self._num_tokens
+            case GuaranteeWeakened():
+                self._weakened.append(event)
+            case LocalTimings():
+                self._local_timings = event
+            case _:
+                pass
+
+    def add_response(self, response: ChatResponse) -> None:
+        """Take in an answer that came whole."""
+        if response.reasoning:
+            self.add(ReasoningDelta(response.reasoning))
+        if response.content:
+            self.add(TextDelta(response.content))
+        self._calls = dict(enumerate(response.message.tool_calls))
+        self.finish = Finish(response.finish_reason, response.usage, response.stopped_by)
+
+    def add_plain_steps_to(self, baseline: Baseline) -> None:
+        """Add the plain steps of this answer, by a model in this process."""
+        if self.finish is not None and self.finish.usage is not None:
+            baseline.add_steps(self.finish.usage.input_tokens, self._rounds)
+
+    def _find_kept_guarantee(self) -> TextGuarantee:
+        """What holds for the text as it has come about."""
+        text_guarantee = self.text_guarantee
+        if text_guarantee.guarantee == "judged" and self._is_all_written_by_target:
+            text_guarantee = TextGuarantee(
+                "exact", same_text=False
+            )  # the target was asked what the caller asked, and nothing else
+        for event in self._weakened:
+            text_guarantee = text_guarantee.weaken_to(event.guarantee)
+        return text_guarantee
+
+    def build_result(
+        self,
+        finish: Finish,
+        *,
+        strategy_choice: StrategyChoice,
+        target: str,
+        draft: str | None,
+        cost_tracker: CostTracker,
+        baseline: Baseline,
+    ) -> SpeculativeResult:
+        """The whole, now that it has ended."""
+        total_s = self._clock() - self._started_s
+        stats = SpeculativeStats.of_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
+        text_guarantee = self._find_kept_guarantee()
+        usage, draft_usage = self.usage, self.draft_usage
+        reason, detail = self._find_plain_reason(strategy_choice)
+        plain_s, basis = self._estimate_plain_time(strategy_choice, usage, total_s, baseline)
+        return SpeculativeResult(
+            content=self.content,
+            finish_reason=finish.finish_reason,
+            stopped_by=finish.stopped_by,
+            strategy=strategy_choice.strategy.name,
+            guarantee=text_guarantee.guarantee,
+            same_text=text_guarantee.same_text,
+            target=target,
+            draft=draft,
+            seed=self.request.sampling.seed,
+            stats=stats,
+            rounds=tuple(self._rounds),
+            timings=Timings(
+                total_s=total_s,
+                first_text_s=self._first_text_s,
+                draft_s=stats.draft_s,
+                verify_s=stats.verify_s,
+            ),
+            usage=usage,
+            draft_usage=draft_usage,
+            fallbacks=tuple(fallback.reason for fallback in self._fallbacks),
+            retries=tuple(retry.reason for retry in self._retries),
+            tool_calls=tuple(call for _, call in sorted(self._calls.items())),
+            reasoning="".join(event.text for event in self._reasoning if isinstance(event, ReasoningDelta)),
+            reasoning_events=tuple(self._reasoning),
+            approved_spans=self._find_approved_spans() if text_guarantee.guarantee == "judged" else (),
+            cost=cost_tracker.cost(usage, draft_usage, has_drafted=draft is not None),
+            plain_s=plain_s,
+            speedup_basis=basis,
+            plain_reason=reason,
+            plain_detail=detail,
+            lookahead=self._local_timings.lookahead,
+        )
+
+    def _find_plain_reason(self, strategy_choice: StrategyChoice) -> tuple[PlainReason | None, str | None]:
+        """Why nothing was speculated, and more of it; two Nones where something was."""
+        if strategy_choice.plain_reason is not None or strategy_choice.strategy.name == "regenerate":
+            return strategy_choice.plain_reason, strategy_choice.plain_detail
+        if any(report.num_draft_tokens for report in self._rounds):
+            return None, None
+        if any(not retry.is_continued for retry in self._retries):
+            return "retried", self._retries[0].reason
+        if self._fallbacks:
+            return "refused" if self.was_speculation_refused else "draft_failed", self._fallbacks[-1].reason
+        return ("nothing_drafted", None) if strategy_choice.strategy.name != "predict" else (None, None)
+
+    def _estimate_plain_time(
+        self, strategy_choice: StrategyChoice, usage: Usage | None, total_s: float, baseline: Baseline
+    ) -> _Comparison:
+        """What the target alone takes for this answer, and by which measurement."""
+        if strategy_choice.plain_reason in ("configured", "no_draft"):
+            return None, None  # there was nothing to gain
+        if strategy_choice.strategy.name == "plain":
+            return max(0.0, total_s - self.choosing_strategy_s), "this answer is its own"
+        num_tokens = self._num_tokens
+        if not baseline.is_counted:  # as its answers are
+            num_tokens = len(split_pieces(self.content)) + sum(map(count_answer_tokens, self._other_deltas))
+        elif usage is not None:
+            num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)
+            if self.text_guarantee.guarantee == "judged":  # what is approved is counted in pieces
+                num_tokens += round((baseline.tokens_per_piece - 1.0) * usage.approved_output_tokens)
+        if strategy_choice.strategy.name == "tokens":
+            alone_s, basis = (
+                self._estimate_plain_steps_s(num_tokens, total_s, baseline),
+                f"measured on {baseline.num_steps} of its own tokens",
+            )
+        else:
+            alone_s = baseline.estimate_answer_s(count_request_characters(self.request), num_tokens)
+            basis = f"measured on {baseline.num_answers} of its own answers"
+        if alone_s is None:
+            return None, None
+        # with a slow consumer the target alone has to wait for it, too
+        return max(
+            alone_s,
+            (baseline.estimate_answer_s(count_request_characters(self.request), 1) or 0.0) + self.consumer_wait_s,
+        ), basis
+
+    def _estimate_plain_steps_s(self, num_tokens: int, total_s: float, baseline: Baseline) -> float | None:
+        """The same answer in plain steps: what is part of neither a round nor the draft takes as long with them."""
+        num_prompt = 0 if self.finish is None or self.finish.usage is None else self.finish.usage.input_tokens
+        steps_s = baseline.estimate_plain_steps_s(num_prompt, num_tokens)
+        if steps_s is None:
+            return None
+        local, num_rounds = self._local_timings, max(1, len(self._rounds))
+        rounds_s = sum(report.draft_s + report.verify_s for report in self._rounds) + local.between_s
+        others_s = max(0.0, total_s - self.consumer_wait_s - local.open_draft_s - rounds_s)
+        return others_s + steps_s + num_tokens * local.between_s / num_rounds

@@ -1,0 +1,95 @@
+"""Requests' bodies as they come in: each of them bounded, and all of them together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, cast
+
+from aiohttp import web
+
+from llm_spec.server.config import ServerConfig
+from llm_spec.server.json_decoder import LONG_BYTES, decode_json, decode_long_json, run_in_body_thread
+from llm_spec.server.problems import Problem
+from llm_spec.server.request_fields import Json
+
+__all__ = ["BodyReader", "RequestBody"]
+
+
+class RequestBody(NamedTuple):
+    """A body, and whether it is so long that work on all of it belongs into the thread `run_in_body_thread`."""
+
+    fields: Json
+    is_long: bool
+
+
+class BodyReader:
+    """Reads the bodies of one worker's requests. Only long ones count: the others pass whatever is sent beside them."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._max_reserved_bytes = config.max_bodies_bytes or 4 * config.max_body_bytes
+        self._num_reserved_bytes = 0  # of all bodies that are held
+
+    @asynccontextmanager
+    async def read_body(self, request: web.Request) -> AsyncGenerator[RequestBody]:
+        """A request's body, a JSON object, which counts until the context is left; raises Problem for what is not."""
+        reservation = _Reservation()
+        try:
+            data = await self._read_in_time(request, reservation)
+            yield await _decode_body(data)
+        finally:
+            self._num_reserved_bytes -= reservation.num_bytes
+
+    async def _read_in_time(self, request: web.Request, reservation: _Reservation) -> bytes:
+        if (request.content_length or 0) > self._config.max_body_bytes:
+            raise self._build_too_long_problem()
+        if request.content.is_eof():  # it came with its headers
+            return await self._read_bounded(request, reservation)
+        try:
+            async with asyncio.timeout(self._config.body_timeout_s):
+                return await self._read_bounded(request, reservation)
+        except TimeoutError:
+            raise Problem(408, "the request's body did not come in time", code="timeout") from None
+
+    async def _read_bounded(self, request: web.Request, reservation: _Reservation) -> bytes:
+        pieces: list[bytes] = []
+        num_bytes = 0
+        while piece := await request.content.readany():
+            num_bytes += len(piece)
+            if num_bytes > self._config.max_body_bytes:
+                raise self._build_too_long_problem()
+            if num_bytes > LONG_BYTES:
+                self._reserve(num_bytes - reservation.num_bytes, reservation)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _reserve(self, more_bytes: int, reservation: _Reservation) -> None:
+        if self._num_reserved_bytes + more_bytes > self._max_reserved_bytes:
+            message = "the server holds as many long requests as it may"
+            raise Problem(503, message, code="overloaded", retry_after_s=1.0)
+        self._num_reserved_bytes += more_bytes
+        reservation.num_bytes += more_bytes
+
+    def _build_too_long_problem(self) -> Problem:
+        message = f"the request's body is longer than {self._config.max_body_bytes} bytes"
+        return Problem(413, message, code="request_too_large")
+
+
+class _Reservation:
+    """How much of one body counts."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+
+async def _decode_body(data: bytes) -> RequestBody:
+    is_long = len(data) > LONG_BYTES
+    try:
+        body: Any = await run_in_body_thread(decode_long_json, data) if is_long else decode_json(data)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, f"the body is no JSON: {error}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise Problem(400, f"the body is of type {type(body).__name__}; it must be a JSON object")
+    return RequestBody(cast("Json", body), is_long)

@@ -1,0 +1,300 @@
+"""OpenAI's chat completions: from bodies to requests, from answers to bodies and chunks. Pure.
+
+https://platform.openai.com/docs/api-reference/chat
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring_ascii as quote
+from typing import Any, Final, cast
+
+from llm_spec.chat import (
+    AnswerStarted,
+    Fallback,
+    GuaranteeWeakened,
+    ReasoningDelta,
+    ReasoningDetail,
+    Retry,
+    Round,
+    StreamEvent,
+    TargetStream,
+    TextDelta,
+    ToolCallDelta,
+)
+from llm_spec.errors import InvalidRequestError
+from llm_spec.json_text import dumps_ascii
+from llm_spec.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.server.encoding import (
+    SSE_COMMENT,
+    SSE_DONE,
+    describe_result,
+    format_sse,
+    get_finish_reason,
+    get_token_counts,
+)
+from llm_spec.server.problems import Problem, get_public_name, redact_places
+from llm_spec.server.request_fields import (
+    Body,
+    Json,
+    ParsedRequest,
+    build_chat_request,
+    get_field,
+    get_model_name,
+    get_num_choices,
+    get_object,
+    get_objects,
+    parse_messages,
+    parse_stop,
+)
+
+__all__ = ["ChatEncoder", "build_chat_completion", "build_chat_usage", "parse_chat_request"]
+
+_KNOWN_FIELDS: Final = frozenset(
+    {
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "model",
+        "n",
+        "prediction",
+        "response_format",
+        "stop",
+        "stream",
+        "stream_options",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+    }
+)
+_JOINED_FIELDS: Final = ("text", "summary", "data")
+
+
+def parse_chat_request(body: Body, *, is_local: bool) -> ParsedRequest:
+    """A chat completion's body; raises InvalidRequestError naming the field that is wrong."""
+    num_choices, logprobs = get_num_choices(body), get_field(body, "logprobs", default=False)
+    tools = tuple(get_objects(body, "tools"))
+    relay_fields: Json = {}
+    if num_choices > 1 or logprobs:
+        relay_fields = {name: body[name] for name in ("n", "logprobs", "top_logprobs") if body.get(name)}
+    request = build_chat_request(
+        body,
+        _KNOWN_FIELDS,
+        is_local=is_local,
+        extra_fields=relay_fields,
+        messages=parse_messages(body),
+        max_tokens=_get_max_tokens(body),
+        stop=parse_stop(body),
+        tools=tools,
+        tool_choice=_get_tool_choice(body, tools),
+        response_format=_get_response_format(body),
+        prediction=_get_prediction_text(body),
+    )
+    return ParsedRequest(
+        model=get_model_name(body),
+        request=request,
+        stream=get_field(body, "stream", default=False),
+        include_usage=get_field(get_object(body, "stream_options"), "include_usage", default=False),
+        num_choices=num_choices,
+        logprobs=logprobs,
+    )
+
+
+def _get_max_tokens(body: Body) -> int | None:
+    max_completion_tokens: int | None = get_field(body, "max_completion_tokens", None, int)
+    return get_field(body, "max_tokens", None, int) if max_completion_tokens is None else max_completion_tokens
+
+
+def _get_tool_choice(body: Body, tools: Sequence[Json]) -> str | Json | None:
+    choice: Any = body.get("tool_choice")
+    if choice is not None and not isinstance(choice, str | dict):
+        raise InvalidRequestError(f"tool_choice is of type {type(choice).__name__}; it must be a text or an object")
+    return cast("str | Json | None", choice) if tools else None
+
+
+def _get_response_format(body: Body) -> Json | None:
+    requested_format = get_object(body, "response_format")
+    if not requested_format:
+        return None
+    get_object(get_object(requested_format, "json_schema"), "schema")
+    return None if requested_format.get("type", "text") == "text" else requested_format
+
+
+def _get_prediction_text(body: Body) -> str | None:
+    """The text of a predicted output: a text, or text parts."""
+    prediction = get_object(body, "prediction")
+    if not prediction:
+        return None
+    content = prediction.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text", "")) for part in get_objects(prediction, "content"))
+
+
+def build_chat_usage(result: SpeculativeResult) -> Json | None:
+    """The `usage` object; None where nobody counted."""
+    counts = get_token_counts(result)
+    if not counts:
+        return None
+    return {
+        "prompt_tokens": counts["input"],
+        "completion_tokens": counts["output"],
+        "total_tokens": counts["input"] + counts["output"],
+        "prompt_tokens_details": {"cached_tokens": counts["cached"]},
+        "completion_tokens_details": {
+            "reasoning_tokens": counts["reasoning"],
+            "accepted_prediction_tokens": counts["accepted"],
+            "rejected_prediction_tokens": counts["rejected"],
+        },
+    }
+
+
+def build_chat_completion(result: SpeculativeResult, *, answer_id: str, model: str) -> Json:
+    """A whole answer."""
+    message: Json = {"role": "assistant", "content": result.content, "refusal": None}
+    if result.tool_calls:
+        message = {**result.message.to_openai(), "refusal": None}
+    if result.reasoning:
+        message["reasoning_content"] = result.reasoning
+    if details := _merge_reasoning_details(result):
+        message["reasoning_details"] = details
+    usage = build_chat_usage(result)
+    return {
+        "id": f"chatcmpl-{answer_id}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": get_finish_reason(result)}],
+        **({} if usage is None else {"usage": usage}),
+    }
+
+
+def _merge_reasoning_details(result: SpeculativeResult) -> list[Json]:
+    """The details that came in pieces, each whole: neighbours of one type and index are one, their texts joined."""
+    merged: list[Json] = []
+    for event in result.reasoning_events:
+        if not isinstance(event, ReasoningDetail) or event.api != "chat":
+            continue
+        piece = {name: value for name, value in event.value.items() if value is not None}
+        last = merged[-1] if merged else {}
+        if last and all(last.get(name) == piece.get(name) for name in ("type", "index")):
+            texts = {name: last[name] + piece[name] for name in _JOINED_FIELDS if name in last and name in piece}
+            merged[-1] = last | piece | texts
+        else:
+            merged.append(piece)
+    return merged
+
+
+class ChatEncoder:
+    """An answer in chunks. With `trace` every chunk tells in `llm_spec` how it came about."""
+
+    keep_alive = SSE_COMMENT
+
+    def __init__(self, *, answer_id: str, model: str, include_usage: bool, trace: bool, started_s: float) -> None:
+        self._envelope: Json = {
+            "id": f"chatcmpl-{answer_id}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._include_usage = include_usage
+        self._trace = trace
+        self._started_s = started_s
+        self._started_calls: set[int] = set()  # those whose first piece has been sent
+        # the most frequent chunk is put together from parts: that costs a tenth of encoding it whole
+        head, tail = dumps_ascii(self._build_chunk({"content": ""})).split(b'"content":""')
+        self._text_head, self._text_tail = b"data: " + head + b'"content":', tail + b"\n\n"
+
+    def encode_start(self) -> bytes:
+        return b"" if self._trace else format_sse(self._build_chunk({"role": "assistant", "content": ""}))
+
+    def encode_event(self, event: StreamEvent) -> bytes:
+        if self._trace:
+            return self._encode_with_trace(event)
+        if type(event) is TextDelta:
+            return self._text_head + quote(event.text).encode() + self._text_tail
+        delta = self._build_delta(event)
+        return b"" if delta is None else format_sse(self._build_chunk(delta))
+
+    def encode_end(self, result: SpeculativeResult) -> bytes:
+        frames = format_sse(self._build_chunk({}, get_finish_reason(result)))
+        usage = build_chat_usage(result)
+        last_chunk: Json = {**self._envelope, "choices": []}
+        if self._trace:
+            last_chunk["llm_spec"] = {"result": describe_result(result)}
+        if self._include_usage and usage is not None:
+            last_chunk["usage"] = usage
+        if self._trace or "usage" in last_chunk:
+            frames += format_sse(last_chunk)
+        return frames + SSE_DONE
+
+    def encode_error(self, problem: Problem) -> bytes:
+        return format_sse(problem.to_openai()) + SSE_DONE
+
+    def _build_chunk(self, delta: Json, finish_reason: str | None = None) -> Json:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        chunk = {**self._envelope, "choices": [choice]}
+        return {**chunk, "usage": None} if self._include_usage else chunk
+
+    def _build_delta(self, event: StreamEvent) -> Json | None:
+        """A chunk's delta; None for what is no part of the answer."""
+        match event:
+            case TextDelta():
+                return {"content": event.text}
+            case ReasoningDelta():
+                return {"reasoning_content": event.text}
+            case ReasoningDetail("chat", detail):
+                return {"reasoning_details": [detail]}
+            case ToolCallDelta():
+                return {"tool_calls": [self._build_call_delta(event)]}
+            case _:
+                return None
+
+    def _build_call_delta(self, event: ToolCallDelta) -> Json:
+        """A piece of a call: its id and name with the first, and only with that."""
+        if event.index in self._started_calls:
+            return {"index": event.index, "function": {"arguments": event.arguments}}
+        self._started_calls.add(event.index)
+        call_id = event.id or f"call_{self._envelope['id']}_{event.index}"
+        function = {"name": event.name or "", "arguments": event.arguments}
+        return {"index": event.index, "id": call_id, "type": "function", "function": function}
+
+    def _encode_with_trace(self, event: StreamEvent) -> bytes:
+        elapsed_s = time.monotonic() - self._started_s
+        if isinstance(event, AnswerStarted):
+            chunk = self._build_chunk({"role": "assistant", "content": ""})
+            names = {"target": get_public_name(event.target), "draft": event.draft and get_public_name(event.draft)}
+            return format_sse({**chunk, "llm_spec": {"started": dataclasses.asdict(event) | names}})
+        delta = self._build_delta(event)
+        if delta is not None:
+            origin = event.origin if isinstance(event, TextDelta) else "plain"
+            return format_sse({**self._build_chunk(delta), "llm_spec": {"origin": origin, "t": round(elapsed_s, 6)}})
+        progress = _describe_progress(event)
+        if progress is None:
+            return b""
+        name, fields = progress
+        return format_sse({**self._envelope, "choices": [], "llm_spec": {name: {**fields, "t": round(elapsed_s, 6)}}})
+
+
+_PROGRESS_NAMES: Final[Mapping[type, str]] = {
+    Round: "round",
+    Fallback: "fallback",
+    Retry: "retry",
+    TargetStream: "upstream",
+    GuaranteeWeakened: "weakened",
+}
+
+
+def _describe_progress(event: StreamEvent) -> tuple[str, Json] | None:
+    name = _PROGRESS_NAMES.get(type(event))
+    if name is None or isinstance(event, SpeculativeFinish):
+        return None
+    fields = dataclasses.asdict(event)
+    if isinstance(event, TargetStream):
+        fields["outcome"] = "emitted" if fields.pop("is_used") else "cancelled"
+    if "reason" in fields:
+        fields["reason"] = redact_places(fields["reason"])
+    return name, fields

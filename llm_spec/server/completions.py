@@ -1,0 +1,154 @@
+"""OpenAI's completions: a prompt is continued as it is, without a chat template. Pure.
+
+https://platform.openai.com/docs/api-reference/completions
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from llm_spec.chat import ChatMessage, StreamEvent, TextDelta
+from llm_spec.errors import InvalidRequestError
+from llm_spec.result import SpeculativeResult
+from llm_spec.server.chat_completions import build_chat_usage
+from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, format_sse, get_finish_reason
+from llm_spec.server.problems import Problem
+from llm_spec.server.request_fields import (
+    Body,
+    Json,
+    ParsedRequest,
+    build_chat_request,
+    get_field,
+    get_model_name,
+    get_num_choices,
+    get_object,
+    parse_stop,
+)
+
+__all__ = ["CompletionEncoder", "build_completion", "parse_completion_requests"]
+
+_MAX_TOKENS: Final = 16  # OpenAI's default
+_MAX_PROMPTS: Final = 128
+_KNOWN_FIELDS: Final = frozenset(
+    {"echo", "logprobs", "max_tokens", "model", "n", "prompt", "stop", "stream", "stream_options"},
+)
+
+
+def parse_completion_requests(body: Body, *, is_local: bool) -> list[ParsedRequest]:
+    """A completion's body, a request for each of its prompts; raises InvalidRequestError naming the wrong field."""
+    prompts = _get_prompts(body)
+    stream, num_choices = get_field(body, "stream", default=False), get_num_choices(body)
+    if stream and len(prompts) > 1:
+        raise InvalidRequestError(f"prompt has {len(prompts)} texts; one at a time can be streamed")
+    logprobs = get_field(body, "logprobs", None, int) is not None  # 0 asks for those of the text itself
+    relay_fields = {name: body[name] for name in ("n", "logprobs", "echo") if body.get(name) is not None}
+    parsed = ParsedRequest(
+        model=get_model_name(body),
+        request=build_chat_request(
+            body,
+            _KNOWN_FIELDS,
+            is_local=is_local,
+            extra_fields=relay_fields if num_choices > 1 or logprobs else None,
+            messages=(ChatMessage("user", prompts[0]),),
+            raw=True,
+            max_tokens=get_field(body, "max_tokens", _MAX_TOKENS),
+            stop=parse_stop(body),
+        ),
+        stream=stream,
+        include_usage=get_field(get_object(body, "stream_options"), "include_usage", default=False),
+        num_choices=num_choices,
+        logprobs=logprobs,
+    )
+    echo = get_field(body, "echo", default=False)
+    return [
+        replace(
+            parsed,
+            request=replace(parsed.request, messages=(ChatMessage("user", prompt),)),
+            echo=prompt if echo else "",
+        )
+        for prompt in prompts
+    ]
+
+
+def _get_prompts(body: Body) -> list[str]:
+    prompt: Any = body.get("prompt")
+    prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]  # pyright: ignore[reportUnknownVariableType]
+    if not prompts or not all(isinstance(text, str) for text in prompts):
+        raise InvalidRequestError("prompt must be a text or a list of texts; token ids are not taken here")
+    if len(prompts) > _MAX_PROMPTS:
+        raise InvalidRequestError(f"prompt has {len(prompts)} texts; it may have {_MAX_PROMPTS}")
+    return cast("list[str]", prompts)
+
+
+def build_completion(
+    results: Sequence[SpeculativeResult], parsed_requests: Sequence[ParsedRequest], *, answer_id: str, model: str
+) -> Json:
+    """Whole answers, one choice for each prompt."""
+    choices = [
+        {
+            "index": index,
+            "text": parsed.echo + result.content,
+            "logprobs": None,
+            "finish_reason": get_finish_reason(result),
+        }
+        for index, (result, parsed) in enumerate(zip(results, parsed_requests, strict=True))
+    ]
+    usages = [build_chat_usage(result) for result in results]
+    return {
+        "id": f"cmpl-{answer_id}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": choices,
+        **_sum_usage([usage for usage in usages if usage is not None] if None not in usages else []),
+    }
+
+
+def _sum_usage(usages: Sequence[Json]) -> Json:
+    if not usages:
+        return {}
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    details = ("reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
+    usage: Json = {name: sum(usage[name] for usage in usages) for name in names}
+    usage["completion_tokens_details"] = {
+        name: sum(usage["completion_tokens_details"][name] for usage in usages) for name in details
+    }
+    return {"usage": usage}
+
+
+class CompletionEncoder:
+    """A completion in chunks."""
+
+    keep_alive = SSE_COMMENT
+
+    def __init__(self, parsed: ParsedRequest, *, answer_id: str, model: str) -> None:
+        self._parsed = parsed
+        self._envelope: Json = {
+            "id": f"cmpl-{answer_id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def encode_start(self) -> bytes:
+        return self._encode_chunk(self._parsed.echo) if self._parsed.echo else b""
+
+    def encode_event(self, event: StreamEvent) -> bytes:
+        return self._encode_chunk(event.text) if isinstance(event, TextDelta) else b""
+
+    def encode_end(self, result: SpeculativeResult) -> bytes:
+        frames = self._encode_chunk("", get_finish_reason(result))
+        usage = build_chat_usage(result)
+        if self._parsed.include_usage and usage is not None:
+            frames += format_sse({**self._envelope, "choices": [], "usage": usage})
+        return frames + SSE_DONE
+
+    def encode_error(self, problem: Problem) -> bytes:
+        return format_sse(problem.to_openai()) + SSE_DONE
+
+    def _encode_chunk(self, text: str, finish_reason: str | None = None) -> bytes:
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+        return format_sse({**self._envelope, "choices": [choice]})

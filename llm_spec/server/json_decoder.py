@@ -1,0 +1,108 @@
+"""A request's body to a JSON value: by RFC 8259, and without holding up other answers for long.
+
+To decode takes a time that depends on how many values there are (texts are read at a GB/s), and no other thread runs
+meanwhile. So a long body is read value by value, in a thread of its own, and may have only so many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import json.decoder
+import json.scanner
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+__all__ = ["LONG_BYTES", "MAX_MEMBERS", "MAX_VALUES", "decode_json", "decode_long_json", "run_in_body_thread"]
+
+T = TypeVar("T")
+ScannedValue: TypeAlias = tuple[Any, int]  # a value, and where it ends
+
+LONG_BYTES: Final = 64 * 1024  # what is shorter is decoded in 5 ms
+MAX_VALUES: Final = 250_000  # no model's context takes a prompt of as many token ids
+MAX_MEMBERS: Final = 10_000  # of an object, or of a list of other things than numbers and texts
+
+# One thread: the event loop has to wait for it at most once, 5 ms, and long bodies wait for each other
+_body_executor: Final = ThreadPoolExecutor(1, thread_name_prefix="llm_spec_bodies")
+
+
+def decode_json(data: bytes) -> Any:
+    """The value of a text: UTF-8, without NaN and Infinity, every character whole; raises ValueError for others."""
+    return _decode(data, _DECODER)
+
+
+def decode_long_json(data: bytes) -> Any:
+    """As `decode_json`, letting other threads run; ValueError also for more than `MAX_VALUES` or `MAX_MEMBERS`."""
+    return _decode(data, _BoundedDecoder())
+
+
+async def run_in_body_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns or raises in the thread for long bodies, which takes one after the other."""
+    return await asyncio.get_running_loop().run_in_executor(_body_executor, function, *arguments)
+
+
+def _decode(data: bytes, decoder: json.JSONDecoder) -> Any:
+    text = data.decode()
+    value = decoder.decode(text)
+    if "\\ud" in text or "\\uD" in text:  # half a character, unless its other half follows
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _parse_finite_float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits[:40]} is too large a number")
+    return value
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_parse_finite_float)
+
+
+class _BoundedDecoder(json.JSONDecoder):
+    """The standard library's decoder in Python, which reads only texts in C, with a count of values; for one text."""
+
+    def __init__(self) -> None:
+        super().__init__(parse_constant=_reject_constant, parse_float=_parse_finite_float)
+        self._num_values = 0
+        self._counting_scanner: Callable[[str, int], ScannedValue] | None = None
+        self.parse_object = self._parse_object
+        self.parse_array = self._parse_array
+        self.scan_once = cast("Any", json.scanner).py_make_scanner(self)
+
+    def _parse_object(
+        self, start: tuple[str, int], strict: bool, scan: Callable[[str, int], ScannedValue], *hooks: Any
+    ) -> ScannedValue:
+        value, end = cast("Any", json.decoder).JSONObject(start, strict, self._wrap_scanner(scan), *hooks)
+        return _check_num_members(value), end
+
+    def _parse_array(self, start: tuple[str, int], scan: Callable[[str, int], ScannedValue]) -> ScannedValue:
+        values, end = cast("Any", json.decoder).JSONArray(start, self._wrap_scanner(scan))
+        if len(values) > MAX_MEMBERS and any(isinstance(value, dict | list) for value in values):
+            _check_num_members(values)
+        return values, end
+
+    def _wrap_scanner(self, scan: Callable[[str, int], ScannedValue]) -> Callable[[str, int], ScannedValue]:
+        """`scan`, which is the same each time, with a count."""
+        if self._counting_scanner is None:
+
+            def count_and_scan(text: str, position: int) -> ScannedValue:
+                self._num_values += 1
+                if self._num_values > MAX_VALUES:
+                    raise ValueError(f"it has more than {MAX_VALUES} values")
+                return scan(text, position)
+
+            self._counting_scanner = count_and_scan
+        return self._counting_scanner
+
+
+def _check_num_members(members: Any) -> Any:
+    if len(members) > MAX_MEMBERS:
+        raise ValueError(f"an object or list in it has {len(members)} members; it may have {MAX_MEMBERS}")
+    return members

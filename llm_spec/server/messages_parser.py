@@ -1,0 +1,234 @@
+"""Anthropic's messages: from bodies to requests. Pure.
+
+https://platform.claude.com/docs/en/api/messages
+
+A target that speaks this API itself is sent messages, tools and fields as they came (`NativeMessage`, `extra`), so that
+marks for its cache, signatures of its thinking and errors of tools arrive. For any other they are put into the words of
+chat completions, and fields without a counterpart there are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from llm_spec.chat import ApiName, ChatMessage, NativeMessage, Role, ToolCall
+from llm_spec.errors import InvalidRequestError
+from llm_spec.server.problems import Problem
+from llm_spec.server.request_fields import (
+    Body,
+    Json,
+    ParsedRequest,
+    build_chat_request,
+    get_field,
+    get_model_name,
+    get_object,
+    get_objects,
+    parse_stop,
+)
+
+__all__ = ["parse_messages_request"]
+
+_KNOWN_FIELDS: Final = frozenset(
+    {
+        "max_tokens",
+        "messages",
+        "model",
+        "stop_sequences",
+        "stream",
+        "system",
+        "thread",
+        "tool_choice",
+        "tools",
+    }
+)
+# What other APIs have no word for: how to think, cache, bill and label; an answer without it is one all the same
+_MESSAGES_ONLY_FIELDS: Final = frozenset(
+    {
+        "betas",
+        "billing_policy",
+        "cache_control",
+        "context_management",
+        "diagnostics",
+        "fallback_credit_token",
+        "fallbacks",
+        "inference_geo",
+        "metadata",
+        "output_config",
+        "output_format",
+        "service_tier",
+        "speed",
+        "thinking",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
+_UNSUPPORTED_FIELDS: Final = ("compaction", "mcp_servers")  # they make answers of blocks that are not passed on
+_CLIENT_TOOL_PREFIXES: Final = ("bash_", "computer_", "memory_", "text_editor_")  # of Anthropic's, run by the client
+# By this code the SDK's message threads and tool runner know to send the whole conversation instead
+_NO_THREADS_MESSAGE: Final = "thread is set; this server keeps no conversations: send all messages, without thread"
+_CONTENT_TYPES: Final = ("text", "image")
+_TOOL_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedRequest:
+    """A body of the messages API; raises InvalidRequestError naming the field that is wrong, Problem for a thread.
+
+    `target_api`: the target's own API, None for a model in this process. A last message of the assistant is continued.
+    """
+    if body.get("max_tokens") is None:
+        raise InvalidRequestError("max_tokens is missing; this API wants it")
+    if body.get("thread") is not None:  # what it holds of the conversation is not in `messages`
+        raise Problem(400, _NO_THREADS_MESSAGE, code="thread_unsupported_request", param="thread")
+    for name in _UNSUPPORTED_FIELDS:
+        if body.get(name):
+            raise InvalidRequestError(f"{name} is set, which is not taken here; leave it out")
+    is_native = target_api == "messages"
+    messages = [*_parse_system(body, is_native=is_native), *_parse_messages(body, is_native=is_native)]
+    prefix = ""
+    if messages and _is_prefix(messages[-1]):
+        prefix = messages.pop().text
+    if not messages:
+        raise InvalidRequestError("messages is empty; it must hold at least one message")
+    request = build_chat_request(
+        body,
+        _KNOWN_FIELDS if is_native else _KNOWN_FIELDS | _MESSAGES_ONLY_FIELDS,
+        is_local=target_api is None,
+        messages=tuple(messages),
+        max_tokens=get_field(body, "max_tokens", None, int),
+        stop=parse_stop(body, "stop_sequences"),
+        tools=tuple(_convert_tools(body, is_native=is_native)),
+        tool_choice=(get_object(body, "tool_choice") or None) if is_native else _convert_tool_choice(body),
+        response_format=None if is_native else _convert_response_format(body),
+        prefix=prefix,
+    )
+    return ParsedRequest(model=get_model_name(body), request=request, stream=get_field(body, "stream", default=False))
+
+
+def _is_prefix(last: ChatMessage) -> bool:
+    """Whether a last message is text to go on from; one that says more is sent as it is."""
+    return last.role == "assistant" and not last.tool_calls and last.native is None
+
+
+def _build_native_message(role: Any, content: str | Sequence[Json], *, is_native: bool) -> NativeMessage | None:
+    return NativeMessage("messages", {"role": role, "content": content}) if is_native else None
+
+
+def _parse_system(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
+    system = body.get("system")
+    if isinstance(system, list):
+        blocks = get_objects(body, "system")
+        text = "\n\n".join(str(part.get("text", "")) for part in blocks)
+        yield ChatMessage("system", text, native=_build_native_message("system", blocks, is_native=is_native))
+    elif system is not None and not isinstance(system, str):
+        raise InvalidRequestError(f"system is of type {type(system).__name__}; it must be a text or text blocks")
+    elif system:
+        yield ChatMessage("system", system)
+
+
+def _parse_messages(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
+    for index, message in enumerate(get_objects(body, "messages")):
+        role, content = message.get("role"), message.get("content")
+        if role not in ("user", "assistant", "system"):
+            raise InvalidRequestError(f"messages[{index}].role is {role!r}; it must be user or assistant")
+        if isinstance(content, str):
+            keep_native = (
+                is_native and role == "system"
+            )  # between other messages it says something else than before them
+            yield ChatMessage(role, content, native=_build_native_message(role, content, is_native=keep_native))
+            continue
+        try:
+            blocks = get_objects(message, "content")
+            if role == "assistant":
+                yield _parse_assistant_message(blocks, is_native=is_native)
+            else:
+                yield from _parse_user_message(blocks, role, is_native=is_native)
+        except (InvalidRequestError, KeyError, TypeError) as error:
+            raise InvalidRequestError(f"messages[{index}].content is wrong: {error}") from error
+
+
+def _parse_assistant_message(blocks: Sequence[Json], *, is_native: bool) -> ChatMessage:
+    calls = tuple(
+        ToolCall(block["id"], block["name"], json.dumps(block.get("input", {})))
+        for block in blocks
+        if block.get("type") == "tool_use"
+    )
+    text = "".join(block["text"] for block in blocks if block.get("type") == "text")
+    is_text = all(block.keys() == {"type", "text"} for block in blocks)
+    native = _build_native_message("assistant", blocks, is_native=is_native and not is_text)
+    return ChatMessage("assistant", text or (None if calls else ""), tool_calls=calls, native=native)
+
+
+def _parse_user_message(blocks: Sequence[Json], role: Role, *, is_native: bool) -> Iterator[ChatMessage]:
+    others: list[Json] = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            text = _get_tool_result_text(block, is_native=is_native)
+            native = _build_native_message("user", [block], is_native=is_native)
+            yield ChatMessage("tool", text, tool_call_id=block["tool_use_id"], native=native)
+        else:
+            others.append(block)
+    if not others:
+        return
+    native = _build_native_message(role, others, is_native=is_native)
+    parts = [_convert_part(block) for block in others if native is None or block.get("type") in _CONTENT_TYPES]
+    if all(part["type"] == "text" for part in parts):
+        yield ChatMessage(role, "".join(part["text"] for part in parts), native=native)
+    else:
+        yield ChatMessage(role, tuple(parts), native=native)
+
+
+def _get_tool_result_text(block: Json, *, is_native: bool) -> str:
+    content = block.get("content")
+    if isinstance(content, list):
+        parts = get_objects(block, "content")
+        if not is_native and any(part.get("type") != "text" for part in parts):
+            raise InvalidRequestError("a tool_result has a part that is not text, which is not taken here")
+        return "".join(str(part.get("text", "")) for part in parts)
+    return str(content or "")
+
+
+def _convert_part(block: Json) -> Json:
+    """A content part in OpenAI's form."""
+    kind = block.get("type")
+    if kind == "text":
+        return {"type": "text", "text": str(block["text"])}
+    if kind == "image":
+        source = get_object(block, "source")
+        url = source["url"] if source.get("type") == "url" else f"data:{source['media_type']};base64,{source['data']}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    raise InvalidRequestError(f"a block of type {kind!r} is not taken here")
+
+
+def _convert_tools(body: Body, *, is_native: bool) -> Iterator[Json]:
+    for index, tool in enumerate(get_objects(body, "tools")):
+        kind = str(tool.get("type") or "custom")
+        if "name" in tool and is_native and (kind == "custom" or kind.startswith(_CLIENT_TOOL_PREFIXES)):
+            yield tool
+            continue
+        if kind != "custom" or "name" not in tool:
+            raise InvalidRequestError(f"tools[{index}] is {tool.get('type')!r}; only tools of one's own are taken here")
+        function = {"name": tool["name"], "parameters": tool.get("input_schema", {"type": "object"})}
+        described = {"description": tool["description"]} if tool.get("description") else {}
+        yield {"type": "function", "function": {**function, **described}}
+
+
+def _convert_tool_choice(body: Body) -> str | Json | None:
+    choice = get_object(body, "tool_choice")
+    kind = str(choice.get("type"))
+    if not choice or not body.get("tools"):
+        return None
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind not in _TOOL_CHOICES:
+        raise InvalidRequestError(f"tool_choice is {kind!r}; it must be one of tool, {', '.join(_TOOL_CHOICES)}")
+    return _TOOL_CHOICES[kind]
+
+
+def _convert_response_format(body: Body) -> Json | None:
+    requested_format = get_object(get_object(body, "output_config"), "format") or get_object(body, "output_format")
+    if not requested_format:
+        return None
+    schema = {"name": "answer", "schema": requested_format.get("schema", {}), "strict": True}
+    return {"type": "json_schema", "json_schema": schema}

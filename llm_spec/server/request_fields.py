@@ -1,0 +1,204 @@
+"""Reading the fields of a request's body: what is absent or null is the default, what is wrong is one clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+from llm_spec.chat import ChatMessage, ChatRequest, Sampling
+from llm_spec.errors import InvalidRequestError
+
+__all__ = [
+    "Body",
+    "Json",
+    "ParsedRequest",
+    "build_chat_request",
+    "get_field",
+    "get_model_name",
+    "get_num_choices",
+    "get_object",
+    "get_objects",
+    "parse_messages",
+    "parse_stop",
+]
+
+T = TypeVar("T")
+Json: TypeAlias = dict[str, Any]
+Body: TypeAlias = Mapping[str, Any]
+
+_DEFAULT_SAMPLING: Final = Sampling()
+_SEED_MASK: Final = (1 << 63) - 1
+_MIN_TOP_P: Final = 1e-6  # a `top_p` that leaves the most probable token alone: what OpenAI means by 0
+_TOP_K_OFF: Final = (0, -1)  # words of llama.cpp and vLLM for: all tokens
+_SAMPLING_FIELDS: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_TYPE_NAMES: Final = {
+    bool: "true or false",
+    dict: "an object",
+    int: "an integer",
+    list: "a list",
+    str: "a text",
+}
+# What this library says to a target itself: set beside it, it would pass by limits, budgets and names of models
+_RESERVED_FIELDS: Final = frozenset(
+    {
+        "best_of",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "model",
+        "models",
+        "n",
+        "prefix",
+        "prompt",
+        "raw",
+        "stream",
+        "stream_options",
+    }
+)
+_MAX_STOP_STRINGS: Final = 256  # each of them is looked for in each piece of the answer
+_DEFAULT_VALUES: Final[Sequence[Any]] = (0, 1, "", [], {})
+# What would change the answer; a model in this process has none of it
+_REMOTE_ONLY_FIELDS: Final = ("audio", "best_of", "function_call", "functions", "suffix", "web_search_options")
+
+
+@dataclass(slots=True, kw_only=True)
+class ParsedRequest:
+    """One request, read. `num_choices`, `logprobs`: what only the target's own chunks can answer."""
+
+    model: str
+    request: ChatRequest
+    stream: bool = False
+    include_usage: bool = False
+    num_choices: int = 1
+    logprobs: bool = False
+    echo: str = ""  # text that the answer begins with
+    body: Body = field(default_factory=dict[str, Any])
+
+
+def get_field(body: Body, name: str, default: T, kind: type | None = None) -> T:
+    """A field of the type of its default, or of `kind`; raises InvalidRequestError for another type."""
+    value = body.get(name)
+    if value is None:
+        return default
+    kind = kind or type(default)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)  # JSON has one kind of numbers
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidRequestError(f"{name} is of type {type(value).__name__}; it must be {_TYPE_NAMES[kind]}")
+    return cast("T", value)
+
+
+def get_objects(body: Body, name: str) -> list[Json]:
+    """A list of objects."""
+    values = cast("list[Any]", get_field(body, name, None, list)) or []
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise InvalidRequestError(f"{name}[{index}] is of type {type(value).__name__}; it must be an object")
+    return cast("list[Json]", values)
+
+
+def get_object(body: Body, name: str) -> Json:
+    """An object; empty where there is none."""
+    return cast("Json", get_field(body, name, None, dict)) or {}
+
+
+def parse_messages(body: Body) -> tuple[ChatMessage, ...]:
+    """Chat messages in OpenAI's form."""
+    messages = get_objects(body, "messages")
+    if not messages:
+        raise InvalidRequestError("messages is empty; it must hold at least one message")
+    messages_read: list[ChatMessage] = []
+    for index, message in enumerate(messages):
+        try:
+            messages_read.append(ChatMessage.from_openai(message))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"messages[{index}] is wrong: {error}") from error
+    return tuple(messages_read)
+
+
+def build_chat_request(
+    body: Body, known_fields: frozenset[str], *, is_local: bool, extra_fields: Body | None = None, **fields: Any
+) -> ChatRequest:
+    """The request of a body: sampling and what this library knows by its name, the rest as `extra`.
+
+    `known_fields` are read by the caller, who gives them in `fields`. A model in this process takes no others: what
+    would change its answer is refused, what would not is left out. `extra_fields` goes into `extra` all the same.
+    """
+    extra = _get_unknown_fields(body, known_fields)
+    sampling: Json = {name: extra.pop(name) for name in _SAMPLING_FIELDS if name in extra}
+    seed: int | None = get_field(extra, "seed", None, int)
+    if seed is not None and (is_local or seed >= 0):
+        del extra["seed"]
+        sampling["seed"] = seed & _SEED_MASK  # a negative one goes to a server as it is
+    if sampling.get("top_p") == 0:
+        sampling["top_p"] = _MIN_TOP_P
+    if sampling.get("top_k") in _TOP_K_OFF:  # a server may have a default that this switches off
+        extra["top_k"] = sampling.pop("top_k")
+    bias = get_object(extra, "logit_bias")
+    if is_local or all(name.isdecimal() for name in bias):  # other names go to a server, who may know them
+        extra.pop("logit_bias", None)
+        if bias:
+            sampling["logit_bias"] = _parse_logit_bias(bias)
+    if fields.get("max_tokens") == 0 and not is_local:  # some servers read the prompt alone then, some refuse
+        fields["max_tokens"] = None
+        extra["max_tokens"] = 0
+    if is_local:
+        for name in _REMOTE_ONLY_FIELDS:
+            if extra.get(name):
+                raise InvalidRequestError(f"{name} is set; a model in this process cannot serve it")
+        extra = {}
+    extra.update(extra_fields or {})
+    return ChatRequest(sampling=Sampling(**sampling) if sampling else _DEFAULT_SAMPLING, extra=extra, **fields)
+
+
+def _get_unknown_fields(body: Body, known_fields: frozenset[str]) -> Json:
+    """The fields that this library knows nothing of; raises InvalidRequestError for one that is not the client's."""
+    unknown = {name: value for name, value in body.items() if name not in known_fields and value is not None}
+    for name in _RESERVED_FIELDS & unknown.keys():
+        if unknown.pop(name) not in _DEFAULT_VALUES:
+            raise InvalidRequestError(f"{name} is set, which is no field of this API, or not taken here")
+    return unknown
+
+
+def _parse_logit_bias(bias: Json) -> dict[int, float]:
+    try:
+        return {int(token_id): value for token_id, value in bias.items()}
+    except ValueError as error:
+        raise InvalidRequestError(f"logit_bias has a key that is no token id: {error}") from error
+
+
+def parse_stop(body: Body, name: str = "stop") -> tuple[str, ...]:
+    """Stop strings: a text, or a list of texts."""
+    stop = body.get(name)
+    if stop is None or stop == "":
+        return ()
+    if isinstance(stop, str):
+        return (stop,)
+    if not isinstance(stop, list):
+        raise InvalidRequestError(f"{name} is of type {type(stop).__name__}; it must be a text or a list of texts")
+    texts = cast("list[str]", stop)
+    if len(texts) > _MAX_STOP_STRINGS:
+        raise InvalidRequestError(f"{name} has {len(texts)} texts; it may have {_MAX_STOP_STRINGS}")
+    return tuple(texts)  # the request checks each of them
+
+
+def get_num_choices(body: Body) -> int:
+    """`n`."""
+    number = get_field(body, "n", 1)
+    if not 1 <= number <= 128:
+        raise InvalidRequestError(f"n is {number}; it must be from 1 to 128")
+    return number
+
+
+def get_model_name(body: Body) -> str:
+    """The name of the model asked for; "" where none is."""
+    return get_field(body, "model", "")

@@ -1,0 +1,239 @@
+"""One request on its way to an answer: whole, streamed, or passed on from the target as it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from aiohttp import web
+
+from llm_spec._clock import clock
+from llm_spec.chat import AnswerStarted, Progress, StreamEvent
+from llm_spec.counting import count_input_tokens
+from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.errors import BudgetError, InvalidRequestError
+from llm_spec.json_text import dumps
+from llm_spec.pricing import find_model_price
+from llm_spec.provider import ChunkStreaming
+from llm_spec.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.server.apis import AnswerContext, Api
+from llm_spec.server.clients import Client
+from llm_spec.server.config import ServerConfig
+from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, StreamEncoder, build_metric_headers, format_sse
+from llm_spec.server.metrics import Metrics
+from llm_spec.server.models import ServedModel
+from llm_spec.server.problems import Problem
+from llm_spec.server.relay import ChunkMerger, rewrite_chunk
+from llm_spec.server.request_fields import ParsedRequest
+from llm_spec.server.stream_sender import StreamSender
+
+__all__ = ["STRATEGY_HEADER", "Responder"]
+
+STRATEGY_HEADER: Final = "x-llm-spec-strategy"
+_STREAM_HEADERS: Final = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+_BUDGET_RETRY_S: Final = 1.0  # to wait for requests under way that hold a budget
+_RELAY_HEADERS: Final = {STRATEGY_HEADER: "plain", "x-llm-spec-guarantee": "exact"}
+
+
+class Responder:
+    """Answers one request. `headers` go with every answer; `to_problem` says what a client hears of an error."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        *,
+        config: ServerConfig,
+        metrics: Metrics,
+        api: Api,
+        model: ServedModel,
+        client: Client,
+        parsed_requests: Sequence[ParsedRequest],
+        context: AnswerContext,
+        headers: Mapping[str, str],
+        to_problem: Callable[[Exception], Problem],
+    ) -> None:
+        self._request = request
+        self._config = config
+        self._metrics = metrics
+        self._api = api
+        self._model = model
+        self._client = client
+        self._parsed_requests = parsed_requests
+        self._context = context
+        self._headers = {"x-request-id": context.answer_id, **headers}
+        self._to_problem = to_problem
+        self._clock = clock()
+
+    async def respond(self) -> web.StreamResponse:
+        """The response, sent where it is a stream; raises what goes wrong before anything was sent."""
+        first = self._parsed_requests[0]
+        decoder = self._model.get_decoder(self._client, self._request.headers.get(STRATEGY_HEADER))
+        if first.num_choices > 1 or first.logprobs:
+            return await self._relay_chunks(decoder, first)
+        return await self._respond_stream(decoder, first) if first.stream else await self._respond_whole(decoder)
+
+    def _build_budget_problem(self) -> Problem:
+        """What a client hears whose budget is spent, or is held by its other requests."""
+        budget, price = (
+            self._client.budget,
+            find_model_price(self._model.target.name, self._model.decoder.config.prices),
+        )
+        num_input = sum(count_input_tokens(parsed.request) for parsed in self._parsed_requests)
+        if budget is not None and budget.max_affordable_tokens(num_input, price, held=False) != 0:
+            message = "the rest of this key's budget is held by its requests under way; ask again when they have ended"
+            return Problem(429, message, code="budget_in_use", retry_after_s=_BUDGET_RETRY_S)
+        message = "this key's budget is spent, or too small for what is asked"
+        return Problem(429, message, code="insufficient_quota", is_final=True)
+
+    # ------------------------------------------------------------------------------------------ whole answers
+
+    async def _respond_whole(self, decoder: SpeculativeDecoder) -> web.Response:
+        results: list[SpeculativeResult] = []
+        for parsed in self._parsed_requests:
+            results.append(await decoder.decode(parsed.request))
+            if results[0].plain_reason == "budget":
+                raise self._build_budget_problem()
+        spent_s = sum(result.timings.total_s for result in results)
+        overhead_s = self._clock() - self._context.started_s - spent_s
+        for result in results:
+            self._metrics.count_answer(self._model.name, result, overhead_s)
+        body = self._api.build_body(results, self._parsed_requests, self._context)
+        return self._build_json_response(body, build_metric_headers(results[-1], overhead_s))
+
+    def _build_json_response(self, body: object, headers: Mapping[str, str]) -> web.Response:
+        return web.Response(body=dumps(body), content_type="application/json", headers={**self._headers, **headers})
+
+    # ------------------------------------------------------------------------------------------ streams
+
+    async def _respond_stream(self, decoder: SpeculativeDecoder, parsed: ParsedRequest) -> web.StreamResponse:
+        overhead_s = self._clock() - self._context.started_s
+        headers = {"x-llm-spec-overhead-ms": f"{overhead_s * 1e3:.3f}"}
+        encoder = self._api.create_encoder(parsed, self._context)
+        async with decoder.stream(parsed.request, rounds=True) as events:
+            early_events = await _read_until_answer(events)  # until then an error has a status of its own
+            for event in early_events:
+                if isinstance(event, SpeculativeFinish) and event.result and event.result.plain_reason == "budget":
+                    raise self._build_budget_problem()
+                if isinstance(event, AnswerStarted):
+                    headers |= {STRATEGY_HEADER: event.strategy, "x-llm-spec-guarantee": event.guarantee}
+            async with self._open_sender(encoder.keep_alive, headers) as sender:
+                sender.put(encoder.encode_start())
+                try:
+                    for event in early_events:
+                        self._send_event(event, encoder, sender, overhead_s)
+                    async for event in events:
+                        self._send_event(event, encoder, sender, overhead_s)
+                        if sender.is_full:
+                            await sender.wait_for_room()
+                except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
+                    sender.put(encoder.encode_error(self._handle_stream_error(error)))
+        return sender.response
+
+    def _send_event(self, event: StreamEvent, encoder: StreamEncoder, sender: StreamSender, overhead_s: float) -> None:
+        if isinstance(event, SpeculativeFinish) and event.result is not None:
+            sender.put(encoder.encode_end(event.result))
+            self._metrics.count_answer(self._model.name, event.result, overhead_s)
+        else:
+            sender.put(encoder.encode_event(event))
+
+    def _handle_stream_error(self, error: Exception) -> Problem:
+        """What went wrong in the middle of a stream; raises what only says that its reader has gone."""
+        if isinstance(error, ConnectionError):
+            raise error
+        self._metrics.errors.labels("stream").inc()
+        return self._to_problem(error)
+
+    @asynccontextmanager
+    async def _open_sender(self, keep_alive: bytes, headers: Mapping[str, str]) -> AsyncGenerator[StreamSender]:
+        """The response's stream, begun; it is ended when the context is left."""
+        response = web.StreamResponse(headers={**_STREAM_HEADERS, **self._headers, **headers})
+        await response.prepare(self._request)
+        sender = StreamSender(
+            response,
+            keep_alive=keep_alive,
+            keep_alive_s=self._config.keep_alive_s,
+            write_timeout_s=self._config.body_timeout_s,
+        )
+        try:
+            async with sender.run():
+                yield sender
+        except ConnectionError:
+            if self._request.transport is not None:
+                self._request.transport.abort()  # to close it would wait until its reader takes what is unsent
+            raise
+        await response.write_eof()
+
+    # ------------------------------------------------------------------------------------------ passed on
+
+    async def _relay_chunks(self, decoder: SpeculativeDecoder, parsed: ParsedRequest) -> web.StreamResponse:
+        """Several choices, or log-probabilities: the target's own chunks, without speculation."""
+        has_chunks = isinstance(self._model.target, ChunkStreaming)
+        if not self._api.can_relay or not has_chunks or len(self._parsed_requests) > 1:
+            name = "n" if parsed.num_choices > 1 else "logprobs"
+            raise InvalidRequestError(f"{name} is set, which {self._model.name} cannot serve here")
+        merger = ChunkMerger()
+        empty_answer = Problem(502, f"{self._model.name} ended its answer before it began", is_final=True)
+        try:
+            if parsed.stream:
+                async with decoder.stream_chunks(parsed.request) as chunks:
+                    first = await anext(chunks, None)
+                    if first is None:
+                        raise empty_answer
+                    merger.add_chunk(first)
+                    return await self._relay_stream(parsed, first, chunks, merger)
+            whole = await decoder.collect_chunks(parsed.request)
+            if not whole:
+                raise empty_answer
+            for chunk in whole:
+                merger.add_chunk(chunk)
+        except BudgetError:
+            raise self._build_budget_problem() from None
+        finally:
+            self._metrics.count_relayed(self._model.name, merger.usage)
+        kind = "text_completion" if parsed.request.raw else "chat.completion"
+        return self._build_json_response(
+            merger.build_body(answer_id=self._build_chunk_id(parsed), model=self._context.model, kind=kind),
+            _RELAY_HEADERS,
+        )
+
+    async def _relay_stream(
+        self,
+        parsed: ParsedRequest,
+        chunk: Mapping[str, Any] | None,
+        chunks: AsyncIterator[Mapping[str, Any]],
+        merger: ChunkMerger,
+    ) -> web.StreamResponse:
+        answer_id, model = self._build_chunk_id(parsed), self._context.model
+        async with self._open_sender(SSE_COMMENT, _RELAY_HEADERS) as sender:
+            try:
+                while chunk is not None:
+                    rewritten = rewrite_chunk(
+                        chunk, answer_id=answer_id, model=model, include_usage=parsed.include_usage
+                    )
+                    sender.put(b"" if rewritten is None else format_sse(rewritten))
+                    if sender.is_full:
+                        await sender.wait_for_room()
+                    chunk = await anext(chunks, None)
+                    merger.add_chunk(chunk or {})
+            except Exception as error:  # noqa: BLE001 - as above
+                sender.put(format_sse(self._handle_stream_error(error).to_openai()))
+            sender.put(SSE_DONE)
+        return sender.response
+
+    def _build_chunk_id(self, parsed: ParsedRequest) -> str:
+        return f"{'cmpl' if parsed.request.raw else 'chatcmpl'}-{self._context.answer_id}"
+
+
+async def _read_until_answer(events: AsyncIterator[StreamEvent]) -> list[StreamEvent]:
+    """The events up to the first that belongs to the answer, or ends it."""
+    early_events: list[StreamEvent] = []
+    async for event in events:
+        early_events.append(event)
+        if not isinstance(event, Progress):
+            break
+    return early_events

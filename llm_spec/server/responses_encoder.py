@@ -1,0 +1,288 @@
+"""OpenAI's responses: from answers to bodies and numbered events. Pure.
+
+https://platform.openai.com/docs/api-reference/responses-streaming
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, ToolCall, ToolCallDelta
+from llm_spec.result import SpeculativeResult
+from llm_spec.server.encoding import SSE_COMMENT, ToolCallSequencer, format_sse, get_finish_reason, get_token_counts
+from llm_spec.server.problems import Problem
+from llm_spec.server.request_fields import Json, ParsedRequest
+
+__all__ = ["ResponsesEncoder", "build_response"]
+
+
+def build_response(result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str) -> Json:
+    """A whole answer."""
+    output: list[Json] = []
+    if result.reasoning:
+        output.append(_build_reasoning_item(f"rs_{answer_id}", result.reasoning, "completed"))
+    if result.content or not result.tool_calls:
+        output.append(_build_message_item(f"msg_{answer_id}", result.content, "completed"))
+    for index, call in enumerate(result.tool_calls):
+        output.append(_build_call_item(f"fc_{answer_id}_{index}", call, "completed"))
+    return _finish_response(_start_response(parsed, answer_id, model), result, output)
+
+
+def _start_response(parsed: ParsedRequest, answer_id: str, model: str) -> Json:
+    """A response that has just begun; it repeats what was asked for."""
+    body, sampling = parsed.body, parsed.request.sampling
+    return {
+        "id": f"resp_{answer_id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": parsed.request.max_tokens,
+        "metadata": body.get("metadata") or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": sampling.temperature,
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": list(body.get("tools") or ()),
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def _finish_response(response: Json, result: SpeculativeResult, output: Sequence[Json]) -> Json:
+    reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(get_finish_reason(result))
+    counts = get_token_counts(result)
+    usage = (
+        {
+            "input_tokens": counts["input"],
+            "input_tokens_details": {"cached_tokens": counts["cached"], "cache_write_tokens": 0},
+            "output_tokens": counts["output"],
+            "output_tokens_details": {
+                "reasoning_tokens": counts["reasoning"],
+                "accepted_prediction_tokens": counts["accepted"],
+                "rejected_prediction_tokens": counts["rejected"],
+            },
+            "total_tokens": counts["input"] + counts["output"],
+        }
+        if counts
+        else None
+    )
+    ending = (
+        {"status": "completed"}
+        if reason is None
+        else {"status": "incomplete", "incomplete_details": {"reason": reason}}
+    )
+    return {**response, **ending, "output": list(output), "usage": usage}
+
+
+def _build_message_item(item_id: str, text: str | None, status: str) -> Json:
+    content = [] if text is None else [_build_text_part(text)]
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def _build_text_part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _build_reasoning_item(item_id: str, text: str | None, status: str) -> Json:
+    content = [] if text is None else [{"type": "reasoning_text", "text": text}]
+    return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
+
+
+def _build_call_item(item_id: str, call: ToolCall, status: str) -> Json:
+    return {
+        "id": item_id,
+        "type": "function_call",
+        "status": status,
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+
+
+class ResponsesEncoder:
+    """An answer in semantic events, numbered; an item is open until one of another kind begins."""
+
+    keep_alive = SSE_COMMENT
+
+    def __init__(self, parsed: ParsedRequest, *, answer_id: str, model: str) -> None:
+        self._answer_id = answer_id
+        self._response = _start_response(parsed, answer_id, model)
+        self._sequence_number = 0
+        self._finished_items: list[Json] = []  # the items that are done
+        self._current_item: _OpenItem | None = None
+        self._call_sequencer = ToolCallSequencer()
+
+    def encode_start(self) -> bytes:
+        return self._format_event("response.created", response=self._response) + self._format_event(
+            "response.in_progress", response=self._response
+        )
+
+    def encode_event(self, event: StreamEvent) -> bytes:
+        match event:
+            case TextDelta():
+                return self._encode_text(_OpenMessage, f"msg_{self._answer_id}_{len(self._finished_items)}", event.text)
+            case ReasoningDelta():
+                return self._encode_text(
+                    _OpenReasoning, f"rs_{self._answer_id}_{len(self._finished_items)}", event.text
+                )
+            case ToolCallDelta():
+                return b"".join(map(self._encode_call_delta, self._call_sequencer.push(event)))
+            case _:
+                return b""
+
+    def encode_end(self, result: SpeculativeResult) -> bytes:
+        frames = b"".join(map(self._encode_call_delta, self._call_sequencer.flush()))
+        if not self._finished_items and self._current_item is None:
+            frames += self.encode_event(TextDelta(""))
+        frames += self._close_item()
+        response = _finish_response(self._response, result, self._finished_items)
+        return frames + self._format_event(f"response.{response['status']}", response=response)
+
+    def encode_error(self, problem: Problem) -> bytes:
+        failed = {"status": "failed", "error": {"code": "server_error", "message": problem.message}}
+        response = {**self._response, **failed, "output": self._finished_items}
+        return self._format_event("response.failed", response=response)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _encode_text(self, kind: type[_OpenMessage | _OpenReasoning], item_id: str, text: str) -> bytes:
+        frames = b""
+        if not isinstance(self._current_item, kind):
+            frames = self._close_item() + self._start_item(kind(item_id, len(self._finished_items)))
+        return frames + self._encode_delta(text)
+
+    def _encode_call_delta(self, event: ToolCallDelta) -> bytes:
+        frames, item = b"", self._current_item
+        if not isinstance(item, _OpenCall) or item.index != event.index:
+            frames = self._close_item()
+            number = len(self._finished_items)
+            call = ToolCall(event.id or f"call_{self._answer_id}_{number}", event.name or "", "")
+            frames += self._start_item(_OpenCall(f"fc_{self._answer_id}_{number}", number, event.index, call))
+        return frames + self._encode_delta(event.arguments)
+
+    def _start_item(self, item: _OpenItem) -> bytes:
+        self._current_item = item
+        return b"".join(self._format_event(name, **fields) for name, fields in item.iter_start_events())
+
+    def _encode_delta(self, text: str) -> bytes:
+        item = self._current_item
+        if item is None or not text:
+            return b""
+        item.text += text
+        name, fields = item.build_delta(text)
+        return self._format_event(name, **fields)
+
+    def _close_item(self) -> bytes:
+        item, self._current_item = self._current_item, None
+        if item is None:
+            return b""
+        self._finished_items.append(item.build_finished())
+        return b"".join(self._format_event(name, **fields) for name, fields in item.iter_end_events())
+
+    def _format_event(self, name: str, /, **fields: Any) -> bytes:  # a call's fields have a name, too
+        number, self._sequence_number = self._sequence_number, self._sequence_number + 1
+        return format_sse({"type": name, "sequence_number": number, **fields}, name)
+
+
+class _OpenItem:
+    """An item of the output that is being written."""
+
+    def __init__(self, item_id: str, output_index: int) -> None:
+        self.item_id = item_id
+        self.output_index = output_index
+        self.text = ""
+
+    @property
+    def position(self) -> Mapping[str, Any]:
+        return {"item_id": self.item_id, "output_index": self.output_index}
+
+    def iter_start_events(self) -> Iterator[tuple[str, Json]]:
+        yield "response.output_item.added", {"output_index": self.output_index, "item": self.build_empty()}
+
+    def iter_end_events(self) -> Iterator[tuple[str, Json]]:
+        yield "response.output_item.done", {"output_index": self.output_index, "item": self.build_finished()}
+
+    def build_empty(self) -> Json:
+        raise NotImplementedError
+
+    def build_delta(self, text: str) -> tuple[str, Json]:
+        raise NotImplementedError
+
+    def build_finished(self) -> Json:
+        raise NotImplementedError
+
+
+class _OpenMessage(_OpenItem):
+    @property
+    def position(self) -> Mapping[str, Any]:
+        return {**super().position, "content_index": 0}
+
+    def iter_start_events(self) -> Iterator[tuple[str, Json]]:
+        yield from super().iter_start_events()
+        yield "response.content_part.added", {**self.position, "part": _build_text_part("")}
+
+    def build_empty(self) -> Json:
+        return _build_message_item(self.item_id, None, "in_progress")
+
+    def build_delta(self, text: str) -> tuple[str, Json]:
+        return "response.output_text.delta", {**self.position, "delta": text, "logprobs": []}
+
+    def iter_end_events(self) -> Iterator[tuple[str, Json]]:
+        yield "response.output_text.done", {**self.position, "text": self.text, "logprobs": []}
+        yield "response.content_part.done", {**self.position, "part": _build_text_part(self.text)}
+        yield from super().iter_end_events()
+
+    def build_finished(self) -> Json:
+        return _build_message_item(self.item_id, self.text, "completed")
+
+
+class _OpenReasoning(_OpenItem):
+    @property
+    def position(self) -> Mapping[str, Any]:
+        return {**super().position, "content_index": 0}
+
+    def build_empty(self) -> Json:
+        return _build_reasoning_item(self.item_id, None, "in_progress")
+
+    def build_delta(self, text: str) -> tuple[str, Json]:
+        return "response.reasoning_text.delta", {**self.position, "delta": text}
+
+    def iter_end_events(self) -> Iterator[tuple[str, Json]]:
+        yield "response.reasoning_text.done", {**self.position, "text": self.text}
+        yield from super().iter_end_events()
+
+    def build_finished(self) -> Json:
+        return _build_reasoning_item(self.item_id, self.text, "completed")
+
+
+class _OpenCall(_OpenItem):
+    def __init__(self, item_id: str, output_index: int, index: int, call: ToolCall) -> None:
+        super().__init__(item_id, output_index)
+        self.index = index
+        self.call = call
+
+    def build_empty(self) -> Json:
+        return _build_call_item(self.item_id, self.call, "in_progress")
+
+    def build_delta(self, text: str) -> tuple[str, Json]:
+        return "response.function_call_arguments.delta", {**self.position, "delta": text}
+
+    def iter_end_events(self) -> Iterator[tuple[str, Json]]:
+        arguments_done = {**self.position, "name": self.call.name, "arguments": self.text}
+        yield "response.function_call_arguments.done", arguments_done
+        yield from super().iter_end_events()
+
+    def build_finished(self) -> Json:
+        return _build_call_item(self.item_id, replace(self.call, arguments=self.text), "completed")

@@ -1,0 +1,285 @@
+"""Upstream: one request's way to its target, under its deadline, its timeouts, its retries and its error rules."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Final, NoReturn, TypeAlias, TypeVar
+
+from llm_spec.chat import ChatRequest, ChatResponse, Fallback, Finish, Progress, Retry, StreamEvent
+from llm_spec.config import SpeculativeConfig
+from llm_spec.counting import cap_response
+from llm_spec.deadline import Deadline
+from llm_spec.errors import LlmSpecError, TargetError, TransientError, format_error_line, is_refusal
+from llm_spec.provider import LlmProvider
+from llm_spec.recorder import AnswerRecorder
+from llm_spec.resilience import CircuitBreaker, retry_transient
+from llm_spec.strategies.resume_plain import CannotContinueError, can_continue, continue_by_text
+from llm_spec.telemetry import RequestContext, log_event
+
+__all__ = ["OpenStream", "TargetCall"]
+
+T = TypeVar("T")
+OpenStream: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[StreamEvent]]]
+
+_MIN_DEADLINE_S: Final = 1e-6  # a deadline is never 0
+
+
+class TargetCall:
+    """Waiting for one request's answer. Its deadline begins when this is made."""
+
+    def __init__(
+        self, target: LlmProvider, config: SpeculativeConfig, recorder: AnswerRecorder, breaker: CircuitBreaker
+    ) -> None:
+        self.target = target
+        self.config = config
+        self.recorder = recorder
+        self.breaker = breaker.for_request()
+        self.deadline = Deadline(config.deadline_s)
+        self.log_context = RequestContext()
+
+    @property
+    def deadline_reached(self) -> bool:
+        """Whether the deadline ended the answer."""
+        return self.deadline.is_reached and self.recorder.finish is None
+
+    @property
+    def remaining_config(self) -> SpeculativeConfig:
+        """The configuration, with as much time as is left until the deadline."""
+        left_s = self.deadline.remaining_s
+        return self.config if left_s is None else replace(self.config, deadline_s=max(left_s, _MIN_DEADLINE_S))
+
+    def events(self, run: OpenStream, plain: OpenStream | None, *, is_whole: bool) -> AsyncGenerator[StreamEvent]:
+        """The answer that `run` gives, up to its Finish or the deadline; all behind it is closed at the end.
+
+        `plain` takes its place where it fails before it has given anything: at once, or (a target that fails for a
+        while) later. None: it is plain itself. An answer that has begun goes on from where it is; where it cannot, and
+        nobody has been given any of it (`is_whole`), it begins anew. Where there is a limit the whole answer has one
+        place.
+        """
+        attempts = _AnswerAttempts(self, run, plain, is_whole=is_whole)
+        return attempts.events() if self.config.deadline_s is None else self._events_in_time(attempts)
+
+    async def _events_in_time(self, attempts: _AnswerAttempts) -> AsyncGenerator[StreamEvent]:
+        async with aclosing(self.deadline.limit_stream(attempts.events())) as events:
+            async for event in events:
+                yield event
+        for progress in attempts.take_progress():
+            yield progress
+
+    async def complete(self, on_retry: Callable[[TransientError, float], None]) -> ChatResponse:
+        """The whole answer in one call, without a deadline; `on_retry` hears of each attempt that is made again."""
+        policy, breaker = self.config.retry, self.breaker
+        async with self.hold_place():
+            attempts = retry_transient(
+                self._call_target, policy, breaker, max_attempts=policy.max_attempts, on_retry=on_retry
+            )
+            response = await self.run_step(attempts)
+        breaker.record_outcome(None)
+        return response
+
+    async def _call_target(self) -> ChatResponse:
+        with self.breaker.guard_attempt():
+            request = self.recorder.request
+            return cap_response(await self.target.complete(request), request.max_tokens)
+
+    def hold_place(self) -> AbstractAsyncContextManager[None]:
+        """The answer's place, where there is a limit; waits for it."""
+        limit = self.config.limit
+        return nullcontext() if limit is None else limit.acquire_place()
+
+    async def run_step(self, awaitable: Awaitable[T]) -> T:
+        """Await one thing of the strategy; an error that is not ours becomes TargetError."""
+        try:
+            if not self.log_context.is_request_logged:
+                return await awaitable
+            with self.log_context:
+                return await awaitable
+        except Exception as error:  # noqa: BLE001 - it is raised again
+            self.reraise(error)
+
+    def read(self, events: AsyncIterator[StreamEvent]) -> Awaitable[StreamEvent | None]:
+        """The next event, None after the last one. Its errors are as they came: see `reraise`."""
+        following = anext(events, None)
+        return self.run_step(following) if self.log_context.is_request_logged else following
+
+    def reraise(self, error: Exception) -> NoReturn:
+        """Raise an error of the target with the text so far; one that is not ours becomes TargetError."""
+        if isinstance(error, TargetError):
+            error.partial_text = self.recorder.content or error.partial_text
+        if isinstance(error, LlmSpecError):
+            raise error
+        message = f"target {self.target.name} failed: {type(error).__name__}: {error}"
+        raise TargetError(message, partial_text=self.recorder.content) from error
+
+    async def close(self, opened: AbstractAsyncContextManager[object]) -> None:
+        """Close what was opened; the answer does not depend on how that ends."""
+        try:
+            await opened.__aexit__(None, None, None)
+        except Exception as error:  # noqa: BLE001 - whatever was verified stays verified
+            with self.log_context:
+                log_event("closing_failed", level=logging.WARNING, error=type(error).__name__)
+
+
+class _AnswerAttempts:
+    """The attempts at one answer. The first that writes something is the last that begins anew, unless it is whole."""
+
+    def __init__(self, target_call: TargetCall, run: OpenStream, plain: OpenStream | None, *, is_whole: bool) -> None:
+        self._target_call = target_call
+        self._run = run
+        self._plain = plain  # to be run instead of a speculative attempt; None: there is no such attempt any more
+        self._restart_run = plain or run
+        self._is_whole = is_whole
+        self._num_attempts = 0
+        self._break_error: TransientError | None = None  # what the attempt goes on from that is being made
+        self._progress: list[StreamEvent] = []  # what happened before anything was written
+        self._opened: AbstractAsyncContextManager[object] | None = None  # the attempt that is being made …
+        self._is_circuit_trial = False  # … and whether it is the circuit's trial
+
+    async def events(self) -> AsyncGenerator[StreamEvent]:
+        target_call = self._target_call
+        async with target_call.hold_place():
+            try:
+                while True:
+                    events, event = await self._next_attempt()
+                    for progress in self.take_progress():
+                        yield progress
+                    try:
+                        while event is not None and type(event) is not Finish:
+                            yield event
+                            event = await target_call.read(events)
+                    except TransientError as error:
+                        if target_call.recorder.has_all_tokens:  # only its end was missing
+                            yield Finish("length", None, "max_tokens")
+                            return
+                        self._continue_broken_answer(error)
+                    except Exception as error:  # noqa: BLE001 - it is raised again
+                        target_call.reraise(error)
+                    else:
+                        if event is not None:
+                            target_call.breaker.record_outcome(None)
+                            yield event
+                        return
+            finally:
+                await self._close()
+
+    async def _next_attempt(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+        """The next attempt that comes to an event; raises the error that the others end with."""
+        try:
+            return await self._retry_until_begun()
+        except CannotContinueError:
+            if self._break_error is None:
+                raise
+            if not self._is_whole:
+                raise self._break_error from None
+        self._num_attempts -= 1  # nothing was asked
+        self._restart_answer()
+        return await self._retry_until_begun()
+
+    async def _retry_until_begun(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+        target_call, policy = self._target_call, self._target_call.config.retry
+        num_attempts_left = policy.max_attempts - self._num_attempts
+        return await target_call.run_step(
+            retry_transient(
+                self._begin_attempt,
+                policy,
+                target_call.breaker,
+                max_attempts=num_attempts_left,
+                on_retry=self._prepare_retry,
+            )
+        )
+
+    def take_progress(self) -> list[StreamEvent]:
+        """What happened since this was last called."""
+        progress, self._progress = self._progress, []
+        return progress
+
+    async def _begin_attempt(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+        """One attempt, up to the first event that belongs to the answer."""
+        target_call = self._target_call
+        self._num_attempts += 1
+        await self._close()  # the attempt before
+        self._is_circuit_trial = target_call.breaker.begin_attempt()
+        try:
+            if self._break_error is not None and not await can_continue(target_call.target):
+                raise CannotContinueError(f"{target_call.target.name} does not go on from a text")
+            return await self._open_with_fallback()
+        except Exception as error:
+            target_call.breaker.record_outcome(error)
+            raise
+
+    async def _open_with_fallback(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+        """Open an attempt; where speculation asks for what the target does not do, the target is asked plainly."""
+        try:
+            return await self._open_to_first_event()
+        except Exception as error:
+            if self._plain is None or isinstance(error, TransientError):
+                raise
+            self._progress.append(Fallback(format_error_line(error), is_refusal=is_refusal(error)))
+        self._run, self._plain = self._plain, None
+        await self._close_run()
+        return await self._open_to_first_event()
+
+    async def _open_to_first_event(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+        run = self._run()
+        events = await run.__aenter__()
+        self._opened = run
+        event = await anext(events, None)
+        while isinstance(event, Progress):
+            self._progress.append(event)
+            event = await anext(events, None)
+        return events, event
+
+    async def _close_run(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await self._target_call.close(opened)
+
+    async def _close(self) -> None:
+        try:
+            await self._close_run()
+        finally:
+            if self._is_circuit_trial:
+                self._is_circuit_trial = False
+                self._target_call.breaker.end_trial()
+
+    def _prepare_retry(self, error: TransientError, wait_s: float) -> None:
+        """An attempt has failed: the next one is made in the same place, without speculation."""
+        has_output = self._target_call.recorder.has_output
+        self._progress.append(Retry(format_error_line(error), wait_s, is_continued=has_output))
+        if self._plain is not None:
+            self._run, self._plain = self._plain, None
+
+    def _continue_broken_answer(self, error: TransientError) -> None:
+        """An answer broke off: the next attempt goes on from there, or anew; raises the error where it cannot."""
+        target_call = self._target_call
+        recorder, target = target_call.recorder, target_call.target
+        error.partial_text = recorder.content or error.partial_text
+        target_call.breaker.record_outcome(error)
+        rest = recorder.build_rest_request()
+        is_exhausted = self._num_attempts >= target_call.config.retry.max_attempts or target_call.breaker.is_open
+        if is_exhausted or (rest is None and not self._is_whole):
+            raise error
+        self._prepare_retry(error, 0.0)
+        self._break_error = error
+        if rest is None:
+            self._restart_answer()
+        else:
+            self._run = partial(_stream_continuation, target, rest, recorder.content)
+
+    def _restart_answer(self) -> None:
+        """The next attempt begins at the start: nobody was given what there is."""
+        self._target_call.recorder.discard_answer()
+        self._progress = [replace(e, is_continued=False) if isinstance(e, Retry) else e for e in self._progress]
+        self._run, self._plain, self._break_error = self._restart_run, None, None
+
+
+@asynccontextmanager
+async def _stream_continuation(
+    target: LlmProvider, request: ChatRequest, text: str
+) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async with aclosing(continue_by_text(target, request, text)) as events:
+        yield events

@@ -1,0 +1,244 @@
+"""Which drafted tokens the target confirms, and which token it puts after them.
+
+accepted    leading drafted tokens that the target confirmed
+correction  the target's own token at the first one that it did not confirm
+bonus       the target's extra token when it confirmed all of them
+
+`Coupled` and `Rejection` leave the target's distribution as it is; a rule that can change it says `lossy` in its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_spec.errors import ConfigError
+from llm_spec.provider import DraftToken
+from llm_spec.tokens.noise import Purpose, uniform_number
+from llm_spec.tokens.sampling import Sampler, check_best_logit
+
+__all__ = [
+    "AcceptanceName",
+    "AcceptanceRule",
+    "Coupled",
+    "LossyTypical",
+    "Rejection",
+    "VerifyResult",
+    "make_acceptance_rule",
+    "residual_probs",
+]
+
+FloatArray: TypeAlias = NDArray[np.floating[Any]]
+AcceptanceName: TypeAlias = Literal["coupled", "rejection", "lossy_typical"]
+
+
+class VerifyResult(NamedTuple):
+    """`num_accepted` leading drafted tokens stand; `next_token_id` follows them: the correction, or the bonus."""
+
+    num_accepted: int
+    next_token_id: int
+
+
+class AcceptanceRule(Protocol):
+    """How one request drafts and verifies; used by one thread at a time."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output's distribution can differ from the target's."""
+        ...
+
+    def prepare_noise(self, position: int) -> None:
+        """Do beforehand what a round from `position` on needs whoever drafts, so that it is in nobody's time."""
+        ...
+
+    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        """Pick a drafting model's token after `context_ids` from its logits ([draft_vocab_size]): a TokenChooser."""
+        ...
+
+    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> VerifyResult:
+        """Judge a proposal by the target's logits, [len(proposal) + 1, vocab_size].
+
+        Row i follows `context_ids` and the first i drafted tokens; rows after the first rejection are not used.
+        """
+        ...
+
+
+class Coupled:
+    """The target draws its own token at every position; a drafted token is accepted if it is that token.
+
+    Draft and target draw with the same noise (Daliri et al., arXiv 2408.07978), so they often agree, and one seed gives
+    one text, whatever is drafted. Greedy is temperature 0 of the same rule.
+    """
+
+    lossy: bool = False
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def prepare_noise(self, position: int) -> None:
+        self._sampler.prepare_noise(position)
+
+    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        return _sample_coupled(self._sampler, logits, context_ids)
+
+    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> VerifyResult:
+        return _verify_coupled(self._sampler, logits, context_ids, proposal)
+
+
+class Rejection:
+    """Accept a drafted token with probability `min(1, p_target / p_draft)`, else draw from what the draft left over.
+
+    Leviathan et al., arXiv 2211.17192. Both laws are taken after all filters; a token without a law was given, not
+    drawn: all of p_draft is on it. Accepts more often than `Coupled`, but the text depends on what was drafted.
+    """
+
+    lossy: bool = False
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._round_index = 0
+
+    def prepare_noise(self, position: int) -> None:
+        """Nothing: its numbers are few, and of this round alone."""
+
+    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        if self._sampler.greedy:
+            return _sample_coupled(self._sampler, logits, context_ids)
+        probs = self._sampler.probs(self._sampler.fit_vocabulary(logits), context_ids)
+        token_id = self._sample_from_probs(probs, len(context_ids), Purpose.DRAFT)
+        return DraftToken(token_id, float(probs[token_id]), probs)
+
+    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> VerifyResult:
+        if self._sampler.greedy:
+            return _verify_coupled(self._sampler, logits, context_ids, proposal)
+        verdict = self._verify(logits, [*context_ids], proposal)
+        self._round_index += 1
+        return verdict
+
+    def _verify(self, logits: FloatArray, context: list[int], proposal: Sequence[DraftToken]) -> VerifyResult:
+        for index, token in enumerate(proposal):
+            p_target = self._sampler.probs(logits[index], context)
+            p_draft = 1.0 if token.probs is None else float(token.probs[token.token_id])
+            # strictly below: a token that the target cannot say is never accepted, whatever the uniform
+            if not self._draw_uniform(len(context), Purpose.ACCEPT) * p_draft < p_target[token.token_id]:
+                return VerifyResult(
+                    index, self._sample_from_probs(residual_probs(p_target, token), len(context), Purpose.RESIDUAL)
+                )
+            context.append(token.token_id)
+        p_target = self._sampler.probs(logits[len(proposal)], context)
+        return VerifyResult(len(proposal), self._sample_from_probs(p_target, len(context), Purpose.BONUS))
+
+    def _draw_uniform(self, position: int, purpose: Purpose) -> float:
+        return uniform_number(self._sampler.seed, position, purpose, self._round_index)
+
+    def _sample_from_probs(self, probs: NDArray[np.float64], position: int, purpose: Purpose) -> int:
+        """Inverse transform: the first token at which the cumulated law exceeds the uniform; never one of zero mass."""
+        cumulated: NDArray[np.float64] = probs.cumsum()
+        mass = self._draw_uniform(position, purpose) * float(cumulated[-1])
+        return int(np.searchsorted(cumulated, mass, side="right"))
+
+
+class LossyTypical:
+    """Accept a drafted token that is typical: `p_target > min(epsilon, delta * exp(-entropy))`. LOSSY.
+
+    Medusa, arXiv 2401.10774, section 3.3.1. What follows the accepted tokens is the target's own draw.
+    """
+
+    lossy: bool = True
+
+    def __init__(self, sampler: Sampler, *, epsilon: float = 0.3, delta: float = 0.09) -> None:
+        self._sampler = sampler
+        self._epsilon = epsilon
+        self._delta = delta
+
+    def prepare_noise(self, position: int) -> None:
+        self._sampler.prepare_noise(position)
+
+    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        return _sample_coupled(self._sampler, logits, context_ids)
+
+    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> VerifyResult:
+        context = [*context_ids]
+        for index, token in enumerate(proposal):
+            probs = self._sampler.probs(logits[index], context)
+            if not probs[token.token_id] > min(self._epsilon, self._delta * math.exp(-_compute_entropy(probs))):
+                break
+            context.append(token.token_id)
+        num_accepted = len(context) - len(context_ids)
+        return VerifyResult(num_accepted, self._sampler.choose(logits[num_accepted], context))
+
+
+def make_acceptance_rule(name: AcceptanceName, sampler: Sampler) -> AcceptanceRule:
+    """One request's rule by its name in `SpeculativeConfig.acceptance`."""
+    rules: dict[AcceptanceName, Callable[[Sampler], AcceptanceRule]] = {
+        "coupled": Coupled,
+        "rejection": Rejection,
+        "lossy_typical": LossyTypical,
+    }
+    if name not in rules:
+        raise ConfigError(f"acceptance is {name!r}; it must be one of {', '.join(rules)}")
+    return rules[name](sampler)
+
+
+def residual_probs(p_target: NDArray[np.float64], token: DraftToken) -> NDArray[np.float64]:
+    """What a rejected token leaves of the target's law, not normalised: `max(0, p_target - p_draft)`, [vocab_size].
+
+    The target's law itself where nothing is left: then the laws are equal, and only rounding rejected the token.
+    """
+    if token.probs is None:
+        left = p_target.copy()
+        left[token.token_id] = 0.0
+    else:
+        left = np.maximum(p_target - token.probs, 0.0)
+    return left if left.any() else p_target
+
+
+def _sample_coupled(sampler: Sampler, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+    """The sampler's own token, and how likely it is (greedy: at temperature 1)."""
+    fitted = sampler.fit_vocabulary(logits)
+    if sampler.greedy:
+        probs = sampler.adjust(fitted, context_ids)
+        token_id = int(probs.argmax())
+        check_best_logit(float(probs[token_id]), len(context_ids))
+    else:
+        probs = sampler.logprobs(fitted, context_ids)
+        token_id = sampler.sample_token(probs, len(context_ids))
+    # relative to the chosen token: one subtraction, no search for the maximum; float32 is plenty to steer by, and a
+    # token e^88 times rarer than another makes the sum infinite and the confidence 0
+    relative = (probs - probs[token_id]).astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):
+        return DraftToken(token_id, float(1 / np.exp(relative, out=relative).sum()))
+
+
+def _verify_coupled(
+    sampler: Sampler, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]
+) -> VerifyResult:
+    """Accept drafted tokens while they are the ones that the sampler draws from the target's logits."""
+    if sampler.greedy and sampler.uses_raw_logits:
+        return _verify_greedy(logits, len(context_ids), proposal)
+    context = [*context_ids]
+    for index, token in enumerate(proposal):
+        token_id = sampler.choose(logits[index], context)
+        if token_id != token.token_id:
+            return VerifyResult(index, token_id)
+        context.append(token_id)
+    return VerifyResult(len(proposal), sampler.choose(logits[len(proposal)], context))
+
+
+def _verify_greedy(logits: FloatArray, position: int, proposal: Sequence[DraftToken]) -> VerifyResult:
+    best_ids: list[int] = logits.argmax(axis=-1).tolist()
+    for index, best_id in enumerate(best_ids):
+        check_best_logit(float(logits[index, best_id]), position + index)
+        if index == len(proposal) or proposal[index].token_id != best_id:
+            return VerifyResult(index, best_id)
+    raise ValueError(f"logits has {len(best_ids)} rows; {len(proposal)} drafted tokens need one more than that")
+
+
+def _compute_entropy(probs: NDArray[np.float64]) -> float:
+    """In nats; a token of zero mass adds nothing."""
+    mass = probs[probs > 0.0]
+    return float(-(mass * np.log(mass)).sum())

@@ -1,0 +1,64 @@
+"""Places for so many requests at once, first come, first served, whichever event loop or thread they come from."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+__all__ = ["FairSemaphore"]
+
+
+class FairSemaphore:
+    """What `asyncio.Semaphore` is for one event loop, for all of a process: a loaded model outlives loops."""
+
+    def __init__(self, num_places: int) -> None:
+        self._lock = threading.Lock()
+        self._num_free = num_places
+        self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def hold_place(self) -> AsyncGenerator[None]:
+        """Wait for a place and keep it while the context is open."""
+        await self._acquire()
+        try:
+            yield
+        finally:
+            self._release()
+
+    async def _acquire(self) -> None:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            if self._num_free and not self._waiting:
+                self._num_free -= 1
+                return
+            self._waiting.append((loop, waiter))
+        try:
+            await waiter
+        except BaseException:  # cancelled, or its task is given up
+            with self._lock:
+                is_waiting = (loop, waiter) in self._waiting
+                if is_waiting:
+                    self._waiting.remove((loop, waiter))
+            if not is_waiting:
+                self._release()  # the place was given in the same moment
+            raise
+
+    def _release(self) -> None:
+        with self._lock:
+            while self._waiting:
+                loop, waiter = self._waiting.popleft()
+                try:
+                    loop.call_soon_threadsafe(_wake_waiter, waiter)
+                except RuntimeError:
+                    continue  # its loop has been closed; nobody waits there any more
+                return
+            self._num_free += 1
+
+
+def _wake_waiter(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

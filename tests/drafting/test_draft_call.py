@@ -1,0 +1,209 @@
+"""One call of a draft: its limit, its end, and whose cancellation it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from llm_spec import ChatRequest, DraftError, DraftPiece
+from llm_spec.drafting.draft_call import DraftCall, max_answer_tokens
+from llm_spec.testing.clock import run_virtual
+
+
+class Draft:
+    """Gives items as they are; a number is a sleep, an exception is raised, None waits for ever."""
+
+    name = "draft"
+
+    def __init__(self, *items: Any) -> None:
+        self.num_given = self.num_open = 0
+        self._items = items
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:  # noqa: ARG002 - it does as it likes
+        self.num_open += 1
+        try:
+            async with aclosing(self._given()) as pieces:
+                yield pieces
+        finally:
+            self.num_open -= 1
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+
+    async def _given(self) -> AsyncGenerator[Any]:
+        for item in self._items:
+            if isinstance(item, BaseException):
+                raise item
+            if isinstance(item, float):
+                await asyncio.sleep(item)
+                continue
+            self.num_given += 1
+            yield DraftPiece(item) if isinstance(item, str) else item
+
+
+class Reading:
+    """A call that is read; `text` is what may be used."""
+
+    def __init__(self, draft: Any, max_tokens: int = 100, *, max_pieces: int | None = None) -> None:
+        self.text = ""
+        self.call = DraftCall(draft, ChatRequest.create("q"), max_tokens, max_pieces=max_pieces)
+
+    async def read(self) -> None:
+        await self.call.read_pieces(self._take)
+
+    def _take(self, text: str, num_new: int) -> None:  # noqa: ARG002 - the call counts
+        self.text += text
+
+
+def read(*items: Any, **options: Any) -> Reading:
+    """A draft that ends by itself, or at its limit; it is closed."""
+    draft = Draft(*items)
+    reading = Reading(draft, **options)
+    run_virtual(reading.read())
+    assert draft.num_open == 0
+    return reading
+
+
+# ------------------------------------------------------------------------------------------------ limits
+
+
+@pytest.mark.parametrize(
+    ("items", "options", "text", "num_tokens"),
+    [
+        ([" a", " b", " c"], {"max_tokens": 3}, " a b c", 3),
+        ([" a"] * 9, {"max_tokens": 3}, " a" * 3, 4),
+        ([" a"] * 9, {"max_tokens": 9, "max_pieces": 4}, " a" * 4, 5),
+        (["):"] * 9, {"max_tokens": 3}, "):" * 3, 4),  # a token may be two pieces …
+        ([" a b c d e f g h"], {"max_tokens": 3}, " a b c d e f", 8),  # … and a text many tokens
+        ([""] * 9, {"max_tokens": 3}, "", 0),
+        ([" a b", " c d"], {"max_tokens": 9, "max_pieces": 3}, " a b c", 4),
+        ([DraftPiece(" a", (1,))] * 9, {"max_tokens": 3}, " a" * 3, 4),
+        ([DraftPiece(" a b c", (1, 2, 3))] * 2, {"max_tokens": 4}, " a b c a", 6),
+        ([DraftPiece(" a b c", ())] * 9, {"max_tokens": 3}, " a b c" * 2, 9),  # ids that are not known
+        ([DraftPiece("", (1,)), DraftPiece("é", (2,))] * 3, {"max_tokens": 4}, "éé", 5),
+    ],
+)
+def test_no_more_is_used_than_was_asked_for(
+    items: list[Any], options: dict[str, Any], text: str, num_tokens: int
+) -> None:
+    """The draft is left where it goes beyond that; what it wrote is counted."""
+    reading = read(*items, **options)
+    assert (reading.text, reading.call.num_tokens) == (text, num_tokens)
+    assert reading.call.is_full
+
+
+def test_an_endless_draft_is_left() -> None:
+    """Soon after its limit, however fast it writes."""
+    draft = Draft(*[" a"] * 1000)
+    run_virtual(Reading(draft, 10).read())
+    assert draft.num_given == 11
+    assert draft.num_open == 0
+
+
+@pytest.mark.parametrize(
+    ("items", "is_complete"),
+    [
+        ([" a", DraftPiece("", finish_reason="stop")], True),
+        ([" a"], True),
+        ([" a", DraftPiece("", finish_reason="length")], False),
+        ([" a"] * 5, False),
+        ([" a"] * 50, False),
+    ],
+)
+def test_a_draft_is_complete_where_it_came_to_its_own_end(items: list[Any], is_complete: bool) -> None:
+    assert read(*items, max_tokens=5).call.is_complete is is_complete
+
+
+@pytest.mark.parametrize(("allowed", "asked"), [(None, 4096), (5, 5), (10**9, 16_384)])
+def test_a_whole_answer_is_within_reason(allowed: int | None, asked: int) -> None:
+    """A budget allows a request more tokens than any draft should write."""
+    assert max_answer_tokens(ChatRequest.create("q", max_tokens=allowed)) == asked
+
+
+def test_a_draft_that_has_everything_ready_leaves_turns_to_others() -> None:
+    """It is read without a wait, and yet not at once."""
+
+    async def check() -> None:
+        reading = Reading(Draft(*[" a"] * 1000), 1000)
+        task, num_turns = asyncio.ensure_future(reading.read()), 0
+        while not task.done():
+            await asyncio.sleep(0)
+            num_turns += 1
+        assert reading.call.num_tokens == 1000
+        assert num_turns >= 1000 / 64
+
+    run_virtual(check())
+
+
+# ------------------------------------------------------------------------------------------------ faults
+
+
+def test_a_draft_that_cancels_itself_has_failed() -> None:
+    """Nobody cancelled the request, so nobody but the draft ends."""
+
+    async def check() -> None:
+        reading = Reading(Draft(" a", asyncio.CancelledError()))
+        with pytest.raises(DraftError, match="nobody cancelled the request"):
+            await reading.read()
+        assert reading.text == " a"
+
+    run_virtual(check())
+
+
+def test_a_cancellation_that_was_survived_before_is_not_the_drafts() -> None:
+    """The task that reads was cancelled once, and went on."""
+
+    async def check() -> None:
+        async def survive() -> None:
+            try:
+                await asyncio.sleep(1.0)
+            except asyncio.CancelledError:
+                with pytest.raises(DraftError):
+                    await Reading(Draft(" a", asyncio.CancelledError())).read()
+
+        task = asyncio.ensure_future(survive())
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await task
+
+    run_virtual(check())
+
+
+STAGES: dict[str, Callable[[], Draft]] = {
+    "before it writes": lambda: Draft(5.0, " a"),
+    "while it writes": lambda: Draft(" a", 5.0),
+    "with much ready": lambda: Draft(*[" a"] * 10_000),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_real_cancellation_passes_through(stage: str) -> None:
+    """It stays one, and the draft is closed."""
+
+    async def check() -> None:
+        draft = STAGES[stage]()
+        task = asyncio.ensure_future(Reading(draft, 20_000).read())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert draft.num_open == 0
+
+    run_virtual(check())
+
+
+def test_a_time_limit_around_it_is_a_time_limit() -> None:
+    """Although it cancels the task."""
+
+    async def check() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await Reading(Draft(" a", 5.0)).read()
+
+    run_virtual(check())

@@ -1,0 +1,255 @@
+"""A draft's text in the target's own ids: all of it, in order, and wrong exactly when the target says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llm_spec import ChatRequest, DraftPiece, TargetError
+from llm_spec.drafting.background_draft import BackgroundDraft
+from llm_spec.drafting.encoded_draft import EncodedDraft
+from llm_spec.provider import TokenEndpoint
+from llm_spec.testing.clock import run_virtual
+
+TEXT = "def area(radius):\n    return 3.14 * radius ** 2  # naïve 日本 😀\n\n\nprint( area(2) )"
+
+
+class Pieces:
+    """Drafts given pieces, one every `token_s`, from the start of each call; `prefixes` are those it was asked."""
+
+    name = "pieces"
+
+    def __init__(self, pieces: Sequence[str], token_s: float = 0.01) -> None:
+        self.prefixes: list[str] = []
+        self._given = pieces
+        self._token_s = token_s
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        self.prefixes.append(request.prefix)
+
+        async def written() -> AsyncGenerator[DraftPiece]:
+            for index, text in enumerate(self._given[:max_tokens]):
+                await asyncio.sleep(self._token_s)
+                yield DraftPiece(text, (index,))
+            yield DraftPiece("", finish_reason="stop")
+
+        pieces = written()
+        try:
+            yield pieces
+        finally:
+            await pieces.aclose()
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Words:
+    """Encodes each text by itself, one id for a character; a call takes `call_s`, and may fail."""
+
+    def __init__(self, call_s: float = 0.0, fail_at: int | None = None) -> None:
+        self.texts: list[str] = []
+        self.num_open = self.max_open = 0
+        self._call_s = call_s
+        self._fail_at = fail_at
+
+    async def encode(self, text: str) -> list[int]:
+        self.texts.append(text)
+        self.num_open += 1
+        self.max_open = max(self.max_open, self.num_open)
+        try:
+            await asyncio.sleep(self._call_s)
+        finally:
+            self.num_open -= 1
+        if self._fail_at == len(self.texts) - 1:
+            raise TargetError("encode is broken")
+        return [ord(sign) for sign in text]
+
+
+class Bench:
+    """A guess, its feed and its endpoint."""
+
+    def __init__(self, draft: Pieces, endpoint: Words) -> None:
+        self.changed = asyncio.Event()
+        self.background_draft = BackgroundDraft(
+            draft, ChatRequest.create("tell"), max_tokens=None, timeout_s=30.0, changed=self.changed.set
+        )
+        self.guess = EncodedDraft(self.background_draft, cast("TokenEndpoint", endpoint), self.changed.set)
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Follow the draft until something holds."""
+        async with asyncio.timeout(100):
+            while True:
+                self.guess.encode_new_text()
+                if reached():
+                    return
+                await self.changed.wait()
+                self.changed.clear()
+
+    async def aclose(self) -> None:
+        await self.guess.aclose()
+        await self.background_draft.aclose()
+
+
+def run(draft: Pieces, endpoint: Words, body: Callable[[Bench], Any]) -> None:
+    async def opened() -> None:
+        bench = Bench(draft, endpoint)
+        try:
+            await body(bench)
+        finally:
+            await bench.aclose()
+        assert endpoint.num_open == 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(opened())
+
+
+def ids(text: str) -> list[int]:
+    return [ord(sign) for sign in text]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cuts=st.sets(st.integers(1, len(TEXT) - 1)), call_s=st.sampled_from([0.0, 0.004, 0.05]))
+def test_the_whole_draft_is_encoded_once_and_in_order(cuts: set[int], call_s: float) -> None:
+    """However its pieces are cut and however slow the server is; a few calls at a time."""
+    ends = sorted({0, *cuts, len(TEXT)})
+    endpoint = Words(call_s)
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("", 64)
+        await bench.until(lambda: bench.guess.is_idle)
+        assert bench.guess.ids == ids(TEXT)
+        assert "".join(endpoint.texts) == TEXT
+        assert endpoint.max_open <= 4
+
+    run(Pieces([TEXT[a:b] for a, b in pairwise(ends)]), endpoint, body)
+
+
+def test_no_word_is_encoded_before_its_end_is_known() -> None:
+    """What a tokenizer may join with the text that comes waits for it: words, runs of signs and of whitespace."""
+    endpoint = Words()
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("", 64)
+        await bench.until(lambda: bench.guess.is_idle)
+        for text in endpoint.texts[:-1]:
+            at = "".join(endpoint.texts).index(text) + len(text)
+            before, behind = TEXT[at - 1], TEXT[at]
+            assert not (before.isalnum() and behind.isalnum())
+            if before.isspace() and behind.isspace():
+                assert behind == " "  # the last space of a run goes with the word behind it
+                assert not TEXT[at + 1].isspace()
+
+    run(Pieces(list(TEXT)), endpoint, body)
+
+
+@settings(max_examples=60, deadline=None)
+@given(num_early=st.integers(0, 20), num_right=st.integers(0, 40))
+def test_it_is_wrong_exactly_when_a_token_differs(num_early: int, num_right: int) -> None:
+    """Also for tokens that were confirmed before the draft came to them."""
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("", 64)
+        for token_id in ids(TEXT[:num_early]):
+            bench.guess.confirm(token_id)
+        assert not bench.guess.is_wrong
+        await bench.until(lambda: bench.guess.is_idle)
+        assert not bench.guess.is_wrong
+        assert bench.guess.ids == ids(TEXT[num_early:])
+        for token_id in ids(TEXT[num_early : num_early + num_right]):
+            bench.guess.confirm(token_id)
+            assert not bench.guess.is_wrong
+        bench.guess.confirm(1)
+        assert bench.guess.is_wrong
+
+    run(Pieces([TEXT[:9], TEXT[9:30], TEXT[30:]]), Words(0.003), body)
+
+
+def test_a_difference_in_what_was_confirmed_early_is_found() -> None:
+    """The draft comes late, and says something else than the target had said."""
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("", 64)
+        for token_id in ids("deg"):
+            bench.guess.confirm(token_id)
+        await bench.until(lambda: bench.guess.is_wrong)
+        assert bench.guess.ids == []
+
+    run(Pieces([TEXT]), Words(), body)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.015, 0.033, 0.2])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_restart_forgets_everything(after_s: float, is_behind: bool) -> None:
+    """Text, owed tokens, an encoding under way: what comes is the new draft's alone, behind the new answer."""
+    draft = Pieces([TEXT[:20], TEXT[20:40], TEXT[40:]])
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("", 64)
+        if is_behind:
+            bench.guess.confirm(ord("x"))
+        async with asyncio.timeout(100):
+            end_s = asyncio.get_running_loop().time() + after_s
+            while asyncio.get_running_loop().time() < end_s:
+                bench.guess.encode_new_text()
+                await asyncio.sleep(0.005)
+        bench.guess.restart("x = 1\n", 64)
+        assert bench.guess.ids == []
+        assert not bench.guess.is_wrong
+        await bench.until(lambda: bench.guess.is_idle)
+        assert bench.guess.ids == ids(TEXT)
+        assert draft.prefixes[-1] == "x = 1"  # no whitespace at the seam
+
+    # the draft does not repeat the newline: the seam is not doubled
+    run(draft, Words(0.02), body)
+
+
+def test_a_draft_that_was_cut_goes_on_behind_all_that_was_guessed() -> None:
+    """Further tokens join those that are there, and the draft is asked for what follows both."""
+    draft = Pieces(["one", " two", " three"])
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("zero ", 2)
+        await bench.until(lambda: bench.guess.is_idle)
+        assert bench.background_draft.is_cut
+        bench.guess.extend_guess(3)
+        assert not bench.guess.is_idle
+        await bench.until(lambda: bench.guess.is_idle)
+        assert bench.guess.ids == ids("one twoone two three")
+
+    run(draft, Words(), body)
+    assert draft.prefixes == ["zero", "zero one two"]
+
+
+def test_a_failure_to_encode_is_told_and_raised_nowhere() -> None:
+    """What was encoded before stays."""
+    endpoint = Words(fail_at=1)
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("", 64)
+        await bench.until(lambda: bench.guess.failure is not None)
+        assert "encode is broken" in str(bench.guess.failure)
+        assert bench.guess.ids == ids(endpoint.texts[0])
+
+    run(Pieces([TEXT[:20], TEXT[20:40], TEXT[40:]]), endpoint, body)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.011, 0.025, 0.05])
+def test_closing_ends_an_encoding_under_way(after_s: float) -> None:
+    """No call to the server and no task is left."""
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("", 64)
+        end_s = asyncio.get_running_loop().time() + after_s
+        while asyncio.get_running_loop().time() < end_s:
+            bench.guess.encode_new_text()
+            await asyncio.sleep(0.001)
+
+    run(Pieces(list(TEXT)), Words(10.0), body)
