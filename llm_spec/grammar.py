@@ -102,25 +102,25 @@ class GrammarConstraint:
         return self._compute_mask() if self._advance_matcher(answer_ids[num_common:]) else self._anything
 
     def _reset_matcher(self) -> None:
-        self._make_matcher = self._beginning.deep_copy()
+        self._matcher = self._beginning.deep_copy()
         self._ids: list[int] = []  # of the answer, as far as the matcher has read it
         self._masks: dict[int, Mask] = {}  # by how many of these come before; draft and target ask for the same ones
 
     def _roll_back(self, num_tokens: int) -> None:
         if num_tokens:
-            self._make_matcher.rollback(num_tokens)
+            self._matcher.rollback(num_tokens)
             del self._ids[-num_tokens:]
             self._masks = {position: mask for position, mask in self._masks.items() if position <= len(self._ids)}
 
     def _advance_matcher(self, token_ids: Sequence[int]) -> bool:
         """Let the matcher read on, as far as the grammar allows; whether it allows all of it."""
-        num_read = self._make_matcher.try_consume_tokens([*token_ids])
+        num_read = self._matcher.try_consume_tokens([*token_ids])
         self._raise_matcher_error()
         self._ids += token_ids[:num_read]
         return num_read == len(token_ids)
 
     def _compute_mask(self) -> Mask:
-        bits = np.frombuffer(self._make_matcher.compute_bitmask(), np.uint8)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._raise_matcher_error()
         mask = _make_read_only(np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_))
         if len(self._masks) >= _CACHED_POSITIONS:
@@ -133,8 +133,8 @@ class GrammarConstraint:
 
         A matcher that has met with an error answers nothing else; and it was perhaps only a draft that led it there.
         """
-        if self._make_matcher.is_error():
-            where, error = len(self._ids), self._make_matcher.get_error() or self._make_matcher.stop_reason()
+        if self._matcher.is_error():
+            where, error = len(self._ids), self._matcher.get_error() or self._matcher.stop_reason()
             self._reset_matcher()
             raise InvalidRequestError(
                 f"response_format cannot be followed beyond token {where}: {_format_library_error(error)}"

@@ -54,22 +54,19 @@ def test_every_public_class_and_function_has_a_docstring(name: str) -> None:
 def test_the_public_names_are_these() -> None:
     """What users build on changes only on purpose."""
     expected = """
-        AdmittingModel BreakerPolicy Budget BudgetError Capabilities ChatMessage ChatRequest ChatResponse
-        ChunkStreaming CircuitOpenError
-        ConcurrencyLimit ConfigError Cost CostAware DecoderStats DeviceRound DeviceRounds Discoverable DraftError
-        DraftPiece DraftProvider DraftToken Ewma Fallback Finish Fixed Generation GenerationLimits GivenText
-        GrammarTokenizer InvalidRequestError JoinedDraft JudgeConfig LlmProvider LlmSpecError LocalTimes LookaheadPolicy
-        MissingExtraError ModelLoadError ModelOutputError NativeMessage NextToken PLAIN_REASONS PlainReason Price
-        PromptLookup
-        ProviderDraft ProviderEntry ReasoningDelta ReasoningDetail Rediscoverable RequestDrafter Retry RetryPolicy
-        ReusingSession
-        Round RoundModel
-        Sampling ScoredToken
-        SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats Started StopMatcher
-        SuffixDraft StreamEvent TargetError TargetStream TextDelta Threshold Timeouts Timings TokenChooser TokenDraft
-        TokenDrafter TokenEndpoint TokenModel TokenRound TokenScorer TokenSession Tokenizer ToolCall
-        ToolCallDelta TransientError UnknownProviderError UnsupportedError Usage Weakened __version__
-        complete_from_stream generate_events open_draft open_provider registered_providers stream_token_model
+        AnswerStarted BreakerPolicy Budget BudgetError Capabilities CascadeDraft ChatMessage ChatRequest ChatResponse
+        ChunkStreaming CircuitOpenError ConcurrencyLimit ConfigError Cost CostAware DecoderStats DeviceRoundModel
+        DeviceRoundResult DeviceRoundRunner Discoverable DraftError DraftPiece DraftProvider DraftToken Ewma Fallback
+        FeatureLossAware Finish Fixed Generation GenerationLimits GrammarTokenizer GuaranteeWeakened
+        InvalidRequestError JudgeConfig LlmProvider LlmSpecError LocalTimings LookaheadPolicy MissingExtraError
+        ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS PerRequestDraft PlainReason PrefixReusingSession
+        Price PromptLookup ProviderDraft ProviderEntry ReasoningDelta ReasoningDetail ReferenceDraft
+        RequestLimitedModel Retry RetryPolicy Round SampledToken Sampling SpeculativeConfig SpeculativeDecoder
+        SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher StreamEvent SuffixDraft TargetError
+        TargetStream TextDelta Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenModel TokenRound
+        TokenSampler TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta TopTokens TransientError
+        UnknownProviderError UnsupportedError Usage __version__ complete_from_stream generate_events open_draft
+        open_provider registered_providers stream_token_model
     """
     assert sorted(llm_spec.__all__) == sorted(expected.split())
 

@@ -53,12 +53,12 @@ class RandomDraft:
 
 class _RandomTokenDraft:
     def __init__(self, rng: random.Random, vocab_size: int) -> None:
-        self._make_rng = rng
+        self._rng = rng
         self._vocab_size = vocab_size
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:  # noqa: ARG002 - it reads nothing
         while True:
-            yield DraftToken(self._make_rng.randrange(self._vocab_size))
+            yield DraftToken(self._rng.randrange(self._vocab_size))
 
     def close(self) -> None:
         """Nothing to release."""

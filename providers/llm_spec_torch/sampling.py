@@ -67,8 +67,8 @@ class DeviceSampler:
         self.counts = torch.zeros(vocab_size, dtype=torch.float64, device=device)  # of the answer's tokens
         self.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)  # which the prompt holds
         self._bias = torch.zeros(vocab_size, dtype=torch.float64, device=device)
-        self._read_parameters = torch.zeros(7, dtype=torch.float64, device=device)
-        numbers = self._read_parameters.unbind()
+        self._parameters = torch.zeros(7, dtype=torch.float64, device=device)
+        numbers = self._parameters.unbind()
         self._temperature, self._top_k, self._top_p, self._log_min_p = numbers[:4]
         self._repetition, self._presence, self._frequency = numbers[4:]
 
@@ -86,7 +86,7 @@ class DeviceSampler:
                 f"logit_bias names token {outside[0]}; the model has tokens 0 to {self.vocab_size - 1}"
             )
         self.key.copy_(torch.tensor(split_seed(seed)).expand_as(self.key))
-        self._read_parameters.copy_(torch.tensor(_read_parameters(sampling, self.vocab_size), dtype=torch.float64))
+        self._parameters.copy_(torch.tensor(_read_parameters(sampling, self.vocab_size), dtype=torch.float64))
         if self.switches.penalised:
             bias = torch.zeros(self.vocab_size, dtype=torch.float64)
             for token_id, value in sampling.logit_bias.items():
