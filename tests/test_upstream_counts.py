@@ -137,7 +137,7 @@ async def test_the_clients_own_timeout(stall_after: int, monkeypatch: pytest.Mon
     short = httpx2.Timeout(10.0, read=PATIENCE_S)
     monkeypatch.setattr(openai_client, "_TIMEOUT", short)
     monkeypatch.setattr(anthropic_client, "_IDLE_S", PATIENCE_S)
-    monkeypatch.setattr(http_client, "_TIMEOUT", aiohttp.ClientTimeout(total=None, sock_read=PATIENCE_S))
+    monkeypatch.setattr(http_client, "_STREAM_TIMEOUT", aiohttp.ClientTimeout(total=None, sock_read=PATIENCE_S))
 
     async def check(double: Double, kind: str) -> None:
         async with provider_at(double.url, kind, timeout_s=PATIENCE_S) as target:

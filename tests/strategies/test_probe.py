@@ -315,7 +315,7 @@ class TextDraft:
 class Patient(PairStats):
     """Figures by which rounds always pay."""
 
-    def plain_s(self, num_tokens: int) -> float | None:  # noqa: ARG002 - whatever
+    def estimate_plain_s(self, num_tokens: int) -> float | None:  # noqa: ARG002 - whatever
         return 1e9
 
 
