@@ -335,7 +335,10 @@ class Usage:
         return self.output_tokens - wasted + self.approved_output_tokens
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(Usage)})
+        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in _USAGE_FIELDS})
+
+
+_USAGE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Usage))
 
 
 @dataclass(frozen=True, slots=True)

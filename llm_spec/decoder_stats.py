@@ -44,9 +44,12 @@ class DecoderStats:
         self.strategies[result.strategy] += 1
         if result.plain_reason is not None:
             self.plain_reasons[result.plain_reason] += 1
-        self.rounds += result.stats
-        self.usage += result.usage or Usage()
-        self.draft_usage += result.draft_usage or Usage()
+        if result.rounds or result.fallbacks:
+            self.rounds += result.stats
+        if result.usage is not None:
+            self.usage += result.usage
+        if result.draft_usage is not None:
+            self.draft_usage += result.draft_usage
         self.total_s += result.timings.total_s
         if result.plain_s is not None:
             self.compared_s += result.timings.total_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import islice
@@ -136,7 +137,8 @@ def _generate_events(request: ChatRequest) -> Iterator[StreamEvent]:
     found = [at for stop in request.stop if (at := text.find(stop)) >= 0]
     pieces = _iter_pieces(text[: min(found)] if found else text)
     num_output = 0
-    for piece in islice(pieces, request.extra.get("max_tokens", request.max_tokens)):  # 0 comes in `extra` alone
+    limit = request.extra.get("max_tokens", request.max_tokens)  # 0 comes in `extra` alone
+    for piece in islice(pieces, None if limit is None else min(limit, sys.maxsize)):
         num_output += 1
         yield TextDelta(piece)
     usage = Usage(input_tokens=num_input, output_tokens=num_output)
