@@ -144,7 +144,7 @@ class TokenCap:
         self._max_tokens = max_tokens
         self._num_ids = 0
         self._num_words = 0
-        self._num_bytes = 0
+        self._bytes_left = max_tokens * _DENSE_TEXT_BYTES + _LONGEST_TOKEN
         self._ends_in_word = False
 
     def cut_delta(self, delta: TextDelta) -> TextDelta | None:
@@ -157,10 +157,14 @@ class TokenCap:
         return delta if text == delta.text else TextDelta(text, delta.origin) if text else None
 
     def _cut_text(self, text: str) -> str:
-        most_bytes = self._max_tokens * _DENSE_TEXT_BYTES + _LONGEST_TOKEN - self._num_bytes
-        self._num_bytes += _count_text_bytes(text)
-        if self._num_bytes > self._max_tokens * _DENSE_TEXT_BYTES + _LONGEST_TOKEN:
-            text = text.encode(errors="surrogatepass")[: max(0, most_bytes)].decode(errors="ignore")
+        num_bytes, bytes_left = _count_text_bytes(text), self._bytes_left
+        self._bytes_left -= num_bytes
+        if num_bytes <= bytes_left and self._num_words < self._max_tokens and text.strip().isalnum():
+            self._num_words += text[0].isspace() or not self._ends_in_word  # one word, as most tokens are
+            self._ends_in_word = not text[-1].isspace()
+            return text
+        if num_bytes > bytes_left:
+            text = text.encode(errors="surrogatepass")[: max(0, bytes_left)].decode(errors="ignore")
         for word in _WORD.finditer(text):
             if word.start() == 0 and self._ends_in_word:
                 continue
