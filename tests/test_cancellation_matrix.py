@@ -12,7 +12,16 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import pytest
-from doubles import PIECES, PROVIDERS, Double, Failure, by_every_provider, forget_environment, provider_at, serve
+from support.doubles import (
+    PIECES,
+    PROVIDERS,
+    Double,
+    Failure,
+    by_every_provider,
+    forget_environment,
+    provider_at,
+    serve,
+)
 
 from llm_spec import (
     LlmProvider,

@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 import pytest
 from llama_onnx import build_onnx, create_random_weights
-from serving import HANGS_S
-from tiny_models import TINY, write_tiny_model
+from support.serving import HANGS_S
+from support.tiny_models import TINY, write_tiny_model
 
 from llm_spec import ChatRequest, open_provider
 from llm_spec.cli import main

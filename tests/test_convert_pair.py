@@ -11,7 +11,7 @@ from convert_pair import convert, main, measure_agreement
 from llama_onnx import WeightsDtype, create_random_weights
 from llm_spec_onnx.model import OnnxModel
 from safetensors.numpy import save_file
-from tiny_models import BUILTIN, TINY
+from support.tiny_models import BUILTIN, TINY
 
 PROMPTS = ("def area(radius):", "import json", "for i in range(3):")
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 from llm_spec_onnx import OnnxProvider
-from tiny_models import BUILTIN, write_tiny_model
+from support.tiny_models import BUILTIN, write_tiny_model
 
 import llm_spec.grammar
 import llm_spec.tokens.acceptance

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pytest
-from doubles import Double, Failure, forget_environment, provider_at, serve
 from llm_spec_http import DIALECTS, HttpProvider
+from support.doubles import Double, Failure, forget_environment, provider_at, serve
 
 from llm_spec import (
     ChatRequest,

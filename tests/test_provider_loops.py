@@ -11,11 +11,11 @@ from contextlib import contextmanager
 import aiohttp
 import pytest
 from anthropic import AsyncAnthropic
-from doubles import KEY, TEXT, Double, forget_environment, serve
 from llm_spec_anthropic import AnthropicProvider
 from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec_openai import OpenAIProvider, client
 from openai import AsyncOpenAI
+from support.doubles import KEY, TEXT, Double, forget_environment, serve
 
 from llm_spec import ChatRequest, ConfigError, LlmProvider, SpeculativeDecoder
 

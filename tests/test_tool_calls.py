@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Literal
 
 import pytest
-from doubles import TEXT, Double, Failure, forget_environment, provider_at, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages_wire import begin, end, frame, text_frames
-from wire import chunk, text_chunks
+from support.doubles import TEXT, Double, Failure, forget_environment, provider_at, serve
+from support.messages_wire import begin, end, frame, text_frames
+from support.wire import chunk, text_chunks
 
 from llm_spec import (
     Capabilities,

@@ -11,10 +11,20 @@ from typing import Any
 import aiohttp
 import httpx2
 import pytest
-from doubles import PIECES, PROVIDERS, TEXT, Double, Failure, by_every_provider, forget_environment, provider_at, serve
 from llm_spec_anthropic import client as anthropic_client
 from llm_spec_http import client as http_client
 from llm_spec_openai import client as openai_client
+from support.doubles import (
+    PIECES,
+    PROVIDERS,
+    TEXT,
+    Double,
+    Failure,
+    by_every_provider,
+    forget_environment,
+    provider_at,
+    serve,
+)
 
 from llm_spec import (
     AnswerStarted,

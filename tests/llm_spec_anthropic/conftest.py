@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from messages_wire import MessagesWire, serve
+from support.messages_wire import MessagesWire, serve
 
 
 @pytest.fixture

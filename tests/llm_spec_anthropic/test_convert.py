@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llm_spec_anthropic import AnthropicProvider
 from llm_spec_anthropic.convert import build_request_body
-from messages_wire import MessagesWire, answer_frames
+from support.messages_wire import MessagesWire, answer_frames
 
 from llm_spec import ChatRequest, InvalidRequestError
 from llm_spec.chat import Messages

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from anthropic import AsyncAnthropic
 from llm_spec_anthropic import AnthropicProvider
-from messages_wire import MessagesWire, answer_frames
+from support.messages_wire import MessagesWire, answer_frames
 
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder
 

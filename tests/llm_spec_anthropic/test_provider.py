@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic, Timeout
 from llm_spec_anthropic import ANTHROPIC, AnthropicProvider, client
-from messages_wire import PROSE, MessagesWire, answer_frames, begin, end, frame, text_frames
+from support.messages_wire import PROSE, MessagesWire, answer_frames, begin, end, frame, text_frames
 
 from llm_spec import (
     ChatRequest,

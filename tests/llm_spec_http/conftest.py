@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from wire import Wire, served
+from support.wire import Wire, served
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from llama_wire import EOS_ID, LlamaServer
 from llm_spec_http import DIALECTS, HttpProvider
+from support.llama_wire import EOS_ID, LlamaServer
 
 from llm_spec import (
     ChatRequest,

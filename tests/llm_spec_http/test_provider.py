@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import pytest
 from aiohttp import web
 from llm_spec_http import DIALECTS, HttpProvider
-from wire import Wire, chunk, served, text_chunks
+from support.wire import Wire, chunk, served, text_chunks
 
 from llm_spec import (
     ChatMessage,

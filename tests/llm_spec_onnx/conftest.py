@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from llama_onnx import CacheKind, WeightsDtype
 from llm_spec_onnx.model import OnnxModel
-from tiny_models import BUILTIN, MakeFolder, write_tiny_model
+from support.tiny_models import BUILTIN, MakeFolder, write_tiny_model
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from tiny_models import BUILTIN
+from support.tiny_models import BUILTIN
 
 from llm_spec import (
     CascadeDraft,

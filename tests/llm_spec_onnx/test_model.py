@@ -11,7 +11,7 @@ import pytest
 from llama_onnx import CacheKind, WeightsDtype
 from llm_spec_onnx.model import OnnxModel
 from onnx import TensorProto, helper
-from tiny_models import BUILTIN, MakeFolder
+from support.tiny_models import BUILTIN, MakeFolder
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
 from llm_spec.testing import check_token_model

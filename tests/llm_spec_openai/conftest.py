@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 from llm_spec_openai import client
-from openai_wire import OpenAIWire
-from wire import served
+from support.openai_wire import OpenAIWire
+from support.wire import served
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from openai_wire import KEY, QUESTION, OpenAIWire, events_of, provider_of
-from wire import chunk, text_chunks
+from support.openai_wire import KEY, QUESTION, OpenAIWire, events_of, provider_of
+from support.wire import chunk, text_chunks
 
 from llm_spec import (
     Finish,

@@ -12,8 +12,8 @@ import pytest
 from llm_spec_openai import OpenAIProvider, client
 from llm_spec_openai.failures import ModelAddress, to_llm_spec_error
 from openai import APITimeoutError, AsyncOpenAI, DefaultAsyncHttpxClient
-from openai_wire import KEY, QUESTION, OpenAIWire, provider_of
-from wire import chunk, text_chunks
+from support.openai_wire import KEY, QUESTION, OpenAIWire, provider_of
+from support.wire import chunk, text_chunks
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from llm_spec_openai import OpenAIProvider
 from openai import AsyncOpenAI, DefaultAioHttpClient, DefaultAsyncHttpxClient
-from openai_wire import KEY, QUESTION, OpenAIWire
-from wire import text_chunks
+from support.openai_wire import KEY, QUESTION, OpenAIWire
+from support.wire import text_chunks
 
 from llm_spec import SpeculativeConfig, SpeculativeDecoder
 

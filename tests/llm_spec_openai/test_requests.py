@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from llm_spec_openai import OpenAIProvider
 from openai import AsyncAzureOpenAI
-from openai_wire import KEY, OpenAIWire, events_of, openai_itself, provider_of
-from wire import text_chunks
+from support.openai_wire import KEY, OpenAIWire, events_of, openai_itself, provider_of
+from support.wire import text_chunks
 
 from llm_spec import ChatRequest, InvalidRequestError, open_provider
 

@@ -20,7 +20,7 @@ from llm_spec_torch import TorchModel, TorchProvider, pass_queue
 from llm_spec_torch.caches import CHUNK_TOKENS
 from llm_spec_torch.network import AttentionShape, KeyValueCache, TransformerNetwork
 from llm_spec_torch.session import TorchSession
-from text_checks import check_greedy_text, check_rows, check_texts
+from support.text_checks import check_greedy_text, check_rows, check_texts
 
 from llm_spec import (
     CascadeDraft,

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from llm_spec_torch import TorchModel, TorchProvider
-from text_checks import check_greedy_text, check_one_text, check_rows, check_texts
+from support.text_checks import check_greedy_text, check_one_text, check_rows, check_texts
 
 from llm_spec import (
     CascadeDraft,

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from llm_spec_torch import TorchModel
-from text_checks import check_greedy_ids
+from support.text_checks import check_greedy_ids
 
 from llm_spec import ModelLoadError
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from llm_spec_torch import TorchModel, TorchProvider
 from llm_spec_torch.caches import CHUNK_TOKENS
-from text_checks import check_one_text, check_texts
+from support.text_checks import check_one_text, check_texts
 
 from llm_spec import (
     ChatRequest,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from llm_spec_torch import TorchModel, TorchProvider
-from text_checks import check_one_text, check_texts
+from support.text_checks import check_one_text, check_texts
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llm_spec import (

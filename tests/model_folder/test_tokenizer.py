@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import BUILTIN
+from support.tiny_models import BUILTIN
 
 from llm_spec import ChatRequest, InvalidRequestError, ModelLoadError
 from llm_spec.model_folder.tokenizer import FolderTokenizer

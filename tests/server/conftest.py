@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from serving import HANGS_S, RULES, Post, Reply, serving
+from support.serving import HANGS_S, RULES, Post, Reply, serving
 
 from llm_spec import SpeculativeConfig
 from llm_spec.server import ModelConfig

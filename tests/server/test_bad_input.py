@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from serving import ENDPOINTS, Post, ask, check_error
+from support.serving import ENDPOINTS, Post, ask, check_error
 
 FEW: Final = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 MODELS: Final = ("fast", "local")

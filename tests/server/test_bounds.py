@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 import structlog
-from serving import ask, remote, serving
+from support.serving import ask, remote, serving
 
 from llm_spec import ConfigError, SpeculativeConfig
 from llm_spec.errors import InvalidRequestError

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
-from serving import HANGS_S, Asking, ask, remote
+from support.serving import HANGS_S, Asking, ask, remote
 
 from llm_spec.budget import RESERVED_OUTPUT_TOKENS
 from llm_spec.server import KeyConfig, Server, ServerConfig

@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 
 import pytest
-from serving import RULES, ask, remote, serving
+from support.serving import RULES, ask, remote, serving
 
 from llm_spec import SpeculativeConfig
 from llm_spec.server import ModelConfig

@@ -8,7 +8,7 @@ import hmac
 from typing import Any, Final
 
 import pytest
-from serving import ENDPOINTS, HANGS_S, RULES, ask, check_error, remote, serving, until
+from support.serving import ENDPOINTS, HANGS_S, RULES, ask, check_error, remote, serving, until
 
 from llm_spec.server import KeyConfig
 from llm_spec.server import clients as clients_module

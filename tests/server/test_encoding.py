@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from serving import frames_of
+from support.serving import frames_of
 
 from llm_spec import ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta
 from llm_spec.json_text import dumps

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from serving import HANGS_S
+from support.serving import HANGS_S
 
 FUZZ: Final = Path(__file__).parents[2] / "benchmarks" / "server_fuzz.py"
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
-from serving import ENDPOINTS, HANGS_S, OPENAI, RULES, ask, check_error, raw, remote, serving, until
+from support.serving import ENDPOINTS, HANGS_S, OPENAI, RULES, ask, check_error, raw, remote, serving, until
 
 from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.testing.server import ModelServer, ServerLatency

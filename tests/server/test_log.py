@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 import pytest
-from serving import ENDPOINTS, ask, raw, remote, serving, until
+from support.serving import ENDPOINTS, ask, raw, remote, serving, until
 
 from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.registry import NamedProvider

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pytest
-from serving import Reply, ask, remote, serving
+from support.serving import Reply, ask, remote, serving
 
 from llm_spec.testing.server import ModelServer, ServerFaults
 

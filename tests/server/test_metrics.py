@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from serving import RULES, Asking, ask, remote, serving
+from support.serving import RULES, Asking, ask, remote, serving
 
 from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.server import ModelConfig

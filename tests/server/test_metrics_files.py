@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import RULES
+from support.serving import RULES
 
 from llm_spec.server import ServerConfig
 from llm_spec.server.metrics import Metrics

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
-from serving import ask, serving
+from support.serving import ask, serving
 
 from llm_spec import CascadeDraft, DraftProvider, InvalidRequestError, PromptLookup, SpeculativeConfig, SuffixDraft
 from llm_spec.config import StrategyName

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from messages_wire import MessagesWire, answer_frames, begin, end, frame, serve
-from serving import Asking, ask, remote, serving
-from wire import Wire, chunk, served, text_chunks
+from support.messages_wire import MessagesWire, answer_frames, begin, end, frame, serve
+from support.serving import Asking, ask, remote, serving
+from support.wire import Wire, chunk, served, text_chunks
 
 from llm_spec import ChatRequest
 from llm_spec.drafting.provider_draft import ProviderDraft

@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 
 import pytest
-from serving import ENDPOINTS, ask, remote, serving
+from support.serving import ENDPOINTS, ask, remote, serving
 
 from llm_spec import ConfigError, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.counting import LIMIT_FIELDS

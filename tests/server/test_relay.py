@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pytest
-from serving import RULES, ask, check_error, remote, serving
+from support.serving import RULES, ask, check_error, remote, serving
 
 from llm_spec.server import ModelConfig
 from llm_spec.server.relay import ChunkMerger, rewrite_chunk

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pytest
 from aiohttp import web
-from serving import ENDPOINTS, HANGS_S, RULES, Asking, ask, check_error, frames_of, remote, serving, until
-from wire import served
+from support.serving import ENDPOINTS, HANGS_S, RULES, Asking, ask, check_error, frames_of, remote, serving, until
+from support.wire import served
 
 from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder

@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 
 import pytest
-from serving import Reply, ask, remote, serving
+from support.serving import Reply, ask, remote, serving
 
 from llm_spec.testing.server import ModelServer, ServerFaults
 

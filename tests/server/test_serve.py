@@ -15,7 +15,7 @@ from typing import Final
 
 import aiohttp
 import pytest
-from serving import HANGS_S, RULES, Asking, Reply, ask, remote, serving, until
+from support.serving import HANGS_S, RULES, Asking, Reply, ask, remote, serving, until
 
 from llm_spec.server import Server, ServerConfig
 from llm_spec.testing.server import ModelServer, ServerLatency

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from serving import ask, serving
-from tiny_models import BUILTIN
+from support.serving import ask, serving
+from support.tiny_models import BUILTIN
 
 from llm_spec.registry import NamedProvider
 from llm_spec.server import ModelConfig, ServerConfig

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from serving import HANGS_S
+from support.serving import HANGS_S
 
 from llm_spec.server.stream_sender import StreamSender
 from llm_spec.testing import run_virtual

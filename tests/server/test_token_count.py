@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pytest
-from messages_wire import MessagesWire, serve
-from serving import RULES, ask, remote, serving
+from support.messages_wire import MessagesWire, serve
+from support.serving import RULES, ask, remote, serving
 
 from llm_spec import ChatMessage, ChatRequest, NativeMessage, open_provider
 from llm_spec.counting import count_input_tokens

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from llm_spec_http import DIALECTS, HttpProvider
-from wire import Wire, chunk, text_chunks
+from support.wire import Wire, chunk, text_chunks
 
 from llm_spec import (
     Capabilities,

@@ -13,12 +13,12 @@ from typing import Any, Final
 from unittest import mock
 
 from aiohttp import web
-from llama_wire import LlamaServer
 from llm_spec_anthropic import AnthropicProvider
 from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec_openai import OpenAIProvider
-from messages_wire import PROSE, serve
 from promises.draw import draw_case
+from support.llama_wire import LlamaServer
+from support.messages_wire import PROSE, serve
 
 from behaviour.fixed import WorkClock, fixed_bytes
 from behaviour.plain import decoder_stats_of

@@ -6,8 +6,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from sdk_tests import run_sdk_tests
-from two_servers import two_servers
+from support.sdk_tests import run_sdk_tests
+from support.two_servers import two_servers
 
 pytest.importorskip("http_snapshot", reason="the SDK's tests need it")
 

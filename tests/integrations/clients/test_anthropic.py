@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic, BadRequestError, beta_async_tool
 from pydantic import BaseModel
-from two_servers import MODEL
+from support.two_servers import MODEL
 
 HELLO: Any = {"model": MODEL, "max_tokens": 100, "messages": [{"role": "user", "content": "Good morning"}]}
 QUESTION: Any = {"role": "user", "content": "What is the weather in 'Paris'?"}

@@ -12,7 +12,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
-from two_servers import MODEL
+from support.two_servers import MODEL
 
 # its HTTP client is kept for all models of an address, and with it the event loop
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("default")]

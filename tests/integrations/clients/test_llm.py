@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("llm")
 
 import llm
-from two_servers import MODEL
+from support.two_servers import MODEL
 
 pytestmark = pytest.mark.filterwarnings("default")
 

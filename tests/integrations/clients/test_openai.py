@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, NotFoundError, pydantic_function_tool
 from pydantic import BaseModel
-from two_servers import MODEL
+from support.two_servers import MODEL
 
 HELLO: Any = [{"role": "user", "content": "Good morning"}]
 WEATHER: Any = [{"role": "user", "content": "What is the weather in 'Paris'?"}]

@@ -19,7 +19,7 @@ from agents import (
 )
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-from two_servers import MODEL
+from support.two_servers import MODEL
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -13,7 +13,7 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from two_servers import MODEL
+from support.two_servers import MODEL
 
 pytestmark = pytest.mark.filterwarnings("default")
 

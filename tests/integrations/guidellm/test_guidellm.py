@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("guidellm")
 
-from two_servers import MODEL
+from support.two_servers import MODEL
 
 PROMPTS = ["Good morning to all of you", "What is a server", "One two three"]
 

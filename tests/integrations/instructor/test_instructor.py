@@ -11,7 +11,7 @@ pytest.importorskip("instructor")
 import instructor
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-from two_servers import MODEL
+from support.two_servers import MODEL
 
 
 class Sum(BaseModel):

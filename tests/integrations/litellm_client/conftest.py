@@ -3,7 +3,7 @@
 import warnings
 
 import pytest
-from two_servers import no_keys, url  # noqa: F401 - fixtures
+from support.two_servers import no_keys, url  # noqa: F401 - fixtures
 
 
 def pytest_configure(config: pytest.Config) -> None:

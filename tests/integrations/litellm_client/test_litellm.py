@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("litellm")
 
 import litellm
-from two_servers import MODEL
+from support.two_servers import MODEL
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # it warns of its own models
 

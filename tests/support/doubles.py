@@ -16,11 +16,11 @@ from anthropic import AsyncAnthropic
 from llm_spec_anthropic import AnthropicProvider
 from llm_spec_http import DIALECTS, HttpProvider
 from llm_spec_openai import OpenAIProvider
-from messages_wire import begin, end, text_frames
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-from wire import served, text_chunks
 
 from llm_spec import LlmProvider
+from support.messages_wire import begin, end, text_frames
+from support.wire import served, text_chunks
 
 __all__ = [
     "KEY",

@@ -8,10 +8,10 @@ import httpx2
 from aiohttp import web
 from llm_spec_openai import OpenAIProvider
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-from wire import Wire
 
 from llm_spec import ChatRequest, StreamEvent
 from llm_spec.testing.server import ModelServer
+from support.wire import Wire
 
 KEY = "sk-very-secret"
 QUESTION = ChatRequest.create("question")

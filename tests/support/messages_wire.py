@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
-from wire import served
+
+from support.wire import served
 
 __all__ = ["PROSE", "MessagesWire", "answer_frames", "begin", "end", "frame", "text_frames"]
 
