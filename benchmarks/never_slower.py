@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_spec import ChatRequest, LlmProvider, ProviderDraft, SpeculativeConfig, SpeculativeDecoder
-from llm_spec.provider import DraftProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 

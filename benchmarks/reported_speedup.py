@@ -31,7 +31,8 @@ from never_slower import ServerScenario, SocketScenario, make_answer, start_serv
 
 from llm_spec import LlmProvider, ProviderDraft, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, TextDelta
 from llm_spec.config import StrategyName
-from llm_spec.provider import DraftProvider, TokenModel
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.local import TokenModel
 from llm_spec.testing import LocalProvider, TableModel
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.hosted_model import SimulatedHostedModel

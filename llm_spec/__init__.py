@@ -26,7 +26,34 @@ from llm_spec.chat import (
     ToolCallDelta,
     Usage,
 )
+from llm_spec.chat_response import complete_from_stream
 from llm_spec.config import BreakerPolicy, JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
+from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
+from llm_spec.contract.draft import DraftPiece, DraftProvider, PerRequestDraft
+from llm_spec.contract.endpoint import (
+    Discoverable,
+    FeatureLossAware,
+    SampledToken,
+    TokenEndpoint,
+    TokenScorer,
+    TopTokens,
+)
+from llm_spec.contract.entry import ProviderEntry
+from llm_spec.contract.local import (
+    DeviceRoundModel,
+    DeviceRoundResult,
+    DeviceRoundRunner,
+    DraftToken,
+    GrammarTokenizer,
+    PrefixReusingSession,
+    RequestLimitedModel,
+    TokenDraft,
+    TokenDrafter,
+    Tokenizer,
+    TokenModel,
+    TokenSampler,
+    TokenSession,
+)
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.drafting import CascadeDraft, PromptLookup, ProviderDraft, ReferenceDraft, SuffixDraft
@@ -48,35 +75,6 @@ from llm_spec.errors import (
 from llm_spec.generation import Generation, GenerationLimits, TokenRound
 from llm_spec.local import generate_events, stream_token_model
 from llm_spec.pricing import Cost, Price
-from llm_spec.provider import (
-    Capabilities,
-    ChunkStreaming,
-    DeviceRoundModel,
-    DeviceRoundResult,
-    DeviceRoundRunner,
-    Discoverable,
-    DraftPiece,
-    DraftProvider,
-    DraftToken,
-    FeatureLossAware,
-    GrammarTokenizer,
-    LlmProvider,
-    PerRequestDraft,
-    PrefixReusingSession,
-    ProviderEntry,
-    RequestLimitedModel,
-    SampledToken,
-    TokenDraft,
-    TokenDrafter,
-    TokenEndpoint,
-    Tokenizer,
-    TokenModel,
-    TokenSampler,
-    TokenScorer,
-    TokenSession,
-    TopTokens,
-    complete_from_stream,
-)
 from llm_spec.registry import open_draft, open_provider, registered_providers
 from llm_spec.resilience import ConcurrencyLimit
 from llm_spec.result import PLAIN_REASONS, PlainReason, SpeculativeFinish, SpeculativeResult, SpeculativeStats, Timings

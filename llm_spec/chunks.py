@@ -9,12 +9,12 @@ from typing import Any
 from llm_spec.budget import CallReservation
 from llm_spec.chat import ChatRequest, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import ChunkStreaming
 from llm_spec.counting import TokenCap, count_input_tokens
 from llm_spec.deadline import Deadline
 from llm_spec.drafting.text_pieces import count_tokens
 from llm_spec.errors import TransientError
 from llm_spec.openai_chat import parse_usage
-from llm_spec.provider import ChunkStreaming
 from llm_spec.resilience import CircuitBreaker, wait_within
 
 __all__ = ["CountedChunkStream"]

@@ -9,6 +9,8 @@ from typing import Final, TextIO
 
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig, StrategyName
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, TargetError
 from llm_spec.plan_estimates import (
@@ -20,7 +22,6 @@ from llm_spec.plan_estimates import (
     find_break_even,
 )
 from llm_spec.pricing import FREE, PRICES_AS_OF, Price, find_model_price, read_price
-from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.registry import find_model_parts, find_target_strategies, open_draft, open_provider
 
 __all__ = ["add_plan", "possible_strategies", "print_plan", "read_plan_scenario"]

@@ -13,10 +13,11 @@ from typing import get_args
 from llm_spec.chat import ChatRequest, TextDelta
 from llm_spec.cli_screen import Screen, Spinner
 from llm_spec.config import SpeculativeConfig, StrategyName
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, InvalidRequestError, TargetError
 from llm_spec.pricing import read_price
-from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.tokens.lookahead import CostAware, Fixed, LookaheadPolicy

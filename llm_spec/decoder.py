@@ -30,12 +30,17 @@ from llm_spec.chat import (
     TextDelta,
     Usage,
 )
+from llm_spec.chat_response import complete_from_stream
 from llm_spec.chunks import CountedChunkStream
 from llm_spec.config import SpeculativeConfig, Timeouts
+from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import Feature, FeatureLossAware
 from llm_spec.counting import LIMIT_FIELDS, count_input_tokens
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.drafting.provider_draft import ProviderDraft
+from llm_spec.drafting.scopes import open_for_client
 from llm_spec.errors import (
     BudgetError,
     DraftError,
@@ -49,16 +54,6 @@ from llm_spec.errors import (
 from llm_spec.metered import MeteredDraft, MeteredTarget
 from llm_spec.planner import StrategyPlanner
 from llm_spec.pricing import find_draft_price, find_model_price
-from llm_spec.provider import (
-    Capabilities,
-    ChunkStreaming,
-    DraftProvider,
-    Feature,
-    FeatureLossAware,
-    LlmProvider,
-    complete_from_stream,
-    open_for_client,
-)
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient

@@ -7,8 +7,9 @@ from copy import copy
 from typing import Final
 
 from llm_spec._clock import now
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.endpoint import Discoverable, Feature
 from llm_spec.errors import LlmSpecError
-from llm_spec.provider import Discoverable, Feature, LlmProvider
 
 __all__ = ["FeatureDiscovery"]
 

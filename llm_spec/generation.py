@@ -18,17 +18,17 @@ from typing import NamedTuple, Self
 
 from llm_spec._iterators import closing_view
 from llm_spec.chat import Origin, Round, StoppedBy
-from llm_spec.drafting.token_checks import ReadOnlyTokenIds, check_confidence, check_draft_token
-from llm_spec.errors import DraftError, InvalidRequestError, ModelOutputError, format_error_line
-from llm_spec.provider import (
+from llm_spec.contract.local import (
     DeviceRoundResult,
     DeviceRoundRunner,
     DraftToken,
     TokenDraft,
     TokenModel,
     TokenSession,
-    prefill_prompt,
 )
+from llm_spec.drafting.token_checks import ReadOnlyTokenIds, check_confidence, check_draft_token
+from llm_spec.errors import DraftError, InvalidRequestError, ModelOutputError, format_error_line
+from llm_spec.prefill import prefill_prompt
 from llm_spec.result import SpeculativeStats
 from llm_spec.tokens.acceptance import AcceptanceRule, VerifyResult
 from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_spec.contract.local import GrammarTokenizer, Tokenizer, TokenModel
 from llm_spec.errors import InvalidRequestError, MissingExtraError
-from llm_spec.provider import GrammarTokenizer, Tokenizer, TokenModel
 from llm_spec.worker import call_on_deep_stack
 
 if TYPE_CHECKING:

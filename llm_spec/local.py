@@ -12,20 +12,20 @@ from dataclasses import replace
 from functools import partial
 
 from llm_spec.chat import ChatRequest, Fallback, Finish, LocalTimings, Round, StoppedBy, StreamEvent, TextDelta, Usage
-from llm_spec.drafting.cascade import CascadeDraft
-from llm_spec.drafting.provider_draft import ProviderDraft
-from llm_spec.errors import InvalidRequestError
-from llm_spec.generation import Generation, GenerationLimits, TokenRound
-from llm_spec.grammar import open_constraint
-from llm_spec.provider import (
+from llm_spec.contract.draft import is_free
+from llm_spec.contract.local import (
     DeviceRoundModel,
     DeviceRoundRunner,
     RequestLimitedModel,
     TokenDrafter,
     Tokenizer,
     TokenModel,
-    is_free,
 )
+from llm_spec.drafting.cascade import CascadeDraft
+from llm_spec.drafting.provider_draft import ProviderDraft
+from llm_spec.errors import InvalidRequestError
+from llm_spec.generation import Generation, GenerationLimits, TokenRound
+from llm_spec.grammar import open_constraint
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_text_deltas
 from llm_spec.tokens.acceptance import AcceptanceName, make_acceptance_rule
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy

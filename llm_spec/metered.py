@@ -10,26 +10,17 @@ from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from llm_spec.chat import ChatRequest, ChatResponse, Sampling, StreamEvent
+from llm_spec.chat_response import complete_from_stream
 from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import Timeouts
+from llm_spec.contract.chat import Capabilities, LlmProvider
+from llm_spec.contract.draft import DraftPiece, DraftProvider, is_free
+from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TokenScorer, TopTokens
 from llm_spec.counting import TokenCap
 from llm_spec.discovery import FeatureDiscovery
+from llm_spec.drafting.scopes import open_for_request
 from llm_spec.errors import TransientError
 from llm_spec.metering import MeteredCall, TokenMeter
-from llm_spec.provider import (
-    Capabilities,
-    DraftPiece,
-    DraftProvider,
-    Feature,
-    LlmProvider,
-    SampledToken,
-    TokenEndpoint,
-    TokenScorer,
-    TopTokens,
-    complete_from_stream,
-    is_free,
-    open_for_request,
-)
 
 __all__ = ["MeteredDraft", "MeteredTarget", "meter_external_call"]
 

@@ -13,11 +13,11 @@ from typing import Literal
 
 from llm_spec.budget import AnswerReservation, CallReservation
 from llm_spec.chat import ChatRequest, Finish, Round, StreamEvent, TextDelta, Usage
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.counting import TokenCap, count_answer_tokens, count_input_tokens
 from llm_spec.drafting.text_pieces import check_piece, count_pieces, count_tokens
 from llm_spec.errors import BudgetError, CircuitOpenError, TargetError, TransientError
 from llm_spec.pricing import Price
-from llm_spec.provider import DraftPiece
 
 __all__ = ["MeteredCall", "TokenMeter"]
 

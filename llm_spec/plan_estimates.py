@@ -15,10 +15,11 @@ from typing import Final, NamedTuple
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest, Usage
 from llm_spec.config import JudgeConfig, SpeculativeConfig, StrategyName
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price
-from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.hosted_model import SimulatedHostedModel
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget

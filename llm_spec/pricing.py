@@ -14,8 +14,8 @@ from typing import Final
 
 from llm_spec._checks import check_number
 from llm_spec.chat import Usage
+from llm_spec.contract.draft import DraftProvider, is_free
 from llm_spec.errors import ConfigError
-from llm_spec.provider import DraftProvider, is_free
 
 __all__ = [
     "FREE",

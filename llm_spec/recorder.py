@@ -26,10 +26,10 @@ from llm_spec.chat import (
     ToolCallDelta,
     Usage,
 )
+from llm_spec.chat_response import append_tool_call_delta
 from llm_spec.counting import count_answer_tokens
 from llm_spec.drafting.text_pieces import count_tokens, split_pieces
 from llm_spec.metering import TokenMeter
-from llm_spec.provider import append_tool_call_delta
 from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.strategies import StrategyChoice, TextGuarantee
 from llm_spec.strategies.base import find_multi_call_refusal

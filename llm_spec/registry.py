@@ -11,10 +11,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.entry import ProviderEntry
 from llm_spec.drafting.cascade import CascadeDraft
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import ConfigError, MissingExtraError, UnknownProviderError
-from llm_spec.provider import DraftProvider, LlmProvider, ProviderEntry
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -18,8 +18,9 @@ from llm_spec._checks import check_number
 from llm_spec._clock import clock, now
 from llm_spec.chat import ChatRequest
 from llm_spec.config import BreakerPolicy, RetryPolicy
+from llm_spec.contract.draft import DraftPiece, DraftProvider, is_free
+from llm_spec.drafting.scopes import open_for_request
 from llm_spec.errors import CircuitOpenError, ConfigError, DraftError, TransientError
-from llm_spec.provider import DraftPiece, DraftProvider, is_free, open_for_request
 
 __all__ = ["CircuitBreaker", "ConcurrencyLimit", "GuardedDraft", "retry_transient", "wait_within"]
 

@@ -11,10 +11,10 @@ from typing import Final, NoReturn, TypeAlias, TypeVar
 
 from llm_spec.chat import ChatRequest, ChatResponse, Fallback, Finish, Progress, Retry, StreamEvent
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
 from llm_spec.counting import cap_response
 from llm_spec.deadline import Deadline
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, format_error_line, is_refusal
-from llm_spec.provider import LlmProvider
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.resilience import CircuitBreaker, retry_transient
 from llm_spec.strategies.resume_plain import CannotContinueError, can_continue, continue_by_text

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from llm_spec.chat import Origin, StreamEvent, TextDelta
-from llm_spec.provider import Tokenizer
+from llm_spec.contract.local import Tokenizer
 
 __all__ = ["IncrementalDecoder", "StopMatcher", "merge_text_deltas"]
 

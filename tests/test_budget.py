@@ -13,8 +13,8 @@ from llm_spec import Budget, BudgetError, ChatRequest, Price, SpeculativeConfig,
 from llm_spec.budget import RESERVED_OUTPUT_TOKENS, AnswerReservation
 from llm_spec.chat import Finish, Round
 from llm_spec.config import StrategyName
+from llm_spec.contract.chat import Capabilities
 from llm_spec.pricing import FREE
-from llm_spec.provider import Capabilities
 from llm_spec.result import SpeculativeResult
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 from llm_spec.testing.clock import run_virtual

@@ -10,8 +10,8 @@ import pytest
 
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder, TextDelta
 from llm_spec.chat import Finish, ReasoningDelta, StreamEvent, ToolCallDelta
+from llm_spec.contract.chat import Capabilities
 from llm_spec.counting import TokenCap, count_answer_tokens, count_input_tokens
-from llm_spec.provider import Capabilities
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llm_spec import SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, TransientError
+from llm_spec.contract.endpoint import Feature
 from llm_spec.discovery import FeatureDiscovery
-from llm_spec.provider import Feature
 from llm_spec.testing import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 

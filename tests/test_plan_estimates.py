@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from llm_spec import ChatMessage, ChatRequest, ConfigError, Price, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder
+from llm_spec.chat_response import complete_from_stream
 from llm_spec.cli import main
 from llm_spec.plan_estimates import PLANNED_STRATEGIES, ModelSpeed, PlanScenario, estimate_answer, find_break_even
-from llm_spec.provider import complete_from_stream
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.hosted_model import SimulatedHostedModel
 

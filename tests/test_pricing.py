@@ -23,9 +23,10 @@ from llm_spec import (
 from llm_spec.budget import CostTracker
 from llm_spec.chat import Finish, StreamEvent
 from llm_spec.config import StrategyName
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting import CascadeDraft, PromptLookup, ProviderDraft, SuffixDraft
 from llm_spec.pricing import FREE, PRICES, Cost, find_draft_price, find_model_price
-from llm_spec.provider import Capabilities, DraftProvider
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.random_draft import RandomDraft

@@ -28,7 +28,7 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.provider import Feature
+from llm_spec.contract.endpoint import Feature
 from llm_spec.testing import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_spec.chat import ChatRequest, Origin, TextDelta
-from llm_spec.provider import Tokenizer
+from llm_spec.contract.local import Tokenizer
 from llm_spec.testing import ByteTokenizer, CharTokenizer
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_text_deltas
 

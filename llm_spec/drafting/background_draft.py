@@ -10,11 +10,12 @@ from typing import Final
 
 from llm_spec._clock import clock
 from llm_spec.chat import ChatRequest
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.draft_call import DraftCall, max_answer_tokens
+from llm_spec.drafting.scopes import open_for_request
 from llm_spec.drafting.text_index import TextIndex
 from llm_spec.drafting.text_pieces import take_last_pieces
 from llm_spec.errors import format_error_line
-from llm_spec.provider import DraftProvider, open_for_request
 
 __all__ = ["BackgroundDraft"]
 

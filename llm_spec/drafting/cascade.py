@@ -15,21 +15,12 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from llm_spec._checks import check_number
 from llm_spec._iterators import closing_view
 from llm_spec.chat import ChatRequest
+from llm_spec.contract.draft import DraftPiece, DraftProvider, is_free
+from llm_spec.contract.local import DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.drafting.provider_draft import ProviderDraft
+from llm_spec.drafting.scopes import open_for_client, open_for_request
 from llm_spec.drafting.token_checks import check_draft_token, confidence_before_sampling
 from llm_spec.errors import ConfigError, DraftError
-from llm_spec.provider import (
-    DraftPiece,
-    DraftProvider,
-    DraftToken,
-    TokenDraft,
-    TokenDrafter,
-    TokenModel,
-    TokenSampler,
-    is_free,
-    open_for_client,
-    open_for_request,
-)
 
 __all__ = ["CascadeDraft"]
 

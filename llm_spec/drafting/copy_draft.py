@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 
 from llm_spec.chat import ChatRequest
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.drafting.text_pieces import stream_draft_pieces
-from llm_spec.provider import DraftPiece
 
 __all__ = ["CopyDraft"]
 

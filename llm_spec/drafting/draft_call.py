@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from llm_spec.chat import ChatRequest, FinishReason
+from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.drafting.text_pieces import count_tokens, split_pieces
 from llm_spec.errors import DraftError
-from llm_spec.provider import DraftPiece, DraftProvider
 
 __all__ = ["DraftCall", "max_answer_tokens"]
 

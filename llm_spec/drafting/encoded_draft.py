@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.provider import TokenEndpoint
 
 __all__ = ["EncodedDraft"]
 

@@ -9,9 +9,9 @@ from typing import Final
 
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.draft_call import DraftCall, max_answer_tokens
 from llm_spec.errors import format_error_line
-from llm_spec.provider import DraftProvider
 
 __all__ = ["FullDraft"]
 

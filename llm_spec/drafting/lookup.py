@@ -9,11 +9,13 @@ from typing import Final
 
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest
+from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.entry import ProviderEntry
+from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.ngrams import NgramIndex
 from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
-from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenDraft, TokenModel, TokenSampler
 
 __all__ = ["PROMPT_LOOKUP", "PromptLookup"]
 

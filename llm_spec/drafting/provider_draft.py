@@ -7,16 +7,11 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from llm_spec.chat import METADATA_FIELDS, ChatRequest, Finish, StreamEvent, TextDelta
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.errors import DraftError
-from llm_spec.provider import (
-    DraftPiece,
-    DraftToken,
-    LlmProvider,
-    TokenDraft,
-    TokenModel,
-    TokenSampler,
-    prefill_prompt,
-)
+from llm_spec.prefill import prefill_prompt
 
 __all__ = ["ProviderDraft"]
 

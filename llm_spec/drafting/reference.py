@@ -7,11 +7,12 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from llm_spec.chat import ChatRequest
+from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.ngrams import SequenceFollower
 from llm_spec.drafting.text_index import TextIndex
 from llm_spec.drafting.text_pieces import iterate_pieces_yielding, take_last_pieces
-from llm_spec.provider import DraftPiece, DraftToken, TokenDraft, TokenModel, TokenSampler
 
 __all__ = ["ReferenceDraft"]
 

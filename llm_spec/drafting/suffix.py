@@ -14,13 +14,15 @@ from typing import Final, TypeVar
 
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest
+from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.entry import ProviderEntry
+from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.occurrences import OccurrenceMatch
 from llm_spec.drafting.past_outputs import PastOutputs
 from llm_spec.drafting.suffix_automaton import LikelyNextItem, SuffixAutomaton, SuffixMatch
 from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
-from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenDraft, TokenModel, TokenSampler
 
 __all__ = ["SUFFIX_DRAFT", "SuffixDraft"]
 

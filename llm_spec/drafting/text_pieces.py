@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Final, cast
 
 from llm_spec.chat import ChatRequest, TextDelta, Usage
+from llm_spec.contract.draft import DraftPiece
 from llm_spec.errors import DraftError
-from llm_spec.provider import DraftPiece
 
 __all__ = [
     "PIECES_PER_LOOP_TURN",

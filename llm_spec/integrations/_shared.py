@@ -12,10 +12,11 @@ from typing import Any, Self, cast
 
 from llm_spec.chat import ChatRequest, Finish, RequestOptions, StreamEvent, Usage
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import TargetError
 from llm_spec.integrations._bridge import EventLoopBridge
-from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.result import SpeculativeFinish
 
 __all__ = [

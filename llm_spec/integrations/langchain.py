@@ -36,11 +36,12 @@ from llm_spec.chat import (
     Usage,
 )
 from llm_spec.config import SpeculativeConfig, Timeouts
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import InvalidRequestError
 from llm_spec.integrations._bridge import OpenStream
 from llm_spec.integrations._shared import BridgedSource, describe_finish
-from llm_spec.provider import DraftProvider, LlmProvider
 
 __all__ = ["SpeculativeChatModel"]
 

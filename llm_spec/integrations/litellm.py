@@ -43,7 +43,10 @@ from llm_spec.chat import (
     ToolCall,
     ToolCallDelta,
 )
+from llm_spec.chat_response import append_tool_call_delta
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.errors import (
     CircuitOpenError,
     ConfigError,
@@ -54,7 +57,6 @@ from llm_spec.errors import (
 )
 from llm_spec.integrations._bridge import OpenStream
 from llm_spec.integrations._shared import BridgedSource, build_request_options, describe_finish, to_openai_usage
-from llm_spec.provider import DraftProvider, LlmProvider, append_tool_call_delta
 
 __all__ = ["SpeculativeLLM", "register"]
 

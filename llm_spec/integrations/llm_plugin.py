@@ -34,13 +34,15 @@ import llm
 from llm.parts import StreamEvent
 
 from llm_spec import chat
+from llm_spec.chat_response import append_tool_call_delta
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.integrations._bridge import EventLoopBridge, OpenStream
 from llm_spec.integrations._llm_plugin_request import SpeculativeOptions, to_request
 from llm_spec.integrations._shared import ProviderSource, describe_finish
-from llm_spec.provider import DraftProvider, LlmProvider, append_tool_call_delta
 
 __all__ = ["AsyncSpeculativeModel", "ModelSpec", "SpeculativeModel", "read_specs", "register_models"]
 

@@ -47,10 +47,11 @@ from openai.types.responses.response_prompt_param import ResponsePromptParam
 
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.errors import TransientError
 from llm_spec.integrations._openai_agents_chunks import ChatChunkStream
 from llm_spec.integrations._shared import ProviderSource, TaskStream, build_request_options
-from llm_spec.provider import DraftProvider, LlmProvider
 
 __all__ = ["SpeculativeModel", "SpeculativeModelProvider"]
 

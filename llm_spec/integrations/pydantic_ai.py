@@ -44,10 +44,11 @@ from pydantic_ai.usage import RequestUsage
 
 from llm_spec.chat import Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.errors import InvalidRequestError, LlmSpecError, TransientError, UnsupportedError
 from llm_spec.integrations._pydantic_ai_messages import to_request
 from llm_spec.integrations._shared import ProviderSource, StreamClosedError, TaskStream, describe_finish
-from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 
 __all__ = ["SpeculativeModel", "SpeculativeStreamedResponse"]

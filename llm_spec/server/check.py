@@ -8,9 +8,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from llm_spec.chat import ChatRequest
+from llm_spec.contract.draft import DraftProvider, is_free
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import ConfigError, LlmSpecError
-from llm_spec.provider import DraftProvider, is_free
 from llm_spec.server.clients import Clients, UsageLedger
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.models import ServedModels

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 
 from llm_spec.chat import ApiName
 from llm_spec.config import SpeculativeConfig, StrategyName
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import ConfigError, InvalidRequestError, ModelLoadError
-from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.registry import NamedProvider, open_draft, open_provider
 from llm_spec.server.clients import Client
 from llm_spec.server.config import ModelConfig, ServerConfig

@@ -10,12 +10,12 @@ from aiohttp import web
 
 from llm_spec._clock import clock
 from llm_spec.chat import AnswerStarted, Progress, StreamEvent
+from llm_spec.contract.chat import ChunkStreaming
 from llm_spec.counting import count_input_tokens
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import BudgetError, InvalidRequestError
 from llm_spec.json_text import dumps
 from llm_spec.pricing import find_model_price
-from llm_spec.provider import ChunkStreaming
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.apis import AnswerContext, Api
 from llm_spec.server.clients import Client

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from llm_spec.chat import ChatRequest
+from llm_spec.contract.chat import InputTokenCounting, LlmProvider
 from llm_spec.counting import count_input_tokens
 from llm_spec.errors import InvalidRequestError, LlmSpecError
-from llm_spec.provider import InputTokenCounting, LlmProvider
 
 __all__ = ["count_tokens"]
 

@@ -7,10 +7,12 @@ from typing import Final, NamedTuple, get_args
 
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig, StrategyName
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import Feature
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.errors import TransientError, UnsupportedError, format_error_line
 from llm_spec.planner import StrategyPlanner
-from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.resilience import wait_within
 from llm_spec.result import PlainReason
 from llm_spec.strategies.base import Strategy, TextGuarantee, find_multi_call_refusal

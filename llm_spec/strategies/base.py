@@ -8,8 +8,10 @@ from typing import Final, NamedTuple, Protocol, get_args
 
 from llm_spec.chat import METADATA_FIELDS, ChatRequest, Guarantee, StreamEvent
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import Feature
 from llm_spec.pair_stats import PairStats
-from llm_spec.provider import DraftProvider, Feature, LlmProvider
 
 __all__ = ["Strategy", "TextGuarantee", "find_multi_call_refusal"]
 

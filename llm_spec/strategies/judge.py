@@ -18,13 +18,16 @@ from typing import Final
 from llm_spec._clock import clock
 from llm_spec.baseline import count_request_characters
 from llm_spec.chat import ChatMessage, ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
+from llm_spec.chat_response import complete_from_stream
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.draft_call import max_answer_tokens
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.errors import InvalidRequestError, TargetError, TransientError, UnsupportedError, format_error_line
 from llm_spec.pair_stats import PairStats
-from llm_spec.provider import DraftProvider, Feature, LlmProvider, complete_from_stream
 from llm_spec.strategies.base import TextGuarantee
 from llm_spec.strategies.judge_verdict import (
     JudgedDraft,

@@ -8,11 +8,13 @@ from typing import Final
 
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import Feature
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
 from llm_spec.metered import meter_external_call
 from llm_spec.pair_stats import PairStats
-from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.strategies.base import TextGuarantee
 
 __all__ = ["PLAIN", "PlainStrategy"]

@@ -14,10 +14,12 @@ from typing import Final
 from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.full_draft import FullDraft
 from llm_spec.errors import InvalidRequestError, format_error_line
 from llm_spec.pair_stats import PairStats
-from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.strategies.base import TextGuarantee
 from llm_spec.strategies.plain import PLAIN
 

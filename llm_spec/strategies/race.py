@@ -26,11 +26,13 @@ from llm_spec.chat import (
     Usage,
 )
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import Feature, TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.text_pieces import count_prompt_pieces, split_pieces
 from llm_spec.errors import TargetError, UnsupportedError, format_error_line, is_refusal
 from llm_spec.pair_stats import PairStats
-from llm_spec.provider import DraftProvider, Feature, LlmProvider, TokenEndpoint
 from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.stream_chain import RaceStream, StreamChain, find_stream_boundary
 from llm_spec.text import StopMatcher

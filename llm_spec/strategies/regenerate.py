@@ -15,12 +15,14 @@ from typing import Final
 from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.full_draft import FullDraft
 from llm_spec.drafting.ngrams import SequenceFollower
 from llm_spec.drafting.text_pieces import iterate_pieces_yielding, split_pieces
 from llm_spec.errors import UnsupportedError
 from llm_spec.pair_stats import PairStats
-from llm_spec.provider import DraftProvider, Feature, LlmProvider
 from llm_spec.strategies.base import TextGuarantee
 from llm_spec.strategies.plain import PLAIN
 

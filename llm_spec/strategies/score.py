@@ -10,9 +10,11 @@ from typing import Final
 
 from llm_spec.chat import ChatRequest, Sampling, StreamEvent
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TokenScorer, TopTokens
 from llm_spec.errors import TargetError, UnsupportedError
 from llm_spec.pair_stats import PairStats
-from llm_spec.provider import DraftProvider, Feature, LlmProvider, SampledToken, TokenEndpoint, TokenScorer, TopTokens
 from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
 from llm_spec.tokens.noise import Purpose, uniform_number

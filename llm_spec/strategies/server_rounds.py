@@ -24,12 +24,14 @@ from typing import Final, NamedTuple, TypeAlias
 from llm_spec._clock import clock
 from llm_spec.chat import ChatRequest, Fallback, Finish, GuaranteeWeakened, Origin, Round, StreamEvent, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.counting import count_answer_tokens
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.encoded_draft import EncodedDraft
 from llm_spec.errors import BudgetError, LlmSpecError, TargetError, format_error_line, is_refusal
 from llm_spec.pair_stats import PairStats
-from llm_spec.provider import DraftProvider, LlmProvider, SampledToken, TokenEndpoint
 from llm_spec.strategies.resume_plain import stream_one_token, stream_rest_plain
 from llm_spec.text import StopMatcher
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD, RoundFeedback

@@ -1,4 +1,4 @@
-"""Does a provider or a draft keep what `llm_spec.provider` promises? Each check raises ConformanceError if not.
+"""Does a provider or a draft keep what `llm_spec.contract` promises? Each check raises ConformanceError if not.
 
 The checks watch from outside: what comes out of a stream, which asyncio tasks are left when it has been left, and,
 where the caller can tell, how many streams are still open behind it.
@@ -18,15 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec.chat import ChatRequest, Finish, FinishReason, StreamEvent, TextDelta
-from llm_spec.provider import (
-    Capabilities,
-    DraftPiece,
-    DraftProvider,
-    DraftToken,
-    LlmProvider,
-    TokenDrafter,
-    TokenModel,
-)
+from llm_spec.contract.chat import Capabilities, LlmProvider
+from llm_spec.contract.draft import DraftPiece, DraftProvider
+from llm_spec.contract.local import DraftToken, TokenDrafter, TokenModel
 from llm_spec.testing.stream_checks import (
     ConformanceError,
     ConformanceSubject,

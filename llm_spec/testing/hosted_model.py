@@ -14,8 +14,9 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from llm_spec.chat import ChatRequest, ChatResponse, Finish, StreamEvent, TextDelta, Usage
+from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.chat import Capabilities
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.provider import Capabilities, complete_from_stream
 from llm_spec.strategies.judge_verdict import split_passages
 
 __all__ = ["SimulatedHostedModel"]

@@ -9,9 +9,11 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from llm_spec._checks import check_number
+from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.entry import ProviderEntry
+from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.text_pieces import stream_draft_pieces
 from llm_spec.errors import ConfigError
-from llm_spec.provider import DraftPiece, DraftToken, ProviderEntry, TokenDraft, TokenModel, TokenSampler
 
 if TYPE_CHECKING:
     from llm_spec.chat import ChatRequest

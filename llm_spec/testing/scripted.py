@@ -17,8 +17,9 @@ from llm_spec.chat import (
     TextDelta,
     Usage,
 )
+from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.chat import Capabilities
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.provider import Capabilities, complete_from_stream
 
 __all__ = ["Script", "ScriptedProvider"]
 

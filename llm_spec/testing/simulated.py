@@ -13,8 +13,11 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 from llm_spec.chat import ChatRequest, ChatResponse, Finish, Sampling, StreamEvent, TextDelta, Usage
+from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.endpoint import SampledToken
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.provider import Capabilities, DraftPiece, SampledToken, complete_from_stream
 
 __all__ = ["SimulatedDraft", "SimulatedTarget"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llm_spec.chat import ChatRequest, TextDelta
-from llm_spec.provider import DraftPiece
+from llm_spec.contract.draft import DraftPiece
 
 __all__ = [
     "ConformanceError",

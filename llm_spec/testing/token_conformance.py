@@ -1,4 +1,4 @@
-"""Check that a token model, its sessions and its tokenizer keep what `llm_spec.provider` promises of them."""
+"""Check that a token model, its sessions and its tokenizer keep what `llm_spec.contract.local` promises of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llm_spec.chat import ChatRequest
 from llm_spec.testing.stream_checks import ConformanceError
 
 if TYPE_CHECKING:
-    from llm_spec.provider import TokenModel, TokenSession
+    from llm_spec.contract.local import TokenModel, TokenSession
 
 __all__ = ["check_token_model"]
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.local import Tokenizer, TokenModel
 from llm_spec.drafting.ngrams import NgramIndex
 from llm_spec.errors import InvalidRequestError
 from llm_spec.grammar import supports_response_format
 from llm_spec.local import stream_token_model
-from llm_spec.provider import Capabilities, Tokenizer, TokenModel, complete_from_stream
 
 if TYPE_CHECKING:
     from llm_spec.chat import ChatRequest, ChatResponse, StreamEvent

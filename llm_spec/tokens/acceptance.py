@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_spec.contract.local import DraftToken
 from llm_spec.errors import ConfigError
-from llm_spec.provider import DraftToken
 from llm_spec.tokens.noise import Purpose, uniform_number
 from llm_spec.tokens.sampling import Sampler, check_best_logit
 

@@ -22,7 +22,7 @@ from llm_spec import (
     complete_from_stream,
 )
 from llm_spec.continuation import ContinuationTest
-from llm_spec.provider import Feature
+from llm_spec.contract.endpoint import Feature
 from llm_spec_anthropic.answer import AnswerReader
 from llm_spec_anthropic.client import MessagesClient, SdkStream
 from llm_spec_anthropic.convert import build_request_body

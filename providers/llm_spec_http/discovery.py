@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from llm_spec import Capabilities, ChatRequest, Sampling, StreamEvent, TextDelta
 from llm_spec._clock import now
-from llm_spec.provider import Feature
+from llm_spec.contract.endpoint import Feature
 from llm_spec_http.tokens import HttpTokens
 
 __all__ = ["ServerAbilities"]

@@ -21,7 +21,7 @@ from llm_spec import (
     TargetError,
     TopTokens,
 )
-from llm_spec.provider import Feature
+from llm_spec.contract.endpoint import Feature
 from llm_spec_http.answer import read_events
 from llm_spec_http.client import HttpClient, MissingEndpointError
 from llm_spec_http.convert import build_request_body, build_sampling_fields

@@ -28,8 +28,8 @@ from llm_spec import (
     TokenSampler,
     Usage,
 )
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.provider import DraftProvider
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
 from llm_spec.tokens.acceptance import FloatArray
 

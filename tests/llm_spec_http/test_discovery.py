@@ -20,7 +20,7 @@ from llm_spec import (
     TargetError,
     TransientError,
 )
-from llm_spec.provider import Feature
+from llm_spec.contract.endpoint import Feature
 from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency
 from llm_spec.testing.simulated import SimulatedDraft
 

@@ -17,7 +17,7 @@ from llm_spec import (
     SpeculativeDecoder,
     TextDelta,
 )
-from llm_spec.provider import TokenEndpoint
+from llm_spec.contract.endpoint import TokenEndpoint
 
 ANSWER = "A naïve café, 日本語 and 😀 all day long."
 QUESTION = ChatRequest.create("Tell me.", temperature=0.0)

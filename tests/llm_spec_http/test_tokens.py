@@ -25,7 +25,7 @@ from llm_spec import (
     TargetError,
     TextDelta,
 )
-from llm_spec.provider import TokenEndpoint
+from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.testing import run_virtual
 from llm_spec.testing.server import EOS_ID, ModelServer, ServerFaults
 

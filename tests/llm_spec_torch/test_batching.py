@@ -36,7 +36,7 @@ from llm_spec import (
     TextDelta,
     open_provider,
 )
-from llm_spec.provider import prefill_prompt
+from llm_spec.prefill import prefill_prompt
 from llm_spec.testing import RandomDraft, check_provider, check_token_model
 
 from .conftest import PAIR, MakeCheckpoint

@@ -30,7 +30,7 @@ from llm_spec import (
     TargetError,
     open_provider,
 )
-from llm_spec.provider import prefill_prompt
+from llm_spec.prefill import prefill_prompt
 from llm_spec.testing import check_provider, check_token_model
 
 from .conftest import MakeCheckpoint

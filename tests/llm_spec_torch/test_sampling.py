@@ -18,8 +18,8 @@ from llm_spec_torch.rejection import DeviceRejection
 from llm_spec_torch.sampling import SamplingSwitches
 
 from llm_spec.chat import Sampling
+from llm_spec.contract.local import DraftToken
 from llm_spec.errors import InvalidRequestError
-from llm_spec.provider import DraftToken
 from llm_spec.tokens import Rejection, Sampler
 
 from .samplers import EVERYTHING, VOCAB_SIZE, ids, make, random_logits

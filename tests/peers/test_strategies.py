@@ -32,7 +32,8 @@ from llm_spec import (
     open_draft,
 )
 from llm_spec.config import StrategyName
-from llm_spec.provider import DraftProvider, LlmProvider
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.strategies.stream_chain import find_stream_boundary
 
 pytestmark = pytest.mark.peers

@@ -13,9 +13,10 @@ from llm_spec import (
     UnsupportedError,
 )
 from llm_spec.config import StrategyName
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.planner import StrategyPlanner
-from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.strategies import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
 

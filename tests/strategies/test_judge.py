@@ -28,8 +28,8 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
+from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.provider import Feature
 from llm_spec.strategies.judge_verdict import JudgeVerdict, cut_at_control_character, parse_verdict, split_passages
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual

@@ -23,9 +23,10 @@ from llm_spec import (
     SuffixDraft,
     Usage,
 )
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting import text_pieces
 from llm_spec.drafting.occurrences import OccurrenceIndex
-from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedTarget

@@ -22,7 +22,7 @@ from llm_spec import (
     Timeouts,
     Usage,
 )
-from llm_spec.provider import LlmProvider
+from llm_spec.contract.chat import LlmProvider
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedTarget

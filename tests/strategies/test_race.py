@@ -36,9 +36,11 @@ from llm_spec import (
     ToolCallDelta,
     Usage,
 )
+from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.pair_stats import PairStats
-from llm_spec.provider import DraftProvider, LlmProvider, complete_from_stream
 from llm_spec.strategies.race import RACE
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual

@@ -19,9 +19,10 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.ngrams import SequenceFollower
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.provider import DraftProvider, LlmProvider
 from llm_spec.strategies.regenerate import replay_draft_rounds
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, run_virtual
 

@@ -27,7 +27,8 @@ from llm_spec import (
     TargetError,
     TextDelta,
 )
-from llm_spec.provider import SampledToken, complete_from_stream
+from llm_spec.chat_response import complete_from_stream
+from llm_spec.contract.endpoint import SampledToken
 from llm_spec.strategies.resume_plain import continue_by_text, stream_rest_plain
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual

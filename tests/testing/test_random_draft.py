@@ -13,7 +13,7 @@ from llm_spec import ChatRequest, ConfigError, DraftToken, Fixed, SpeculativeCon
 from llm_spec.testing import RANDOM_DRAFT, LocalProvider, RandomDraft, TableModel
 
 if TYPE_CHECKING:
-    from llm_spec.provider import FloatArray
+    from llm_spec.contract.local import FloatArray
 
 
 def never(logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:

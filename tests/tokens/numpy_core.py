@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llm_spec.provider import DraftToken
+from llm_spec.contract.local import DraftToken
 from llm_spec.tokens import (
     AcceptanceRule,
     Coupled,

@@ -17,8 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from llm_spec import CascadeDraft, Fixed, Generation, GenerationLimits, ProviderDraft
+from llm_spec.contract.local import DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.drafting import cascade
-from llm_spec.provider import DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.sampling import Sampler
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from llm_spec.contract.local import DraftToken
 from llm_spec.errors import ModelOutputError
-from llm_spec.provider import DraftToken
 from llm_spec.tokens import AcceptanceRule, Purpose, Sampler, VerifyResult
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, target_rows

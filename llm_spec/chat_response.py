@@ -1,0 +1,73 @@
+"""A response put together from the events of a stream."""
+
+from __future__ import annotations
+
+from llm_spec.chat import (
+    ChatMessage,
+    ChatRequest,
+    ChatResponse,
+    Finish,
+    ReasoningDelta,
+    StreamEvent,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+)
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.errors import TargetError
+
+__all__ = ["ChatResponseBuilder", "append_tool_call_delta", "complete_from_stream"]
+
+
+class ChatResponseBuilder:
+    """Puts the events of one answer together."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, ToolCall] = {}
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._texts)
+
+    def add(self, event: StreamEvent) -> ChatResponse | None:
+        """Take the next event in; gives the response with the last."""
+        match event:
+            case TextDelta():
+                self._texts.append(event.text)
+            case ReasoningDelta():
+                self._reasoning.append(event.text)
+            case ToolCallDelta():
+                self._calls[event.index] = append_tool_call_delta(self._calls.get(event.index), event)
+            case Finish():
+                calls = tuple(call for _, call in sorted(self._calls.items()))
+                return ChatResponse(
+                    message=ChatMessage("assistant", self.text or None, tool_calls=calls),
+                    finish_reason=event.finish_reason,
+                    usage=event.usage,
+                    reasoning="".join(self._reasoning),
+                    stopped_by=event.stopped_by,
+                )
+            case _:
+                pass
+        return None
+
+
+async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> ChatResponse:
+    """`complete` for a provider whose native form is `stream`."""
+    builder = ChatResponseBuilder()
+    async with provider.stream(request) as events:
+        async for event in events:
+            response = builder.add(event)
+            if response is not None:
+                return response
+    raise TargetError(f"{provider.name} ended its stream without a finish reason", partial_text=builder.text)
+
+
+def append_tool_call_delta(call: ToolCall | None, delta: ToolCallDelta) -> ToolCall:
+    """A tool call with one more piece of it."""
+    if call is None:
+        return ToolCall(delta.id or "", delta.name or "", delta.arguments)
+    return ToolCall(call.id or delta.id or "", call.name or delta.name or "", call.arguments + delta.arguments)

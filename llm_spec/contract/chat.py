@@ -1,0 +1,98 @@
+"""The contract of chat models: `LlmProvider` and `Capabilities` are all that every provider needs.
+
+A class fits a protocol by having its members; it inherits nothing. `llm_spec.testing.check_provider` checks an
+implementation against what the docstrings promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from llm_spec.chat import ApiName, ChatRequest, ChatResponse, StreamEvent
+
+if TYPE_CHECKING:
+    from llm_spec.contract.endpoint import TokenEndpoint, TokenScorer
+    from llm_spec.contract.local import TokenModel
+
+__all__ = [
+    "Capabilities",
+    "ChunkStreaming",
+    "InputTokenCounting",
+    "LlmProvider",
+]
+
+
+@runtime_checkable
+class LlmProvider(Protocol):
+    """A chat model. Safe for concurrent requests; whoever made it calls `aclose`."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in results and logs, `provider:model`."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this model can do beyond chat, as far as is known now."""
+        ...
+
+    def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """Answer piece by piece; the last event is a `Finish`.
+
+        Leaving the context, by whatever way, ends the work behind it. Raises InvalidRequestError for what the model
+        cannot serve and TargetError when it fails; cancellation passes through.
+        """
+        ...
+
+    async def complete(self, request: ChatRequest) -> ChatResponse:
+        """Answer at once; the same text as `stream` would give."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release what the provider holds; calling it twice is harmless."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a model can do beyond chat. None or False: it cannot, or it is not known yet.
+
+    `continue_prefix`: it continues `ChatRequest.prefix`. For a `Discoverable`, this is what servers of its kind usually
+    do, until `discover("continue_prefix")` has tried it.
+    `prediction`: it takes predicted outputs (`ChatRequest.prediction`) and answers faster where they are right.
+    `whole_answers`: `complete` is a call of its own that costs less than a stream, and cancelling it ends the work.
+    `api`: the API that its server speaks. Fields that a client gives in the same API (`ChatMessage.native`,
+    `ChatRequest.extra`) are sent unchanged.
+    """
+
+    context_length: int | None = None
+    tools: bool = False
+    response_format: bool = False
+    continue_prefix: bool = False
+    prediction: bool = False
+    whole_answers: bool = False
+    api: ApiName = "chat"
+    token_model: TokenModel | None = None
+    token_endpoint: TokenEndpoint | None = None
+    token_scorer: TokenScorer | None = None
+
+
+@runtime_checkable
+class ChunkStreaming(Protocol):
+    """A provider that can pass on its server's own chunks; optional beside `LlmProvider`."""
+
+    def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
+        """As `stream`, in JSON objects of OpenAI's streams: for what events cannot say (choices, log-probabilities)."""
+        ...
+
+
+@runtime_checkable
+class InputTokenCounting(Protocol):
+    """A provider whose server counts the tokens of a request without answering it; optional beside `LlmProvider`."""
+
+    async def count_input_tokens(self, request: ChatRequest) -> int:
+        """The tokens of a request's input; raises as `stream`."""
+        ...

@@ -1,0 +1,117 @@
+"""The contract of servers that take and return token ids, and of providers that find out what their server can do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from llm_spec.chat import ChatRequest, Sampling, StreamEvent
+
+__all__ = [
+    "Discoverable",
+    "Feature",
+    "FeatureLossAware",
+    "SampledToken",
+    "TokenEndpoint",
+    "TokenScorer",
+    "TopTokens",
+]
+
+
+class SampledToken(NamedTuple):
+    """The target's own token after a prefix; `is_end`: with it the answer is over (its text is empty).
+
+    The text of a token that ends inside a character may be empty or hold U+FFFD: then only `decode` can tell.
+    """
+
+    token_id: int
+    text: str
+    is_end: bool = False
+
+
+class TopTokens(NamedTuple):
+    """The likeliest tokens at one position: `(token id, log-probability)`, best first, by the model's own logits."""
+
+    top: tuple[tuple[int, float], ...]
+
+
+class TokenEndpoint(Protocol):
+    """A target on a server that takes and tells token ids of its own vocabulary. Safe for concurrent requests.
+
+    Every call raises TargetError when the server fails, and InvalidRequestError for what it calls invalid; a call that
+    the server does not know any more takes the capability away, until it is found again.
+    """
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of prompt and answer together; None: unknown."""
+        ...
+
+    async def encode(self, text: str) -> list[int]:
+        """Ids whose text this is, a stretch of an answer; not always those that the model itself would choose."""
+        ...
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, control tokens left out; undecodable bytes become U+FFFD."""
+        ...
+
+    async def encode_chat(self, request: ChatRequest) -> list[int]:
+        """The prompt: chat template applied, ready for the answer, or for what follows `request.prefix`."""
+        ...
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
+        """One token after each of several prefixes, in one call. A seed in `sampling` is the seed of every one."""
+        ...
+
+    def stream_chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """As the provider's own `stream`, every `TextDelta` with its `token_ids` (a text may be empty)."""
+        ...
+
+    def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """What follows `token_ids`, with the sampling and `max_tokens` of `request`, in events as `stream_chat`."""
+        ...
+
+
+class TokenScorer(Protocol):
+    """A target on a server that says how likely it finds given tokens (teacher forcing)."""
+
+    @property
+    def max_top(self) -> int:
+        """Most tokens that it reports for a position."""
+        ...
+
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
+        """The `top` likeliest tokens after each of the last `num_rows` of `token_ids`: [num_rows]."""
+        ...
+
+
+Feature: TypeAlias = Literal["token_endpoint", "token_scorer", "continue_prefix"]
+
+
+@runtime_checkable
+class Discoverable(Protocol):
+    """A provider that has to ask its server what it can do; optional beside `LlmProvider`."""
+
+    async def discover(self, feature: Feature) -> None:
+        """Try a feature: afterwards `capabilities` tells whether it is there.
+
+        A feature that is there is not tried; one that was not, or was lost, is again after a while. Callers at the same
+        time share a trial, and each may leave it to the others. Raises TransientError where the server cannot answer
+        now: nothing is known then, and the next call tries again.
+        """
+        ...
+
+
+@runtime_checkable
+class FeatureLossAware(Protocol):
+    """A `Discoverable` that hears of what its calls cannot tell; optional beside it."""
+
+    def mark_unsupported(self, feature: Feature) -> None:
+        """A call that needs a feature was refused, and the same request was answered without it.
+
+        It is not there any more, until `discover` finds it again.
+        """
+        ...

@@ -1,0 +1,36 @@
+"""The contract of packages that register a provider or a draft in the entry-point group `llm_spec.providers`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+
+__all__ = ["ProviderEntry"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProviderEntry:
+    """What a package registers in the entry-point group `llm_spec.providers`: how to make a provider or a draft.
+
+    `load(model, base_url)` makes it; model is "" and base_url None where the string has none. `load_with_key` takes an
+    API key besides; None: it has no use for one. `requires` are import names that `install` (a command) brings.
+    `is_free`: a draft that asks no model. `strategies(model)` names those by which such a target can verify drafts,
+    beside `judge`, which needs nothing: for `llm-spec plan`, which asks no server. None: not known.
+    """
+
+    load: Callable[[str, str | None], LlmProvider | DraftProvider]
+    summary: str
+    load_with_key: Callable[[str, str | None, str], LlmProvider | DraftProvider] | None = None
+    requires: tuple[str, ...] = ()
+    install: str = ""
+    is_free: bool = False
+    strategies: Callable[[str], Sequence[str]] | None = None
+
+    @property
+    def missing_modules(self) -> tuple[str, ...]:
+        """The modules of `requires` that are not installed."""
+        return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)

@@ -1,0 +1,256 @@
+"""The contract of models in this process: tokenizers, token models and their sessions, drafting by token ids.
+
+`llm_spec.testing.check_token_model` checks a model against what the docstrings promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from llm_spec.chat import ChatRequest, Sampling
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.floating[Any]]
+
+__all__ = [
+    "DeviceRoundModel",
+    "DeviceRoundResult",
+    "DeviceRoundRunner",
+    "DraftToken",
+    "GrammarTokenizer",
+    "PrefixReusingSession",
+    "RequestLimitedModel",
+    "TokenDraft",
+    "TokenDrafter",
+    "TokenModel",
+    "TokenSampler",
+    "TokenSession",
+    "Tokenizer",
+]
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Equal `fingerprint`: the same ids mean the same text.
+
+    One that knows it has an attribute `max_token_chars`, the characters of its longest token: a prompt that cannot fit
+    into a model is then refused before it is encoded, which may take seconds.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a stretch of the answer; nothing is added, and control tokens in the text are only text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, control tokens left out; undecodable bytes become U+FFFD."""
+        ...
+
+    def encode_chat(self, request: ChatRequest) -> list[int]:
+        """The prompt: chat template applied, ready for the answer, or for what follows `request.prefix`."""
+        ...
+
+
+@runtime_checkable
+class GrammarTokenizer(Tokenizer, Protocol):
+    """A tokenizer that can tell a grammar what its ids are; needed for `ChatRequest.response_format`, else optional."""
+
+    def to_tokenizer_json(self) -> str:
+        """The vocabulary and how it is decoded, as the text of a Hugging Face tokenizer.json."""
+        ...
+
+
+class TokenModel(Protocol):
+    """A decoder-only model in this process. Loaded once, shared by requests; each opens a session of its own.
+
+    `same_text`: checked on this machine, the logits of a position do not depend on how many tokens a `forward` of at
+    most `max_width` was given with it, nor on their values. Then one seed gives one text, with and without speculation.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def max_width(self) -> int:
+        """Most tokens that one verifying `forward` may be given."""
+        ...
+
+    @property
+    def same_text(self) -> bool: ...
+
+    def open(self, *, exact: bool = True) -> TokenSession:
+        """A new, empty key-value cache. `exact=False`: whatever is fastest, rows may depend on the width."""
+        ...
+
+
+class TokenSession(Protocol):
+    """One key-value cache, used by one thread at a time; whoever opened it closes it."""
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        ...
+
+    def forward(self, token_ids: Sequence[int], *, num_rows: int) -> FloatArray:
+        """Append tokens; return the logits after each of the last `num_rows` of them.
+
+        [num_rows, vocab_size], float32, valid until the next call. Longer calls than `max_width` are prefill: they
+        are split as the model likes, and `num_rows` must be 1.
+        """
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class PrefixReusingSession(Protocol):
+    """A session that can begin with what an earlier one has left; optional beside `TokenSession`."""
+
+    def reuse_prefix(self, token_ids: Sequence[int]) -> int:
+        """Take over a cache of the first tokens of a prompt, if there is one; how many need not be read any more.
+
+        Called once, while the session is empty.
+        """
+        ...
+
+
+@runtime_checkable
+class RequestLimitedModel(Protocol):
+    """A token model that has room for so many requests at once; optional beside `TokenModel`."""
+
+    def admit_request(self) -> AbstractAsyncContextManager[None]:
+        """Wait for a place, first come, first served, and keep it while the context is open."""
+        ...
+
+
+class DraftToken(NamedTuple):
+    """One drafted token.
+
+    `confidence` in 0..1 is how sure the draft is of it (None: it cannot say); it only steers the lookahead. `probs` is
+    the distribution that the token was drawn from ([vocab_size], sums to 1), None where it was not drawn but given:
+    all mass on the token. Rejection sampling keeps the target's distribution as far as that is true.
+    """
+
+    token_id: int
+    confidence: float | None = None
+    probs: FloatArray | None = None
+
+
+class TokenSampler(Protocol):
+    """How a drafting model picks its token; the request's own sampling, so that draft and target agree often."""
+
+    def __call__(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        """Pick the token after `context_ids` from its logits ([vocab_size])."""
+        ...
+
+
+class TokenDraft(Protocol):
+    """Drafting for one request; used by one thread at a time."""
+
+    def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
+        """Yield guesses for the tokens that follow prompt and confirmed answer, one by one, for as long as asked.
+
+        `context_ids` is read-only and grows with the answer: until `close` a draft may read there what became of its
+        guesses, and in `close` what the answer was. A token that was drawn must be yielded, whatever was drawn: to keep
+        it back because it is unlikely changes the distribution of the answer.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class TokenDrafter(Protocol):
+    """A draft that can propose token ids of a target's own vocabulary; optional beside `DraftProvider`."""
+
+    def token_draft_refusal(self, target: TokenModel) -> str | None:
+        """Why it cannot draft for this target; None: it can."""
+        ...
+
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
+        """Begin drafting for one request (a model reads the prompt now); whoever opened it closes it."""
+        ...
+
+
+class DeviceRoundResult(NamedTuple):
+    """What came of a round on a device; `next_token_id` is the target's own after the accepted ones."""
+
+    drafted_ids: tuple[int, ...]
+    num_accepted: int
+    next_token_id: int
+    draft_s: float
+    verify_s: float
+
+
+class DeviceRoundRunner(Protocol):
+    """One request's rounds where the target lives, sampling and acceptance (`coupled`) included.
+
+    Used by one thread at a time; whoever opened it closes it. Every call raises what the target raises.
+    """
+
+    @property
+    def has_device_draft(self) -> bool:
+        """Whether a draft lives there, too."""
+        ...
+
+    @property
+    def open_draft_s(self) -> float:
+        """Seconds of opening these rounds that the draft took, by this process's clock; 0 without one."""
+        ...
+
+    def draft_and_verify(self, lookahead: int, room: int) -> DeviceRoundResult:
+        """Draft and verify `lookahead` tokens.
+
+        At most `room` tokens may be drafted before the answer ends, so that the next round may begin before this one
+        is read; when it has, the next call must be this one, too, and gives that round.
+        """
+        ...
+
+    def verify(self, drafted_ids: Sequence[int]) -> DeviceRoundResult:
+        """Verify tokens drafted elsewhere."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class DeviceRoundModel(Protocol):
+    """A token model that can do whole rounds where it lives; optional beside `TokenModel`."""
+
+    def open_rounds(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        draft: TokenModel | None,
+        cancelled: Callable[[], bool],
+    ) -> DeviceRoundRunner | None:
+        """Rounds by coupled acceptance behind a prompt, which is read now, with or without a draft that lives there.
+
+        A draft that fails is left out. None where the model has no use for them here, or once `cancelled` says so.
+        """
+        ...
