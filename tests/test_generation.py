@@ -47,9 +47,9 @@ from llm_spec import (
     generate_events,
 )
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
-from llm_spec.tokens.acceptance import AcceptanceName, FloatArray, Rejection, VerifyResult, make_acceptance_rule
+from llm_spec.tokens.acceptance import AcceptanceName, Rejection, VerifyResult, make_acceptance_rule
 from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
-from llm_spec.tokens.sampling import Sampler
+from llm_spec.tokens.sampling import FloatArray, Sampler
 
 LETTERS = CharTokenizer("abcdefgh")
 STORY = "the cat sat on the mat; the dog sat on the log; the cat saw the dog — naïve €5 😀 ends."

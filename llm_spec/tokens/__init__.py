@@ -1,4 +1,4 @@
-"""The token-level core: pure functions and small objects over arrays, no model, no I/O."""
+"""The token-level core: pure functions and small objects over numpy arrays. No model, no I/O."""
 
 from __future__ import annotations
 

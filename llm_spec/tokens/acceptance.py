@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llm_spec.contract.local import DraftToken
 from llm_spec.errors import ConfigError
 from llm_spec.tokens.noise import Purpose, uniform_number
-from llm_spec.tokens.sampling import Sampler, check_best_logit
+from llm_spec.tokens.sampling import FloatArray, Sampler, check_best_logit
 
 __all__ = [
     "AcceptanceName",
@@ -32,7 +32,6 @@ __all__ = [
     "residual_probs",
 ]
 
-FloatArray: TypeAlias = NDArray[np.floating[Any]]
 AcceptanceName: TypeAlias = Literal["coupled", "rejection", "lossy_typical"]
 
 
@@ -68,10 +67,10 @@ class AcceptanceRule(Protocol):
 
 
 class Coupled:
-    """The target draws its own token at every position; a drafted token is accepted if it is that token.
+    """The target samples its own token at every position; a drafted token is accepted if it is that token.
 
-    Draft and target draw with the same noise (Daliri et al., arXiv 2408.07978), so they often agree, and one seed gives
-    one text, whatever is drafted. Greedy is temperature 0 of the same rule.
+    Draft and target sample with the same noise (Daliri et al., arXiv 2408.07978), so they often agree. One seed gives
+    one text, whatever is drafted. Greedy decoding is temperature 0 of the same rule.
     """
 
     lossy: bool = False
@@ -90,10 +89,11 @@ class Coupled:
 
 
 class Rejection:
-    """Accept a drafted token with probability `min(1, p_target / p_draft)`, else draw from what the draft left over.
+    """Accept a drafted token with probability `min(1, p_target / p_draft)`, else sample from the residual.
 
-    Leviathan et al., arXiv 2211.17192. Both laws are taken after all filters; a token without a law was given, not
-    drawn: all of p_draft is on it. Accepts more often than `Coupled`, but the text depends on what was drafted.
+    Leviathan et al., arXiv 2211.17192. Both distributions are those after all filters. A token without `probs` was
+    given, not sampled: p_draft is 1 on it. Accepts more often than `Coupled`, but the text depends on the drafted
+    tokens.
     """
 
     lossy: bool = False
@@ -136,7 +136,7 @@ class Rejection:
         return uniform_number(self._sampler.seed, position, purpose, self._round_index)
 
     def _sample_from_probs(self, probs: NDArray[np.float64], position: int, purpose: Purpose) -> int:
-        """Inverse transform: the first token at which the cumulated law exceeds the uniform; never one of zero mass."""
+        """Inverse transform: the first token whose cumulated mass exceeds the uniform; never one of zero mass."""
         cumulated: NDArray[np.float64] = probs.cumsum()
         mass = self._draw_uniform(position, purpose) * float(cumulated[-1])
         return int(np.searchsorted(cumulated, mass, side="right"))
@@ -185,9 +185,9 @@ def make_acceptance_rule(name: AcceptanceName, sampler: Sampler) -> AcceptanceRu
 
 
 def residual_probs(p_target: NDArray[np.float64], token: DraftToken) -> NDArray[np.float64]:
-    """What a rejected token leaves of the target's law, not normalised: `max(0, p_target - p_draft)`, [vocab_size].
+    """What a rejected token leaves of `p_target`, not normalised: `max(0, p_target - p_draft)`, [vocab_size].
 
-    The target's law itself where nothing is left: then the laws are equal, and only rounding rejected the token.
+    `p_target` itself where nothing is left: then the two are equal, and only rounding rejected the token.
     """
     if token.probs is None:
         left = p_target.copy()
@@ -201,15 +201,15 @@ def _sample_coupled(sampler: Sampler, logits: FloatArray, context_ids: Sequence[
     """The sampler's own token, and how likely it is (greedy: at temperature 1)."""
     fitted = sampler.fit_vocabulary(logits)
     if sampler.greedy:
-        probs = sampler.adjust(fitted, context_ids)
-        token_id = int(probs.argmax())
-        check_best_logit(float(probs[token_id]), len(context_ids))
+        scores = sampler.adjust(fitted, context_ids)
+        token_id = int(scores.argmax())
+        check_best_logit(float(scores[token_id]), len(context_ids))
     else:
-        probs = sampler.logprobs(fitted, context_ids)
-        token_id = sampler.sample_token(probs, len(context_ids))
+        scores = sampler.logprobs(fitted, context_ids)
+        token_id = sampler.sample_token(scores, len(context_ids))
     # relative to the chosen token: one subtraction, no search for the maximum; float32 is plenty to steer by, and a
     # token e^88 times rarer than another makes the sum infinite and the confidence 0
-    relative = (probs - probs[token_id]).astype(np.float32, copy=False)
+    relative = (scores - scores[token_id]).astype(np.float32, copy=False)
     with np.errstate(over="ignore"):
         return DraftToken(token_id, float(1 / np.exp(relative, out=relative).sum()))
 

@@ -1,8 +1,11 @@
 """Philox 4x32-10: random words as a pure function of counter and key.
 
-Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011), checked against the Random123 vectors. Words
-are 32 bits wide and live in int64, which numpy and torch both have: a product of two words wraps to the right 64 bits,
-and `(product >> 32) & 0xFFFFFFFF` is its high word although the shift is arithmetic. (numpy's own Philox is 4x64.)
+Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011), checked against the Random123 vectors. (numpy's
+own Philox is 4x64.) A word has 32 bits and is stored in an int64. The product of two words wraps to the right 64 bits,
+and `(product >> 32) & 0xFFFFFFFF` is its high word although the shift is arithmetic.
+
+This is the only function of `llm_spec.tokens` that takes arrays of another library: `llm_spec_torch.noise` calls it
+with int64 tensors, on a GPU too, so that host and device share one generator. It uses their operators alone.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MASK32", "Array", "get_array_namespace", "philox4x32"]
+__all__ = ["MASK32", "philox4x32"]
 
-Array: TypeAlias = Any  # numpy or torch array: the array API standard has no static types yet
-Words: TypeAlias = tuple[Array, Array, Array, Array]
+Word: TypeAlias = Any  # an int, an int64 numpy array or an int64 torch tensor
+Words: TypeAlias = tuple[Word, Word, Word, Word]
 
 MASK32 = 0xFFFFFFFF
 _NUM_ROUNDS = 10
@@ -24,12 +27,12 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
-def philox4x32(counter: Words, key: tuple[Array, Array]) -> Words:
+def philox4x32(counter: Words, key: tuple[Word, Word]) -> Words:
     """Four random words for each counter.
 
-    Counter words broadcast together: all are ints, or the first is an int64 array and the others are arrays of its
-    library or ints. The words come out in the common shape, as the same kind. The key is two ints; with torch counters
-    it may be two int64 tensors that broadcast with them.
+    The four counter words are ints, numpy arrays or torch tensors (int64) that broadcast together; if any is an array
+    or a tensor, the first one is. The random words have the common shape and the same type. The key is two ints; with
+    torch counters it may be two int64 tensors that broadcast with them.
     """
     c0, c1, c2, c3 = counter
     if isinstance(c0, np.ndarray):
@@ -70,7 +73,7 @@ def _pack_words(high: NDArray[np.uint64], low: NDArray[np.uint64], shape: tuple[
     return np.broadcast_to((high << np.uint64(32)) | low, shape).copy()
 
 
-def _make_round_keys(key: tuple[Array, Array]) -> tuple[tuple[Array, Array], ...]:
+def _make_round_keys(key: tuple[Word, Word]) -> tuple[tuple[Word, Word], ...]:
     low, high = key
     return tuple(
         ((low + index * _KEY_STEPS[0]) & MASK32, (high + index * _KEY_STEPS[1]) & MASK32)
@@ -79,12 +82,3 @@ def _make_round_keys(key: tuple[Array, Array]) -> tuple[tuple[Array, Array], ...
 
 
 _cached_round_keys = lru_cache(maxsize=64)(_make_round_keys)  # of ints: a tensor's content can change
-
-
-def get_array_namespace(array: Array) -> Any:
-    """The array library that an array is of: numpy itself (it follows the standard), or a wrapper of another."""
-    if isinstance(array, np.ndarray):
-        return np
-    from array_api_compat import array_namespace  # for other libraries only: it takes a while to load
-
-    return array_namespace(array)

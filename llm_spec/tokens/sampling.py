@@ -1,9 +1,8 @@
-"""From logits to a law, and from a law to a token.
+"""From logits to probabilities, and from probabilities to a token. The arrays are numpy's.
 
 Filters apply in this order: constraint, logit bias, repetition penalty (prompt and answer), presence and frequency
-penalty (answer alone), temperature, top-k, top-p, min-p. Draft and target apply the same ones, and constraint and
-penalties see the drafted tokens before the position they are computed for (dropping them on verified tokens is vLLM
-#42744).
+penalty (answer alone), temperature, top-k, top-p, min-p. Draft and target apply the same ones. Constraint and penalties
+see the drafted tokens before their position (vLLM #42744 dropped the penalties on verified tokens).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError, ModelOutputError
 from llm_spec.tokens.noise import Purpose, gumbel
-from llm_spec.tokens.philox import Array, get_array_namespace
 
 __all__ = [
     "Sampler",
@@ -33,7 +31,9 @@ __all__ = [
     "random_seed",
 ]
 
-_MIN_TEMPERATURE = 1e-30  # below this the division would overflow; the law is one-hot long before
+FloatArray: TypeAlias = NDArray[np.floating[Any]]  # float16, float32 or float64
+
+_MIN_TEMPERATURE = 1e-30  # below this the division would overflow; the distribution is one-hot long before
 _BLOCK_NUMBERS = 2**15  # noise computed in one call: numpy's overhead is gone and the work still fits in the L2 cache
 _CACHED_POSITIONS = 34  # the longest draft, its bonus and one more
 
@@ -64,18 +64,20 @@ def needs_no_penalties(sampling: Sampling) -> bool:
     )
 
 
-def adjust_logits(logits: Array, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int) -> Array:
+def adjust_logits(
+    logits: FloatArray, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int
+) -> FloatArray:
     """Logits [vocab_size] after bias and penalties: float64, or the same array where there are none."""
     if needs_no_penalties(sampling):
         return logits
-    xp: Any = get_array_namespace(logits)
-    out = xp.astype(logits, xp.float64)
+    out = logits.astype(np.float64)
     for token_id, bias in sampling.logit_bias.items():
         out[token_id] += bias
-    if sampling.repetition_penalty not in {None, 1.0}:
+    penalty = sampling.repetition_penalty
+    if penalty not in {None, 1.0}:
         seen_ids = list(set(context_ids))
         seen = out[seen_ids]
-        out[seen_ids] = xp.where(seen > 0, seen / sampling.repetition_penalty, seen * sampling.repetition_penalty)
+        out[seen_ids] = np.where(seen > 0, seen / penalty, seen * penalty)
     presence, frequency = sampling.presence_penalty or 0.0, sampling.frequency_penalty or 0.0
     if presence or frequency:
         for token_id, count in Counter(context_ids[num_prompt_tokens:]).items():
@@ -83,26 +85,27 @@ def adjust_logits(logits: Array, sampling: Sampling, context_ids: Sequence[int],
     return out
 
 
-def logprobs(logits: Array, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int) -> Array:
-    """Log-probabilities up to a constant, [vocab_size] float64, -inf where filtered; greedy: 0 at the best token.
+def logprobs(
+    logits: FloatArray, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int
+) -> NDArray[np.float64]:
+    """Log-probabilities up to a constant, [vocab_size], -inf where filtered; greedy: 0 at the best token.
 
-    Raises ModelOutputError for logits that hold NaN or +inf, or nothing but -inf.
+    `logits`: [vocab_size]. Raises ModelOutputError for logits that hold NaN or +inf, or nothing but -inf.
     """
-    adjust = adjust_logits(logits, sampling, context_ids, num_prompt_tokens)
-    xp: Any = get_array_namespace(adjust)
-    check_best_logit(float(adjust.max()), len(context_ids))
+    scores = adjust_logits(logits, sampling, context_ids, num_prompt_tokens)
+    check_best_logit(float(scores.max()), len(context_ids))
     if not sampling.temperature:
-        probs = xp.full_like(adjust, -math.inf, dtype=xp.float64)
-        probs[int(xp.argmax(adjust))] = 0.0
-        return probs
-    probs = xp.astype(adjust, xp.float64) / max(sampling.temperature, _MIN_TEMPERATURE)
-    top_k = sampling.top_k if sampling.top_k is not None and sampling.top_k < probs.shape[0] else None
+        one_hot = np.full(scores.shape, -np.inf)
+        one_hot[scores.argmax()] = 0.0
+        return one_hot
+    out = scores.astype(np.float64) / max(sampling.temperature, _MIN_TEMPERATURE)
+    top_k = sampling.top_k if sampling.top_k is not None and sampling.top_k < out.shape[0] else None
     top_p = sampling.top_p if sampling.top_p is not None and sampling.top_p < 1.0 else None
     if top_k is not None or top_p is not None:
-        probs = _filter_top(xp, probs, top_k, top_p)
+        out = _filter_top(out, top_k, top_p)
     if sampling.min_p:
-        probs = xp.where(probs >= xp.max(probs) + math.log(sampling.min_p), probs, -math.inf)
-    return probs
+        out = np.where(out >= out.max() + math.log(sampling.min_p), out, -np.inf)
+    return out
 
 
 def check_best_logit(value: float, position: int) -> None:
@@ -112,29 +115,27 @@ def check_best_logit(value: float, position: int) -> None:
         raise ModelOutputError(f"the model's logits at position {position} {fault}")
 
 
-def _filter_top(xp: Any, probs: Array, top_k: int | None, top_p: float | None) -> Array:
-    """Keep the `top_k` largest, and of those the fewest whose mass reaches `top_p` (at least one)."""
-    num_kept = probs.shape[0] if top_k is None else top_k
-    ordered = _sort_top_descending(xp, probs, min(num_kept + 1, probs.shape[0]))
+def _filter_top(scores: NDArray[np.float64], top_k: int | None, top_p: float | None) -> NDArray[np.float64]:
+    """Keep the `top_k` largest, and of those the fewest whose mass reaches `top_p` (at least one): [vocab_size]."""
+    num_kept = scores.shape[0] if top_k is None else top_k
+    ordered = _sort_top_descending(scores, min(num_kept + 1, scores.shape[0]))
     if top_p is not None:
-        mass = xp.cumulative_sum(xp.exp(ordered[:num_kept] - ordered[0]))
-        num_kept = 1 + int(xp.count_nonzero(mass < top_p * mass[-1]))
+        mass = np.exp(ordered[:num_kept] - ordered[0]).cumsum()
+        num_kept = 1 + int(np.count_nonzero(mass < top_p * mass[-1]))
     border = ordered[num_kept - 1]
-    keep = probs >= border
-    if num_kept < ordered.shape[0] and bool(
-        ordered[num_kept] == border
-    ):  # a tie: exactly num_kept stay, lower ids first
-        tied = probs == border
-        room = num_kept - int(xp.count_nonzero(probs > border))
-        keep = keep & (~tied | (xp.cumulative_sum(xp.astype(tied, xp.int64)) <= room))
-    return xp.where(keep, probs, -math.inf)
+    keep = scores >= border
+    if num_kept < ordered.shape[0] and ordered[num_kept] == border:  # a tie: exactly num_kept stay, lower ids first
+        tied = scores == border
+        room = num_kept - int(np.count_nonzero(scores > border))
+        keep &= ~tied | (tied.cumsum() <= room)
+    return np.where(keep, scores, -np.inf)
 
 
-def _sort_top_descending(xp: Any, probs: Array, count: int) -> Array:
+def _sort_top_descending(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     """The `count` largest values, largest first."""
-    if xp is np and count < probs.shape[0]:  # a full sort of 4,096 takes 2.5 times as long
-        probs = np.partition(probs, -count)[-count:]
-    return xp.flip(xp.sort(probs))[:count]
+    if count < values.shape[0]:  # a full sort of 4,096 takes 2.5 times as long
+        values = np.partition(values, -count)[-count:]
+    return np.sort(values)[::-1]
 
 
 def random_seed() -> int:
@@ -143,10 +144,10 @@ def random_seed() -> int:
 
 
 class Sampler:
-    """Draws one request's tokens; shared by its draft and its target, used by one thread at a time.
+    """Samples one request's tokens. Its draft and its target share it; one thread uses it at a time.
 
-    The noise of a position is the same whoever asks and however often, so draft and target draw the same token where
-    their laws agree (Daliri et al., arXiv 2408.07978).
+    The noise of a position is always the same. So draft and target sample the same token where their probabilities
+    agree (Daliri et al., arXiv 2408.07978).
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Sampler:
         self._num_blocks = _CACHED_POSITIONS // self._block_length + 2
         self._blocks: dict[int, NDArray[np.float64]] = {}
 
-    def choose(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> int:
+    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> int:
         """The token at position `len(context_ids)`, from its logits ([vocab_size])."""
         if self.greedy:
             scores = self.adjust(logits, context_ids)
@@ -183,23 +184,21 @@ class Sampler:
             return best
         return self.sample_token(self.logprobs(logits, context_ids), len(context_ids))
 
-    def sample_token(self, probs: NDArray[np.float64], position: int) -> int:
-        """The token that a law ([vocab_size] log-probabilities up to a constant) gives at a position."""
-        return int((probs + self.noise(position)).argmax())
+    def sample_token(self, logprobs: NDArray[np.float64], position: int) -> int:
+        """Sample a token at a position from log-probabilities ([vocab_size], up to a constant)."""
+        return int((logprobs + self.noise(position)).argmax())
 
-    def adjust(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.floating[Any]]:
+    def adjust(self, logits: FloatArray, context_ids: Sequence[int]) -> FloatArray:
         """`adjust_logits` of this request, of the tokens that its constraint allows."""
         allowed = self._apply_constraint(logits, context_ids)
-        scores: NDArray[np.floating[Any]] = adjust_logits(allowed, self.sampling, context_ids, self.num_prompt_tokens)
-        return scores
+        return adjust_logits(allowed, self.sampling, context_ids, self.num_prompt_tokens)
 
-    def logprobs(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.float64]:
+    def logprobs(self, logits: FloatArray, context_ids: Sequence[int]) -> NDArray[np.float64]:
         """`logprobs` of this request, over the tokens that its constraint allows."""
         allowed = self._apply_constraint(logits, context_ids)
-        probs: NDArray[np.float64] = logprobs(allowed, self.sampling, context_ids, self.num_prompt_tokens)
-        return probs
+        return logprobs(allowed, self.sampling, context_ids, self.num_prompt_tokens)
 
-    def probs(self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]) -> NDArray[np.float64]:
+    def probs(self, logits: FloatArray, context_ids: Sequence[int]) -> NDArray[np.float64]:
         """The probabilities that a token is drawn with after all filters: [vocab_size], sums to 1."""
         probs = self.logprobs(logits, context_ids)
         probs -= probs.max()
@@ -207,7 +206,7 @@ class Sampler:
         probs /= probs.sum()
         return probs
 
-    def fit_vocabulary(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    def fit_vocabulary(self, logits: FloatArray) -> FloatArray:
         """A draft's logits in the target's vocabulary: padding columns differ between models (vLLM #10913)."""
         missing = self.vocab_size - logits.shape[0]
         if missing > 0:
@@ -233,9 +232,7 @@ class Sampler:
         row: NDArray[np.float64] = block[offset]
         return row
 
-    def _apply_constraint(
-        self, logits: NDArray[np.floating[Any]], context_ids: Sequence[int]
-    ) -> NDArray[np.floating[Any]]:
+    def _apply_constraint(self, logits: FloatArray, context_ids: Sequence[int]) -> FloatArray:
         """Logits ([vocab_size]) with those of forbidden tokens at -inf."""
         if self.constraint is None:
             return logits

@@ -31,7 +31,7 @@ from llm_spec import (
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
-from llm_spec.tokens.acceptance import FloatArray
+from llm_spec.tokens.sampling import FloatArray
 
 TARGET = TableModel()
 PROMPT = ByteTokenizer().encode_chat(ChatRequest.create("say: one two three. now: one t"))

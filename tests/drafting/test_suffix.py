@@ -30,9 +30,9 @@ from llm_spec.drafting.suffix_automaton import SuffixMatch
 from llm_spec.generation import Generation
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, TableModel
 from llm_spec.testing.clock import run_virtual
-from llm_spec.tokens.acceptance import FloatArray, make_acceptance_rule
+from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.lookahead import Fixed
-from llm_spec.tokens.sampling import Sampler
+from llm_spec.tokens.sampling import FloatArray, Sampler
 
 TARGET = TableModel()
 STORY = "the quick brown fox jumps over the lazy dog, and that is all there is to say about it"

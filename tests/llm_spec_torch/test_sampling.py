@@ -211,7 +211,7 @@ def test_other_switches_and_tokens_are_refused() -> None:
     """A recorded round lacks operations that it was recorded without; a bias names a token of the vocabulary."""
     sampler = make(Sampling(temperature=1.0))
     for sampling in (Sampling(), Sampling(temperature=1.0, top_k=3), Sampling(temperature=1.0, logit_bias={1: 1.0})):
-        with pytest.raises(ValueError, match="sampling needs Switches"):
+        with pytest.raises(ValueError, match="sampling needs SamplingSwitches"):
             sampler.load_request(sampling, 0)
     with pytest.raises(InvalidRequestError, match="token 24; the model has tokens 0 to 23"):
         make(Sampling(logit_bias={24: 1.0}))

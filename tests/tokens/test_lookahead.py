@@ -1,7 +1,7 @@
 """Policies refuse bad limits, and CostAware comes close to the best fixed lookahead, plain steps included."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownLambdaType=false
-# (pytest.approx, scipy and array libraries are partly untyped)
+# (pytest.approx and scipy are partly untyped)
 
 import random
 from collections.abc import Callable

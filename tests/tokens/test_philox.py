@@ -1,7 +1,7 @@
 """Philox 4x32-10 gives the published words, in every kind of number that it is used with."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownLambdaType=false
-# (pytest.approx, scipy and array libraries are partly untyped)
+# (pytest.approx and scipy are partly untyped)
 
 import numpy as np
 import pytest

@@ -8,7 +8,7 @@ The usual run draws 51,000, the slow one 205,000. All of it runs on numpy arrays
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownLambdaType=false
-# (pytest.approx, scipy and array libraries are partly untyped)
+# (pytest.approx and scipy are partly untyped)
 
 import importlib
 import math

@@ -1,7 +1,7 @@
 """Laws equal a naive reference, bad logits are refused, and a sampler draws from the law by position alone."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownLambdaType=false
-# (pytest.approx, scipy and array libraries are partly untyped)
+# (pytest.approx and scipy are partly untyped)
 
 import math
 from collections.abc import Sequence
@@ -72,15 +72,6 @@ def test_law_equals_the_naive_reference(logits: list[float], sampling: Sampling,
     """Bias, penalties, temperature, top-k, top-p and min-p, in that order, keep exactly the reference's tokens."""
     found = make_sampler(sampling, num_prompt_tokens=3).probs(np.array(logits, dtype=np.float32), context_ids)
     np.testing.assert_allclose(found, naive_law(logits, sampling, context_ids, 3), rtol=1e-9, atol=1e-12)
-
-
-def test_law_of_torch_logits_is_the_same() -> None:
-    """torch tensors go through the same filters."""
-    torch = pytest.importorskip("torch")
-    logits = np.random.default_rng(1).normal(size=40).round(1)
-    sampling = Sampling(temperature=0.7, top_k=9, top_p=0.8, min_p=0.05, repetition_penalty=1.2, logit_bias={3: 2.0})
-    ours, theirs = (logprobs(values, sampling, [1, 2, 3], 1) for values in (logits, torch.from_numpy(logits)))
-    np.testing.assert_allclose(theirs.numpy(), ours, rtol=1e-12)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])

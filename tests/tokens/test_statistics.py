@@ -1,7 +1,7 @@
 """Running estimates converge, forget, and are not wrecked by a hiccup."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownLambdaType=false
-# (pytest.approx, scipy and array libraries are partly untyped)
+# (pytest.approx and scipy are partly untyped)
 
 import pytest
 
