@@ -1,6 +1,7 @@
 """Speculative decoding as middleware: a cheap draft proposes, the target verifies, the text stays the target's own.
 
 Start with `SpeculativeDecoder`. Providers load on demand; importing this package imports none of them.
+`llm_spec.contract` and `llm_spec.provider_kit` are for those who write one.
 """
 
 from llm_spec.budget import Budget

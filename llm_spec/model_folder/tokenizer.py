@@ -7,16 +7,15 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, cast
-
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Encoding
-from tokenizers import Tokenizer as RustTokenizer
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from llm_spec.chat import ChatMessage, ChatRequest
 from llm_spec.errors import InvalidRequestError, ModelLoadError
 from llm_spec.model_folder.files import find_file, read_json, read_text
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from tokenizers import Tokenizer as RustTokenizer
 
 __all__ = ["FolderTokenizer"]
 
@@ -42,7 +41,7 @@ class FolderTokenizer:
         self.max_token_chars = max(map(len, self._prompts.get_vocab(with_added_tokens=True)), default=1)
         found: Any = read_json(folder / "config.json", optional=True).get("max_position_embeddings")
         self._max_tokens = found if isinstance(found, int) else None
-        self._compile_chat_template = _compile_chat_template(folder, config)
+        self._chat_template = _compile_chat_template(folder, config)
 
     @property
     def vocab_size(self) -> int:
@@ -59,11 +58,13 @@ class FolderTokenizer:
         if request.raw:
             prompt_ids = self._encode_prompt(request.messages[0].text, add_special_tokens=True)
             return prompt_ids + self.encode(request.prefix)
-        if self._compile_chat_template is None:
+        if self._chat_template is None:
             raise InvalidRequestError(f"the model in {self._folder} has no chat template and cannot take messages")
+        from jinja2 import TemplateError
+
         messages = [{**m.to_openai(), "role": _map_role(m), "content": m.text} for m in request.messages]
         try:
-            prompt = self._compile_chat_template.render(messages=messages, add_generation_prompt=True, **self._special)
+            prompt = self._chat_template.render(messages=messages, add_generation_prompt=True, **self._special)
         except TemplateError as error:
             raise InvalidRequestError(f"the chat template in {self._folder} refuses these messages: {error}") from error
         return self._encode_prompt(prompt) + self.encode(request.prefix)
@@ -90,8 +91,10 @@ class FolderTokenizer:
 
 
 def _load_tokenizer(text: str, path: Path) -> RustTokenizer:
+    from tokenizers import Tokenizer
+
     try:
-        return RustTokenizer.from_str(text)
+        return Tokenizer.from_str(text)
     except Exception as error:  # the package raises bare Exception
         raise ModelLoadError(f"{path} is no tokenizer file: {error}") from error
 
@@ -121,6 +124,9 @@ def _compile_chat_template(folder: Path, config: dict[str, Any]) -> Any:
         source = by_name.get("default")
     if source is None:
         return None
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     environment: Any = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as Hugging Face does
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     try:
@@ -139,4 +145,6 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _raise_exception(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
     raise TemplateError(message)

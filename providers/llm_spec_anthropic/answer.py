@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from llm_spec import Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, Usage
-from llm_spec.chat import FinishReason, ReasoningDetail, StoppedBy
+from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, ToolCallDelta, Usage
+from llm_spec.provider_kit import FinishReason, StoppedBy
 
 __all__ = ["AnswerReader"]
 

@@ -27,8 +27,7 @@ from anthropic import (
 )
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
-from llm_spec.event_loops import LoopBound, PerEventLoop
-from llm_spec.status_errors import make_status_error, mask_secrets
+from llm_spec.provider_kit import LoopBound, PerEventLoop, make_status_error, mask_secrets
 
 __all__ = ["MessagesClient", "SdkStream"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, Sampling, ToolCall
-from llm_spec.chat import ContentPart
+from llm_spec.provider_kit import ContentPart
 from llm_spec_anthropic.models import can_continue_prefix, get_default_max_tokens
 
 __all__ = ["Body", "build_request_body"]

@@ -21,8 +21,8 @@ from llm_spec import (
     TransientError,
     complete_from_stream,
 )
-from llm_spec.continuation import ContinuationTest
 from llm_spec.contract.endpoint import Feature
+from llm_spec.provider_kit import ContinuationTest
 from llm_spec_anthropic.answer import AnswerReader
 from llm_spec_anthropic.client import MessagesClient, SdkStream
 from llm_spec_anthropic.convert import build_request_body

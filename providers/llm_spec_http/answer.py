@@ -10,8 +10,7 @@ from typing import Any, Final
 import aiohttp
 
 from llm_spec import ChatResponse, LlmSpecError, StreamEvent, TargetError, TextDelta, TransientError
-from llm_spec.chat_response import ChatResponseBuilder
-from llm_spec.openai_chat import ChunkReader, ReadTokenIds, has_finish_reason
+from llm_spec.provider_kit import ChatResponseBuilder, ChunkReader, ReadTokenIds, has_finish_reason
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import PrefixStripper
 from llm_spec_http.sse import SseReader

@@ -8,9 +8,15 @@ import aiohttp
 from yarl import URL
 
 from llm_spec import LlmSpecError, TargetError, TransientError
-from llm_spec.event_loops import LoopBound, PerEventLoop
-from llm_spec.json_text import dumps, loads
-from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
+from llm_spec.provider_kit import (
+    LoopBound,
+    PerEventLoop,
+    dumps,
+    loads,
+    make_status_error,
+    mask_secrets,
+    read_stream_error_status,
+)
 from llm_spec_http.dialects.base import Body
 
 __all__ = ["HttpClient", "MissingEndpointError"]

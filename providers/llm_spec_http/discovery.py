@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from llm_spec import Capabilities, ChatRequest, Sampling, StreamEvent, TextDelta
-from llm_spec._clock import now
 from llm_spec.contract.endpoint import Feature
+from llm_spec.provider_kit import now
 from llm_spec_http.tokens import HttpTokens
 
 __all__ = ["ServerAbilities"]

@@ -20,8 +20,8 @@ from llm_spec import (
     StreamEvent,
     complete_from_stream,
 )
-from llm_spec.continuation import ContinuationTest
 from llm_spec.contract.endpoint import Feature
+from llm_spec.provider_kit import ContinuationTest
 from llm_spec_http.answer import read_chunks, read_events, read_response
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import build_request_body

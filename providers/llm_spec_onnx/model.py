@@ -21,8 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
-from llm_spec.model_folder.files import find_file, read_json
-from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec.provider_kit import FolderTokenizer, find_file, read_json
 from llm_spec_onnx.sessions import GrowingCacheSession, OnnxGraph, SharedCacheSession
 
 __all__ = ["OnnxModel"]

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
 from llm_spec import StreamEvent, TargetError, TextDelta, TransientError
-from llm_spec.openai_chat import ChunkReader, has_finish_reason
+from llm_spec.provider_kit import ChunkReader, has_finish_reason
 from llm_spec_openai.client import ChatClient, ChatStream
 from llm_spec_openai.failures import SDK_ERRORS
 

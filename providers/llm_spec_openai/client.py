@@ -18,7 +18,7 @@ from openai import (
 )
 
 from llm_spec import ConfigError, LlmSpecError
-from llm_spec.event_loops import LoopBound, PerEventLoop
+from llm_spec.provider_kit import LoopBound, PerEventLoop
 from llm_spec_openai.convert import Body
 from llm_spec_openai.failures import SDK_ERRORS, ModelAddress, to_llm_spec_error
 

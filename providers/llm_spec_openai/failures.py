@@ -12,7 +12,7 @@ import httpx2
 from openai import APIConnectionError, APIError, APIStatusError, OpenAIError
 
 from llm_spec import LlmSpecError, TargetError, TransientError
-from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
+from llm_spec.provider_kit import make_status_error, mask_secrets, read_stream_error_status
 
 __all__ = ["SDK_ERRORS", "ModelAddress", "to_llm_spec_error"]
 

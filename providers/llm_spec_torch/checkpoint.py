@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from llm_spec import ModelLoadError
-from llm_spec.model_folder.files import read_json
+from llm_spec.provider_kit import read_json
 
 __all__ = ["find_folder", "load_module", "resolve_device", "resolve_dtype"]
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from llm_spec import ConfigError, ModelLoadError, Sampling, TargetError, TokenModel
-from llm_spec.model_folder.files import read_json
-from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec.provider_kit import FolderTokenizer, read_json
 from llm_spec_torch.batch_checks import rows_agree
 from llm_spec_torch.batching import BatchedPassRunner, PassBatching
 from llm_spec_torch.caches import CachePool, CacheSlot, count_bytes_per_token

@@ -12,17 +12,17 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from llm_spec.tokens import Purpose, philox4x32
-from llm_spec.tokens.philox import MASK32
+from llm_spec.provider_kit import Purpose, philox4x32
 
 __all__ = ["gumbel", "split_seed", "uniform"]
 
 _SCALE = 2.0**-32
+_MASK32 = 0xFFFFFFFF
 
 
 def split_seed(seed: int) -> tuple[int, int]:
     """The low and the high word of a seed below 2**64, as `gumbel` and `uniform` take them in a tensor."""
-    return seed & MASK32, seed >> 32
+    return seed & _MASK32, seed >> 32
 
 
 def gumbel(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
@@ -44,7 +44,7 @@ def uniform(key: Tensor, positions: Tensor, purpose: Tensor | Purpose, round_ind
     or [num_positions].
     """
     stream = purpose | round_index << 8
-    counter = (torch.zeros_like(positions), positions & MASK32, positions >> 32, stream)
+    counter = (torch.zeros_like(positions), positions & _MASK32, positions >> 32, stream)
     word: Tensor = philox4x32(counter, (key[..., 0, None], key[..., 1, None]))[0]
     return (word.double() + 0.5) * _SCALE
 
@@ -53,7 +53,7 @@ def _draw_token_uniforms(key: Tensor, positions: Tensor, vocab_size: int) -> Ten
     """[num_positions, vocab_size]; one Philox call gives the words of four neighbouring tokens."""
     tokens = torch.arange(-(-vocab_size // 4), device=positions.device)
     position = positions[..., None]
-    counter = (tokens, position & MASK32, position >> 32, int(Purpose.TOKEN))
+    counter = (tokens, position & _MASK32, position >> 32, int(Purpose.TOKEN))
     words = philox4x32(counter, (key[..., 0, None, None], key[..., 1, None, None]))
     uniforms = torch.stack(words, dim=-1).flatten(-2)[..., :vocab_size].double()
     return uniforms.add_(0.5).mul_(_SCALE)

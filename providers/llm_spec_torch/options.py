@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal, TypedDict
 
 from llm_spec import ConfigError
-from llm_spec._checks import check_number
-from llm_spec.tokens import MAX_LOOKAHEAD
+from llm_spec.provider_kit import MAX_LOOKAHEAD, check_number
 
 __all__ = ["MAX_REQUESTS", "MAX_WIDTH", "MIN_CONTEXT", "TorchOptions", "check_options"]
 

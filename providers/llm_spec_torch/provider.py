@@ -15,7 +15,7 @@ from llm_spec import (
     complete_from_stream,
     stream_token_model,
 )
-from llm_spec.grammar import supports_response_format
+from llm_spec.provider_kit import supports_response_format
 from llm_spec_torch.model import TorchModel
 from llm_spec_torch.options import TorchOptions
 

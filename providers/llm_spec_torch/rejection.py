@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llm_spec.tokens import Purpose
+from llm_spec.provider_kit import Purpose
 from llm_spec_torch.noise import uniform
 from llm_spec_torch.sampling import DeviceSampler, DeviceVerifyResult, count_leading_true
 

@@ -17,9 +17,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from llm_spec.chat import Sampling
-from llm_spec.errors import InvalidRequestError
-from llm_spec.tokens import is_greedy, needs_no_penalties
+from llm_spec import InvalidRequestError, Sampling
+from llm_spec.provider_kit import is_greedy, needs_no_penalties
 from llm_spec_torch.noise import gumbel, split_seed
 
 __all__ = ["DeviceSampler", "DeviceVerifyResult", "SamplingSwitches", "count_leading_true"]

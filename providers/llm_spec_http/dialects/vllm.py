@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from llm_spec import SampledToken
-from llm_spec.openai_chat import parse_finish_reason
+from llm_spec.provider_kit import parse_finish_reason
 from llm_spec_http.dialects.base import Body, Dialect, PostJson, continue_assistant_message, read_choices
 
 __all__ = ["VLLM"]

@@ -1,0 +1,84 @@
+"""What providers may use of this library besides its public names and `llm_spec.contract`.
+
+HTTP errors
+- `make_status_error`: the error for a response's status, headers and message.
+- `read_stream_error_status`: the status that an error inside a stream stands for.
+- `mask_secrets`: a text without the given keys.
+
+Event loops and clocks
+- `PerEventLoop`: a client for each event loop that uses the provider.
+- `LoopBound`: reports a client that only one event loop may use.
+- `now`: the running event loop's clock, in seconds. Tests can replace it.
+
+JSON and chunks
+- `loads`, `dumps`: JSON by orjson where it is installed.
+- `ChunkReader`: the events of chunks as OpenAI's chat API streams them. `ReadTokenIds` is what reads ids from a choice.
+- `has_finish_reason`, `parse_finish_reason`: whether and why a choice of a chunk ended.
+- `ChatResponseBuilder`: a response from the events of a stream.
+
+Types of chat
+- `ContentPart`, `FinishReason`, `StoppedBy`.
+
+Server features
+- `ContinuationTest`: whether a server continues an assistant's text.
+
+Local models
+- `FolderTokenizer`: the tokenizer and chat template of a model folder (needs the packages tokenizers and jinja2).
+- `find_file`, `read_json`: files of a model folder, with errors that name them.
+- `prefill_prompt`: reads a prompt into a session, piece by piece.
+- `supports_response_format`: whether a tokenizer can serve `ChatRequest.response_format`.
+- `MAX_LOOKAHEAD`: the most tokens that are drafted in one round.
+
+Sampling on a device
+- `philox4x32`, `Purpose`: the random numbers of coupled sampling, and what each of them is drawn for.
+- `is_greedy`, `needs_no_penalties`: what a `Sampling` asks for.
+
+Options
+- `check_number`: refuses a number that is out of range, in one form of words.
+"""
+
+from llm_spec._checks import check_number
+from llm_spec._clock import now
+from llm_spec.chat import ContentPart, FinishReason, StoppedBy
+from llm_spec.chat_response import ChatResponseBuilder
+from llm_spec.continuation import ContinuationTest
+from llm_spec.event_loops import LoopBound, PerEventLoop
+from llm_spec.grammar import supports_response_format
+from llm_spec.json_text import dumps, loads
+from llm_spec.model_folder.files import find_file, read_json
+from llm_spec.model_folder.tokenizer import FolderTokenizer
+from llm_spec.openai_chat import ChunkReader, ReadTokenIds, has_finish_reason, parse_finish_reason
+from llm_spec.prefill import prefill_prompt
+from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
+from llm_spec.tokens import MAX_LOOKAHEAD, Purpose, is_greedy, needs_no_penalties, philox4x32
+
+__all__ = [
+    "MAX_LOOKAHEAD",
+    "ChatResponseBuilder",
+    "ChunkReader",
+    "ContentPart",
+    "ContinuationTest",
+    "FinishReason",
+    "FolderTokenizer",
+    "LoopBound",
+    "PerEventLoop",
+    "Purpose",
+    "ReadTokenIds",
+    "StoppedBy",
+    "check_number",
+    "dumps",
+    "find_file",
+    "has_finish_reason",
+    "is_greedy",
+    "loads",
+    "make_status_error",
+    "mask_secrets",
+    "needs_no_penalties",
+    "now",
+    "parse_finish_reason",
+    "philox4x32",
+    "prefill_prompt",
+    "read_json",
+    "read_stream_error_status",
+    "supports_response_format",
+]
