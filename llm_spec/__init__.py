@@ -35,6 +35,7 @@ from llm_spec.contract.endpoint import (
     Discoverable,
     FeatureLossAware,
     SampledToken,
+    TargetFeature,
     TokenEndpoint,
     TokenScorer,
     TopTokens,
@@ -79,6 +80,8 @@ from llm_spec.pricing import Cost, Price
 from llm_spec.registry import open_draft, open_provider, registered_providers
 from llm_spec.resilience import ConcurrencyLimit
 from llm_spec.result import PLAIN_REASONS, PlainReason, SpeculativeFinish, SpeculativeResult, SpeculativeStats, Timings
+from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
+from llm_spec.strategies.registry import StrategyEntry, register_strategy
 from llm_spec.text import StopMatcher
 from llm_spec.tokens.lookahead import CostAware, Ewma, Fixed, LookaheadPolicy, Threshold
 
@@ -136,9 +139,11 @@ __all__ = [
     "PromptLookup",
     "ProviderDraft",
     "ProviderEntry",
+    "Ready",
     "ReasoningDelta",
     "ReasoningDetail",
     "ReferenceDraft",
+    "Refusal",
     "RequestLimitedModel",
     "Retry",
     "RetryPolicy",
@@ -151,11 +156,15 @@ __all__ = [
     "SpeculativeResult",
     "SpeculativeStats",
     "StopMatcher",
+    "StrategyContext",
+    "StrategyEntry",
     "StreamEvent",
     "SuffixDraft",
     "TargetError",
+    "TargetFeature",
     "TargetStream",
     "TextDelta",
+    "TextGuarantee",
     "Threshold",
     "Timeouts",
     "Timings",
@@ -180,6 +189,7 @@ __all__ = [
     "generate_events",
     "open_draft",
     "open_provider",
+    "register_strategy",
     "registered_providers",
     "stream_token_model",
 ]

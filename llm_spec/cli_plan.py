@@ -8,21 +8,22 @@ from dataclasses import replace
 from typing import Final, TextIO
 
 from llm_spec.chat import ChatRequest
-from llm_spec.config import SpeculativeConfig, StrategyName
+from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, TargetError
 from llm_spec.plan_estimates import (
-    PLANNED_STRATEGIES,
     AnswerEstimate,
     ModelSpeed,
     PlanScenario,
     estimate_answer,
     find_break_even,
+    planned_strategies,
 )
 from llm_spec.pricing import FREE, PRICES_AS_OF, Price, find_model_price, read_price
-from llm_spec.registry import find_model_parts, find_target_strategies, open_draft, open_provider
+from llm_spec.registry import find_model_parts, find_target_features, open_draft, open_provider
+from llm_spec.strategies.registry import PLAIN, REGENERATE, TOKENS, StrategyEntry
 
 __all__ = ["add_plan", "possible_strategies", "print_plan", "read_plan_scenario"]
 
@@ -65,7 +66,7 @@ async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenari
         draft_price=_find_listed_price(arguments.draft_price, *find_model_parts(arguments.draft)),
         max_concurrent_streams=arguments.streams,
     )
-    if "tokens" in possible_strategies(arguments.target, arguments.draft):
+    if any(strategy.local for strategy in possible_strategies(arguments.target, arguments.draft)):
         scenario = replace(scenario, round_trip_s=0.0)
     if arguments.measure is not None:
         scenario = await _measure_pair(scenario, arguments.target, arguments.draft, arguments.measure)
@@ -73,14 +74,13 @@ async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenari
     return scenario, _ACCEPTANCES if arguments.acceptance is None else (scenario.acceptance,)
 
 
-def possible_strategies(target: str, draft: str) -> tuple[StrategyName, ...]:
-    """Those of `PLANNED_STRATEGIES` by which this target can verify this draft, as far as their names tell."""
-    can = find_target_strategies(target)
-    if can is None:
-        return tuple(name for name in PLANNED_STRATEGIES if name != "tokens")
-    if "tokens" in can and all("tokens" in (find_target_strategies(part) or ()) for part in find_model_parts(draft)):
-        return ("tokens",)
-    return tuple(name for name in PLANNED_STRATEGIES if name == "judge" or (name in can and name != "tokens"))
+def possible_strategies(target: str, draft: str) -> tuple[StrategyEntry, ...]:
+    """Those of `planned_strategies` by which this target can verify this draft, as far as their names tell."""
+    has = find_target_features(target)
+    drafters = map(find_target_features, find_model_parts(draft))
+    is_local = "token_model" in (has or ()) and all("token_model" in (found or ()) for found in drafters)
+    possible = [s for s in planned_strategies() if s.local == is_local]
+    return tuple(s for s in possible if has is None or not s.needs or not set(s.needs).isdisjoint(has))
 
 
 def print_plan(
@@ -88,7 +88,7 @@ def print_plan(
     acceptances: tuple[float, ...],
     *,
     names: tuple[str, str],
-    strategies: tuple[StrategyName, ...],
+    strategies: tuple[StrategyEntry, ...],
     out: TextIO,
 ) -> None:
     """Print the table; not to be called on a running event loop, for the strategies are run by a clock of their own."""
@@ -102,22 +102,22 @@ def print_plan(
         f"  Speeds are assumed unless given or measured (--measure). Listed prices are of {PRICES_AS_OF}.\n",
         file=out,
     )
-    plain = estimate_answer("plain", scenario)
+    plain = estimate_answer(PLAIN.name, scenario)
     columns = f"{'draft is right':>16}{'time':>11}{'speedup':>10}" + (f"{'cost':>12}{'saved':>12}" if is_priced else "")
     print(columns, file=out)
     print(f"{'target alone':>16}{_format_row(plain, plain)}", file=out)
     for strategy in strategies:
-        print(f"\n{strategy}: {PLANNED_STRATEGIES[strategy]}", file=out)
+        print(f"\n{strategy.name}: {strategy.summary}", file=out)
         for acceptance in acceptances:
-            found = estimate_answer(strategy, replace(scenario, acceptance=acceptance))
+            found = estimate_answer(strategy.name, replace(scenario, acceptance=acceptance))
             print(f"{acceptance:>16.0%}{_format_row(found, plain)}", file=out)
-        faster, cheaper = find_break_even(strategy, scenario)
+        faster, cheaper = find_break_even(strategy.name, scenario)
         print(
             f"  {_format_break_even('faster', faster)}"
             + (f"; {_format_break_even('cheaper', cheaper)}" if is_priced else ""),
             file=out,
         )
-    missing = [name for name in PLANNED_STRATEGIES if name not in strategies]
+    missing = [strategy.name for strategy in planned_strategies() if strategy not in strategies]
     if missing:
         print(f"\nNot with {names[0]} and {names[1]}: {', '.join(missing)}.", file=out)
 
@@ -182,7 +182,7 @@ async def _measure_pair(scenario: PlanScenario, target_name: str, draft_name: st
         draft_provider = open_provider(draft_name)
         stack.push_async_callback(draft_provider.aclose)
         draft_speed = await _measure_speed(draft_provider, prompt)
-        decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="regenerate"))
+        decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=REGENERATE.name))
         compared = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
     rate = compared.stats.draft_acceptance_rate
     return replace(scenario, target=target_speed, draft=draft_speed, acceptance=rate or 0.0)
@@ -192,7 +192,7 @@ async def _measure_local_pair(
     scenario: PlanScenario, target: LlmProvider, draft: DraftProvider, prompt: str
 ) -> PlanScenario:
     """What an answer by `tokens` tells of the draft."""
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy="tokens"))
+    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=TOKENS.name))
     result = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
     stats = result.stats
     return replace(

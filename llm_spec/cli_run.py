@@ -8,11 +8,10 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 from llm_spec.chat import ChatRequest, TextDelta
 from llm_spec.cli_screen import Screen, Spinner
-from llm_spec.config import SpeculativeConfig, StrategyName
+from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
@@ -20,6 +19,7 @@ from llm_spec.errors import ConfigError, InvalidRequestError, TargetError
 from llm_spec.pricing import read_price
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.strategies.registry import PLAIN, strategy_choices
 from llm_spec.tokens.lookahead import CostAware, Fixed, LookaheadPolicy
 
 __all__ = ["add_run", "run"]
@@ -37,7 +37,7 @@ def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     run.add_argument(
         "--draft", default="lookup+builtin:draft", help="who drafts: a model, lookup, or both (%(default)s)"
     )
-    run.add_argument("--strategy", default="auto", choices=get_args(StrategyName), help="how to verify (%(default)s)")
+    run.add_argument("--strategy", default="auto", choices=strategy_choices(), help="how to verify (%(default)s)")
     run.add_argument(
         "--lookahead", default="adaptive", metavar="N", help="tokens a draft proposes, 1 to 32 (%(default)s)"
     )
@@ -60,7 +60,7 @@ def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 def run(arguments: argparse.Namespace) -> int:
     """Answer, and report; the models are loaded before there is an event loop, which a long load would hold."""
     request, config = _build_request(arguments), _build_config(arguments)
-    draft_name = None if config.strategy == "plain" else arguments.draft
+    draft_name = None if config.strategy == PLAIN.name else arguments.draft
     with Spinner(f"loading {' and '.join(filter(None, (arguments.target, draft_name)))}", sys.stderr):
         target = open_provider(arguments.target)
         draft = None if draft_name is None else open_draft(draft_name)
@@ -102,7 +102,7 @@ def _read_text_file(path: str, what: str) -> str:
 def _build_config(arguments: argparse.Namespace) -> SpeculativeConfig:
     given = {arguments.target: arguments.target_price, arguments.draft: arguments.draft_price}
     return SpeculativeConfig(
-        strategy="plain" if arguments.no_speculation else arguments.strategy,
+        strategy=PLAIN.name if arguments.no_speculation else arguments.strategy,
         lookahead=_parse_lookahead(arguments.lookahead),
         prices={name.partition("@")[0]: read_price(price) for name, price in given.items() if price is not None},
         max_request_cost=arguments.max_cost,

@@ -10,15 +10,27 @@ from llm_spec._checks import check_number
 from llm_spec.budget import Budget
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price
+from llm_spec.strategies.registry import AUTO, find_strategy
 from llm_spec.tokens.acceptance import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 
 if TYPE_CHECKING:
     from llm_spec.resilience import ConcurrencyLimit
 
-__all__ = ["BreakerPolicy", "JudgeConfig", "RetryPolicy", "SpeculativeConfig", "StrategyName", "Timeouts"]
+__all__ = [
+    "BreakerPolicy",
+    "BuiltinStrategyName",
+    "JudgeConfig",
+    "RetryPolicy",
+    "SpeculativeConfig",
+    "StrategyName",
+    "Timeouts",
+]
 
-StrategyName: TypeAlias = Literal["auto", "plain", "tokens", "probe", "score", "race", "predict", "judge", "regenerate"]
+BuiltinStrategyName: TypeAlias = Literal[
+    "auto", "plain", "tokens", "probe", "score", "race", "predict", "judge", "regenerate"
+]  # for editors to offer; `strategies/registry.py` says which there are
+StrategyName: TypeAlias = BuiltinStrategyName | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +110,8 @@ class JudgeConfig:
 class SpeculativeConfig:
     """What a decoder may do.
 
-    strategy: how the target verifies; `auto` takes the strongest exact one that pair and request allow, else plain.
+    strategy: how the target verifies, by the name of a registered strategy; `auto` takes the strongest exact one that
+        pair and request allow, else plain.
     lookahead: how many tokens a draft proposes a round (`CostAware`, `Threshold`, `Ewma`, `Fixed`).
     acceptance: `coupled` (one seed, one text), `rejection` (the same law, no such text), or `lossy_typical`, which
         may change the answer and says so in the result.
@@ -158,7 +171,8 @@ class SpeculativeConfig:
     log_content: bool = False
 
     def __post_init__(self) -> None:
-        _check_choice("strategy", self.strategy, get_args(StrategyName))
+        if self.strategy != AUTO:
+            find_strategy(self.strategy)
         _check_choice("acceptance", self.acceptance, get_args(AcceptanceName))
         if not callable(getattr(self.lookahead, "start", None)):
             raise ConfigError(f"lookahead is {self.lookahead!r}; it must be a policy such as CostAware() or Fixed(4)")

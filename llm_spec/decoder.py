@@ -58,8 +58,10 @@ from llm_spec.recorder import AnswerRecorder
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
-from llm_spec.strategies import Strategy, StrategyChoice, choose_strategy
-from llm_spec.strategies.plain import PLAIN
+from llm_spec.strategies.base import Ready, StrategyContext
+from llm_spec.strategies.choice import StrategyChoice, choose_strategy
+from llm_spec.strategies.plain import prepare as prepare_plain
+from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, registered_strategies
 from llm_spec.stream_timing import record_stream_times
 from llm_spec.target_call import TargetCall
 from llm_spec.telemetry import is_log_enabled, load_structlog, log_event
@@ -127,6 +129,8 @@ class SpeculativeDecoder:
 
     def _apply_config(self, config: SpeculativeConfig) -> None:
         self.config = config
+        if config.strategy == AUTO and self._unguarded_draft is not None:
+            registered_strategies()  # a package that registers one wrongly is an error now, not in a request
         self._draft = self._guard_draft(self._unguarded_draft)
         self._cost_tracker = CostTracker(
             target=find_model_price(self._target.name, config.prices),
@@ -307,25 +311,30 @@ class SpeculativeDecoder:
             return
         target = MeteredTarget(self._target, recorder.target_meter, self._discovery, self.config.timeouts)
         target_call = TargetCall(target, self.config, recorder, self._breaker)
-        choosing = choose_strategy(
-            self._draft, self._target, request, self.config, self._planner, discovery=self._discovery
+        context = StrategyContext(
+            draft=None if self._draft is None else MeteredDraft(self._draft, recorder.draft_meter),
+            target=target,
+            request=request,
+            config=self.config,
+            pair_stats=self._planner.pair_stats,
+            deadline=target_call.deadline,
         )
+        choosing = choose_strategy(context, self._planner, discovery=self._discovery)
         began_s = now()
         strategy_choice = await target_call.deadline.wait_for(choosing) or StrategyChoice(
-            PLAIN, "discovery"
+            PLAIN, plain_reason="discovery"
         )  # it ends before it begins
         recorder.choosing_strategy_s = now() - began_s
-        strategy = strategy_choice.strategy
-        recorder.text_guarantee = strategy.text_guarantee(
-            self._target, self.config
-        )  # what the target can do may change meanwhile
-        recorder.is_read_from_scores = strategy.name == "score"
+        strategy, plain = strategy_choice.strategy, prepare_plain(context)
+        recorder.text_guarantee = (strategy_choice.ready or plain).text_guarantee
+        recorder.is_read_from_scores = strategy.is_read_from_scores
         self._log_start(strategy, request, target_call)
         if rounds:
             guarantee = recorder.text_guarantee.guarantee
             yield AnswerStarted(strategy.name, guarantee, self._target.name, self._name_of_used_draft(strategy))
         try:
-            async with aclosing(self._stream_verified(strategy, request, target_call, is_whole=is_whole)) as events:
+            answer = self._stream_verified(strategy_choice.ready, plain, target_call, is_whole=is_whole)
+            async with aclosing(answer) as events:
                 # a plain answer is compared with nothing, so it does not matter what its consumer takes
                 seconds: Callable[[], float] = (lambda: 0.0) if strategy is PLAIN else clock()
                 async for event in events:
@@ -356,7 +365,7 @@ class SpeculativeDecoder:
         nothing = Finish("length", Usage(), "budget")
         recorder.add(nothing)
         return SpeculativeFinish.from_finish(
-            nothing, self._build_result(nothing, recorder, StrategyChoice(PLAIN, "budget"))
+            nothing, self._build_result(nothing, recorder, StrategyChoice(PLAIN, plain_reason="budget"))
         )
 
     def _log_and_filter(self, event: StreamEvent, target_call: TargetCall, *, rounds: bool) -> bool:
@@ -370,12 +379,12 @@ class SpeculativeDecoder:
         self, strategy_choice: StrategyChoice, recorder: AnswerRecorder, target_call: TargetCall, finish: Finish
     ) -> SpeculativeResult:
         """The result of an answer that has come to its end, for the caller, the planner and the statistics."""
-        if self._target.capabilities.token_model is not None and strategy_choice.strategy.name in ("plain", "tokens"):
+        strategy = strategy_choice.strategy
+        if self._target.capabilities.token_model is not None and (strategy is PLAIN or strategy.local):
             recorder.add_plain_steps_to(self._planner.baseline)
         result = self._build_result(finish, recorder, strategy_choice)
-        feature = strategy_choice.strategy.needed_feature
-        if recorder.was_speculation_refused and feature is not None and isinstance(self._target, FeatureLossAware):
-            self._target.mark_unsupported(feature)
+        if recorder.was_speculation_refused and strategy.features and isinstance(self._target, FeatureLossAware):
+            self._target.mark_unsupported(strategy.features[0])
         self._planner.record_result(result)
         self.stats.add(result)
         self._log_end(result, target_call)
@@ -383,7 +392,7 @@ class SpeculativeDecoder:
 
     @property
     def _can_speculate(self) -> bool:
-        return self._draft is not None or self.config.strategy not in ("auto", "plain")
+        return self._draft is not None or self.config.strategy not in (AUTO, PLAIN.name)
 
     @property
     def _can_complete_at_once(self) -> bool:
@@ -410,7 +419,9 @@ class SpeculativeDecoder:
         except BaseException as error:
             self._log_failure(error, target_call)
             raise
-        strategy_choice = StrategyChoice(PLAIN, "configured" if self.config.strategy == "plain" else "no_draft")
+        strategy_choice = StrategyChoice(
+            PLAIN, plain_reason="configured" if self.config.strategy == PLAIN.name else "no_draft"
+        )
         return self._build_and_record_result(
             strategy_choice, recorder, target_call, self._build_finish(recorder, target_call, original_request)
         )
@@ -427,27 +438,19 @@ class SpeculativeDecoder:
             baseline=self._planner.baseline,
         )
 
-    def _name_of_used_draft(self, strategy: Strategy) -> str | None:
-        return None if self._draft is None or strategy.name == "plain" else self._draft.name
+    def _name_of_used_draft(self, strategy: StrategyEntry) -> str | None:
+        return None if self._draft is None or strategy is PLAIN else self._draft.name
 
     def _stream_verified(
-        self, strategy: Strategy, request: ChatRequest, target_call: TargetCall, *, is_whole: bool
+        self, speculation: Ready | None, plain: Ready, target_call: TargetCall, *, is_whole: bool
     ) -> AsyncGenerator[StreamEvent]:
         """The answer's events, up to its Finish or the deadline."""
-        draft = None if self._draft is None else MeteredDraft(self._draft, target_call.recorder.draft_meter)
-
-        def run() -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-            return strategy.run(
-                draft, target_call.target, request, target_call.remaining_config, self._planner.pair_stats
-            )
-
-        def plain() -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-            return PLAIN.run(None, target_call.target, request, self.config, self._planner.pair_stats)
-
-        if strategy is PLAIN and self._can_speculate:  # what speculation gives will be compared with this
-            timed = partial(record_stream_times, run, self._planner.pair_stats, request)
-            return target_call.events(timed, None, is_whole=is_whole)
-        return target_call.events(run, None if strategy is PLAIN else plain, is_whole=is_whole)
+        if speculation is not None:
+            return target_call.events(speculation.run, plain.run, is_whole=is_whole)
+        run = plain.run
+        if self._can_speculate:  # what speculation gives will be compared with this
+            run = partial(record_stream_times, run, self._planner.pair_stats, target_call.recorder.request)
+        return target_call.events(run, None, is_whole=is_whole)
 
     def _build_finish(self, recorder: AnswerRecorder, target_call: TargetCall, original_request: ChatRequest) -> Finish:
         """How the answer ended, in this decoder's words."""
@@ -473,7 +476,7 @@ class SpeculativeDecoder:
         is_full = length is not None and recorder.target_meter.num_prompt_tokens + (num_tokens or 0) >= length
         return "context_length" if is_full else None
 
-    def _log_start(self, strategy: Strategy, request: ChatRequest, target_call: TargetCall) -> None:
+    def _log_start(self, strategy: StrategyEntry, request: ChatRequest, target_call: TargetCall) -> None:
         if not is_log_enabled():
             return
         content: dict[str, Any] = (

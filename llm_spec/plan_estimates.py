@@ -14,26 +14,27 @@ from typing import Final, NamedTuple
 
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest, Usage
-from llm_spec.config import JudgeConfig, SpeculativeConfig, StrategyName
+from llm_spec.config import JudgeConfig, SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price
+from llm_spec.strategies.registry import PLAIN, Simulation, StrategyEntry, find_strategy, registered_strategies
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.hosted_model import SimulatedHostedModel
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
-__all__ = ["PLANNED_STRATEGIES", "AnswerEstimate", "ModelSpeed", "PlanScenario", "estimate_answer", "find_break_even"]
+__all__ = [
+    "AnswerEstimate",
+    "ModelSpeed",
+    "PlanScenario",
+    "estimate_answer",
+    "find_break_even",
+    "planned_strategies",
+]
 
-PLANNED_STRATEGIES: Final[dict[StrategyName, str]] = {
-    "tokens": "the draft proposes the next tokens, the target checks them all in one step",
-    "race": "further requests to the target begin where the draft says that its answer will arrive",
-    "probe": "one request to the target checks several tokens of the draft",
-    "predict": "the draft's answer goes along with the request, as a predicted output",
-    "judge": "the target reads the draft's answer and keeps what is right; the text need not be its own",
-}
 _NUM_SEEDS: Final = 6
 _WORDS_PER_LINE: Final = 10  # of a sentence
 
@@ -94,11 +95,17 @@ class AnswerEstimate(NamedTuple):
     cost: float | None
 
 
+def planned_strategies() -> tuple[StrategyEntry, ...]:
+    """The strategies that can be simulated."""
+    return tuple(entry for entry in registered_strategies().values() if entry.simulation is not None)
+
+
 @cache
-def estimate_answer(strategy: StrategyName, scenario: PlanScenario) -> AnswerEstimate:
-    """What one answer takes by "plain" or one of `PLANNED_STRATEGIES`, in its decoder's first speculative request."""
-    if strategy == "tokens":
-        return _estimate_tokens_strategy(scenario)
+def estimate_answer(name: str, scenario: PlanScenario) -> AnswerEstimate:
+    """What one answer takes by `plain` or one of `planned_strategies`, in its decoder's first speculative request."""
+    strategy = find_strategy(name)
+    if strategy.simulation == "steps":
+        return _estimate_local_steps(scenario)
     taken = [_simulate_answer(strategy, scenario, seed) for seed in range(_NUM_SEEDS)]
     costs = [cost for _, cost in taken if cost is not None]
     return AnswerEstimate(
@@ -107,9 +114,9 @@ def estimate_answer(strategy: StrategyName, scenario: PlanScenario) -> AnswerEst
     )
 
 
-def _estimate_tokens_strategy(scenario: PlanScenario) -> AnswerEstimate:
+def _estimate_local_steps(scenario: PlanScenario) -> AnswerEstimate:
     """Rounds of the fastest lookahead: drafted tokens count up to the first wrong one (arXiv 2211.17192)."""
-    plain = estimate_answer("plain", scenario)
+    plain = estimate_answer(PLAIN.name, scenario)
     target, draft, right = scenario.target, scenario.draft, scenario.acceptance
     fastest_s, drafted = target.token_s, 0.0  # for a token of the answer
     for lookahead in range(1, scenario.max_lookahead + 1):
@@ -127,9 +134,9 @@ def _estimate_tokens_strategy(scenario: PlanScenario) -> AnswerEstimate:
     return AnswerEstimate(total_s, plain.cost + price.cost_of(used))
 
 
-def find_break_even(strategy: StrategyName, scenario: PlanScenario) -> tuple[float | None, float | None]:
+def find_break_even(strategy: str, scenario: PlanScenario) -> tuple[float | None, float | None]:
     """The lowest acceptance, in twentieths, from which on a strategy is faster, and cheaper, than plain; None: none."""
-    plain = estimate_answer("plain", scenario)
+    plain = estimate_answer(PLAIN.name, scenario)
     faster = cheaper = 21  # the lowest so far, in twentieths
     for num_twentieths in range(20, -1, -1):
         found = estimate_answer(strategy, replace(scenario, acceptance=num_twentieths / 20))
@@ -151,11 +158,11 @@ def _find_lowest_acceptance(num_twentieths: int) -> float | None:
     return None if num_twentieths > 20 else num_twentieths / 20
 
 
-def _simulate_answer(strategy: StrategyName, scenario: PlanScenario, seed: int) -> tuple[float, float | None]:
+def _simulate_answer(strategy: StrategyEntry, scenario: PlanScenario, seed: int) -> tuple[float, float | None]:
     answer = "".join(_generate_sentences(scenario.output, random.Random(seed)))  # noqa: S311 - a reproducible text
     prompt = " ".join(["one"] * scenario.context)  # also by its bytes, a quarter of a token each
     config = SpeculativeConfig(
-        strategy=strategy,
+        strategy=strategy.name,
         max_concurrent_streams=scenario.max_concurrent_streams,
         judge=JudgeConfig(max_rounds=64),
         prices={
@@ -164,20 +171,20 @@ def _simulate_answer(strategy: StrategyName, scenario: PlanScenario, seed: int) 
             if price is not None
         },
     )
-    target = _make_simulated_target(strategy, scenario, answer)
-    draft = None if strategy == "plain" else _make_simulated_draft(strategy, scenario, answer, seed)
+    target = _make_simulated_target(strategy.simulation, scenario, answer)
+    draft = None if strategy is PLAIN else _make_simulated_draft(strategy.simulation, scenario, answer, seed)
     request = ChatRequest.create(prompt, temperature=0.0)
     result = run_virtual(SpeculativeDecoder(draft, target, config).decode(request))
     return result.timings.total_s, result.cost.total
 
 
-def _make_simulated_target(strategy: StrategyName, scenario: PlanScenario, answer: str) -> LlmProvider:
+def _make_simulated_target(kind: Simulation | None, scenario: PlanScenario, answer: str) -> LlmProvider:
     speed = scenario.target
-    if strategy in ("race", "probe"):
+    if kind in ("streams", "batches"):
         first_token_s = speed.first_token_s + scenario.context * scenario.read_token_s
         return SimulatedTarget(
             answer,
-            first_token_s=speed.token_s if strategy == "probe" else first_token_s,
+            first_token_s=speed.token_s if kind == "batches" else first_token_s,
             token_s=speed.token_s,
             round_trip_s=scenario.round_trip_s,
             by_ids=True,
@@ -192,9 +199,9 @@ def _make_simulated_target(strategy: StrategyName, scenario: PlanScenario, answe
     )
 
 
-def _make_simulated_draft(strategy: StrategyName, scenario: PlanScenario, answer: str, seed: int) -> DraftProvider:
+def _make_simulated_draft(kind: Simulation | None, scenario: PlanScenario, answer: str, seed: int) -> DraftProvider:
     speed, agreement = scenario.draft, scenario.acceptance
-    if strategy == "judge":  # a sentence stands or falls as a whole
+    if kind == "sentences":  # a sentence stands or falls as a whole
         rng = random.Random(seed)  # noqa: S311 - a reproducible draft
         answer = "".join(
             line if rng.random() < agreement else line.replace(" ", " other ", 1) for line in answer.splitlines(True)

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from llm_spec.pair_stats import PairStats
 from llm_spec.result import PlainReason, SpeculativeResult
+from llm_spec.strategies.registry import PLAIN
 from llm_spec.tokens.statistics import ExponentialMovingAverage
 
 __all__ = ["PlannerChoice", "StrategyPlanner"]
@@ -58,12 +59,12 @@ class StrategyPlanner:
         self._since_plain = 0
 
     def choose(self, names: Sequence[str], baseline_every: int) -> PlannerChoice:
-        """The strategy to use, out of those that the request allows (at least one); "plain" where none of them pays.
+        """The strategy to use, out of those that the request allows (at least one); plain where none of them pays.
 
         After `baseline_every` requests without one the target is measured again; 0: never again.
         """
         plan = self._choose_strategy(names, baseline_every)
-        self._since_plain = 0 if plan.name == "plain" else self._since_plain + 1
+        self._since_plain = 0 if plan.name == PLAIN.name else self._since_plain + 1
         return plan
 
     def choose_named(self, name: str, baseline_every: int) -> PlannerChoice:
@@ -71,23 +72,22 @@ class StrategyPlanner:
         is_first = not self.baseline.num_answers and self._since_plain > 0
         is_due = baseline_every > 0 and (is_first or self._is_baseline_due(self._get_value_ratio(name), baseline_every))
         self._since_plain = 0 if is_due else self._since_plain + 1
-        return PlannerChoice("plain", "baseline") if is_due else PlannerChoice(name)
+        return PlannerChoice(PLAIN.name, "baseline") if is_due else PlannerChoice(name)
 
     def _choose_strategy(self, names: Sequence[str], baseline_every: int) -> PlannerChoice:
         if not self.baseline.is_measured:
-            return PlannerChoice("plain", "baseline")
+            return PlannerChoice(PLAIN.name, "baseline")
         records = {name: self._strategy_records.setdefault(name, _StrategyRecord()) for name in names}
         for name, record in records.items():
             if record.num_trials < _MAX_TRIALS:
                 record.num_trials += 1
                 return PlannerChoice(name)
         best = PlannerChoice(max(names, key=self._get_value_ratio))
-        best = (
-            best if self._get_value_ratio(best.name) >= _MIN_VALUE_RATIO else PlannerChoice("plain", "not_worthwhile")
-        )
-        value_ratio = 1.0 if best.name == "plain" else self._get_value_ratio(best.name)
+        if self._get_value_ratio(best.name) < _MIN_VALUE_RATIO:
+            best = PlannerChoice(PLAIN.name, "not_worthwhile")
+        value_ratio = 1.0 if best.name == PLAIN.name else self._get_value_ratio(best.name)
         if baseline_every and self._is_baseline_due(value_ratio, baseline_every):
-            return PlannerChoice("plain", "baseline")
+            return PlannerChoice(PLAIN.name, "baseline")
         for name, record in records.items():
             if name != best.name:
                 record.num_requests_to_skip += 1
@@ -114,10 +114,10 @@ class StrategyPlanner:
 
     def record_result(self, result: SpeculativeResult) -> None:
         """Take in an answer that came to its end."""
-        if result.strategy != "plain" and result.plain_reason in ("refused", "retried"):
+        if result.strategy != PLAIN.name and result.plain_reason in ("refused", "retried"):
             self.record_failure(result.strategy)
             return
-        if result.strategy == "plain" or result.speedup is None or result.retries or result.stopped_by == "deadline":
+        if result.strategy == PLAIN.name or result.speedup is None or result.retries or result.stopped_by == "deadline":
             return
         if result.num_tokens is not None and result.num_tokens >= _MIN_TOKENS:
             self._strategy_records.setdefault(result.strategy, _StrategyRecord()).value_ratio.update(result.speedup)

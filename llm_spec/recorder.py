@@ -31,8 +31,9 @@ from llm_spec.counting import count_answer_tokens
 from llm_spec.drafting.text_pieces import count_tokens, split_pieces
 from llm_spec.metering import TokenMeter
 from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
-from llm_spec.strategies import StrategyChoice, TextGuarantee
-from llm_spec.strategies.base import find_multi_call_refusal
+from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
+from llm_spec.strategies.choice import StrategyChoice
+from llm_spec.strategies.registry import PLAIN
 
 __all__ = ["AnswerRecorder"]
 
@@ -312,7 +313,7 @@ class AnswerRecorder:
 
     def _find_plain_reason(self, strategy_choice: StrategyChoice) -> tuple[PlainReason | None, str | None]:
         """Why nothing was speculated, and more of it; two Nones where something was."""
-        if strategy_choice.plain_reason is not None or strategy_choice.strategy.name == "regenerate":
+        if strategy_choice.plain_reason is not None or strategy_choice.strategy.only_measures:
             return strategy_choice.plain_reason, strategy_choice.plain_detail
         if any(report.num_draft_tokens for report in self._rounds):
             return None, None
@@ -320,7 +321,7 @@ class AnswerRecorder:
             return "retried", self._retries[0].reason
         if self._fallbacks:
             return "refused" if self.was_speculation_refused else "draft_failed", self._fallbacks[-1].reason
-        return ("nothing_drafted", None) if strategy_choice.strategy.name != "predict" else (None, None)
+        return ("nothing_drafted", None) if strategy_choice.strategy.reports_drafts else (None, None)
 
     def _estimate_plain_time(
         self, strategy_choice: StrategyChoice, usage: Usage | None, total_s: float, baseline: Baseline
@@ -328,7 +329,7 @@ class AnswerRecorder:
         """What the target alone takes for this answer, and by which measurement."""
         if strategy_choice.plain_reason in ("configured", "no_draft"):
             return None, None  # there was nothing to gain
-        if strategy_choice.strategy.name == "plain":
+        if strategy_choice.strategy is PLAIN:
             return max(0.0, total_s - self.choosing_strategy_s), "this answer is its own"
         num_tokens = self._num_tokens
         if not baseline.is_counted:  # as its answers are
@@ -337,7 +338,7 @@ class AnswerRecorder:
             num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)
             if self.text_guarantee.guarantee == "judged":  # what is approved is counted in pieces
                 num_tokens += round((baseline.tokens_per_piece - 1.0) * usage.approved_output_tokens)
-        if strategy_choice.strategy.name == "tokens":
+        if strategy_choice.strategy.local:
             alone_s, basis = (
                 self._estimate_plain_steps_s(num_tokens, total_s, baseline),
                 f"measured on {baseline.num_steps} of its own tokens",

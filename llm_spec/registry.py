@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import TargetFeature
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.drafting.cascade import CascadeDraft
 from llm_spec.drafting.provider_draft import ProviderDraft
@@ -25,7 +26,7 @@ __all__ = [
     "NamedProvider",
     "ProviderSpec",
     "find_model_parts",
-    "find_target_strategies",
+    "find_target_features",
     "open_draft",
     "open_provider",
     "registered_providers",
@@ -102,11 +103,11 @@ def open_draft(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROVIDE
     return drafts[0] if len(drafts) == 1 else CascadeDraft(*drafts)
 
 
-def find_target_strategies(text: str) -> tuple[str, ...] | None:
-    """By which strategies, beside `judge`, a target of this name can verify drafts; None: not known. Asks no server."""
+def find_target_features(text: str) -> tuple[TargetFeature, ...] | None:
+    """What a target of this name has that strategies need; None: not known. Asks no server."""
     spec = ProviderSpec.parse(text)
     point = _find_entry_points().get(spec.provider)
-    found = None if point is None else _load_entry(point).strategies
+    found = None if point is None else _load_entry(point).features
     return None if found is None else tuple(found(spec.model))
 
 

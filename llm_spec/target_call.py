@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Final, NoReturn, TypeAlias, TypeVar
+from typing import NoReturn, TypeVar
 
 from llm_spec.chat import ChatRequest, ChatResponse, Fallback, Finish, Progress, Retry, StreamEvent
 from llm_spec.config import SpeculativeConfig
@@ -17,15 +17,13 @@ from llm_spec.deadline import Deadline
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, format_error_line, is_refusal
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.resilience import CircuitBreaker, retry_transient
+from llm_spec.strategies.base import OpenStream
 from llm_spec.strategies.resume_plain import CannotContinueError, can_continue, continue_by_text
 from llm_spec.telemetry import RequestContext, log_event
 
-__all__ = ["OpenStream", "TargetCall"]
+__all__ = ["TargetCall"]
 
 T = TypeVar("T")
-OpenStream: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[StreamEvent]]]
-
-_MIN_DEADLINE_S: Final = 1e-6  # a deadline is never 0
 
 
 class TargetCall:
@@ -45,12 +43,6 @@ class TargetCall:
     def deadline_reached(self) -> bool:
         """Whether the deadline ended the answer."""
         return self.deadline.is_reached and self.recorder.finish is None
-
-    @property
-    def remaining_config(self) -> SpeculativeConfig:
-        """The configuration, with as much time as is left until the deadline."""
-        left_s = self.deadline.remaining_s
-        return self.config if left_s is None else replace(self.config, deadline_s=max(left_s, _MIN_DEADLINE_S))
 
     def events(self, run: OpenStream, plain: OpenStream | None, *, is_whole: bool) -> AsyncGenerator[StreamEvent]:
         """The answer that `run` gives, up to its Finish or the deadline; all behind it is closed at the end.

@@ -27,8 +27,8 @@ from llm_spec.baseline import Baseline
 from llm_spec.budget import Budget, CostTracker
 from llm_spec.config import StrategyName
 from llm_spec.recorder import AnswerRecorder
-from llm_spec.strategies import StrategyChoice
-from llm_spec.strategies.tokens import TOKENS
+from llm_spec.strategies.choice import StrategyChoice
+from llm_spec.strategies.registry import TOKENS
 from llm_spec.testing import LocalProvider, TableModel
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget

@@ -60,13 +60,15 @@ def test_the_public_names_are_these() -> None:
         FeatureLossAware Finish Fixed Generation GenerationLimits GrammarTokenizer GuaranteeWeakened
         InvalidRequestError JudgeConfig LlmProvider LlmSpecError LocalTimings LookaheadPolicy MissingExtraError
         ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS PerRequestDraft PlainReason PrefixReusingSession
-        Price PromptLookup ProviderDraft ProviderEntry ReasoningDelta ReasoningDetail ReferenceDraft
+        Price PromptLookup ProviderDraft ProviderEntry Ready ReasoningDelta ReasoningDetail ReferenceDraft Refusal
         RequestLimitedModel Retry RetryPolicy Round SampledToken Sampling SpeculativeConfig SpeculativeDecoder
-        SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher StreamEvent SuffixDraft TargetError
-        TargetStream TextDelta Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenModel TokenRound
+        SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher StrategyContext StrategyEntry StreamEvent
+        SuffixDraft TargetError TargetFeature
+        TargetStream TextDelta TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenModel
+        TokenRound
         TokenSampler TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta TopTokens TransientError
         UnknownProviderError UnsupportedError Usage __version__ complete_from_stream generate_events open_draft
-        open_provider registered_providers stream_token_model
+        open_provider register_strategy registered_providers stream_token_model
     """
     assert sorted(llm_spec.__all__) == sorted(expected.split())
 

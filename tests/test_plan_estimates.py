@@ -10,7 +10,13 @@ import pytest
 from llm_spec import ChatMessage, ChatRequest, ConfigError, Price, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder
 from llm_spec.chat_response import complete_from_stream
 from llm_spec.cli import main
-from llm_spec.plan_estimates import PLANNED_STRATEGIES, ModelSpeed, PlanScenario, estimate_answer, find_break_even
+from llm_spec.plan_estimates import (
+    ModelSpeed,
+    PlanScenario,
+    estimate_answer,
+    find_break_even,
+    planned_strategies,
+)
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.hosted_model import SimulatedHostedModel
 
@@ -81,14 +87,14 @@ def test_break_even() -> None:
     assert cheaper == 1.0
 
 
-@pytest.mark.parametrize("strategy", PLANNED_STRATEGIES)
+@pytest.mark.parametrize("strategy", [entry.name for entry in planned_strategies()])
 def test_without_prices_there_is_no_money(strategy: str) -> None:
     """None, not 0; times are the same."""
     free = replace(SITUATION, output=60, target_price=None)
-    assert estimate_answer(strategy, free).cost is None  # type: ignore[arg-type]
-    paid = estimate_answer(strategy, replace(SITUATION, output=60))  # type: ignore[arg-type]
+    assert estimate_answer(strategy, free).cost is None
+    paid = estimate_answer(strategy, replace(SITUATION, output=60))
     assert paid.cost is not None
-    assert estimate_answer(strategy, free).total_s == pytest.approx(paid.total_s)  # type: ignore[arg-type]
+    assert estimate_answer(strategy, free).total_s == pytest.approx(paid.total_s)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +134,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str], target: str, draft: str, 
     assert re.findall(r"^(\w+): ", printed, re.MULTILINE) == shown
     assert len(re.findall(r"^  (faster|never faster)", printed, re.MULTILINE)) == len(shown)
     assert len(re.findall(r"^ +80% +\d", printed, re.MULTILINE)) == len(shown)
-    left_out = [name for name in PLANNED_STRATEGIES if name not in shown]
+    left_out = [entry.name for entry in planned_strategies() if entry.name not in shown]
     assert printed.endswith(f"Not with {target} and {draft}: {', '.join(left_out)}.\n")
 
 

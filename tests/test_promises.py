@@ -44,7 +44,7 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
-from llm_spec.config import StrategyName
+from llm_spec.config import BuiltinStrategyName, StrategyName
 from llm_spec.metering import MeteredCall, TokenMeter
 from llm_spec.result import Guarantee
 from llm_spec.tokens.acceptance import AcceptanceName
@@ -120,7 +120,7 @@ def test_no_promise_is_broken_by_many() -> None:
             ends += how
     print(dict(ends))  # noqa: T201 - figures of the long run, shown by -s
     assert not found, report(sorted(found, key=lambda item: item[0]))
-    expected = [name for name in get_args(StrategyName) if name != "auto"]
+    expected = [name for name in get_args(BuiltinStrategyName) if name != "auto"]
     expected += [*get_args(Guarantee), "takeover, exact", "takeover, exact-text", "accepted", "fallback", "retry"]
     expected += ["error", "left", "cancelled", "eos", "stop_string", "max_tokens", "max_total_tokens", "max_iterations"]
     assert min(ends[name] for name in [*expected, "budget", "deadline"]) >= MANY / 5000, ends
@@ -138,7 +138,7 @@ def test_what_is_drawn_covers_what_there_is() -> None:
                     seen[f"{f.name} {drawn}"] += 1
                 elif drawn != f.default:
                     seen[f.name] += 1
-    kinds = (*get_args(StrategyName), *get_args(AcceptanceName), *DRAFTS, *LOCAL_DRAFTS, *BROKEN, *ODD_TOKENS)
+    kinds = (*get_args(BuiltinStrategyName), *get_args(AcceptanceName), *DRAFTS, *LOCAL_DRAFTS, *BROKEN, *ODD_TOKENS)
     values = {name.partition(" ")[2] for name in seen}
     assert not [kind for kind in kinds if kind not in values]
     names = [f.name for kind in (Case, Ask, Fault) for f in fields(kind)]

@@ -13,6 +13,7 @@ __all__ = [
     "Feature",
     "FeatureLossAware",
     "SampledToken",
+    "TargetFeature",
     "TokenEndpoint",
     "TokenScorer",
     "TopTokens",
@@ -89,6 +90,7 @@ class TokenScorer(Protocol):
 
 
 Feature: TypeAlias = Literal["token_endpoint", "token_scorer", "continue_prefix"]
+TargetFeature: TypeAlias = Feature | Literal["token_model", "prediction"]  # the others need not be discovered
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import TargetFeature
 
 __all__ = ["ProviderEntry"]
 
@@ -18,8 +19,8 @@ class ProviderEntry:
 
     `load(model, base_url)` makes it; model is "" and base_url None where the string has none. `load_with_key` takes an
     API key besides; None: it has no use for one. `requires` are import names that `install` (a command) brings.
-    `is_free`: a draft that asks no model. `strategies(model)` names those by which such a target can verify drafts,
-    beside `judge`, which needs nothing: for `llm-spec plan`, which asks no server. None: not known.
+    `is_free`: a draft that asks no model. `features(model)` names what such a target has that strategies need: for
+    `llm-spec plan`, which asks no server. None: not known.
     """
 
     load: Callable[[str, str | None], LlmProvider | DraftProvider]
@@ -28,7 +29,7 @@ class ProviderEntry:
     requires: tuple[str, ...] = ()
     install: str = ""
     is_free: bool = False
-    strategies: Callable[[str], Sequence[str]] | None = None
+    features: Callable[[str], Sequence[TargetFeature]] | None = None
 
     @property
     def missing_modules(self) -> tuple[str, ...]:

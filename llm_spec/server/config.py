@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast, get_args
+from typing import Any, Final, TypeVar, cast
 
 from llm_spec._checks import check_number
 from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, StrategyName, Timeouts
@@ -19,6 +19,7 @@ from llm_spec.counting import LIMIT_FIELDS
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price, read_price
 from llm_spec.registry import NamedProvider, registered_providers, strip_credentials
+from llm_spec.strategies.registry import AUTO, PLAIN, registered_strategies, strategy_choices
 from llm_spec.tokens.lookahead import Fixed
 
 __all__ = ["KeyConfig", "ModelConfig", "ServerConfig", "load_config"]
@@ -50,8 +51,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in self.strategies or ():
-            if name not in get_args(StrategyName):
-                raise ConfigError(f"strategies has {name!r}; there are: {', '.join(get_args(StrategyName))}")
+            if name not in strategy_choices():
+                raise ConfigError(f"strategies has {name!r}; there are: {', '.join(strategy_choices())}")
         for field_name in self.extra_fields:
             if str(field_name).lower() in LIMIT_FIELDS:
                 raise ConfigError(
@@ -64,9 +65,9 @@ class ModelConfig:
         own = self.speculative.strategy
         if self.strategies is not None:
             return tuple(dict.fromkeys((own, *self.strategies)))
-        if own == "auto":
-            return tuple(name for name in get_args(StrategyName) if name != "judge")
-        return tuple(dict.fromkeys((own, "plain")))
+        if own == AUTO:
+            return (AUTO, *(s.name for s in registered_strategies().values() if s.guarantee == "exact"))
+        return tuple(dict.fromkeys((own, PLAIN.name)))
 
     def __repr__(self) -> str:
         target, draft = strip_credentials(self.target), self.draft and strip_credentials(self.draft)

@@ -28,6 +28,7 @@ from llm_spec.result import SpeculativeResult
 from llm_spec.server.metrics_files import FOLDER_VARIABLE
 from llm_spec.server.models import ServedModel
 from llm_spec.server.problems import Problem
+from llm_spec.strategies.registry import PLAIN
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -111,7 +112,7 @@ class Metrics:
         if usage is not None:
             self.tokens.labels(model, "input").inc(usage.input_tokens)
             self.tokens.labels(model, "output").inc(usage.output_tokens)
-        self.strategies.labels(model, "plain").inc()
+        self.strategies.labels(model, PLAIN.name).inc()
 
     def render(self, models: Iterable[ServedModel], visible: Iterable[ServedModel]) -> bytes:
         """Prometheus' text format, of models only those that are `visible`.

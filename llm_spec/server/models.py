@@ -6,11 +6,11 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Final, cast, get_args
+from typing import Final
 from urllib.parse import urlsplit
 
 from llm_spec.chat import ApiName
-from llm_spec.config import SpeculativeConfig, StrategyName
+from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
@@ -22,6 +22,7 @@ from llm_spec.server.config import ModelConfig, ServerConfig
 from llm_spec.server.passthrough_fields import drop_unsafe_fields
 from llm_spec.server.problems import Problem, get_model_folder, get_public_name
 from llm_spec.server.request_fields import Json, ParsedRequest
+from llm_spec.strategies.registry import AUTO, PLAIN, registered_strategies
 
 __all__ = ["MAX_CLIENTS", "ServedModel", "ServedModels"]
 
@@ -61,7 +62,7 @@ class ServedModel:
         self._client_decoders[client.name] = decoders
         if len(self._client_decoders) > MAX_CLIENTS:
             self._client_decoders.popitem(last=False)
-        return decoders.get(cast("StrategyName", chosen))
+        return decoders.get(chosen)
 
     def describe(self) -> Json:
         """The model object of OpenAI's API."""
@@ -79,12 +80,11 @@ class ServedModel:
         return [one_request for one_request, _ in kept], kept[0][1]
 
     def _list_usable_strategies(self) -> tuple[str, ...]:
-        """The strategies that requests may choose and this pair may support, as far as can be usable without asking."""
-        usable: tuple[str, ...] = tuple(name for name in get_args(StrategyName) if name != "tokens")
-        if not self._has_draft:
-            usable = ("auto", "plain")
-        elif self.is_local:
-            usable = ("auto", "plain", "tokens", "judge", "regenerate")
+        """The strategies that requests may choose and this pair may support, as far as is known without asking."""
+        usable = {AUTO, PLAIN.name}
+        if self._has_draft:
+            wrong = "server" if self.is_local else "local"
+            usable |= {s.name for s in registered_strategies().values() if s.target != wrong}
         return tuple(name for name in self._config.allowed_strategies if name in usable)
 
 
@@ -94,9 +94,9 @@ class _ClientDecoders:
     def __init__(self, decoder: SpeculativeDecoder, client: Client) -> None:
         self._decoder = decoder
         self._client = client
-        self._by_strategy: dict[StrategyName, SpeculativeDecoder] = {}
+        self._by_strategy: dict[str, SpeculativeDecoder] = {}
 
-    def get(self, strategy: StrategyName) -> SpeculativeDecoder:
+    def get(self, strategy: str) -> SpeculativeDecoder:
         if strategy not in self._by_strategy:
             config: SpeculativeConfig = replace(self._decoder.config, strategy=strategy, budget=self._client.budget)
             self._by_strategy[strategy] = self._decoder.with_config(config)

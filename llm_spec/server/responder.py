@@ -27,6 +27,7 @@ from llm_spec.server.problems import Problem
 from llm_spec.server.relay import ChunkMerger, rewrite_chunk
 from llm_spec.server.request_fields import ParsedRequest
 from llm_spec.server.stream_sender import StreamSender
+from llm_spec.strategies.registry import PLAIN
 
 __all__ = ["STRATEGY_HEADER", "Responder"]
 
@@ -37,7 +38,7 @@ _STREAM_HEADERS: Final = {
     "X-Accel-Buffering": "no",
 }
 _BUDGET_RETRY_S: Final = 1.0  # to wait for requests under way that hold a budget
-_RELAY_HEADERS: Final = {STRATEGY_HEADER: "plain", "x-llm-spec-guarantee": "exact"}
+_RELAY_HEADERS: Final = {STRATEGY_HEADER: PLAIN.name, "x-llm-spec-guarantee": PLAIN.guarantee}
 
 
 class Responder:

@@ -26,7 +26,7 @@ from llm_spec.server.metrics import Metrics
 from llm_spec.server.metrics_files import clear_worker_gauges, create_metrics_folder, share_metrics
 from llm_spec.server.models import ServedModels
 from llm_spec.server.supervisor import READY, Supervisor
-from llm_spec.strategies import load_strategies
+from llm_spec.strategies.choice import load_strategies
 
 __all__ = ["Server", "serve"]
 

@@ -1,19 +1,29 @@
-"""What a strategy is."""
+"""What a strategy is: a function that takes a context, and is ready to run in it or refuses it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Final, NamedTuple, Protocol, get_args
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias, get_args
 
 from llm_spec.chat import METADATA_FIELDS, ChatRequest, Guarantee, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.endpoint import Feature
+from llm_spec.deadline import Deadline
 from llm_spec.pair_stats import PairStats
 
-__all__ = ["Strategy", "TextGuarantee", "find_multi_call_refusal"]
+__all__ = [
+    "OpenStream",
+    "Ready",
+    "Refusal",
+    "StrategyContext",
+    "TextGuarantee",
+    "find_multi_call_refusal",
+]
+
+OpenStream: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[StreamEvent]]]
 
 _STRONGEST_FIRST: Final[tuple[Guarantee, ...]] = get_args(Guarantee)
 
@@ -30,40 +40,39 @@ class TextGuarantee(NamedTuple):
         return TextGuarantee(_STRONGEST_FIRST[weakest], same_text=False)
 
 
-class Strategy(Protocol):
-    """A way for a target to verify a draft. Stateless: everything of a request lives in `run`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StrategyContext:
+    """One request: who drafts for whom, what is asked, and what a strategy may know and use.
 
-    @property
-    def name(self) -> str: ...
+    Calls of draft and target are counted for this request alone. A strategy decides by `pair_stats`, and adds what it
+    measures to them. `deadline`: when the answer ends; None: it has time.
+    """
 
-    @property
-    def needed_feature(self) -> Feature | None:
-        """What the target should be asked for before `find_refusal` is."""
-        ...
+    draft: DraftProvider | None
+    target: LlmProvider
+    request: ChatRequest
+    config: SpeculativeConfig
+    pair_stats: PairStats
+    deadline: Deadline | None = None
 
-    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
-        """Why this pair cannot serve this request in this way; None: it can."""
-        ...
 
-    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:
-        """What holds for the text that `run` gives."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A strategy that can serve its context.
 
-    def run(
-        self,
-        draft: DraftProvider | None,
-        target: LlmProvider,
-        request: ChatRequest,
-        config: SpeculativeConfig,
-        pair_stats: PairStats,
-    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """Answer: verified text alone, a `Round` after each round, at most one `Fallback`, a `Finish` at the end.
+    `run()` opens the answer: verified text alone, a `Round` after each round, at most one `Fallback`, a `Finish` at the
+    end. `GuaranteeWeakened` comes before text of which less than `text_guarantee` holds. A failing draft never raises
+    out of it; a failing target does. Leaving the opened context ends all work behind it. It may be run again.
+    """
 
-        `GuaranteeWeakened` comes before text of which less than `text_guarantee` holds. It decides by `pair_stats`, and
-        adds what it measures to them. A failing draft never raises out of it; a failing target does. Leaving the
-        context ends all work behind it.
-        """
-        ...
+    text_guarantee: TextGuarantee
+    run: OpenStream
+
+
+class Refusal(NamedTuple):
+    """A strategy that cannot serve its context, and why, in one sentence."""
+
+    reason: str
 
 
 def find_multi_call_refusal(request: ChatRequest) -> str | None:

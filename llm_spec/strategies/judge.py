@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Final
 
@@ -19,16 +20,12 @@ from llm_spec._clock import clock
 from llm_spec.baseline import count_request_characters
 from llm_spec.chat import ChatMessage, ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.chat_response import complete_from_stream
-from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.draft_call import max_answer_tokens
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.errors import InvalidRequestError, TargetError, TransientError, UnsupportedError, format_error_line
-from llm_spec.pair_stats import PairStats
-from llm_spec.strategies.base import TextGuarantee
+from llm_spec.errors import InvalidRequestError, TargetError, TransientError, format_error_line
+from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
 from llm_spec.strategies.judge_verdict import (
     JudgedDraft,
     JudgeVerdict,
@@ -37,11 +34,11 @@ from llm_spec.strategies.judge_verdict import (
     parse_verdict,
     split_passages,
 )
-from llm_spec.strategies.plain import PLAIN
+from llm_spec.strategies.plain import stream_plain
 from llm_spec.strategies.resume_plain import can_continue, continue_by_text, skip_repeated_text
 from llm_spec.text import StopMatcher
 
-__all__ = ["JUDGE", "JudgeStrategy"]
+__all__ = ["prepare"]
 
 _MAX_PASSAGES: Final = 64  # shown at a time …
 _MAX_CHARACTERS: Final = 60_000  # … and of so many characters, the first one whole
@@ -51,58 +48,39 @@ _CONTINUE_PROMPT: Final = (
 )
 
 
-class JudgeStrategy:
+def prepare(context: StrategyContext) -> Ready | Refusal:
     """Any target, any draft; never chosen by `auto`."""
+    draft, request = context.draft, context.request
+    if draft is None:
+        return Refusal("there is no draft")
+    if request.prefix:
+        return Refusal("the request continues an answer that has begun")
+    unsupported = {"raw": request.raw, "tools": request.tools, "response_format": request.response_format}
+    name = next((name for name, value in unsupported.items() if value), None)
+    if name is not None:
+        return Refusal(f"the request sets {name}")
+    return Ready(TextGuarantee("judged", same_text=False), partial(_run, context, draft))
 
-    name = "judge"
-    needed_feature: Feature | None = None
 
-    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:  # noqa: ARG002 - every target can
-        if draft is None:
-            return "there is no draft"
-        if request.prefix:
-            return "the request continues an answer that has begun"
-        unsupported = {"raw": request.raw, "tools": request.tools, "response_format": request.response_format}
-        name = next((name for name, value in unsupported.items() if value), None)
-        return None if name is None else f"the request sets {name}"
-
-    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:  # noqa: ARG002 - always the same
-        return TextGuarantee("judged", same_text=False)
-
-    @asynccontextmanager
-    async def run(
-        self,
-        draft: DraftProvider | None,
-        target: LlmProvider,
-        request: ChatRequest,
-        config: SpeculativeConfig,
-        pair_stats: PairStats,
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        if draft is None:
-            raise UnsupportedError("strategy 'judge' cannot be used: there is no draft")
-        judging = _JudgeRun(draft, target, request, config, pair_stats)
-        try:
-            async with aclosing(judging.events()) as events:
-                yield events
-        finally:
-            await judging.aclose()
+@asynccontextmanager
+async def _run(context: StrategyContext, draft: DraftProvider) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    judging = _JudgeRun(context, draft)
+    try:
+        async with aclosing(judging.events()) as events:
+            yield events
+    finally:
+        await judging.aclose()
 
 
 class _JudgeRun:
     """One request."""
 
-    def __init__(
-        self,
-        draft: DraftProvider,
-        target: LlmProvider,
-        request: ChatRequest,
-        config: SpeculativeConfig,
-        pair_stats: PairStats,
-    ) -> None:
-        self._target = target
+    def __init__(self, context: StrategyContext, draft: DraftProvider) -> None:
+        request, config = context.request, context.config
+        self._target = context.target
         self._request = request
         self._config = config
-        self._figures = pair_stats
+        self._figures = context.pair_stats
         self._clock = clock()
         self._started_s = self._clock()
         self._news = asyncio.Event()
@@ -285,7 +263,7 @@ class _JudgeRun:
     async def _stream_target_alone(self) -> AsyncGenerator[StreamEvent]:
         """What the target writes from here on, or all of it."""
         if not self._text:
-            async with PLAIN.run(None, self._target, self._request, self._config, self._figures) as events:
+            async with stream_plain(self._target, self._request, self._config) as events:
                 async for event in events:
                     yield event
             return
@@ -340,6 +318,3 @@ def _make_round(index: int, passages: list[str], accepted: list[str], verdict: J
         num_accepted_tokens=num_accepted,
         num_emitted_tokens=num_accepted + (len(split_pieces(verdict.replacement or "")) if is_written else 0),
     )
-
-
-JUDGE: Final = JudgeStrategy()

@@ -9,53 +9,37 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Final
+from functools import partial
 
 from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent
-from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
-from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.full_draft import FullDraft
 from llm_spec.errors import InvalidRequestError, format_error_line
-from llm_spec.pair_stats import PairStats
-from llm_spec.strategies.base import TextGuarantee
-from llm_spec.strategies.plain import PLAIN
+from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
+from llm_spec.strategies.plain import stream_plain
 
-__all__ = ["PREDICT", "PredictStrategy"]
+__all__ = ["prepare"]
 
 
-class PredictStrategy:
+def prepare(context: StrategyContext) -> Ready | Refusal:
     """A target that takes predictions; the request's own `prediction`, or else any draft.
 
     The draft is read to its end before the target is asked, so what it takes is added to the answer's time.
     """
+    if context.draft is None and not context.request.prediction:
+        return Refusal("there is no draft, and the request has no prediction")
+    if not context.target.capabilities.prediction:
+        return Refusal(f"target {context.target.name} takes no predicted outputs")
+    refusal = _find_request_refusal(context.request)
+    if refusal is not None:
+        return Refusal(refusal)
+    return Ready(TextGuarantee("exact", same_text=False), partial(_run, context))
 
-    name = "predict"
-    needed_feature: Feature | None = None
 
-    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
-        if draft is None and not request.prediction:
-            return "there is no draft, and the request has no prediction"
-        if not target.capabilities.prediction:
-            return f"target {target.name} takes no predicted outputs"
-        return _find_request_refusal(request)
-
-    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:  # noqa: ARG002 - always the same
-        return TextGuarantee("exact", same_text=False)
-
-    @asynccontextmanager
-    async def run(
-        self,
-        draft: DraftProvider | None,
-        target: LlmProvider,
-        request: ChatRequest,
-        config: SpeculativeConfig,
-        pair_stats: PairStats,
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with aclosing(_stream_answer(draft, target, request, config, pair_stats)) as events:
-            yield events
+@asynccontextmanager
+async def _run(context: StrategyContext) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async with aclosing(_stream_answer(context)) as events:
+        yield events
 
 
 def _find_request_refusal(request: ChatRequest) -> str | None:
@@ -75,42 +59,31 @@ def _find_request_refusal(request: ChatRequest) -> str | None:
     return None if name is None else f"the request sets {name}, which predicted outputs do not go with"
 
 
-async def _stream_answer(
-    draft: DraftProvider | None,
-    target: LlmProvider,
-    request: ChatRequest,
-    config: SpeculativeConfig,
-    pair_stats: PairStats,
-) -> AsyncGenerator[StreamEvent]:
-    if draft is None or request.prediction:
-        async with aclosing(_stream_with_prediction(target, request, config, pair_stats, draft_s=0.0)) as events:
+async def _stream_answer(context: StrategyContext) -> AsyncGenerator[StreamEvent]:
+    request, config = context.request, context.config
+    if context.draft is None or request.prediction:
+        async with aclosing(_stream_with_prediction(context, request, draft_s=0.0)) as events:
             async for event in events:
                 yield event
         return
-    guess, started_s, timeout_s = FullDraft(draft, request, config), now(), config.draft_timeout_s
+    guess, started_s, timeout_s = FullDraft(context.draft, request, config), now(), config.draft_timeout_s
     async with guess.read_in_background():
         await guess.wait(timeout_s, f"late: the draft took longer than {timeout_s:.3g} s")
         if guess.failure is not None:
             yield Fallback(guess.failure)
         request = replace(request, prediction=guess.text or None)
-        answer = _stream_with_prediction(target, request, config, pair_stats, draft_s=now() - started_s)
-        async with aclosing(answer) as events:
+        async with aclosing(_stream_with_prediction(context, request, draft_s=now() - started_s)) as events:
             async for event in events:
                 yield event
 
 
 async def _stream_with_prediction(
-    target: LlmProvider,
-    request: ChatRequest,
-    config: SpeculativeConfig,
-    pair_stats: PairStats,
-    *,
-    draft_s: float,
+    context: StrategyContext, request: ChatRequest, *, draft_s: float
 ) -> AsyncGenerator[StreamEvent]:
     """The target's answer to a request with its prediction, if there is one; without it where the target refuses it."""
     started_s, has_begun = now(), False
     try:
-        async with PLAIN.run(None, target, request, config, pair_stats) as events:
+        async with stream_plain(context.target, request, context.config) as events:
             async for event in events:
                 has_begun = True
                 if isinstance(event, Finish):
@@ -124,7 +97,7 @@ async def _stream_with_prediction(
             raise
         refusal = error
     yield Fallback(format_error_line(refusal), is_refusal=True)
-    async with PLAIN.run(None, target, replace(request, prediction=None), config, pair_stats) as events:
+    async with stream_plain(context.target, replace(request, prediction=None), context.config) as events:
         async for event in events:
             yield event
 
@@ -142,6 +115,3 @@ def _make_round(finish: Finish, draft_s: float, verify_s: float) -> Round | None
         draft_s=draft_s,
         verify_s=verify_s,
     )
-
-
-PREDICT: Final = PredictStrategy()

@@ -2,64 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
-from typing import Final
+from functools import partial
 
-from llm_spec.chat import ChatRequest, Sampling, StreamEvent
-from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
+from llm_spec.chat import Sampling, StreamEvent
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint
-from llm_spec.errors import UnsupportedError
-from llm_spec.pair_stats import PairStats
-from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
+from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
+from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
 
-__all__ = ["PROBE", "ProbeStrategy"]
+__all__ = ["prepare"]
 
 
-class ProbeStrategy:
+def prepare(context: StrategyContext) -> Ready | Refusal:
     """Any draft; a target that takes batches of token-id prompts. Sample and compare: exact whatever the draft is."""
+    draft, endpoint = context.draft, context.target.capabilities.token_endpoint
+    if draft is None:
+        return Refusal("there is no draft")
+    if endpoint is None:
+        return Refusal(f"target {context.target.name} does not take token ids")
+    refusal = find_multi_call_refusal(context.request)
+    if refusal is not None:
+        return Refusal(refusal)
+    return Ready(TextGuarantee("exact", same_text=False), partial(_run, context, draft, endpoint))
 
-    name = "probe"
-    needed_feature: Feature | None = "token_endpoint"
 
-    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
-        if draft is None:
-            return "there is no draft"
-        if target.capabilities.token_endpoint is None:
-            return f"target {target.name} does not take token ids"
-        return find_multi_call_refusal(request)
-
-    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:  # noqa: ARG002 - always the same
-        return TextGuarantee("exact", same_text=False)
-
-    @asynccontextmanager
-    async def run(
-        self,
-        draft: DraftProvider | None,
-        target: LlmProvider,
-        request: ChatRequest,
-        config: SpeculativeConfig,
-        pair_stats: PairStats,
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        endpoint = target.capabilities.token_endpoint
-        if draft is None or endpoint is None:
-            raise UnsupportedError(f"strategy 'probe' cannot be used: {self.find_refusal(draft, target, request)}")
-        answer = answer_in_rounds(
-            draft=draft,
-            target=target,
-            endpoint=endpoint,
-            request=request,
-            config=config,
-            pair_stats=pair_stats,
-            verify=_make_verify(endpoint, request.sampling),
-            max_pending_rounds=config.max_concurrent_streams,
-        )
-        async with aclosing(answer) as events:
-            yield events
+def _run(
+    context: StrategyContext, draft: DraftProvider, endpoint: TokenEndpoint
+) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+    answer = answer_in_rounds(
+        context,
+        draft=draft,
+        endpoint=endpoint,
+        verify=_make_verify(endpoint, context.request.sampling),
+        max_pending_rounds=context.config.max_concurrent_streams,
+    )
+    return aclosing(answer)
 
 
 def _make_verify(endpoint: TokenEndpoint, sampling: Sampling) -> VerifyRound:
@@ -70,6 +50,3 @@ def _make_verify(endpoint: TokenEndpoint, sampling: Sampling) -> VerifyRound:
         return await endpoint.sample_next(prefixes, unseeded)
 
     return verify
-
-
-PROBE: Final = ProbeStrategy()

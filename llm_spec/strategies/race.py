@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from llm_spec._clock import clock
@@ -15,6 +16,7 @@ from llm_spec.chat import (
     ChatRequest,
     Fallback,
     Finish,
+    Guarantee,
     GuaranteeWeakened,
     ReasoningDelta,
     ReasoningDetail,
@@ -25,19 +27,16 @@ from llm_spec.chat import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.endpoint import Feature, TokenEndpoint
+from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.text_pieces import count_prompt_pieces, split_pieces
 from llm_spec.errors import TargetError, UnsupportedError, format_error_line, is_refusal
-from llm_spec.pair_stats import PairStats
-from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
+from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.stream_chain import RaceStream, StreamChain, find_stream_boundary
 from llm_spec.text import StopMatcher
 
-__all__ = ["RACE", "RaceStrategy"]
+__all__ = ["prepare"]
 
 _MIN_SEGMENT: Final = 2
 _MAX_SEGMENT: Final = 64
@@ -50,61 +49,44 @@ _READ_AHEAD: Final = 512  # events of all streams that may wait, beside as many 
 _MAX_REST_TOKENS: Final = 64  # tokens without a draft, after several that were wrong at once
 
 
-class RaceStrategy:
+def prepare(context: StrategyContext) -> Ready | Refusal:
     """Any target that continues a text, by token ids where it takes them. No slower than plain where it has room.
 
     By text, tokens are counted as the pieces of what streams write: for `max_tokens`, and in `usage`.
     """
+    draft, name, can = context.draft, context.target.name, context.target.capabilities
+    if draft is None:
+        return Refusal("there is no draft")
+    if can.token_model is not None:
+        return Refusal(f"target {name} runs in this process and has no room for several streams")
+    if can.token_endpoint is None and not can.continue_prefix:
+        return Refusal(f"target {name} can neither continue token ids nor an assistant's text")
+    refusal = find_multi_call_refusal(context.request)
+    if refusal is not None:
+        return Refusal(refusal)
+    guarantee: Guarantee = "exact-text" if can.token_endpoint is None else "exact"
+    return Ready(TextGuarantee(guarantee, same_text=False), partial(_run, context, draft, can.token_endpoint))
 
-    name = "race"
-    needed_feature: Feature | None = "token_endpoint"
 
-    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
-        if draft is None:
-            return "there is no draft"
-        can = target.capabilities
-        if can.token_model is not None:
-            return f"target {target.name} runs in this process and has no room for several streams"
-        if can.token_endpoint is None and not can.continue_prefix:
-            return f"target {target.name} can neither continue token ids nor an assistant's text"
-        return find_multi_call_refusal(request)
-
-    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:  # noqa: ARG002 - the target decides
-        by_ids = target.capabilities.token_endpoint is not None
-        return TextGuarantee("exact" if by_ids else "exact-text", same_text=False)
-
-    @asynccontextmanager
-    async def run(
-        self,
-        draft: DraftProvider | None,
-        target: LlmProvider,
-        request: ChatRequest,
-        config: SpeculativeConfig,
-        pair_stats: PairStats,
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        if draft is None:
-            raise UnsupportedError("strategy 'race' cannot be used: there is no draft")
-        race = _Race(draft, target, request, config, pair_stats)
-        try:
-            async with aclosing(race.events()) as events:
-                yield events
-        finally:
-            await race.aclose()
+@asynccontextmanager
+async def _run(
+    context: StrategyContext, draft: DraftProvider, endpoint: TokenEndpoint | None
+) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    race = _Race(context, draft, endpoint)
+    try:
+        async with aclosing(race.events()) as events:
+            yield events
+    finally:
+        await race.aclose()
 
 
 class _Race:
-    """One request."""
+    """One request. `endpoint`: where the target is asked by token ids; None: by text."""
 
-    def __init__(
-        self,
-        draft: DraftProvider,
-        target: LlmProvider,
-        request: ChatRequest,
-        config: SpeculativeConfig,
-        pair_stats: PairStats,
-    ) -> None:
-        self._target = target
-        self._endpoint = target.capabilities.token_endpoint
+    def __init__(self, context: StrategyContext, draft: DraftProvider, endpoint: TokenEndpoint | None) -> None:
+        request, config, pair_stats = context.request, context.config, context.pair_stats
+        self._target = context.target
+        self._endpoint = endpoint
         self._request = request
         self._config = config
         self._figures = pair_stats
@@ -461,6 +443,3 @@ class _Race:
 def _cancel_stream(stream: RaceStream) -> None:
     if stream.task is not None:
         stream.task.cancel()
-
-
-RACE: Final = RaceStrategy()

@@ -7,82 +7,55 @@ replayed as rounds of `_LOOKAHEAD` pieces of text, the draft realigned after eac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from itertools import islice
 from typing import Final
 
-from llm_spec._clock import now
-from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta
-from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
+from llm_spec.chat import Fallback, Finish, Round, StreamEvent, TextDelta
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.full_draft import FullDraft
 from llm_spec.drafting.ngrams import SequenceFollower
 from llm_spec.drafting.text_pieces import iterate_pieces_yielding, split_pieces
-from llm_spec.errors import UnsupportedError
-from llm_spec.pair_stats import PairStats
-from llm_spec.strategies.base import TextGuarantee
-from llm_spec.strategies.plain import PLAIN
+from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
+from llm_spec.strategies.plain import stream_plain
 
-__all__ = ["REGENERATE", "RegenerateStrategy", "replay_draft_rounds"]
+__all__ = ["prepare", "replay_draft_rounds"]
 
 _LOOKAHEAD: Final = 8
 _ROUNDS_PER_LOOP_TURN: Final = 32  # replayed between two turns of the event loop
 
 
-class RegenerateStrategy:
+def prepare(context: StrategyContext) -> Ready | Refusal:
     """Any target, any draft."""
-
-    name = "regenerate"
-    needed_feature: Feature | None = None
-
-    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:  # noqa: ARG002 - every target can
-        return "there is no draft" if draft is None else None
-
-    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:  # noqa: ARG002 - it is the target's own
-        return TextGuarantee("exact", same_text=True)
-
-    @asynccontextmanager
-    async def run(
-        self,
-        draft: DraftProvider | None,
-        target: LlmProvider,
-        request: ChatRequest,
-        config: SpeculativeConfig,
-        pair_stats: PairStats,
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        if draft is None:
-            raise UnsupportedError("strategy 'regenerate' cannot be used: there is no draft")
-        full_draft, compute_patience = FullDraft(draft, request, config), _make_draft_patience(config)
-        async with (
-            full_draft.read_in_background(),
-            PLAIN.run(None, target, request, config, pair_stats) as events,
-            aclosing(_compare_with_draft(events, full_draft, compute_patience, config)) as out,
-        ):
-            yield out
+    if context.draft is None:
+        return Refusal("there is no draft")
+    return Ready(TextGuarantee("exact", same_text=True), partial(_run, context, context.draft))
 
 
-def _make_draft_patience(config: SpeculativeConfig) -> Callable[[], float]:
-    """How long (s) a finished answer may still wait for its draft, which is asked now: never into the deadline."""
-    started = now()
+@asynccontextmanager
+async def _run(context: StrategyContext, draft: DraftProvider) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    full_draft = FullDraft(draft, context.request, context.config)
+    async with (
+        full_draft.read_in_background(),
+        stream_plain(context.target, context.request, context.config) as events,
+        aclosing(_compare_with_draft(events, full_draft, context)) as out,
+    ):
+        yield out
 
-    def compute_patience() -> float:
-        if config.deadline_s is None:
-            return config.draft_timeout_s
-        return min(config.draft_timeout_s, 0.9 * max(0.0, started + config.deadline_s - now()))
 
-    return compute_patience
+def _compute_draft_patience(context: StrategyContext) -> float:
+    """How long (s) a finished answer may still wait for its draft: never into the deadline."""
+    timeout_s = context.config.draft_timeout_s
+    left_s = None if context.deadline is None else context.deadline.remaining_s
+    return timeout_s if left_s is None else min(timeout_s, 0.9 * max(0.0, left_s))
 
 
 async def _compare_with_draft(
-    events: AsyncIterator[StreamEvent],
-    full_draft: FullDraft,
-    compute_patience: Callable[[], float],
-    config: SpeculativeConfig,
+    events: AsyncIterator[StreamEvent], full_draft: FullDraft, context: StrategyContext
 ) -> AsyncGenerator[StreamEvent]:
-    answer = ""
+    answer, config = "", context.config
     async for event in events:
         match event:
             case TextDelta():
@@ -91,7 +64,7 @@ async def _compare_with_draft(
             case Round():
                 pass  # the target's own plain steps: here the rounds are the comparison's
             case Finish():
-                timeout_s = compute_patience()
+                timeout_s = _compute_draft_patience(context)
                 await full_draft.wait(timeout_s, f"late: the draft took {timeout_s:.3g} s longer than the answer")
                 if full_draft.failure is not None:
                     yield Fallback(full_draft.failure)
@@ -144,6 +117,3 @@ def _iterate_matching_prefix(proposal: Sequence[str], answer_pieces: Sequence[st
         if drafted != true:
             return
         yield true
-
-
-REGENERATE: Final = RegenerateStrategy()

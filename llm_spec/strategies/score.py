@@ -3,74 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from functools import partial
 from itertools import accumulate
 from typing import Final
 
-from llm_spec.chat import ChatRequest, Sampling, StreamEvent
-from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
+from llm_spec.chat import Sampling, StreamEvent
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TokenScorer, TopTokens
-from llm_spec.errors import TargetError, UnsupportedError
-from llm_spec.pair_stats import PairStats
-from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
+from llm_spec.contract.endpoint import SampledToken, TokenEndpoint, TokenScorer, TopTokens
+from llm_spec.errors import TargetError
+from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
 from llm_spec.tokens.noise import Purpose, uniform_number
 from llm_spec.tokens.sampling import random_seed
 
-__all__ = ["SCORE", "ScoreStrategy"]
+__all__ = ["prepare"]
 
 _FORCING_LOGIT_BIAS: Final = 100.0  # a bias that no other token outweighs
 _MIN_TOP_TOKENS: Final = 2  # so that a server which reports nothing but the given tokens is found out
 
 
-class ScoreStrategy:
+def prepare(context: StrategyContext) -> Ready | Refusal:
     """Any draft; a target that reports the likeliest tokens at every position of a prompt.
 
     Exact where those are all that counts: greedily, and for top-k sampling with k within what is reported.
     """
+    can, draft, request = context.target.capabilities, context.draft, context.request
+    endpoint, scorer = can.token_endpoint, can.token_scorer
+    if draft is None:
+        return Refusal("there is no draft")
+    if scorer is None or endpoint is None:
+        return Refusal(f"target {context.target.name} does not score given tokens")
+    refusal = find_multi_call_refusal(request) or _find_sampling_refusal(request.sampling, scorer.max_top)
+    if refusal is not None:
+        return Refusal(refusal)
+    return Ready(TextGuarantee("exact", same_text=False), partial(_run, context, draft, endpoint, scorer))
 
-    name = "score"
-    needed_feature: Feature | None = "token_scorer"
 
-    def find_refusal(self, draft: DraftProvider | None, target: LlmProvider, request: ChatRequest) -> str | None:
-        scorer = target.capabilities.token_scorer
-        if draft is None:
-            return "there is no draft"
-        if scorer is None or target.capabilities.token_endpoint is None:
-            return f"target {target.name} does not score given tokens"
-        return find_multi_call_refusal(request) or _find_sampling_refusal(request.sampling, scorer.max_top)
-
-    def text_guarantee(self, target: LlmProvider, config: SpeculativeConfig) -> TextGuarantee:  # noqa: ARG002 - always the same
-        return TextGuarantee("exact", same_text=False)
-
-    @asynccontextmanager
-    async def run(
-        self,
-        draft: DraftProvider | None,
-        target: LlmProvider,
-        request: ChatRequest,
-        config: SpeculativeConfig,
-        pair_stats: PairStats,
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        endpoint, scorer = target.capabilities.token_endpoint, target.capabilities.token_scorer
-        if draft is None or endpoint is None or scorer is None:
-            raise UnsupportedError(f"strategy 'score' cannot be used: {self.find_refusal(draft, target, request)}")
-        answer = answer_in_rounds(
-            draft=draft,
-            target=target,
-            endpoint=endpoint,
-            request=request,
-            config=config,
-            pair_stats=pair_stats,
-            verify=_make_verify(endpoint, scorer, request.sampling),
-            max_pending_rounds=1,  # each round reads the whole context: two of them would cost twice
-            is_read_from_scores=True,
-        )
-        async with aclosing(answer) as events:
-            yield events
+def _run(
+    context: StrategyContext, draft: DraftProvider, endpoint: TokenEndpoint, scorer: TokenScorer
+) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+    answer = answer_in_rounds(
+        context,
+        draft=draft,
+        endpoint=endpoint,
+        verify=_make_verify(endpoint, scorer, context.request.sampling),
+        max_pending_rounds=1,  # each round reads the whole context: two of them would cost twice
+        is_read_from_scores=True,
+    )
+    return aclosing(answer)
 
 
 def _find_sampling_refusal(sampling: Sampling, max_top: int) -> str | None:
@@ -143,6 +125,3 @@ def _pick_token(row: TopTokens, sampling: Sampling, seed: int, position: int) ->
     weights = list(accumulate(math.exp((logprob - best) / sampling.temperature) for _, logprob in top))
     point = uniform_number(seed, position, Purpose.TOKEN) * weights[-1]
     return next(token_id for (token_id, _), weight in zip(top, weights, strict=True) if point <= weight)
-
-
-SCORE: Final = ScoreStrategy()

@@ -22,16 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
 
 from llm_spec._clock import clock
-from llm_spec.chat import ChatRequest, Fallback, Finish, GuaranteeWeakened, Origin, Round, StreamEvent, TextDelta, Usage
-from llm_spec.config import SpeculativeConfig
-from llm_spec.contract.chat import LlmProvider
+from llm_spec.chat import Fallback, Finish, GuaranteeWeakened, Origin, Round, StreamEvent, TextDelta, Usage
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.counting import count_answer_tokens
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.encoded_draft import EncodedDraft
 from llm_spec.errors import BudgetError, LlmSpecError, TargetError, format_error_line, is_refusal
-from llm_spec.pair_stats import PairStats
+from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.resume_plain import stream_one_token, stream_rest_plain
 from llm_spec.text import StopMatcher
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD, RoundFeedback
@@ -52,13 +50,10 @@ _MIN_TOKENS_PER_ROUND: Final = 1.2  # tokens a round, below which it does not, w
 
 
 async def answer_in_rounds(
+    context: StrategyContext,
     *,
     draft: DraftProvider,
-    target: LlmProvider,
     endpoint: TokenEndpoint,
-    request: ChatRequest,
-    config: SpeculativeConfig,
-    pair_stats: PairStats,
     verify: VerifyRound,
     max_pending_rounds: int,
     is_read_from_scores: bool = False,
@@ -70,17 +65,14 @@ async def answer_in_rounds(
     Whatever fails, and when rounds do not pay, the target goes on alone from what was confirmed.
     """
     rounds = _ServerRounds(
+        context,
         draft=draft,
-        target=target,
         endpoint=endpoint,
-        request=request,
-        config=config,
-        pair_stats=pair_stats,
         verify=verify,
         max_pending_rounds=max_pending_rounds,
         is_read_from_scores=is_read_from_scores,
     )
-    matcher = StopMatcher(request.stop)
+    matcher = StopMatcher(context.request.stop)
     finish: Finish | None = None
     num_shown = 0
     try:
@@ -124,21 +116,19 @@ class _ServerRounds:
 
     def __init__(
         self,
+        context: StrategyContext,
         *,
         draft: DraftProvider,
-        target: LlmProvider,
         endpoint: TokenEndpoint,
-        request: ChatRequest,
-        config: SpeculativeConfig,
-        pair_stats: PairStats,
         verify: VerifyRound,
         max_pending_rounds: int,
         is_read_from_scores: bool,
     ) -> None:
-        self._target = target
+        request, config = context.request, context.config
+        self._target = context.target
         self._endpoint = endpoint
         self._request = request
-        self._figures = pair_stats
+        self._figures = context.pair_stats
         self._verify = verify
         self._max_pending_rounds = max_pending_rounds
         self._is_rated = is_read_from_scores

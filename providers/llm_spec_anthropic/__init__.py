@@ -41,5 +41,5 @@ ANTHROPIC: Final = ProviderEntry(
     summary="Claude by Anthropic's own SDK: anthropic:claude-haiku-5-5",
     requires=("anthropic",),
     install=_INSTALL,
-    strategies=lambda model: ("race",) if can_continue_prefix(model) else (),
+    features=lambda model: ("continue_prefix",) if can_continue_prefix(model) else (),
 )

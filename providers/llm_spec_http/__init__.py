@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from llm_spec import ConfigError, ProviderEntry
+from llm_spec import ConfigError, ProviderEntry, TargetFeature
 from llm_spec_http.dialects import DIALECTS, Dialect
 
 if TYPE_CHECKING:
@@ -31,11 +31,14 @@ def _create_entry(dialect: Dialect) -> ProviderEntry:
             raise ConfigError(f"{dialect.name} needs a model: {dialect.name}:model@http://host:port/v1")
         return HttpProvider(model, base_url=base_url, dialect=dialect, api_key=api_key)
 
-    by_ids, by_text = dialect.token_api is not None, dialect.continuation is not None
-    can = {"race": by_ids or by_text, "probe": by_ids, "predict": dialect.prediction}
-    strategies = tuple(name for name, is_possible in can.items() if is_possible)
+    has: dict[TargetFeature, bool] = {
+        "token_endpoint": dialect.token_api is not None,
+        "continue_prefix": dialect.continuation is not None,
+        "prediction": dialect.prediction,
+    }
+    features = tuple(name for name, is_there in has.items() if is_there)
     return ProviderEntry(
-        load=load_provider, summary=dialect.summary, load_with_key=load_provider, strategies=lambda _: strategies
+        load=load_provider, summary=dialect.summary, load_with_key=load_provider, features=lambda _: features
     )
 
 

@@ -46,12 +46,12 @@ ONNX: Final = ProviderEntry(
     summary="any Hugging Face ONNX export with a key-value cache: onnx:/path/to/folder",
     requires=_REQUIRES,
     install=_INSTALL,
-    strategies=lambda _: ("tokens",),
+    features=lambda _: ("token_model",),
 )
 BUILTIN: Final = ProviderEntry(
     load=_load_builtin_provider,
     summary="the pair that comes along, small models of Python code: builtin:target, builtin:draft",
     requires=_REQUIRES,
     install=_INSTALL,
-    strategies=lambda _: ("tokens",),
+    features=lambda _: ("token_model",),
 )

@@ -46,7 +46,7 @@ OPENAI: Final = ProviderEntry(
     summary="OpenAI's models: openai:gpt-4.1-mini",
     requires=_REQUIRES,
     install=_INSTALL,
-    strategies=lambda model: ("predict",) if supports_predictions(model) else (),
+    features=lambda model: ("prediction",) if supports_predictions(model) else (),
 )
 AZURE: Final = ProviderEntry(
     load=_load_azure,
@@ -54,5 +54,5 @@ AZURE: Final = ProviderEntry(
     summary="deployments on Azure: azure:deployment@https://NAME.openai.azure.com",
     requires=_REQUIRES,
     install=_INSTALL,
-    strategies=lambda _: (),
+    features=lambda _: (),
 )

@@ -74,5 +74,5 @@ TORCH: Final = ProviderEntry(
     summary="any Hugging Face checkpoint built like Llama, Mistral, Qwen or Gemma: torch:/path or torch:org/name",
     requires=("torch", "transformers", "tokenizers", "jinja2"),
     install="pip install 'llm-spec[torch]'",
-    strategies=lambda _: ("tokens",),
+    features=lambda _: ("token_model",),
 )

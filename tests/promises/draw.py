@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
-from llm_spec.config import StrategyName
+from llm_spec.config import BuiltinStrategyName, StrategyName
 from llm_spec.tokens.acceptance import AcceptanceName
 from promises.drafts import BROKEN, DRAFTS, DraftKind
 from promises.language import Language
@@ -156,7 +156,7 @@ def _remote_pair(rng: random.Random, seed: int) -> Case:
         strategies = (*strategies, "predict", "predict", "predict")
     strategy = rng.choice(strategies)
     if rng.random() < 0.02:
-        strategy = rng.choice(get_args(StrategyName))
+        strategy = rng.choice(get_args(BuiltinStrategyName))
     draft = rng.choice(DRAFTS) if rng.random() < 0.6 else rng.choice(("right", "right", "wrong", "given"))
     token_s = rng.choice((0.01, 0.05, 0.05, 0.2))
     return Case(

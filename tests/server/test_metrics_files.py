@@ -28,7 +28,7 @@ share_metrics(1)
 from llm_spec.server.apis import APIS
 from llm_spec.server.metrics import Metrics, _ModelMetrics
 from typing import get_args
-from llm_spec.config import StrategyName
+from llm_spec.config import BuiltinStrategyName
 
 async def main():
     metrics = Metrics(num_workers=2)
@@ -38,7 +38,7 @@ async def main():
         _ModelMetrics(metrics, name)
         for api in APIS.values():
             metrics.requests.labels(api.name, name).inc()
-        for strategy in get_args(StrategyName):
+        for strategy in get_args(BuiltinStrategyName):
             metrics.strategies.labels(name, strategy).inc()
         for role in ("target", "draft"):
             metrics._breaker_open.labels(name, role).set(1)

@@ -60,7 +60,7 @@ async def test_so_many_histories_are_kept() -> None:
 
 # ------------------------------------------------------------------------------------------ strategies
 
-EXACT: Final = ("auto", "plain", "tokens", "probe", "score", "race", "predict", "regenerate")
+EXACT: Final = ("auto", "plain", "tokens", "race", "probe", "score", "predict", "regenerate")
 
 
 @pytest.mark.parametrize(

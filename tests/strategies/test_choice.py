@@ -17,7 +17,8 @@ from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.planner import StrategyPlanner
-from llm_spec.strategies import choose_strategy
+from llm_spec.strategies.base import StrategyContext
+from llm_spec.strategies.choice import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, ScriptedProvider, TableModel
 
 REQUEST = ChatRequest.create("tell")
@@ -26,14 +27,15 @@ REMOTE = ScriptedProvider("story", name="scripted:target")
 
 
 async def name_of(strategy: StrategyName, draft: DraftProvider | None, target: LlmProvider) -> str:
-    choice = await choose_strategy(
-        draft,
-        target,
-        REQUEST,
-        SpeculativeConfig(strategy=strategy),
-        StrategyPlanner(),
-        discovery=FeatureDiscovery(target),
+    planner = StrategyPlanner()
+    context = StrategyContext(
+        draft=draft,
+        target=target,
+        request=REQUEST,
+        config=SpeculativeConfig(strategy=strategy),
+        pair_stats=planner.pair_stats,
     )
+    choice = await choose_strategy(context, planner, discovery=FeatureDiscovery(target))
     return choice.strategy.name
 
 

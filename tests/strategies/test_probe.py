@@ -45,7 +45,8 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.pair_stats import PairStats
-from llm_spec.strategies.probe import PROBE
+from llm_spec.strategies.base import Ready, StrategyContext
+from llm_spec.strategies.probe import prepare
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
@@ -776,7 +777,10 @@ class LikelyDraft:
 
 async def sampled_text(target: MarkovTarget, request: ChatRequest, draft: DraftProvider, **options: Any) -> str:
     config = SpeculativeConfig(strategy="probe", **options)
-    async with PROBE.run(draft, target, request, config, Patient()) as events:
+    context = StrategyContext(draft=draft, target=target, request=request, config=config, pair_stats=Patient())
+    ready = prepare(context)
+    assert isinstance(ready, Ready)
+    async with ready.run() as events:
         return "".join([event.text async for event in events if isinstance(event, TextDelta)])
 
 

@@ -7,7 +7,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise, product
 from typing import Any
@@ -41,7 +41,8 @@ from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.pair_stats import PairStats
-from llm_spec.strategies.race import RACE
+from llm_spec.strategies.base import Ready, StrategyContext
+from llm_spec.strategies.race import prepare
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
@@ -1034,6 +1035,15 @@ class SamplingTarget:
         yield Finish("length", None, "max_tokens")
 
 
+def open_race(
+    draft: DraftProvider, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig, pair_stats: PairStats
+) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+    context = StrategyContext(draft=draft, target=target, request=request, config=config, pair_stats=pair_stats)
+    ready = prepare(context)
+    assert isinstance(ready, Ready)
+    return ready.run()
+
+
 async def sampled(num_samples: int, draft_words: Sequence[str]) -> tuple[Counter[str], int]:
     """Raced answers, and how many of them a later stream had a part in."""
     seeds = random.Random(99)  # noqa: S311 - as above
@@ -1044,7 +1054,7 @@ async def sampled(num_samples: int, draft_words: Sequence[str]) -> tuple[Counter
     for _ in range(num_samples):
         request = ChatRequest.create("q", temperature=1.0, seed=seeds.getrandbits(31), max_tokens=NUM_TOKENS)
         text, won = "", False
-        async with RACE.run(draft, target, request, config, PairStats()) as events:
+        async with open_race(draft, target, request, config, PairStats()) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
                     text += event.text
@@ -1136,7 +1146,7 @@ def test_a_slow_consumer_lets_nothing_pile_up(num_streams: int, by_ids: bool) ->
     async def check() -> None:
         text, most = "", 0
         draft = SimulatedDraft(answer, 0.9, 1, first_token_s=0.1, token_s=0.01)
-        async with RACE.run(draft, target, request_of(), config, pair_stats) as events:
+        async with open_race(draft, target, request_of(), config, pair_stats) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
                     text += event.text

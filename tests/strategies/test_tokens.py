@@ -35,7 +35,8 @@ from llm_spec import (
 )
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.planner import StrategyPlanner
-from llm_spec.strategies import choose_strategy
+from llm_spec.strategies.base import StrategyContext
+from llm_spec.strategies.choice import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.acceptance import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware
@@ -430,9 +431,11 @@ async def test_mismatched_vocabularies_are_refused_with_the_reason(same: str) ->
     config = SpeculativeConfig(strategy="auto")
     request = ChatRequest.create("abc")
     if same == "size":
-        choice = await choose_strategy(
-            draft, target, request, config, StrategyPlanner(), discovery=FeatureDiscovery(target)
+        planner = StrategyPlanner()
+        context = StrategyContext(
+            draft=draft, target=target, request=request, config=config, pair_stats=planner.pair_stats
         )
+        choice = await choose_strategy(context, planner, discovery=FeatureDiscovery(target))
         assert (choice.strategy.name, choice.plain_reason) == ("plain", "target")
         reason = draft.token_draft_refusal(target.model)
         assert reason is not None

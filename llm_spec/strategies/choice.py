@@ -1,0 +1,146 @@
+"""Which strategy answers a request."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llm_spec.chat import ChatRequest
+from llm_spec.contract.chat import Capabilities
+from llm_spec.contract.endpoint import Feature
+from llm_spec.discovery import FeatureDiscovery
+from llm_spec.errors import TransientError, UnsupportedError, format_error_line
+from llm_spec.planner import StrategyPlanner
+from llm_spec.resilience import wait_within
+from llm_spec.result import PlainReason
+from llm_spec.strategies.base import Ready, Refusal, StrategyContext, find_multi_call_refusal
+from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, find_strategy, registered_strategies
+
+__all__ = ["StrategyChoice", "choose_strategy", "load_strategies"]
+
+
+class StrategyChoice(NamedTuple):
+    """The strategy for a request: `ready` to speculate, or (None) plain, then why, and more of it for people."""
+
+    strategy: StrategyEntry
+    ready: Ready | None = None
+    plain_reason: PlainReason | None = None
+    plain_detail: str | None = None
+
+
+async def choose_strategy(
+    context: StrategyContext, planner: StrategyPlanner, *, discovery: FeatureDiscovery
+) -> StrategyChoice:
+    """The strategy that the config names, or for `auto` the exact one that serves the context and pays, else plain.
+
+    A request that samples with a seed is answered plainly where batches or several streams would need more than one.
+    A strategy that the config names waits until it is known what the target can do, as long as for a first chunk;
+    `auto` means plain until then.
+    Raises UnsupportedError where the named strategy cannot serve the context, and ConfigError as `find_strategy`.
+    """
+    if context.config.strategy == AUTO:
+        return await _choose_automatically(context, planner, discovery)
+    strategy = find_strategy(context.config.strategy)
+    if strategy is PLAIN:
+        return _choose_plain("configured")
+    silence_s = context.config.timeouts.first_chunk_s
+    discovering = _discover_needs(strategy, context, discovery)
+    try:
+        await wait_within(discovering, silence_s, f"not known after {silence_s} s")
+    except TransientError as error:  # the target may answer all the same, and is tried again with the next request
+        return _choose_plain("discovery", format_error_line(error))
+    prepared = strategy.load()(context)
+    if isinstance(prepared, Refusal):
+        raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {prepared.reason}")
+    if not strategy.takes_seed and _is_seeded(context.request):
+        return _choose_plain("seed")
+    if strategy.local:
+        return StrategyChoice(strategy, prepared)  # it measures plain steps on its way
+    plan = planner.choose_named(strategy.name, context.config.baseline_every)
+    return StrategyChoice(strategy, prepared) if plan.plain_reason is None else _choose_plain(plan.plain_reason)
+
+
+async def _choose_automatically(
+    context: StrategyContext, planner: StrategyPlanner, discovery: FeatureDiscovery
+) -> StrategyChoice:
+    if context.draft is None:
+        return _choose_plain("no_draft")
+    is_local = context.target.capabilities.token_model is not None
+    candidates = [s for s in registered_strategies().values() if s.auto and s.local == is_local]
+    if is_local:
+        return _choose_local(candidates, context)
+    if _is_seeded(context.request):
+        return _choose_plain("seed")
+    if not planner.baseline.is_measured:
+        return _choose_plain("baseline")  # there is nothing to compare with yet, and no need to ask what it can do
+    features = dict.fromkeys(feature for strategy in candidates for feature in strategy.features[:1])
+    if not all([await discovery.is_discovered(feature) for feature in features]):
+        return _choose_plain("discovery")
+    return _choose_for_server(candidates, context, planner)
+
+
+def _choose_local(candidates: list[StrategyEntry], context: StrategyContext) -> StrategyChoice:
+    """The first that can serve: each weighs its costs within a request."""
+    refusals: list[str] = []
+    for strategy in candidates:
+        prepared = strategy.load()(context)
+        if isinstance(prepared, Ready):
+            return StrategyChoice(strategy, prepared)
+        refusals.append(prepared.reason)
+    return _choose_plain("target", "; ".join(refusals))
+
+
+def _choose_for_server(
+    candidates: list[StrategyEntry], context: StrategyContext, planner: StrategyPlanner
+) -> StrategyChoice:
+    prepared = {strategy.name: _prepare_exact(strategy, context) for strategy in candidates}
+    usable = {name: ready for name, ready in prepared.items() if isinstance(ready, Ready)}
+    if usable:
+        plan = planner.choose(list(usable), context.config.baseline_every)
+        if plan.plain_reason is not None:
+            return _choose_plain(plan.plain_reason)
+        return StrategyChoice(find_strategy(plan.name), usable[plan.name])
+    in_request = find_multi_call_refusal(context.request)
+    if in_request is not None:
+        return _choose_plain("request", in_request)
+    refusals = [f"{name}: {refusal.reason}" for name, refusal in prepared.items() if isinstance(refusal, Refusal)]
+    return _choose_plain("target", "; ".join(refusals))
+
+
+def _choose_plain(reason: PlainReason, detail: str | None = None) -> StrategyChoice:
+    return StrategyChoice(PLAIN, plain_reason=reason, plain_detail=detail)
+
+
+def _prepare_exact(strategy: StrategyEntry, context: StrategyContext) -> Ready | Refusal:
+    """The same for `auto`, which wants the target's own tokens besides."""
+    prepared = strategy.load()(context)
+    if isinstance(prepared, Ready) and prepared.text_guarantee.guarantee != "exact":
+        name = context.target.name
+        return Refusal(f"target {name} gives no token ids, so that the text would be exact-text; choose it by name")
+    return prepared
+
+
+async def _discover_needs(strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery) -> None:
+    """Ask for what the strategy needs, the best first, until the target has one of it."""
+    for feature in strategy.features:
+        await discovery.wait_for(feature)
+        if _has_feature(context.target.capabilities, feature):
+            return
+
+
+def _has_feature(can: Capabilities, feature: Feature) -> bool:
+    has = {
+        "token_endpoint": can.token_endpoint is not None,
+        "token_scorer": can.token_scorer is not None,
+        "continue_prefix": can.continue_prefix,
+    }
+    return has[feature]
+
+
+def _is_seeded(request: ChatRequest) -> bool:
+    return request.sampling.seed is not None and request.sampling.temperature != 0
+
+
+def load_strategies() -> None:
+    """Import all their modules now; otherwise the first request that wants one waits for its import."""
+    for strategy in registered_strategies().values():
+        strategy.load()
