@@ -279,7 +279,7 @@ def test_a_right_draft_brings_lookahead_plus_one_tokens_a_round() -> None:
     """After full acceptance the target's bonus token comes with it, from the same forward pass."""
     target = TableModel("abcdefghij", order=8)
     with generation_of(target, ReferenceDraft("abcdefghij")) as generation:
-        step = generation.step()
+        step = next(iter(generation))
     assert target.tokenizer.decode(step.token_ids) == "abcde"
     assert step.origins == ("accepted",) * 4 + ("bonus",)
     assert (step.report.num_draft_tokens, step.report.num_accepted_tokens, step.report.num_emitted_tokens) == (4, 4, 5)
@@ -292,7 +292,7 @@ def test_a_rejection_brings_the_targets_own_token() -> None:
     """The step tells where the draft was rejected and what the target put there; that token was not accepted."""
     target = TableModel("abcdefghij", order=8)
     with generation_of(target, ReferenceDraft("abXdefghij")) as generation:
-        step = generation.step()
+        step = next(iter(generation))
         assert target.tokenizer.decode(step.token_ids) == "abc"
         assert step.origins == ("accepted", "accepted", "correction")
         assert (step.report.rejection_index, step.report.next_token_id) == (2, ord("c"))
@@ -311,35 +311,6 @@ def test_a_plain_step_brings_one_token() -> None:
     assert generation.stopped_by == "eos"
 
 
-def test_propose_verify_commit_are_a_step() -> None:
-    """The three parts can be called one by one, also with a proposal of one's own; only commit changes the answer."""
-    target = TableModel("abcdefghij", order=8)
-    with generation_of(target) as generation:
-        assert generation.propose() == []
-        proposal = [DraftToken(i) for i in b"abX"]
-        before = list(generation.context_ids)
-        verify_result = generation.verify(proposal)
-        assert verify_result == VerifyResult(2, ord("c"))
-        assert generation.context_ids == before
-        step = generation.commit(proposal, verify_result)
-        assert bytes(step.token_ids) == b"abc"
-        assert generation.context_ids == [*before, *b"abc"]
-        assert generation.num_output_tokens == 3
-        assert bytes(generation.step().token_ids) == b"d"
-
-
-def test_proposals_do_not_change_the_answer_by_being_asked_for() -> None:
-    """Proposing twice, or not at all, leaves answer and caches as they are."""
-    target = TableModel(STORY, order=24)
-    draft = ProviderDraft(LocalProvider(TableModel(STORY, order=2, seed=5)))
-    with generation_of(target, draft) as generation:
-        while generation.stopped_by is None:
-            generation.propose()
-            generation.step()
-        ids = generation.context_ids[generation.num_prompt_tokens :]
-    assert target.tokenizer.decode(ids) == STORY
-
-
 def test_eos_inside_a_draft_ends_the_answer() -> None:
     """Nothing after it is emitted or counted, whether the draft goes on after it or not."""
     target = TableModel("ab", order=8)
@@ -356,17 +327,17 @@ def test_eos_inside_a_draft_ends_the_answer() -> None:
     assert (report.num_draft_tokens, report.num_accepted_tokens, report.num_emitted_tokens) == (3, 3, 3)
 
 
-def test_eos_inside_a_proposal_of_ones_own_ends_the_answer() -> None:
-    """Also by `verify` and `commit`, nothing after the end is emitted or counted as accepted."""
-    target = TableModel("ab", order=8, seed=1)
+def test_eos_inside_a_devices_proposal_ends_the_answer() -> None:
+    """Nothing after it is emitted or counted as accepted, also where a device went on drafting and verifying."""
+    target = TableModel("ab", order=8)
     eos = next(iter(target.tokenizer.eos_token_ids))
-    with generation_of(target) as generation:
-        after = int(target.logits([*generation.context_ids, *b"ab", eos]).argmax())
-        proposal = [DraftToken(i) for i in (*b"ab", eos, after)]
-        step = generation.commit(proposal, generation.verify(proposal))
-    assert step.token_ids == (*b"ab", eos)
-    assert step.report.num_emitted_tokens == 3
-    assert step.report.num_accepted_tokens <= 3
+    runner = DevicePart(DeviceRoundResult((*b"ab", eos, *b"m"), 4, ord("o"), 1.0, 1.0))
+    with device_generation_of(target, Fixed(4).start(), runner) as generation:
+        steps = list(generation)
+    assert [step.token_ids for step in steps] == [(*b"ab", eos)]
+    assert steps[0].origins == ("accepted",) * 3
+    report = steps[0].report
+    assert (report.num_draft_tokens, report.num_accepted_tokens, report.num_emitted_tokens) == (4, 3, 3)
 
 
 def test_the_caches_are_closed_on_every_path() -> None:
@@ -374,7 +345,7 @@ def test_the_caches_are_closed_on_every_path() -> None:
     target, model = TableModel(STORY, order=24), TableModel(STORY)
     draft = ProviderDraft(LocalProvider(model))
     with generation_of(target, draft) as generation:
-        generation.step()
+        next(iter(generation))
         assert (target.num_open, model.num_open) == (1, 1)
     assert (target.num_open, model.num_open) == (0, 0)
     generation.close()
@@ -417,7 +388,7 @@ def test_the_controller_is_readable_and_resettable() -> None:
             assert fresh
             assert all(isinstance(value, int | float) for value in fresh.values())
             for _ in range(3):
-                generation.step()
+                next(iter(generation))
             generation.lookahead.reset()
             assert dict(generation.lookahead.describe()) == fresh
 
@@ -426,11 +397,11 @@ def test_statistics_can_be_read_at_any_time_and_reset() -> None:
     """Clearing the rounds starts the statistics anew; the answer goes on."""
     target = TableModel("abcdefghijklmnop", order=8)
     with generation_of(target, ReferenceDraft("abcdefghijklmnop")) as generation:
-        generation.step()
+        next(iter(generation))
         assert generation.stats.num_emitted_tokens == 5
         generation.rounds.clear()
         assert generation.stats.num_rounds == 0
-        assert bytes(generation.step().token_ids) == b"fghij"
+        assert bytes(next(iter(generation)).token_ids) == b"fghij"
         assert generation.stats.num_emitted_tokens == 5
 
 
@@ -522,7 +493,8 @@ class SlowLearner:
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     """The clock that generations measure by."""
     clock = Seconds()
-    monkeypatch.setattr("llm_spec.generation.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    for module in ("generation", "proposer", "verifiers"):
+        monkeypatch.setattr(f"llm_spec.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 
 
@@ -551,10 +523,7 @@ def test_a_rounds_times_are_the_whole_of_it(seconds: Seconds) -> None:
         rounds = generation.rounds
     # "abc" and d, "efg" and h, then i, j and the end by plain steps
     assert [report.num_draft_tokens for report in rounds] == [3, 3, 0, 0, 0]
-    expected = [
-        (num * DRAFT_TOKEN_S + num * EOS_S, PREPARE_S + (num + 1) * ROW_S + (num + 1) * EOS_S + LEARN_S)
-        for num in (3, 3, 0, 0, 0)
-    ]
+    expected = [(num * DRAFT_TOKEN_S + num * EOS_S, PREPARE_S + (num + 1) * ROW_S + LEARN_S) for num in (3, 3, 0, 0, 0)]
     assert [(report.draft_s, report.verify_s) for report in rounds] == expected
     assert [(cost.draft_s, cost.verify_s) for cost in learner.reports] == [
         (num * DRAFT_TOKEN_S + num * EOS_S, (num + 1) * ROW_S) for num in (3, 3, 0, 0, 0)
@@ -583,17 +552,22 @@ def test_a_draft_that_cannot_be_opened_has_taken_its_time(seconds: Seconds) -> N
 
 
 class DevicePart:
-    """Rounds that take 2 s of this process's time, and other times by the clock of their device."""
+    """Rounds on a device, all alike; each takes 2 s of this process's time."""
 
     has_device_draft = True
     open_draft_s = 6.0
 
-    def __init__(self, seconds: Seconds) -> None:
-        self._seconds = seconds
+    def __init__(self, result: DeviceRoundResult, seconds: Seconds | None = None) -> None:
+        self._result = result
+        self._seconds = seconds or Seconds()
+
+    def open(self) -> DevicePart:
+        self._seconds.spend(10.0)
+        return self
 
     def draft_and_verify(self, lookahead: int, room: int) -> DeviceRoundResult:  # noqa: ARG002 - always the same
         self._seconds.spend(2.0)
-        return DeviceRoundResult((*b"ab",), 2, ord("c"), 1.0, 3.0)
+        return self._result
 
     def verify(self, drafted_ids: Sequence[int]) -> DeviceRoundResult:  # noqa: ARG002 - always the same
         raise AssertionError("nothing was drafted here")
@@ -602,19 +576,23 @@ class DevicePart:
         """Nothing to release."""
 
 
+def device_generation_of(target: TableModel, lookahead: LookaheadController, runner: DevicePart) -> Generation:
+    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
+    rule = SlowRule(Seconds(), target)
+
+    def open_rounds(cancelled: Callable[[], bool]) -> DevicePart:  # noqa: ARG001 - at once
+        return runner.open()
+
+    return Generation(target, prompt_ids, rule, lookahead, open_rounds=open_rounds)
+
+
 def test_rounds_on_a_device_add_up_to_this_processs_time(seconds: Seconds) -> None:
     """The device may work ahead; its own times say how to share what this process waited, and steer the lookahead."""
     target, learner = TableModel("abc", order=8), SlowLearner(seconds)
-    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
-
-    def open_rounds(cancelled: Callable[[], bool]) -> DevicePart:  # noqa: ARG001 - at once
-        seconds.spend(10.0)
-        return DevicePart(seconds)
-
-    rule = SlowRule(seconds, target)
-    with Generation(target, prompt_ids, rule, learner, open_rounds=open_rounds) as generation:
+    runner = DevicePart(DeviceRoundResult((*b"ab",), 2, ord("c"), 1.0, 3.0), seconds)
+    with device_generation_of(target, learner, runner) as generation:
         assert (generation.prompt_s, generation.open_draft_s) == (4.0, 6.0)
-        report = generation.step().report
+        report = next(iter(generation)).report
     assert (report.draft_s, report.verify_s) == (0.5, 1.5 + LEARN_S)
     assert (learner.reports[0].draft_s, learner.reports[0].verify_s) == (1.0, 3.0)
 
@@ -864,10 +842,12 @@ def test_there_is_one_row_of_logits_for_every_position() -> None:
             seen.append(logits.copy())
             return self._rule.verify(logits, context_ids, proposal)
 
-    with generation_of(target, ReferenceDraft("abcdefghij")) as generation:
-        generation.rule = Watching()
+    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
+    rule = Watching()
+    open_draft = partial(ReferenceDraft("abcdefghij").open_token_draft, target, rule.choose, prompt_ids)
+    with Generation(target, prompt_ids, rule, Fixed(4).start(), open_draft=open_draft) as generation:
         context = list(generation.context_ids)
-        generation.step()
+        next(iter(generation))
     assert seen[0].shape == (5, target.vocab_size)
     for i in range(5):
         assert (seen[0][i] == target.logits([*context, *b"abcd"[:i]])).all()

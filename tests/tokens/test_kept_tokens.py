@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from llm_spec import CascadeDraft, Fixed, Generation, GenerationLimits, ProviderDraft
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.drafting import cascade
+from llm_spec.proposer import Proposer
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
+from llm_spec.tokens.lookahead import LookaheadController
 from llm_spec.tokens.sampling import Sampler
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, TARGET, VOCAB_SIZE, Floats, TokenCore, is_target_law
@@ -97,7 +99,8 @@ CASES = [*(("numpy", ending, 2_000) for ending in ENDINGS), ("torch", "is unsure
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that generations measure by."""
     clock = Clock()
-    monkeypatch.setattr("llm_spec.generation.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    for module in ("generation", "proposer", "verifiers"):
+        monkeypatch.setattr(f"llm_spec.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 
 
@@ -119,8 +122,9 @@ def count_pairs(core: TokenCore, clock: Clock, ending: str, num_samples: int) ->
             open_draft=partial(drafter.open_token_draft, target, rule.choose, [PROMPT_ID]),
         )
         with generation:
-            while generation.num_output_tokens < 2:
-                generation.step()
+            for _ in generation:
+                if generation.num_output_tokens >= 2:
+                    break
         counts[generation.context_ids[1], generation.context_ids[2]] += 1
     return counts
 
@@ -138,18 +142,14 @@ def drop_for_own_probability(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def drop_with_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft's failure takes along what it had proposed."""
-    pull = Generation._draft_tokens
+    propose = Proposer.propose
 
-    def pull_all_or_nothing(
-        self: Generation, draft: TokenDraft, proposal: list[DraftToken], *, max_drafted: int
-    ) -> None:
-        try:
-            pull(self, draft, proposal, max_drafted=max_drafted)
-        except BaseException:
-            proposal.clear()
-            raise
+    def propose_all_or_nothing(self: Proposer, lookahead: LookaheadController, draft_room: int) -> list[DraftToken]:
+        was_open = self.is_open
+        proposal = propose(self, lookahead, draft_room)
+        return [] if was_open and not self.is_open else proposal
 
-    monkeypatch.setattr(Generation, "_draft_tokens", pull_all_or_nothing)
+    monkeypatch.setattr(Proposer, "propose", propose_all_or_nothing)
 
 
 @pytest.mark.parametrize(("array", "ending", "num_samples"), [case for case in CASES if case[1] != "stops"])

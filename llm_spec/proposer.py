@@ -1,0 +1,109 @@
+"""The draft's half of a round: guesses at the next tokens, from a draft that may fail, stall or give nonsense."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+
+from llm_spec._iterators import closing_view
+from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel
+from llm_spec.drafting.token_checks import ReadOnlyTokenIds, check_confidence, check_draft_token
+from llm_spec.errors import DraftError, format_error_line
+from llm_spec.tokens.lookahead import LookaheadController
+
+__all__ = ["Proposer"]
+
+
+class Proposer:
+    """One request's draft, or none; used by one thread at a time.
+
+    Any failure of the draft (an exception, an id outside the vocabulary, a proposal that takes longer than `timeout_s`)
+    ends drafting, never the answer. `fallback` then says why. KeyboardInterrupt and SystemExit pass through.
+    `context_ids` are prompt and answer, a list that grows. Drafting ends within one token once `cancelled` is set.
+    """
+
+    def __init__(
+        self, target: TokenModel, context_ids: Sequence[int], *, timeout_s: float, cancelled: threading.Event
+    ) -> None:
+        self._target = target
+        self._context_ids = ReadOnlyTokenIds(context_ids)
+        self._timeout_s = timeout_s
+        self._cancelled = cancelled
+        self._draft: TokenDraft | None = None
+        self.fallback: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a draft to ask."""
+        return self._draft is not None
+
+    def open(self, open_draft: Callable[[], TokenDraft]) -> None:
+        """Open the draft; if that fails, there is none."""
+        with self._drop_failed_draft():
+            self._draft = open_draft()
+
+    def propose(self, lookahead: LookaheadController, draft_room: int) -> list[DraftToken]:
+        """Draft up to `draft_room` tokens, as many as the lookahead wants; empty where there is no draft.
+
+        If the draft fails on the way, its earlier tokens are kept: a sampled token must be verified, or the answer
+        would not have the target's distribution.
+        """
+        proposal: list[DraftToken] = []
+        if self._draft is not None:
+            with self._drop_failed_draft():
+                self._collect(self._draft, proposal, lookahead, min(lookahead.limit(), draft_room))
+        return proposal
+
+    def close(self) -> None:
+        """Close the draft, after which the target goes on alone; calling it twice is harmless."""
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            with self._drop_failed_draft(" (raised by the draft's close)"):
+                draft.close()
+
+    def _collect(
+        self, draft: TokenDraft, proposal: list[DraftToken], lookahead: LookaheadController, max_drafted: int
+    ) -> None:
+        """Append checked tokens to `proposal` until one of its ends is reached."""
+        if max_drafted < 1:
+            return
+        give_up_at = time.perf_counter() + self._timeout_s
+        confidences: list[float | None] = []
+        with contextlib.closing(closing_view(draft.propose(self._context_ids))) as guesses:
+            for guess in guesses:
+                token = check_draft_token(guess, self._target.vocab_size)
+                proposal.append(token)  # from here on it is verified, whatever becomes of its draft
+                try:
+                    check_confidence(token.confidence)
+                except DraftError:
+                    proposal[-1] = token._replace(confidence=None)
+                    raise
+                confidences.append(token.confidence)
+                if (
+                    token.token_id in self._target.tokenizer.eos_token_ids
+                    or len(proposal) == max_drafted
+                    or self._cancelled.is_set()
+                    or time.perf_counter() > give_up_at
+                    or not lookahead.wants_more(confidences)
+                ):
+                    break
+        if time.perf_counter() > give_up_at:
+            raise DraftError(f"a proposal took longer than {self._timeout_s} s")
+
+    @contextlib.contextmanager
+    def _drop_failed_draft(self, where: str = "") -> Generator[None]:
+        """Whatever the draft raises ends the draft, not the answer; the first reason is kept.
+
+        Also CancelledError: no task of the caller's is cancelled in here.
+        """
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - as above
+            if self.fallback is None:
+                cause = "" if isinstance(error, Exception) else " (raised by the draft; nobody cancelled it)"
+                self.fallback = format_error_line(error) + (where or cause)
+            self.close()

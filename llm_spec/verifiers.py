@@ -1,0 +1,162 @@
+"""The target's half of a round: it reads the drafted tokens in one forward pass and says how many of them stand.
+
+`HostVerifier` reads a session's logits and applies an acceptance rule in this process. `DeviceVerifier` leaves
+sampling and acceptance to the device that the model is on, and takes a draft that lives there into the same step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from llm_spec.contract.local import DeviceRoundRunner, DraftToken, TokenModel, TokenSession
+from llm_spec.errors import ModelOutputError
+from llm_spec.prefill import prefill_prompt
+from llm_spec.tokens.acceptance import AcceptanceRule
+from llm_spec.tokens.lookahead import LookaheadController
+
+__all__ = ["DeviceVerifier", "HostVerifier", "VerifiedProposal", "Verifier"]
+
+
+class VerifiedProposal(NamedTuple):
+    """`num_accepted` leading tokens of `proposal` stand; `next_token_id` follows them: the correction, or the bonus.
+
+    `draft_s` and `verify_s` are what drafting and verifying took here, by the clock of the device that did it.
+    """
+
+    proposal: Sequence[DraftToken]
+    num_accepted: int
+    next_token_id: int
+    draft_s: float
+    verify_s: float
+
+    @property
+    def draft_share(self) -> float:
+        """The part of this time that went into drafting, in 0..1."""
+        return self.draft_s / (self.draft_s + self.verify_s) if self.draft_s else 0.0
+
+
+class Verifier(Protocol):
+    """One request's target, with its prompt read; used by one thread at a time. Raises what the target raises."""
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether it drafts where it is given no proposal."""
+        ...
+
+    @property
+    def open_draft_s(self) -> float:
+        """Seconds that opening its own draft took; 0 without one."""
+        ...
+
+    def prepare(self, position: int) -> None:
+        """Do what a round from `position` on needs, whoever drafts."""
+        ...
+
+    def verify(
+        self,
+        context_ids: Sequence[int],
+        proposal: Sequence[DraftToken],
+        lookahead: LookaheadController,
+        draft_room: int,
+        room_ahead: int,
+    ) -> VerifiedProposal:
+        """Judge a proposal behind `context_ids`, and forget its rejected part.
+
+        Where the proposal is empty, a verifier that `has_draft` drafts up to `draft_room` tokens, as many as the
+        lookahead wants. It may begin the next round ahead while the answer has `room_ahead` for drafted tokens.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the caches."""
+        ...
+
+
+class HostVerifier:
+    """Verify with a session's logits and an acceptance rule, in this process; see `Verifier`."""
+
+    has_draft = False
+    open_draft_s = 0.0
+
+    def __init__(self, name: str, session: TokenSession, rule: AcceptanceRule) -> None:
+        self._name = name
+        self._session = session
+        self._rule = rule
+
+    @classmethod
+    def open(
+        cls, target: TokenModel, prompt_ids: Sequence[int], rule: AcceptanceRule, cancelled: Callable[[], bool]
+    ) -> HostVerifier:
+        """Open a session and read the prompt, but for the last token: the first round reads it."""
+        session = target.open()
+        try:
+            prefill_prompt(session, prompt_ids[:-1], cancelled)
+        except BaseException:
+            session.close()
+            raise
+        return cls(target.name, session, rule)
+
+    def prepare(self, position: int) -> None:
+        self._rule.prepare_noise(position)
+
+    def verify(
+        self,
+        context_ids: Sequence[int],
+        proposal: Sequence[DraftToken],
+        lookahead: LookaheadController,  # noqa: ARG002 - for verifiers that draft
+        draft_room: int,  # noqa: ARG002 - the same
+        room_ahead: int,  # noqa: ARG002 - the same
+    ) -> VerifiedProposal:
+        started = time.perf_counter()
+        token_ids = [context_ids[-1], *(token.token_id for token in proposal)]
+        logits = self._session.forward(token_ids, num_rows=len(token_ids))  # [len(proposal) + 1, vocab_size]
+        try:
+            num_accepted, next_token_id = self._rule.verify(logits, context_ids, proposal)
+        except ModelOutputError as error:
+            raise ModelOutputError(f"{self._name}: {error}") from error
+        self._session.truncate(len(context_ids) + num_accepted)
+        return VerifiedProposal(proposal, num_accepted, next_token_id, 0.0, time.perf_counter() - started)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class DeviceVerifier:
+    """Verify where the target lives; see `Verifier`."""
+
+    def __init__(self, runner: DeviceRoundRunner) -> None:
+        self._runner = runner
+        self.has_draft = runner.has_device_draft
+        self.open_draft_s = runner.open_draft_s
+
+    def prepare(self, position: int) -> None:
+        """Nothing: the device makes its own noise."""
+
+    def verify(
+        self,
+        context_ids: Sequence[int],  # noqa: ARG002 - the device holds them
+        proposal: Sequence[DraftToken],
+        lookahead: LookaheadController,
+        draft_room: int,
+        room_ahead: int,
+    ) -> VerifiedProposal:
+        if proposal or not self.has_draft:
+            done = self._runner.verify([token.token_id for token in proposal])
+        else:
+            done = self._runner.draft_and_verify(_count_wanted(lookahead, draft_room), room_ahead)
+            proposal = [DraftToken(token_id) for token_id in done.drafted_ids]
+        return VerifiedProposal(proposal, done.num_accepted, done.next_token_id, done.draft_s, done.verify_s)
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def _count_wanted(lookahead: LookaheadController, draft_room: int) -> int:
+    """How many tokens to draft at once: those that the lookahead wants without knowing their confidences."""
+    max_drafted = min(lookahead.limit(), draft_room)
+    count = min(1, max_drafted)
+    while count < max_drafted and lookahead.wants_more([None] * count):
+        count += 1
+    return count
