@@ -66,7 +66,7 @@ async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenari
         draft_price=_find_listed_price(arguments.draft_price, *find_model_parts(arguments.draft)),
         max_concurrent_streams=arguments.streams,
     )
-    if any(strategy.local for strategy in possible_strategies(arguments.target, arguments.draft)):
+    if any(strategy.is_local for strategy in possible_strategies(arguments.target, arguments.draft)):
         scenario = replace(scenario, round_trip_s=0.0)
     if arguments.measure is not None:
         scenario = await _measure_pair(scenario, arguments.target, arguments.draft, arguments.measure)
@@ -79,7 +79,7 @@ def possible_strategies(target: str, draft: str) -> tuple[StrategyEntry, ...]:
     has = find_target_features(target)
     drafters = map(find_target_features, find_model_parts(draft))
     is_local = "token_model" in (has or ()) and all("token_model" in (found or ()) for found in drafters)
-    possible = [s for s in planned_strategies() if s.local == is_local]
+    possible = [s for s in planned_strategies() if s.is_local == is_local]
     return tuple(s for s in possible if has is None or not s.needs or not set(s.needs).isdisjoint(has))
 
 

@@ -380,7 +380,7 @@ class SpeculativeDecoder:
     ) -> SpeculativeResult:
         """The result of an answer that has come to its end, for the caller, the planner and the statistics."""
         strategy = strategy_choice.strategy
-        if self._target.capabilities.token_model is not None and (strategy is PLAIN or strategy.local):
+        if self._target.capabilities.token_model is not None and (strategy is PLAIN or strategy.is_local):
             recorder.add_plain_steps_to(self._planner.baseline)
         result = self._build_result(finish, recorder, strategy_choice)
         if recorder.was_speculation_refused and strategy.features and isinstance(self._target, FeatureLossAware):

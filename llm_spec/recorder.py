@@ -338,7 +338,7 @@ class AnswerRecorder:
             num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)
             if self.text_guarantee.guarantee == "judged":  # what is approved is counted in pieces
                 num_tokens += round((baseline.tokens_per_piece - 1.0) * usage.approved_output_tokens)
-        if strategy_choice.strategy.local:
+        if strategy_choice.strategy.is_local:
             alone_s, basis = (
                 self._estimate_plain_steps_s(num_tokens, total_s, baseline),
                 f"measured on {baseline.num_steps} of its own tokens",

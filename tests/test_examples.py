@@ -18,6 +18,7 @@ CLAIMS = {
     "never_worse.py": "draft server is down",
     "edit_with_given_text.py": "drafted tokens accepted",
     "own_provider.py": "(100%)",
+    "own_strategy.py": "first_sentence (exact): 3 of 4 drafted words confirmed",
     "local_checkpoint.py": "four answers, one text",
     "json_answer.py": "valid, and one text each",
     "race_a_server.py": "the same text, exact",

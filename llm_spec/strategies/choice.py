@@ -53,7 +53,7 @@ async def choose_strategy(
         raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {prepared.reason}")
     if not strategy.takes_seed and _is_seeded(context.request):
         return _choose_plain("seed")
-    if strategy.local:
+    if strategy.is_local:
         return StrategyChoice(strategy, prepared)  # it measures plain steps on its way
     plan = planner.choose_named(strategy.name, context.config.baseline_every)
     return StrategyChoice(strategy, prepared) if plan.plain_reason is None else _choose_plain(plan.plain_reason)
@@ -65,14 +65,14 @@ async def _choose_automatically(
     if context.draft is None:
         return _choose_plain("no_draft")
     is_local = context.target.capabilities.token_model is not None
-    candidates = [s for s in registered_strategies().values() if s.auto and s.local == is_local]
+    candidates = [s for s in registered_strategies().values() if s.auto and s.is_local == is_local]
     if is_local:
         return _choose_local(candidates, context)
     if _is_seeded(context.request):
         return _choose_plain("seed")
     if not planner.baseline.is_measured:
         return _choose_plain("baseline")  # there is nothing to compare with yet, and no need to ask what it can do
-    features = dict.fromkeys(feature for strategy in candidates for feature in strategy.features[:1])
+    features: set[Feature] = {feature for strategy in candidates for feature in strategy.features[:1]}
     if not all([await discovery.is_discovered(feature) for feature in features]):
         return _choose_plain("discovery")
     return _choose_for_server(candidates, context, planner)

@@ -58,7 +58,8 @@ class StrategyEntry:
     prepare: the function, or where it is ("module:function"); a module is imported at its first use.
     summary: one line for people. guarantee: the strongest that it can give.
     auto: whether `auto` may choose it; it then has to be exact.
-    target: with which targets it works: models in this process (`local`), behind a `server`, or `any`.
+    target: with which targets it works: models in this process (`local`: it times plain steps on its way), behind a
+        `server`, or `any`.
     needs: what the target has to have, the best first; one of them is enough. The first gives the strongest guarantee.
     takes_seed: whether a sampling request keeps its seed; without it such a request is answered plainly.
     reports_drafts: whether its rounds tell of all that was drafted.
@@ -93,7 +94,7 @@ class StrategyEntry:
             raise ConfigError(f"strategy {self.name!r} is {self.guarantee}; {AUTO!r} may choose exact ones alone")
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Whether it works with models in this process alone."""
         return self.target == "local"
 

@@ -36,7 +36,7 @@ def _create_entry(dialect: Dialect) -> ProviderEntry:
         "continue_prefix": dialect.continuation is not None,
         "prediction": dialect.prediction,
     }
-    features = tuple(name for name, is_there in has.items() if is_there)
+    features: tuple[TargetFeature, ...] = tuple(name for name, is_there in has.items() if is_there)
     return ProviderEntry(
         load=load_provider, summary=dialect.summary, load_with_key=load_provider, features=lambda _: features
     )
