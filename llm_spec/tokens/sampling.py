@@ -73,8 +73,8 @@ def adjust_logits(
     out = logits.astype(np.float64)
     for token_id, bias in sampling.logit_bias.items():
         out[token_id] += bias
-    penalty = sampling.repetition_penalty
-    if penalty not in {None, 1.0}:
+    penalty = 1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty
+    if penalty != 1.0:
         seen_ids = list(set(context_ids))
         seen = out[seen_ids]
         out[seen_ids] = np.where(seen > 0, seen / penalty, seen * penalty)
