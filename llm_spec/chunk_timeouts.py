@@ -59,7 +59,7 @@ class _TimeLimitedStream(AbstractAsyncContextManager[AsyncIterator[T]], AsyncIte
 
     async def __anext__(self) -> T:
         if self._items is None:
-            raise RuntimeError("a stream is read inside its context")
+            raise RuntimeError("a stream can only be read inside its context")
         if self._has_begun:
             return await self._chunk_timeouts.wait_at_most(
                 anext(self._items), self._chunk_timeouts.timeouts.between_chunks_s

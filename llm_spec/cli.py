@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="llm-spec", description="Speculative decoding as middleware.")
+    parser = argparse.ArgumentParser(prog="llm-spec", description="Speculative decoding as async middleware.")
     parser.add_argument("--version", action="version", version=f"llm-spec {llm_spec.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("providers", help="what is installed, and what each can do")
+    commands.add_parser("providers", help="list the installed providers and what each can do")
     from llm_spec.cli_plan import add_plan
     from llm_spec.cli_run import add_run
     from llm_spec.cli_serve import add_serve

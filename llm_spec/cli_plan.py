@@ -35,23 +35,27 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to a parser."""
     plan = commands.add_parser(
         "plan",
-        help="whether a draft would pay: time and money of each way to use it",
-        description="Runs the strategies against models of the given speeds and prices, without asking anybody. "
-        "Speeds are guesses unless they are given or, with --measure, taken from the models themselves.",
+        help="estimate whether a draft would pay: time and money of each strategy",
+        description="Simulates the strategies with models of the given speeds and prices; no model is called. "
+        "Speeds are assumed unless you give them or measure them with --measure.",
     )
     plan.add_argument("--target", required=True, help="the model whose answer counts, such as openai:gpt-4.1")
-    plan.add_argument("--draft", required=True, help="who drafts, such as openai:gpt-4.1-nano")
+    plan.add_argument("--draft", required=True, help="the draft, such as openai:gpt-4.1-nano")
     plan.add_argument("--context", type=int, default=2000, metavar="N", help="tokens of the prompt (%(default)s)")
     plan.add_argument("--output", type=int, default=600, metavar="N", help="tokens of the answer (%(default)s)")
-    plan.add_argument("--acceptance", type=float, metavar="A", help="how likely a drafted token is right, 0 to 1")
     plan.add_argument(
-        "--measure", metavar="PROMPT", help="ask both models this, and take speeds and acceptance from it"
+        "--acceptance", type=float, metavar="A", help="probability that a drafted token is accepted, 0 to 1"
+    )
+    plan.add_argument(
+        "--measure", metavar="PROMPT", help="send this prompt to both models and measure their speeds and acceptance"
     )
     for name, first_s, rate in (("target", 0.5, 60.0), ("draft", 0.3, 200.0)):
         plan.add_argument(f"--{name}-first-token-s", type=float, default=first_s, metavar="S", help="(%(default)s)")
         plan.add_argument(f"--{name}-tokens-per-s", type=float, default=rate, metavar="N", help="(%(default)s)")
-        plan.add_argument(f"--{name}-price", metavar="IN:OUT[:CACHED]", help="for a million tokens")
-    plan.add_argument("--streams", type=int, default=4, metavar="N", help="most requests at once (%(default)s)")
+        plan.add_argument(f"--{name}-price", metavar="IN:OUT[:CACHED]", help="price per million tokens")
+    plan.add_argument(
+        "--streams", type=int, default=4, metavar="N", help="maximum number of concurrent requests (%(default)s)"
+    )
 
 
 async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenario, tuple[float, ...]]:
@@ -95,7 +99,7 @@ def print_plan(
     target, draft = scenario.target, scenario.draft
     is_priced = scenario.target_price is not None and scenario.draft_price is not None
     print(
-        f"{names[0]}, helped by {names[1]}:\n"
+        f"{names[0]}, drafted by {names[1]}:\n"
         f"an answer of {scenario.output} tokens to a prompt of {scenario.context}\n\n"
         f"  target  {_format_speed(target)}; {_format_price(scenario.target_price)}\n"
         f"  draft   {_format_speed(draft)}; {_format_price(scenario.draft_price)}\n"
@@ -152,7 +156,7 @@ def _format_price(price: Price | None) -> str:
     if price is None:
         return "price not known"
     cached = "" if price.cached_input is None else f", {price.cached_input:g} cached"
-    return f"{price.input:g} in, {price.output:g} out{cached} for a million tokens"
+    return f"{price.input:g} in, {price.output:g} out{cached} per million tokens"
 
 
 def _parse_speed(first_token_s: float, tokens_per_s: float, option: str) -> ModelSpeed:
@@ -209,5 +213,5 @@ async def _measure_speed(provider: LlmProvider, prompt: str) -> ModelSpeed:
     result = await SpeculativeDecoder(None, provider).decode(request)
     first_s, num_tokens = result.timings.first_text_s, 0 if result.usage is None else result.usage.output_tokens
     if first_s is None or num_tokens < 8:
-        raise TargetError(f"{provider.name} wrote too little to measure it by; give another prompt")
+        raise TargetError(f"{provider.name} wrote too little to be measured; give another prompt")
     return ModelSpeed(first_token_s=first_s, token_s=(result.timings.total_s - first_s) / (num_tokens - 1))

@@ -27,34 +27,40 @@ __all__ = ["add_run", "run"]
 
 def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
     """Add the command to a parser."""
-    run = commands.add_parser("run", help="answer a prompt, the draft helping the target")
+    run = commands.add_parser("run", help="answer a prompt with a draft and a target")
     run.add_argument("prompt", metavar="PROMPT", nargs="?", help="the user's message; - reads it from standard input")
     run.add_argument("--system", metavar="TEXT", help="the system message")
     run.add_argument(
-        "--file", metavar="FILE", action="append", default=[], help="a text that follows the prompt; may be repeated"
+        "--file", metavar="FILE", action="append", default=[], help="a file to append to the prompt; may be repeated"
     )
     run.add_argument("--target", default="builtin:target", help="the model whose answer counts (%(default)s)")
     run.add_argument(
-        "--draft", default="lookup+builtin:draft", help="who drafts: a model, lookup, or both (%(default)s)"
+        "--draft", default="lookup+builtin:draft", help="the draft: a model, lookup, or both (%(default)s)"
     )
     run.add_argument("--strategy", default="auto", choices=strategy_choices(), help="how to verify (%(default)s)")
     run.add_argument(
         "--lookahead", default="adaptive", metavar="N", help="tokens a draft proposes, 1 to 32 (%(default)s)"
     )
-    run.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer (%(default)s)")
     run.add_argument(
-        "--stop", metavar="TEXT", action="append", default=[], help="the answer ends before this; may be repeated"
+        "--max-tokens", type=int, default=128, metavar="N", help="maximum length of the answer (%(default)s)"
+    )
+    run.add_argument(
+        "--stop", metavar="TEXT", action="append", default=[], help="stop before this text; may be repeated"
     )
     run.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (the target's default)")
     run.add_argument("--top-p", type=float, metavar="P")
-    run.add_argument("--seed", type=int, metavar="N", help="one seed, one text, with and without speculation")
-    run.add_argument("--prediction", metavar="FILE", help="what the answer will probably be (strategy predict)")
-    run.add_argument("--target-price", metavar="IN:OUT[:CACHED]", help="for a million tokens, for the summary's cost")
+    run.add_argument(
+        "--seed", type=int, metavar="N", help="the same seed gives the same text, with and without speculation"
+    )
+    run.add_argument("--prediction", metavar="FILE", help="a file with the probable answer (strategy predict)")
+    run.add_argument(
+        "--target-price", metavar="IN:OUT[:CACHED]", help="price per million tokens, used for the cost in the summary"
+    )
     run.add_argument("--draft-price", metavar="IN:OUT[:CACHED]")
-    run.add_argument("--max-cost", type=float, metavar="X", help="end the answer where it would cost more")
-    run.add_argument("--no-speculation", action="store_true", help="the target alone")
-    run.add_argument("--compare", action="store_true", help="also run the target alone: same text? how much faster?")
-    run.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    run.add_argument("--max-cost", type=float, metavar="X", help="end the answer before it costs more than this")
+    run.add_argument("--no-speculation", action="store_true", help="use the target alone")
+    run.add_argument("--compare", action="store_true", help="also run the target alone, and compare text and time")
+    run.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -167,7 +173,7 @@ async def _stream_answer(
 def _print_report(result: SpeculativeResult, same_text: bool | None, *, max_tokens: int, as_json: bool) -> None:
     """The figures: on a terminal below the answer; of a comparison on standard error where a pipe gets the answer."""
     for reason in result.fallbacks:
-        print(f"llm-spec: the draft failed and the target went on alone: {reason}", file=sys.stderr)
+        print(f"llm-spec: the draft failed and the target continued alone: {reason}", file=sys.stderr)
     if as_json:
         extra = {} if same_text is None else {"same_text_as_plain": same_text}
         print(json.dumps(result.to_dict() | extra))
@@ -177,7 +183,7 @@ def _print_report(result: SpeculativeResult, same_text: bool | None, *, max_toke
     out = sys.stdout if sys.stdout.isatty() else sys.stderr
     print(f"\n{result.summary()}", file=out)
     if result.stopped_by == "max_tokens":
-        print(f"the answer was cut off: --max-tokens is {max_tokens}", file=out)
+        print(f"the answer was cut off, because --max-tokens is {max_tokens}", file=out)
     if same_text is not None:
         texts = "the same text" if same_text else "a different text"
         print(f"the target alone: {result.plain_s:.3f} s, {texts}", file=out)

@@ -19,23 +19,27 @@ __all__ = ["add_serve", "run_serve"]
 def add_serve(commands: Any) -> None:
     """Add the subcommand to an argparse parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "serve", help="answer clients of OpenAI's and Anthropic's APIs, and show a page"
+        "serve", help="serve OpenAI's and Anthropic's APIs, and a page"
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML; without it the built-in pair, as model builtin")
+    parser.add_argument(
+        "--config", metavar="FILE", help="a TOML file; without it the built-in pair is served as model builtin"
+    )
     parser.add_argument("--host", metavar="ADDRESS", help="where to listen (127.0.0.1)")
-    parser.add_argument("--port", type=int, metavar="N", help="0 takes any that is free (8700)")
+    parser.add_argument("--port", type=int, metavar="N", help="0 chooses a free port (8700)")
     parser.add_argument("--workers", type=int, metavar="N", help="processes; each loads its own local models (1)")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="open the models, ask their servers once, and end",
+        help="open the models, call their servers once, and exit",
     )
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
     """Serve until told to end."""
     if importlib.util.find_spec("prometheus_client") is None:
-        raise MissingExtraError("serve needs prometheus_client, which is not here; run: pip install 'llm-spec[server]'")
+        raise MissingExtraError(
+            "serve needs prometheus_client, which is not installed; run: pip install 'llm-spec[server]'"
+        )
     from llm_spec.server.config import ServerConfig, load_config
     from llm_spec.server.serve import serve
 

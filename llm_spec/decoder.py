@@ -218,7 +218,7 @@ class SpeculativeDecoder:
     ) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         target = self._target
         if not isinstance(target, ChunkStreaming):
-            raise UnsupportedError(f"target {target.name} has no chunks to pass on")
+            raise UnsupportedError(f"target {target.name} cannot pass its chunks on")
         max_affordable_tokens = self._max_affordable_tokens(request)
         num_choices = max(1, int(request.extra.get("n") or 1))
         if max_affordable_tokens is not None:
@@ -546,5 +546,5 @@ def _build_request(request: Messages | ChatRequest, options: RequestOptions) -> 
     if not isinstance(request, ChatRequest):
         return ChatRequest.create(request, **options)
     if options:
-        raise InvalidRequestError(f"{min(options)} is given beside a whole ChatRequest; put it into the request")
+        raise InvalidRequestError(f"{min(options)} was given together with a ChatRequest; put it into the request")
     return request

@@ -8,10 +8,10 @@
     ├── UnsupportedError         the chosen strategy cannot serve this pair or request: choose another, or `auto`
     ├── ModelLoadError           a local model's files are missing or broken: fix the named file
     └── TargetError              the target failed while answering; `partial_text` is what had been verified
-        ├── TransientError           it may answer if asked again: overloaded, out of reach, silent for too long
-        ├── CircuitOpenError         it failed so often that it is left alone for a while: ask later
-        ├── BudgetError              no budget is left to ask it: raise the budget, or wait for requests under way
-        └── ModelOutputError         a local model computed something that is no law (NaN logits)
+        ├── TransientError           the same request may succeed later: overloaded, unreachable, silent for too long
+        ├── CircuitOpenError         it failed too often and its circuit is open: try again later
+        ├── BudgetError              no budget is left: raise it, or wait for running requests
+        └── ModelOutputError         a local model computed logits that define no distribution (NaN)
 
 A failing draft raises none of these to the caller: it is logged, counted (`DraftError` names it there) and the target
 goes on alone. `asyncio.CancelledError` is never translated.
@@ -41,8 +41,8 @@ __all__ = [
 class LlmSpecError(Exception):
     """Base of every error that this library raises on purpose.
 
-    `code` and `param` are a server's own words for what went wrong (`context_length_exceeded`) and with which field;
-    None where it said nothing.
+    `code` and `param` are what a server reports (`context_length_exceeded`) and with which field;
+    None if it reported nothing.
     """
 
     code: str | None = None
@@ -66,7 +66,7 @@ class InvalidRequestError(LlmSpecError, ValueError):
 
 
 class UnsupportedError(LlmSpecError):
-    """The strategy asked for by name cannot serve this pair or this request; the message says why."""
+    """The requested strategy cannot serve this pair or this request; the message says why."""
 
 
 class ModelLoadError(LlmSpecError):
@@ -77,7 +77,7 @@ class TargetError(LlmSpecError):
     """The target failed while answering.
 
     `partial_text` is the verified text up to the failure; it has been streamed already where the caller streams.
-    `status` is that of HTTP, None where there was none.
+    `status` is the HTTP status, None if there was none.
     """
 
     def __init__(self, message: str, *, partial_text: str = "", status: int | None = None) -> None:
@@ -89,7 +89,7 @@ class TargetError(LlmSpecError):
 class TransientError(TargetError):
     """The target could not answer now; the same request may succeed later.
 
-    `retry_after_s` is what the server asked to wait, None where it did not say; `status` that of HTTP, None where the
+    `retry_after_s` is how long the server asked to wait, None if it did not say; `status` that of HTTP, None where the
     connection failed.
     """
 
@@ -101,7 +101,7 @@ class TransientError(TargetError):
 
 
 class CircuitOpenError(TargetError):
-    """The target failed several times in a row and is left alone for `retry_after_s` seconds; nothing was sent."""
+    """The target failed several times in a row; its circuit is open for `retry_after_s` seconds; nothing was sent."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -113,7 +113,7 @@ class BudgetError(TargetError):
 
 
 class ModelOutputError(TargetError):
-    """A local target computed logits that define no probability law (NaN, or nothing but minus infinity)."""
+    """A local target computed logits that define no distribution (NaN, or only minus infinity)."""
 
 
 class DraftError(LlmSpecError):

@@ -64,12 +64,12 @@ def open_constraint(target: TokenModel, request: ChatRequest) -> TokenConstraint
     wanted.check_length()
     tokenizer = target.tokenizer
     if not isinstance(tokenizer, GrammarTokenizer):
-        raise InvalidRequestError(f"response_format is set; {target.name} does not tell its vocabulary to grammars")
+        raise InvalidRequestError(f"response_format is set; {target.name} does not share its vocabulary with grammars")
     if not tokenizer.eos_token_ids:
         raise InvalidRequestError(f"response_format is set; {target.name} has no token that ends an answer")
     if not _is_installed():
         raise MissingExtraError(
-            f"response_format needs {_LIBRARY}, not installed here; run: pip install 'llm-spec[grammar]'"
+            f"response_format needs {_LIBRARY}, which is not installed; run: pip install 'llm-spec[grammar]'"
         )
     matcher = _make_matcher(wanted, target, tokenizer)
     if request.prefix:
@@ -204,7 +204,7 @@ def _dump_schema(schema: Mapping[str, Any]) -> str:
     try:
         return json.dumps({**options, **schema}, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"response_format.json_schema.schema is no JSON: {error}") from error
+        raise InvalidRequestError(f"response_format.json_schema.schema is not valid JSON: {error}") from error
 
 
 # -------------------------------------------------------------------------------------------- the library

@@ -77,7 +77,7 @@ class MeteredTarget:
 
     async def discover(self, feature: Feature) -> None:
         if not await self._chunk_timeouts.wait_for_first(self._discovery.wait_for(feature)):
-            raise TransientError(f"{self.name} could not be tried: its decoder was closed")
+            raise TransientError(f"{self.name} could not be tried, because its decoder was closed")
 
     async def aclose(self) -> None:
         await self._target.aclose()

@@ -142,7 +142,9 @@ def _open_spec(
     entry = _load_entry(points[settings.type])
     if entry.missing_modules:
         missing = ", ".join(entry.missing_modules)
-        raise MissingExtraError(f"provider {settings.type!r} needs {missing}, not installed here; run: {entry.install}")
+        raise MissingExtraError(
+            f"provider {settings.type!r} needs {missing}, which is not installed; run: {entry.install}"
+        )
     base_url = spec.base_url or settings.base_url
     if settings.api_key is None:
         return entry.load(spec.model, base_url)
@@ -154,5 +156,5 @@ def _open_spec(
 def _load_entry(point: EntryPoint) -> ProviderEntry:
     entry: object = point.load()
     if not isinstance(entry, ProviderEntry):
-        raise ConfigError(f"entry point {point.name} = {point.value} is no ProviderEntry")
+        raise ConfigError(f"entry point {point.name} = {point.value} is not a ProviderEntry")
     return entry

@@ -168,7 +168,7 @@ class CircuitBreaker:
         left_s = self._open_until_s - now()
         if left_s > 0 or self._is_trying:
             raise CircuitOpenError(
-                f"{self._name} failed {self._num_failures} times in a row and is left alone"
+                f"{self._name} failed {self._num_failures} times in a row; its circuit is open"
                 + (f" for {left_s:.1f} s more" if left_s > 0 else " until one trial has ended"),
                 retry_after_s=max(left_s, _TRIAL_RETRY_S),
             )

@@ -50,19 +50,19 @@ PlainReason: TypeAlias = Literal[
 
 PLAIN_REASONS: Final[Mapping[PlainReason, str]] = MappingProxyType(
     {
-        "configured": "the decoder is configured so",
+        "configured": "the configuration chose it",
         "no_draft": "there is no draft",
-        "request": "the request asks for what no strategy keeps at this target",
+        "request": "the request uses an option that no strategy supports with this target",
         "seed": "the request samples with a seed, and a server cannot give its streams and batches seeds of their own",
-        "target": "the target cannot verify such a draft",
-        "discovery": "what the target can do is being found out",
-        "baseline": "the target alone is being measured, to compare with",
-        "not_worthwhile": "the target alone is faster with this draft, as measured",
-        "budget": "no budget is left: nothing was asked",
-        "refused": "the target refused the speculative attempt and was asked plainly",
-        "retried": "the target failed, and the next attempt was plain",
+        "target": "the target cannot verify this kind of draft",
+        "discovery": "the target's capabilities are still being discovered",
+        "baseline": "this answer measures the target without a draft",
+        "not_worthwhile": "measurements show that the target alone is faster than with this draft",
+        "budget": "no budget is left, so nothing was sent",
+        "refused": "the target refused the speculative attempt and answered without speculation",
+        "retried": "the target failed, and the next attempt ran without speculation",
         "draft_failed": "the draft failed, was late or was not available",
-        "nothing_drafted": "nothing was drafted that could be verified",
+        "nothing_drafted": "the draft proposed nothing that could be verified",
     }
 )
 

@@ -197,7 +197,7 @@ class _AnswerAttempts:
         self._is_circuit_trial = target_call.breaker.begin_attempt()
         try:
             if self._break_error is not None and not await can_continue(target_call.target):
-                raise CannotContinueError(f"{target_call.target.name} does not go on from a text")
+                raise CannotContinueError(f"{target_call.target.name} does not continue a text")
             return await self._open_with_fallback()
         except Exception as error:
             target_call.breaker.record_outcome(error)

@@ -87,9 +87,7 @@ async def iterate_in_thread(
                     if cancelled.is_set():
                         return
         except asyncio.CancelledError as error:  # no task runs here, so it is an error like any other
-            raise RuntimeError(
-                "CancelledError was raised in a worker thread, where nobody cancelled anything"
-            ) from error
+            raise RuntimeError("CancelledError was raised in a worker thread, but nothing was cancelled") from error
         finally:
             loop.call_soon_threadsafe(batches.put_nowait, None)
 

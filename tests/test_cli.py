@@ -85,7 +85,7 @@ def test_compare_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert text == run(capsys, "run", PROMPT, "--max-tokens", "8")[1]
     measured = r"^\d+\.\d\dx as fast as the target alone \(measured by a run of it beside this one\)$"
     assert re.search(measured, err, re.MULTILINE)
-    assert "\nthe answer was cut off: --max-tokens is 8\n" in err
+    assert "\nthe answer was cut off, because --max-tokens is 8\n" in err
     assert err.endswith(" s, the same text\n")
 
 

@@ -319,7 +319,7 @@ def test_nothing_continues_a_text_by_itself() -> None:
             async for _ in events:
                 pass
 
-    with pytest.raises(CannotContinueError, match="does not go on from a text") as caught:
+    with pytest.raises(CannotContinueError, match="does not continue a text") as caught:
         run_virtual(run())
     assert caught.value.partial_text == "Monday, "
     assert target.requests == []

@@ -72,6 +72,34 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
         assert broken_links(page) == ["gone.md", "#three", "gone.png", "#one--two"]
 
 
+ARCHITECTURE: Final = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def find_missing_names(page: str) -> list[str]:
+    """The paths in backticks that are not there, and the names in backticks that no source file has."""
+    files = [*ROOT.glob("llm_spec/**/*.py"), *ROOT.glob("providers/**/*.py"), *ROOT.glob("examples/*.py")]
+    words = {word for file in files for word in re.findall(r"\w+", file.read_text(encoding="utf-8"))}
+    missing: list[str] = []
+    for code in re.findall(r"`([^`\n]+)`", FENCE.sub("", page)):
+        if re.fullmatch(r"[\w.-]+(/[\w.-]*)+", code) and "NAME" not in code:
+            missing += [] if (ROOT / code).exists() else [code]
+        elif re.fullmatch(r"[\w.]+(\([\w=…]*\))?", code) and not (ROOT / code).exists():
+            missing += [code for word in re.findall(r"\w+", code) if word not in words]
+    return missing
+
+
+def test_what_the_architecture_page_names_exists() -> None:
+    """Paths and names in backticks."""
+    assert find_missing_names(ARCHITECTURE) == []
+
+
+def test_names_that_are_gone_are_found() -> None:
+    assert find_missing_names("`llm_spec/gone.py` `GoneClass` `llm_spec/chat.py` `ChatRequest` `x = y`") == [
+        "llm_spec/gone.py",
+        "GoneClass",
+    ]
+
+
 def recipe(target: str) -> list[str]:
     """The commands of a make target, as make would run them."""
     printed = subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True, text=True).stdout

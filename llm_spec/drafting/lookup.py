@@ -89,5 +89,5 @@ def _load_draft(model: str, base_url: str | None) -> PromptLookup:
 
 
 PROMPT_LOOKUP: Final = ProviderEntry(
-    load=_load_draft, summary="draft: copies what followed the same words before", is_free=True
+    load=_load_draft, summary="draft: copies the text that followed the same words earlier", is_free=True
 )

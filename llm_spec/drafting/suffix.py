@@ -207,5 +207,7 @@ def _load_draft(model: str, base_url: str | None) -> SuffixDraft:
 
 
 SUFFIX_DRAFT: Final = ProviderEntry(
-    load=_load_draft, summary="draft: what followed the same words most often, also in earlier answers", is_free=True
+    load=_load_draft,
+    summary="draft: copies the text that most often followed the same words, in earlier answers too",
+    is_free=True,
 )

@@ -36,7 +36,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     try:
         value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise ModelLoadError(f"{path} is not JSON: {error}") from error
+        raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} holds no JSON object")
+        raise ModelLoadError(f"{path} does not hold a JSON object")
     return cast("dict[str, Any]", value)

@@ -96,7 +96,7 @@ def _load_tokenizer(text: str, path: Path) -> RustTokenizer:
     try:
         return Tokenizer.from_str(text)
     except Exception as error:  # the package raises bare Exception
-        raise ModelLoadError(f"{path} is no tokenizer file: {error}") from error
+        raise ModelLoadError(f"{path} is not a tokenizer file: {error}") from error
 
 
 def _encode_text(tokenizer: RustTokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:

@@ -51,7 +51,7 @@ class BodyReader:
             async with asyncio.timeout(self._config.body_timeout_s):
                 return await self._read_bounded(request, reservation)
         except TimeoutError:
-            raise Problem(408, "the request's body did not come in time", code="timeout") from None
+            raise Problem(408, "the request's body did not arrive in time", code="timeout") from None
 
     async def _read_bounded(self, request: web.Request, reservation: _Reservation) -> bytes:
         pieces: list[bytes] = []
@@ -67,7 +67,7 @@ class BodyReader:
 
     def _reserve(self, more_bytes: int, reservation: _Reservation) -> None:
         if self._num_reserved_bytes + more_bytes > self._max_reserved_bytes:
-            message = "the server holds as many long requests as it may"
+            message = "the server already holds as many long requests as it can"
             raise Problem(503, message, code="overloaded", retry_after_s=1.0)
         self._num_reserved_bytes += more_bytes
         reservation.num_bytes += more_bytes
@@ -89,7 +89,7 @@ async def _decode_body(data: bytes) -> RequestBody:
     try:
         body: Any = await run_in_body_thread(decode_long_json, data) if is_long else decode_json(data)
     except (ValueError, RecursionError) as error:
-        raise Problem(400, f"the body is no JSON: {error}", code="invalid_json") from None
+        raise Problem(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise Problem(400, f"the body is of type {type(body).__name__}; it must be a JSON object")
     return RequestBody(cast("Json", body), is_long)

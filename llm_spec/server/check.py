@@ -69,11 +69,11 @@ async def _find_failure(opened: AbstractAsyncContextManager[AsyncIterator[object
     except LlmSpecError as error:
         return str(error)
     except TimeoutError:
-        return f"it was silent for {_TIMEOUT_S:g} s"
+        return f"it sent nothing for {_TIMEOUT_S:g} s"
     return "it ended its answer before it began"
 
 
 def _format_failure(config: ServerConfig, text: str, problem: str) -> str:
     """What cannot be asked, by the models that need it."""
     needed_by = [name for name, model in config.models.items() if text in (model.target, model.draft)]
-    return f"models.{', models.'.join(needed_by)}: {text.partition('@')[0]} cannot be asked: {problem}"
+    return f"models.{', models.'.join(needed_by)}: {text.partition('@')[0]} cannot answer: {problem}"

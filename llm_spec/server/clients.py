@@ -139,7 +139,7 @@ class Clients:
         digest = _hash_key(api_key)
         found = [client for key_hash, client in self._clients_by_hash if hmac.compare_digest(key_hash, digest)]
         if not found:
-            raise Problem(401, "the API key is not known here", code="invalid_api_key")
+            raise Problem(401, "the API key is not known to this server", code="invalid_api_key")
         return found[0]
 
 

@@ -42,7 +42,7 @@ def parse_completion_requests(body: Body, *, is_local: bool) -> list[ParsedReque
     prompts = _get_prompts(body)
     stream, num_choices = get_field(body, "stream", default=False), get_num_choices(body)
     if stream and len(prompts) > 1:
-        raise InvalidRequestError(f"prompt has {len(prompts)} texts; one at a time can be streamed")
+        raise InvalidRequestError(f"prompt has {len(prompts)} texts; only one can be streamed at a time")
     logprobs = get_field(body, "logprobs", None, int) is not None  # 0 asks for those of the text itself
     relay_fields = {name: body[name] for name in ("n", "logprobs", "echo") if body.get(name) is not None}
     parsed = ParsedRequest(
@@ -77,7 +77,7 @@ def _get_prompts(body: Body) -> list[str]:
     prompt: Any = body.get("prompt")
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]  # pyright: ignore[reportUnknownVariableType]
     if not prompts or not all(isinstance(text, str) for text in prompts):
-        raise InvalidRequestError("prompt must be a text or a list of texts; token ids are not taken here")
+        raise InvalidRequestError("prompt must be a text or a list of texts; token ids are not supported here")
     if len(prompts) > _MAX_PROMPTS:
         raise InvalidRequestError(f"prompt has {len(prompts)} texts; it may have {_MAX_PROMPTS}")
     return cast("list[str]", prompts)

@@ -56,7 +56,7 @@ class ModelConfig:
         for field_name in self.extra_fields:
             if str(field_name).lower() in LIMIT_FIELDS:
                 raise ConfigError(
-                    f"extra_fields has {field_name!r}, by which clients would pass their limits; take it out"
+                    f"extra_fields has {field_name!r}, which would let clients exceed their limits; remove it"
                 )
 
     @property
@@ -90,7 +90,7 @@ class KeyConfig:
 
     def __post_init__(self) -> None:
         if len(self.key) < 8 or not (self.key.isascii() and self.key.isprintable()):
-            raise ConfigError("key is shorter than 8 characters, or has some that no header can carry")
+            raise ConfigError("key is shorter than 8 characters, or has characters that a header cannot carry")
         check_number(ConfigError, "max_concurrent", self.max_concurrent, 1, integer=True)
         check_number(ConfigError, "max_tokens", self.max_tokens, 0, integer=True)
         check_number(ConfigError, "max_cost", self.max_cost, 0.0)
@@ -128,7 +128,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         if not self.models:
-            raise ConfigError("models is empty; name at least one, [models.NAME] with a target")
+            raise ConfigError("models is empty; add at least one [models.NAME] with a target")
         check_number(ConfigError, "port", self.port, 0, 65535, integer=True)
         check_number(ConfigError, "workers", self.workers, 1, 256, integer=True)
         check_number(ConfigError, "max_body_bytes", self.max_body_bytes, 1, integer=True)
@@ -140,7 +140,7 @@ class ServerConfig:
         if self.default_model is not None and self.default_model not in self.models:
             raise ConfigError(f"default_model is {self.default_model!r}; it must be one of {', '.join(self.models)}")
         if len({key.key for key in self.keys.values()}) < len(self.keys):
-            raise ConfigError("keys has the same key twice; each client needs one of its own")
+            raise ConfigError("keys has the same key twice; each client needs its own")
         for name, key in self.keys.items():
             for model in key.models or ():
                 if model not in self.models:
@@ -149,7 +149,9 @@ class ServerConfig:
     def check_address(self) -> None:
         """Raise ConfigError where anybody on the network could ask without a key."""
         if not self.keys and not is_loopback(self.host):
-            raise ConfigError(f"host is {self.host!r}, which others can reach, and there are no keys; add [keys.NAME]")
+            raise ConfigError(
+                f"host is {self.host!r}, which other machines can reach, and there are no keys; add [keys.NAME]"
+            )
 
     @classmethod
     def builtin(cls, **settings: Any) -> ServerConfig:
@@ -177,7 +179,7 @@ def load_config(path: str | Path, environment: Mapping[str, str] | None = None) 
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"the config {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: no TOML: {error}") from error
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
     return _ConfigReader(str(path), text, os.environ if environment is None else environment).read(table)
 
 
@@ -201,7 +203,7 @@ class _ConfigReader:
         models = {name: self._read_model(name, t) for name, t in self._get_tables(table, "models")}
         keys = {name: self._read_key(name, t) for name, t in self._get_tables(table, "keys")}
         if not models:
-            raise ConfigError(f"{self._path}: there is no model; add [models.NAME] with a target")
+            raise ConfigError(f"{self._path}: no model is configured; add [models.NAME] with a target")
         names = [f.name for f in dataclasses.fields(ServerConfig) if f.name not in ("models", "providers", "keys")]
         settings = self._get_settings(table.get("server", {}), ("server",), names)
         config = self._construct(("server",), ServerConfig, models=models, providers=providers, keys=keys, **settings)

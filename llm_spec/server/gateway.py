@@ -153,10 +153,10 @@ class Gateway:
     def _find_origin_refusal(self, host: str, origin: str | None) -> tuple[str, str] | None:
         """Why, and the code for it."""
         if origin is not None and origin not in self._config.cors_origins and not _is_same_origin(origin, host):
-            return "pages from other origins may not ask here; see cors_origins", "origin"
+            return "pages from other origins are not allowed; see cors_origins", "origin"
         name = _get_hostname(host)
         if not self._config.keys and not (is_loopback(name) or name == self._config.host):
-            return "without keys this server answers to its loopback address alone", "host"
+            return "without keys this server only answers on its loopback address", "host"
         return None
 
     def _build_headers(self, request: web.Request) -> dict[str, str]:
@@ -266,7 +266,9 @@ class Gateway:
     def _admit(self, client: Client) -> None:
         """Let a request in; raises Problem where there are too many."""
         if self._num_open >= self._config.max_requests:
-            raise Problem(503, "the server answers as many requests as it may", code="overloaded", retry_after_s=1.0)
+            raise Problem(
+                503, "the server already answers as many requests as it can", code="overloaded", retry_after_s=1.0
+            )
         client.begin_request()
         self._num_open += 1
         self._metrics.set_open_requests(self._num_open)

@@ -52,7 +52,7 @@ def _decode(data: bytes, decoder: json.JSONDecoder) -> Any:
 
 
 def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _parse_finite_float(digits: str) -> float:

@@ -78,12 +78,12 @@ def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedR
     `target_api`: the target's own API, None for a model in this process. A last message of the assistant is continued.
     """
     if body.get("max_tokens") is None:
-        raise InvalidRequestError("max_tokens is missing; this API wants it")
+        raise InvalidRequestError("max_tokens is missing; this API requires it")
     if body.get("thread") is not None:  # what it holds of the conversation is not in `messages`
         raise Problem(400, _NO_THREADS_MESSAGE, code="thread_unsupported_request", param="thread")
     for name in _UNSUPPORTED_FIELDS:
         if body.get(name):
-            raise InvalidRequestError(f"{name} is set, which is not taken here; leave it out")
+            raise InvalidRequestError(f"{name} is set; this server does not support it, leave it out")
     is_native = target_api == "messages"
     messages = [*_parse_system(body, is_native=is_native), *_parse_messages(body, is_native=is_native)]
     prefix = ""
@@ -184,7 +184,7 @@ def _get_tool_result_text(block: Json, *, is_native: bool) -> str:
     if isinstance(content, list):
         parts = get_objects(block, "content")
         if not is_native and any(part.get("type") != "text" for part in parts):
-            raise InvalidRequestError("a tool_result has a part that is not text, which is not taken here")
+            raise InvalidRequestError("a tool_result has a part that is not text, which is not supported here")
         return "".join(str(part.get("text", "")) for part in parts)
     return str(content or "")
 
@@ -198,7 +198,7 @@ def _convert_part(block: Json) -> Json:
         source = get_object(block, "source")
         url = source["url"] if source.get("type") == "url" else f"data:{source['media_type']};base64,{source['data']}"
         return {"type": "image_url", "image_url": {"url": url}}
-    raise InvalidRequestError(f"a block of type {kind!r} is not taken here")
+    raise InvalidRequestError(f"a block of type {kind!r} is not supported here")
 
 
 def _convert_tools(body: Body, *, is_native: bool) -> Iterator[Json]:
@@ -208,7 +208,9 @@ def _convert_tools(body: Body, *, is_native: bool) -> Iterator[Json]:
             yield tool
             continue
         if kind != "custom" or "name" not in tool:
-            raise InvalidRequestError(f"tools[{index}] is {tool.get('type')!r}; only tools of one's own are taken here")
+            raise InvalidRequestError(
+                f"tools[{index}] is {tool.get('type')!r}; only tools that the client runs are supported here"
+            )
         function = {"name": tool["name"], "parameters": tool.get("input_schema", {"type": "object"})}
         described = {"description": tool["description"]} if tool.get("description") else {}
         yield {"type": "function", "function": {**function, **described}}

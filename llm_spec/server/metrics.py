@@ -52,14 +52,14 @@ class Metrics:
         by_model = ("model",)
         self.requests = Counter("llm_spec_requests", "Requests", ("endpoint", "model"), registry=r)
         self.errors = Counter("llm_spec_errors", "Requests that ended in an error", ("status",), registry=r)
-        self.cancelled = Counter("llm_spec_cancelled", "Requests whose client left", registry=r)
+        self.cancelled = Counter("llm_spec_cancelled", "Requests whose client disconnected", registry=r)
         self._open_requests = Gauge(
             "llm_spec_open_requests", "Requests being answered", multiprocess_mode="livesum", registry=r
         )
-        self.tokens = Counter("llm_spec_tokens", "Tokens by what became of them", ("model", "kind"), registry=r)
+        self.tokens = Counter("llm_spec_tokens", "Tokens by outcome", ("model", "kind"), registry=r)
         self.rounds = Counter("llm_spec_rounds", "Rounds in which something was drafted", by_model, registry=r)
-        self.fallbacks = Counter("llm_spec_fallbacks", "Drafts that were given up", by_model, registry=r)
-        self.retries = Counter("llm_spec_retries", "Targets that were asked again", by_model, registry=r)
+        self.fallbacks = Counter("llm_spec_fallbacks", "Drafts that were abandoned", by_model, registry=r)
+        self.retries = Counter("llm_spec_retries", "Requests to a target that were retried", by_model, registry=r)
         self.strategies = Counter("llm_spec_answers", "Answers by strategy", ("model", "strategy"), registry=r)
         self.first_text_s = Histogram(
             "llm_spec_first_text_seconds", "Time to the first text", by_model, buckets=_LATENCY_BUCKETS_S, registry=r
@@ -69,7 +69,7 @@ class Metrics:
         )
         self._overhead = Histogram(
             "llm_spec_overhead_seconds",
-            "This server's part before an answer is asked for",
+            "Time that this server takes before it calls the target",
             buckets=_OVERHEAD_BUCKETS_S,
             registry=r,
         )
@@ -77,7 +77,7 @@ class Metrics:
         self._request_counters: dict[tuple[str, str], Counter] = {}
         self._breaker_open = Gauge(
             "llm_spec_breaker_open",
-            "1 while a target or draft that kept failing is left alone",
+            "1 while the circuit of a target or draft is open",
             ("model", "role"),
             multiprocess_mode="livemax",
             registry=r,
@@ -120,7 +120,7 @@ class Metrics:
         Raises Problem where the workers could not share their metrics.
         """
         if self._is_incomplete:
-            raise Problem(503, "there are no metrics: when the server was started, its disk was full")
+            raise Problem(503, "there are no metrics, because the disk was full when the server started")
         for model in models:
             self._breaker_open.labels(model.name, "target").set(model.decoder.is_target_circuit_open)
             self._breaker_open.labels(model.name, "draft").set(model.decoder.is_draft_circuit_open)

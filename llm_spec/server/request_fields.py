@@ -165,7 +165,7 @@ def _get_unknown_fields(body: Body, known_fields: frozenset[str]) -> Json:
     unknown = {name: value for name, value in body.items() if name not in known_fields and value is not None}
     for name in _RESERVED_FIELDS & unknown.keys():
         if unknown.pop(name) not in _DEFAULT_VALUES:
-            raise InvalidRequestError(f"{name} is set, which is no field of this API, or not taken here")
+            raise InvalidRequestError(f"{name} is set; this server does not support that field")
     return unknown
 
 
@@ -173,7 +173,7 @@ def _parse_logit_bias(bias: Json) -> dict[int, float]:
     try:
         return {int(token_id): value for token_id, value in bias.items()}
     except ValueError as error:
-        raise InvalidRequestError(f"logit_bias has a key that is no token id: {error}") from error
+        raise InvalidRequestError(f"logit_bias has a key that is not a token id: {error}") from error
 
 
 def parse_stop(body: Body, name: str = "stop") -> tuple[str, ...]:

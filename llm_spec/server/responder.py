@@ -86,9 +86,11 @@ class Responder:
         )
         num_input = sum(count_input_tokens(parsed.request) for parsed in self._parsed_requests)
         if budget is not None and budget.max_affordable_tokens(num_input, price, held=False) != 0:
-            message = "the rest of this key's budget is held by its requests under way; ask again when they have ended"
+            message = (
+                "the rest of this key's budget is reserved by its running requests; try again when they have ended"
+            )
             return Problem(429, message, code="budget_in_use", retry_after_s=_BUDGET_RETRY_S)
-        message = "this key's budget is spent, or too small for what is asked"
+        message = "this key's budget is spent, or too small for this request"
         return Problem(429, message, code="insufficient_quota", is_final=True)
 
     # ------------------------------------------------------------------------------------------ whole answers

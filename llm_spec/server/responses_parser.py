@@ -54,7 +54,7 @@ def parse_responses_request(body: Body, *, is_local: bool) -> ParsedRequest:
         if body.get(name):
             raise InvalidRequestError(f"{name} is set; this server keeps no responses: send the whole input")
     if body.get("top_logprobs"):
-        raise InvalidRequestError("top_logprobs is set; log-probabilities are told by /v1/chat/completions alone")
+        raise InvalidRequestError("top_logprobs is set; only /v1/chat/completions returns log-probabilities")
     effort = get_object(body, "reasoning").get("effort")
     request = build_chat_request(
         body,
@@ -111,7 +111,7 @@ def _append_item(messages: list[ChatMessage], item: Json) -> None:
         case "reasoning":
             pass  # of an earlier answer: not for the model to read
         case kind:
-            raise InvalidRequestError(f"an item of type {kind!r} is not taken here")
+            raise InvalidRequestError(f"an item of type {kind!r} is not supported here")
 
 
 def _convert_content(item: Json) -> str | tuple[Json, ...]:
@@ -135,13 +135,13 @@ def _convert_part(part: Json) -> Json:
         return {"type": "text", "text": _join_texts([part])}
     if kind == "input_image" and part.get("image_url"):
         return {"type": "image_url", "image_url": {"url": part["image_url"], "detail": part.get("detail") or "auto"}}
-    raise InvalidRequestError(f"a part of type {kind!r} is not taken here")
+    raise InvalidRequestError(f"a part of type {kind!r} is not supported here")
 
 
 def _convert_tools(body: Body) -> Iterator[Json]:
     for index, tool in enumerate(get_objects(body, "tools")):
         if tool.get("type") != "function":
-            raise InvalidRequestError(f"tools[{index}] is {tool.get('type')!r}; only functions are taken here")
+            raise InvalidRequestError(f"tools[{index}] is {tool.get('type')!r}; only functions are supported here")
         fields = ("name", "description", "parameters", "strict")
         yield {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
 
@@ -154,7 +154,7 @@ def _convert_tool_choice(body: Body) -> str | Json | None:
         return choice
     tool = get_object(body, "tool_choice")
     if tool.get("type") != "function":
-        raise InvalidRequestError(f"tool_choice is {tool.get('type')!r}; only functions are taken here")
+        raise InvalidRequestError(f"tool_choice is {tool.get('type')!r}; only functions are supported here")
     return {"type": "function", "function": {"name": tool.get("name")}}
 
 

@@ -106,7 +106,7 @@ async def continue_by_text(
     anew, and TargetError when it does not repeat that whitespace.
     """
     if not await can_continue(target):
-        raise CannotContinueError(f"{target.name} does not go on from a text", partial_text=text)
+        raise CannotContinueError(f"{target.name} does not continue a text", partial_text=text)
     sent = text.rstrip()
     repeated_text = text[len(sent) :]
     request = replace(_vary_seed(request, len(text)), prefix=request.prefix + sent)

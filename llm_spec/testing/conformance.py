@@ -154,7 +154,7 @@ async def _check_ending(subject: _ProviderSubject) -> None:
     for index in (0, 1):
         events = await subject.collect_items(index)
         for event in events:
-            subject.require_promise(isinstance(event, get_args(StreamEvent)), f"{event!r} is no stream event")
+            subject.require_promise(isinstance(event, get_args(StreamEvent)), f"{event!r} is not a stream event")
             if isinstance(event, Finish):
                 known = event.finish_reason in get_args(FinishReason)
                 subject.require_promise(
@@ -253,7 +253,7 @@ async def _check_draft_ending(subject: _DraftSubject) -> None:
     subject.require_promise(bool(subject.name), "name must not be empty")
     pieces = await subject.collect_items(0)
     for piece in pieces:
-        subject.require_promise(isinstance(piece, DraftPiece), f"{piece!r} is no DraftPiece")
+        subject.require_promise(isinstance(piece, DraftPiece), f"{piece!r} is not a DraftPiece")
     ends = [isinstance(piece, DraftPiece) and piece.finish_reason is not None for piece in pieces]
     subject.require_promise(
         ends == [False] * (len(ends) - 1) + [True], "the last piece, and no other, must have a finish_reason"

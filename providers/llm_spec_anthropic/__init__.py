@@ -28,7 +28,7 @@ def _load_provider(model: str, base_url: str | None, api_key: str | None = None)
         raise ConfigError("anthropic needs a model: anthropic:claude-haiku-5-5")
     if ANTHROPIC.missing_modules:
         raise MissingExtraError(
-            f"anthropic needs {', '.join(ANTHROPIC.missing_modules)}, not installed here; run: {_INSTALL}"
+            f"anthropic needs {', '.join(ANTHROPIC.missing_modules)}, which is not installed; run: {_INSTALL}"
         )
     from llm_spec_anthropic.provider import AnthropicProvider
 
@@ -38,7 +38,7 @@ def _load_provider(model: str, base_url: str | None, api_key: str | None = None)
 ANTHROPIC: Final = ProviderEntry(
     load=_load_provider,
     load_with_key=_load_provider,
-    summary="Claude by Anthropic's own SDK: anthropic:claude-haiku-5-5",
+    summary="Claude, through Anthropic's own SDK: anthropic:claude-haiku-5-5",
     requires=("anthropic",),
     install=_INSTALL,
     features=lambda model: ("continue_prefix",) if can_continue_prefix(model) else (),

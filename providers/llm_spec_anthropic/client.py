@@ -107,7 +107,7 @@ class MessagesClient:
         try:
             while (event := await anext(stream, _STREAM_END)) is not _STREAM_END:
                 if not isinstance(event, dict):
-                    raise ValueError(f"{str(event)[:_MAX_QUOTED_CHARS]!r} is no JSON object")
+                    raise ValueError(f"{str(event)[:_MAX_QUOTED_CHARS]!r} is not a JSON object")
                 event_object = cast("dict[str, Any]", event)
                 yield event_object
                 if event_object.get("type") == "message_stop":

@@ -122,7 +122,9 @@ class HttpClient:
 
     def _check_object(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
-            raise TargetError(self.format_message(f"sent no JSON object: {self._quote(str(answer))}"))
+            raise TargetError(
+                self.format_message(f"sent something that is not a JSON object: {self._quote(str(answer))}")
+            )
         fields = cast("dict[str, Any]", answer)
         if fields.get("error"):
             raise self._build_reported_error(fields)

@@ -50,7 +50,7 @@ ONNX: Final = ProviderEntry(
 )
 BUILTIN: Final = ProviderEntry(
     load=_load_builtin_provider,
-    summary="the pair that comes along, small models of Python code: builtin:target, builtin:draft",
+    summary="the built-in pair, small models of Python code: builtin:target, builtin:draft",
     requires=_REQUIRES,
     install=_INSTALL,
     features=lambda _: ("token_model",),

@@ -60,7 +60,7 @@ class OnnxModel:
         if self.tokenizer.vocab_size > self.vocab_size:
             raise ModelLoadError(
                 f"tokenizer.json in {folder} has {self.tokenizer.vocab_size} ids, but {path.name} gives logits for "
-                f"{self.vocab_size}; they belong to different models"
+                f"{self.vocab_size}; the two belong to different models"
             )
         self._exact = exact
         self._idle = {min_rows: deque[SharedCacheSession](maxlen=_MAX_IDLE_CACHES) for min_rows in (1, 2)}
@@ -115,7 +115,7 @@ def _load_graph(path: Path, config: dict[str, Any], threads: int) -> OnnxGraph:
     try:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base
-        raise ModelLoadError(f"{path} is no model that onnxruntime {ort.__version__} can load: {error}") from error
+        raise ModelLoadError(f"{path} is not a model that onnxruntime {ort.__version__} can load: {error}") from error
     inputs: dict[str, Any] = {node.name: node for node in session.get_inputs()}
     outputs: dict[str, Any] = {node.name: node for node in session.get_outputs()}
     cache_names = tuple(name for name in inputs if name.startswith("past_key_values."))

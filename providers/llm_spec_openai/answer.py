@@ -51,5 +51,5 @@ async def read_chunks(client: ChatClient, stream: ChatStream) -> AsyncGenerator[
 
 def _check_object(client: ChatClient, value: object, text: Sequence[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TargetError(client.format_message("sent what is no JSON object"), partial_text="".join(text))
+        raise TargetError(client.format_message("sent something that is not a JSON object"), partial_text="".join(text))
     return cast("dict[str, Any]", value)

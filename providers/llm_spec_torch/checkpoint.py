@@ -34,7 +34,7 @@ def find_folder(model: str | Path) -> Path:
         return Path(hub.snapshot_download(str(model), allow_patterns=_HUB_FILES + _HUB_TEXTS))
     except Exception as error:  # the hub's errors and those of the network below it have no common base
         raise ModelLoadError(
-            f"{model} is no folder on this machine and could not be fetched from the Hugging Face hub "
+            f"{model} is not a folder on this machine and could not be fetched from the Hugging Face hub "
             f"({type(error).__name__}); check the name and the network, or give a folder"
         ) from error
 
@@ -93,7 +93,7 @@ def load_module(folder: Path, dtype: torch.dtype, device: torch.device, num_laye
     except Exception as error:  # what transformers raises has no common base
         message = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise ModelLoadError(
-            f"{folder} is no model that transformers {transformers.__version__} can load: {message[0]}"
+            f"{folder} is not a model that transformers {transformers.__version__} can load: {message[0]}"
         ) from error
     missing = sorted({*report["missing_keys"], *(str(key[0]) for key in report["mismatched_keys"])})
     if missing:
@@ -146,7 +146,7 @@ def _check_file_size(path: Path) -> None:
             header: dict[str, Any] = json.loads(file.read(length))
         ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
-        raise ModelLoadError(f"{path} is no safetensors file; download it again") from error
+        raise ModelLoadError(f"{path} is not a safetensors file; download it again") from error
     requested = 8 + length + max(ends, default=0)
     if size < requested:
         raise ModelLoadError(f"{path} is cut short: {size} of {requested} bytes; download it again")

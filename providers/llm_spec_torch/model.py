@@ -76,7 +76,7 @@ class TorchModel:
         if self.tokenizer.vocab_size > self.vocab_size:
             raise ModelLoadError(
                 f"tokenizer.json in {folder} has {self.tokenizer.vocab_size} ids, but the weights give logits for "
-                f"{self.vocab_size}; they belong to different models"
+                f"{self.vocab_size}; the two belong to different models"
             )
         self._find_exact_shape()
         self._batching = self._make_batching()

@@ -69,7 +69,7 @@ async def test_times_are_told() -> None:
 
 
 async def test_failures_are_told() -> None:
-    """Drafts that were given up, targets that were asked again, and streams that broke."""
+    """Drafts that were abandoned, targets that were asked again, and streams that broke."""
     quick = RetryPolicy(first_wait_s=0.0, max_wait_s=0.0)
     async with (
         ModelServer("one two three", faults=ServerFaults(num_requests=1, status=500)) as upstream,

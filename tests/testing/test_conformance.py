@@ -349,7 +349,7 @@ def test_a_decoder_passes() -> None:
         (EndsWithoutFinish, "exactly one Finish; it held 0"),
         (FinishesTwice, "exactly one Finish; it held 2"),
         (TalksAfterFinish, "nothing may follow Finish"),
-        (GivesTextAlone, "is no stream event"),
+        (GivesTextAlone, "is not a stream event"),
         (FinishesOddly, "finish_reason must be one of FinishReason"),
         (CompletesOtherwise, "complete must give stream's text"),
         (CompletesWithAnotherReason, "complete must give stream's finish_reason"),
@@ -467,7 +467,7 @@ def test_a_token_drafter_that_keeps_the_contract_passes(make: Callable[[], Draft
         (lambda: BrokenDraft(lambda pieces, _: pieces[:-1]), "the last piece, and no other"),
         (lambda: BrokenDraft(lambda pieces, _: [*pieces, pieces[-1]]), "the last piece, and no other"),
         (lambda: BrokenDraft(lambda pieces, _: pieces[:0]), "the last piece, and no other"),
-        (lambda: BrokenDraft(lambda pieces, _: ["text", *pieces]), "'text' is no DraftPiece"),
+        (lambda: BrokenDraft(lambda pieces, _: ["text", *pieces]), "'text' is not a DraftPiece"),
         (
             lambda: BrokenDraft(lambda _, n: [DraftPiece(" a")] * (n + 1) + [DraftPiece("", None, "stop")]),
             "a draft of at most 8 tokens had 9",

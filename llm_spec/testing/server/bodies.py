@@ -31,7 +31,7 @@ async def read_body(request: web.Request) -> Json:
     try:
         body = await request.json()
     except ValueError as error:
-        raise InvalidRequestError(f"the body is no JSON: {error}") from error
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidRequestError("the body must be a JSON object")
     return cast("Json", body)

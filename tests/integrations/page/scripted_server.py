@@ -118,7 +118,7 @@ async def measured(asked: Asked) -> AsyncIterator[Part]:
     yield started("plain")
     yield {"text": "One two three.", "origin": "plain", "t": 1.0}
     yield {"finish_reason": "stop", "num_tokens": 4}
-    reason = "the target alone is being measured, to compare with"
+    reason = "this answer measures the target without a draft"
     yield result(strategy="plain", plain_reason="baseline", plain_text=reason)
 
 

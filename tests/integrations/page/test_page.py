@@ -222,7 +222,7 @@ async def test_a_draft_that_costs_time_is_said_to(page: Page, scripted: Scripted
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("measured", "Why: the target alone is being measured, to compare with. Run it again."),
+        ("measured", "Why: this answer measures the target without a draft. Run it again."),
         ("alone", "Why: there is no draft. Give this model a draft in the server\u2019s config."),
     ],
 )
