@@ -216,9 +216,9 @@ async def test_a_check_says_what_cannot_be_reached(written: Written, capsys: pyt
     async with ModelServer("yes", faults=ServerFaults(status=401)) as server:
         assert await check_against(written, "http://127.0.0.1:9/v1", f"vllm:m@{server.url}") != 0
     err = capsys.readouterr().err
-    assert "models.one: generic:m cannot be asked: " in err
+    assert "models.one: generic:m cannot answer: " in err
     assert "cannot be reached; check the address" in err
-    assert "models.two: vllm:m cannot be asked: " in err
+    assert "models.two: vllm:m cannot answer: " in err
     assert "answered 401" in err
     assert "Traceback" not in err
 

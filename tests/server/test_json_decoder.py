@@ -55,7 +55,7 @@ def lists(number: int) -> str:
         (json.dumps([0] * (MAX_VALUES + 1)), "more than 250000 values"),
         (json.dumps([[[0] * 99] * 99] * 30), "more than 250000 values"),
         ('{"a": 1e999}', "too large a number"),
-        ('{"a": NaN}', "no number"),
+        ('{"a": NaN}', "not a number"),
         ('{"a": "\\ud800"}', "surrogates"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else None,

@@ -1,0 +1,46 @@
+"""What was measured of one target with one draft."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from llm_spec.pair_stats import PairStats
+
+pytestmark = pytest.mark.virtual_clock
+
+
+async def test_nothing_is_estimated_before_it_was_measured() -> None:
+    assert PairStats().estimate_plain_s(10) is None
+
+
+async def test_the_target_alone_takes_its_first_token_and_the_others() -> None:
+    stats = PairStats()
+    stats.add_answer(40, 11, first_s=0.5, rest_s=1.0)
+    assert stats.estimate_plain_s(1) == pytest.approx(0.5)
+    assert stats.estimate_plain_s(21) == pytest.approx(2.5)
+    assert stats.tokens_per_first_token == pytest.approx(5.0)
+
+
+async def test_a_stream_is_timed_from_its_opening() -> None:
+    """The first token's time is the wait for it; later ones take the time since the last."""
+    stats = PairStats()
+    timer = stats.open_stream()
+    await asyncio.sleep(0.4)
+    timer.add_tokens(1)
+    await asyncio.sleep(0.6)
+    timer.add_tokens(3)
+    assert stats.first_token_s.value == pytest.approx(0.4)
+    assert stats.token_s.value == pytest.approx(0.2)
+
+
+async def test_a_stopped_timer_measures_no_consumer() -> None:
+    """From `stop` on, pieces come when their consumer takes them."""
+    stats = PairStats()
+    timer = stats.open_stream()
+    timer.add_tokens(1)
+    timer.stop()
+    await asyncio.sleep(100.0)
+    timer.add_tokens(5)
+    assert stats.token_s.value is None
