@@ -118,7 +118,7 @@ PLAIN: Final = StrategyEntry(
 TOKENS: Final = StrategyEntry(
     name="tokens",
     prepare="llm_spec.strategies.tokens:prepare",
-    summary="the draft proposes the next tokens, the target checks them all in one step",
+    summary="the draft proposes the next tokens and the target checks all of them in one step",
     auto=True,
     target="local",
     needs=("token_model",),
@@ -136,7 +136,7 @@ _BUILTIN: Final = (
     StrategyEntry(
         name="race",
         prepare="llm_spec.strategies.race:prepare",
-        summary="further requests to the target begin where the draft says that its answer will arrive",
+        summary="more requests to the target start at later points of the drafted answer",
         auto=True,
         target="server",
         needs=("token_endpoint", "continue_prefix"),
@@ -155,7 +155,7 @@ _BUILTIN: Final = (
     StrategyEntry(
         name="score",
         prepare="llm_spec.strategies.score:prepare",
-        summary="the target says how likely it finds the draft's tokens, and its own are read off that",
+        summary="one request to the target scores the draft's tokens, and its own tokens are read from the scores",
         target="server",
         needs=("token_scorer",),
         is_read_from_scores=True,
@@ -163,7 +163,7 @@ _BUILTIN: Final = (
     StrategyEntry(
         name="predict",
         prepare="llm_spec.strategies.predict:prepare",
-        summary="the draft's answer goes along with the request, as a predicted output",
+        summary="the request carries the draft's answer as a predicted output",
         auto=True,
         target="server",
         needs=("prediction",),
@@ -173,7 +173,7 @@ _BUILTIN: Final = (
     StrategyEntry(
         name="judge",
         prepare="llm_spec.strategies.judge:prepare",
-        summary="the target reads the draft's answer and keeps what is right; the text need not be its own",
+        summary="the target reads the draft's answer and keeps what is right; the text may not be its own",
         guarantee="judged",
         simulation="sentences",
     ),
