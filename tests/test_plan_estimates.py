@@ -141,7 +141,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str], target: str, draft: str, 
 def test_prices(capsys: pytest.CaptureFixture[str]) -> None:
     """Money is shown where both prices are known."""
     printed = plan(capsys, "openai:gpt-4.1", "openai:gpt-4.1-nano")
-    assert "2 in, 8 out, 0.5 cached for a million tokens" in printed
+    assert "2 in, 8 out, 0.5 cached per million tokens" in printed
     assert "never cheaper" in printed
     assert " -0.0" in printed
     printed = plan(capsys, "vllm:x", "vllm:y")
@@ -154,7 +154,7 @@ def test_measured_speeds(capsys: pytest.CaptureFixture[str]) -> None:
     pair = ["--target", "builtin:target", "--draft", "builtin:draft", "--output", "60"]
     assert main(["plan", *pair, "--measure", "def area(radius):", "--target-price", "1:5", "--draft-price", "0:0"]) == 0
     printed = capsys.readouterr().out
-    assert "1 in, 5 out for a million tokens" in printed
+    assert "1 in, 5 out per million tokens" in printed
     assert "\ntokens: " in printed
     assert "then 60 tokens/s" not in printed
 
