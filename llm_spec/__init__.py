@@ -30,7 +30,7 @@ from llm_spec.chat import (
 from llm_spec.chat_response import complete_from_stream
 from llm_spec.config import BreakerPolicy, JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
 from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
-from llm_spec.contract.draft import DraftPiece, DraftProvider, PerRequestDraft
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, PerRequestDraft
 from llm_spec.contract.endpoint import (
     Discoverable,
     FeatureLossAware,
@@ -42,6 +42,7 @@ from llm_spec.contract.endpoint import (
 )
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import (
+    BoundedTokenizer,
     DeviceRoundModel,
     DeviceRoundResult,
     DeviceRoundRunner,
@@ -90,6 +91,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PLAIN_REASONS",
     "AnswerStarted",
+    "BoundedTokenizer",
     "BreakerPolicy",
     "Budget",
     "BudgetError",
@@ -109,6 +111,7 @@ __all__ = [
     "DeviceRoundResult",
     "DeviceRoundRunner",
     "Discoverable",
+    "DraftCapabilities",
     "DraftError",
     "DraftPiece",
     "DraftProvider",

@@ -39,8 +39,8 @@ from llm_spec.contract.endpoint import Feature, FeatureLossAware
 from llm_spec.counting import LIMIT_FIELDS, count_input_tokens
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import FeatureDiscovery
+from llm_spec.drafting.optional_members import open_for_client
 from llm_spec.drafting.provider_draft import ProviderDraft
-from llm_spec.drafting.scopes import open_for_client
 from llm_spec.errors import (
     BudgetError,
     DraftError,

@@ -12,8 +12,9 @@ from dataclasses import replace
 from functools import partial
 
 from llm_spec.chat import ChatRequest, Fallback, Finish, LocalTimings, Round, StoppedBy, StreamEvent, TextDelta, Usage
-from llm_spec.contract.draft import is_free
+from llm_spec.contract.draft import draft_capabilities
 from llm_spec.contract.local import (
+    BoundedTokenizer,
     DeviceRoundModel,
     DeviceRoundRunner,
     RequestLimitedModel,
@@ -21,8 +22,6 @@ from llm_spec.contract.local import (
     Tokenizer,
     TokenModel,
 )
-from llm_spec.drafting.cascade import CascadeDraft
-from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits, TokenRound
 from llm_spec.grammar import open_constraint
@@ -98,7 +97,8 @@ def generate_events(
         generation.close_draft()  # here, so that a failure can still be reported
         stopped_by: StoppedBy = "stop_string" if text.stopped else generation.stopped_by or "max_tokens"
         num_drafted = generation.stats.num_draft_tokens
-        drafted = Usage(output_tokens=num_drafted, free_output_tokens=num_drafted if is_free(drafter) else 0)
+        is_free = drafter is not None and draft_capabilities(drafter).is_free
+        drafted = Usage(output_tokens=num_drafted, free_output_tokens=num_drafted if is_free else 0)
         finish = Finish(
             "stop" if stopped_by in ("eos", "stop_string") else "length",
             Usage(input_tokens=len(prompt_ids), output_tokens=text.num_tokens),
@@ -162,9 +162,8 @@ def _split_draft_model(
             return None, None
     except Exception:  # noqa: BLE001 - whatever a draft does, the target answers; to open it says what is wrong
         return None, None
-    if isinstance(drafter, CascadeDraft):
-        return drafter.split_at_model() or (None, None)
-    return None, drafter.token_model if isinstance(drafter, ProviderDraft) else None
+    can = draft_capabilities(drafter)
+    return can.companion, can.token_model
 
 
 class _VerifiedTextEmitter:
@@ -219,7 +218,8 @@ def _check_prompt_length(target: TokenModel, request: ChatRequest) -> None:
     num_messages = len(request.messages)
     if num_messages >= most:
         raise InvalidRequestError(f"there are {num_messages} messages; {target.name} has room for {most} tokens")
-    longest: int | None = getattr(target.tokenizer, "max_token_chars", None)
+    if not isinstance(target.tokenizer, BoundedTokenizer):
+        return
     num_chars = len(request.prefix) + sum(len(message.text) for message in request.messages)
-    if longest is not None and num_chars > most * longest:
+    if num_chars > most * target.tokenizer.max_token_chars:
         raise InvalidRequestError(f"the prompt has {num_chars} characters; {target.name} has room for {most} tokens")

@@ -14,11 +14,12 @@ from llm_spec.chat_response import complete_from_stream
 from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import Timeouts
 from llm_spec.contract.chat import Capabilities, LlmProvider
-from llm_spec.contract.draft import DraftPiece, DraftProvider, is_free
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
 from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TokenScorer, TopTokens
+from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
 from llm_spec.counting import TokenCap
 from llm_spec.discovery import FeatureDiscovery
-from llm_spec.drafting.scopes import open_for_request
+from llm_spec.drafting.optional_members import find_token_draft_refusal, open_for_request, open_token_draft
 from llm_spec.errors import TransientError
 from llm_spec.metering import MeteredCall, TokenMeter
 
@@ -156,37 +157,41 @@ class _MeteredScorer:
 
 
 class MeteredDraft:
-    """A draft whose calls are counted; otherwise the same. `unmetered` is the draft itself."""
+    """A draft whose calls are counted; otherwise the same.
+
+    The tokens of its rounds as a `TokenDrafter` are counted by whoever runs these.
+    """
 
     def __init__(self, draft: DraftProvider, meter: TokenMeter) -> None:
-        self.unmetered = draft
+        self._draft = draft
         self._meter = meter
 
     @property
     def name(self) -> str:
-        return self.unmetered.name
+        return self._draft.name
 
     @property
-    def continues_prefix(self) -> bool:
+    def capabilities(self) -> DraftCapabilities:
         """As the draft itself."""
-        return bool(getattr(self.unmetered, "continues_prefix", True))
-
-    @property
-    def is_free(self) -> bool:
-        """As the draft itself."""
-        return is_free(self.unmetered)
+        return draft_capabilities(self._draft)
 
     def for_request(self) -> MeteredDraft:
-        return MeteredDraft(open_for_request(self.unmetered), self._meter)
+        return MeteredDraft(open_for_request(self._draft), self._meter)
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
-        begin = partial(self._meter.open, request, max_output=max_tokens, is_free=self.is_free)
+        begin = partial(self._meter.open, request, max_output=max_tokens, is_free=self.capabilities.is_free)
         return _CountedStream(
-            self.unmetered.draft(request, max_tokens), begin, MeteredCall.add_draft_piece, MeteredCall.end_draft
+            self._draft.draft(request, max_tokens), begin, MeteredCall.add_draft_piece, MeteredCall.end_draft
         )
 
     async def aclose(self) -> None:
-        await self.unmetered.aclose()
+        await self._draft.aclose()
+
+    def token_draft_refusal(self, target: TokenModel) -> str | None:
+        return find_token_draft_refusal(self._draft, target)
+
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
+        return open_token_draft(self._draft, target, choose, prompt_ids)
 
 
 # ------------------------------------------------------------------------------------------ streams

@@ -7,14 +7,14 @@ Prices are those of vendors' lists in US dollars, as of the date in `PRICES_AS_O
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from llm_spec._checks import check_number
 from llm_spec.chat import Usage
-from llm_spec.contract.draft import DraftProvider, is_free
+from llm_spec.contract.draft import DraftProvider, draft_capabilities
 from llm_spec.errors import ConfigError
 
 __all__ = [
@@ -83,13 +83,13 @@ def find_model_price(provider_name: str, prices: Mapping[str, Price]) -> Price |
 def find_draft_price(draft: DraftProvider, prices: Mapping[str, Price]) -> Price | None:
     """The price of what a draft's model reads and writes; a draft that asks no model costs nothing (`is_free`).
 
-    Of several drafts joined (`drafts`) it is that of those that ask one; None where these have different prices.
+    Of several drafts joined it is that of those that ask one; None where these have different prices.
     """
-    parts: Sequence[DraftProvider] = getattr(draft, "drafts", ())
-    if draft.name in prices or not parts:
+    can = draft_capabilities(draft)
+    if draft.name in prices or not can.drafts:
         price = find_model_price(draft.name, prices)
-        return FREE if price is None and is_free(draft) else price
-    found = {find_draft_price(part, prices) for part in parts if not is_free(part)}
+        return FREE if price is None and can.is_free else price
+    found = {find_draft_price(part, prices) for part in can.drafts if not draft_capabilities(part).is_free}
     return found.pop() if len(found) == 1 else None if found else FREE
 
 

@@ -18,8 +18,8 @@ from llm_spec._checks import check_number
 from llm_spec._clock import clock, now
 from llm_spec.chat import ChatRequest
 from llm_spec.config import BreakerPolicy, RetryPolicy
-from llm_spec.contract.draft import DraftPiece, DraftProvider, is_free
-from llm_spec.drafting.scopes import open_for_request
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
+from llm_spec.drafting.optional_members import open_for_request
 from llm_spec.errors import CircuitOpenError, ConfigError, DraftError, TransientError
 
 __all__ = ["CircuitBreaker", "ConcurrencyLimit", "GuardedDraft", "retry_transient", "wait_within"]
@@ -363,14 +363,9 @@ class GuardedDraft:
         return self._draft.name
 
     @property
-    def continues_prefix(self) -> bool:
+    def capabilities(self) -> DraftCapabilities:
         """As the draft itself."""
-        return bool(getattr(self._draft, "continues_prefix", True))
-
-    @property
-    def is_free(self) -> bool:
-        """As the draft itself."""
-        return is_free(self._draft)
+        return draft_capabilities(self._draft)
 
     def for_request(self) -> GuardedDraft:
         return GuardedDraft(open_for_request(self._draft), self._breaker, self._limit, self._patience_s)
@@ -379,7 +374,7 @@ class GuardedDraft:
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         async with AsyncExitStack() as stack:
             place = None
-            if self._limit is not None and not self.is_free:  # what is copied asks no server
+            if self._limit is not None and not self.capabilities.is_free:  # what is copied asks no server
                 place = await stack.enter_async_context(self._limit.acquire_spare_place())
             stack.enter_context(self._breaker.guard_attempt())
             health_watch = _DraftHealthWatch(self._breaker, self._patience_s)

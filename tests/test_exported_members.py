@@ -54,18 +54,17 @@ def test_every_public_class_and_function_has_a_docstring(name: str) -> None:
 def test_the_public_names_are_these() -> None:
     """What users build on changes only on purpose."""
     expected = """
-        AnswerStarted BreakerPolicy Budget BudgetError Capabilities CascadeDraft ChatMessage ChatRequest ChatResponse
-        ChunkStreaming CircuitOpenError ConcurrencyLimit ConfigError Cost CostAware DecoderStats DeviceRoundModel
-        DeviceRoundResult DeviceRoundRunner Discoverable DraftError DraftPiece DraftProvider DraftToken Ewma Fallback
-        FeatureLossAware Finish Fixed Generation GenerationLimits GrammarTokenizer GuaranteeWeakened
-        InvalidRequestError JudgeConfig LlmProvider LlmSpecError LocalTimings LookaheadPolicy MissingExtraError
-        ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS PerRequestDraft PlainReason PrefixReusingSession
-        Price PromptLookup ProviderDraft ProviderEntry Ready ReasoningDelta ReasoningDetail ReferenceDraft Refusal
-        RequestLimitedModel Retry RetryPolicy Round SampledToken Sampling SpeculativeConfig SpeculativeDecoder
-        SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher StrategyContext StrategyEntry StreamEvent
-        SuffixDraft TargetError TargetFeature
-        TargetStream TextDelta TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenModel
-        TokenRound
+        AnswerStarted BoundedTokenizer BreakerPolicy Budget BudgetError Capabilities CascadeDraft ChatMessage
+        ChatRequest ChatResponse ChunkStreaming CircuitOpenError ConcurrencyLimit ConfigError Cost CostAware
+        DecoderStats DeviceRoundModel DeviceRoundResult DeviceRoundRunner Discoverable DraftCapabilities DraftError
+        DraftPiece DraftProvider DraftToken Ewma Fallback FeatureLossAware Finish Fixed Generation GenerationLimits
+        GrammarTokenizer GuaranteeWeakened InvalidRequestError JudgeConfig LlmProvider LlmSpecError LocalTimings
+        LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS PerRequestDraft
+        PlainReason PrefixReusingSession Price PromptLookup ProviderDraft ProviderEntry Ready ReasoningDelta
+        ReasoningDetail ReferenceDraft Refusal RequestLimitedModel Retry RetryPolicy Round SampledToken Sampling
+        SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher
+        StrategyContext StrategyEntry StreamEvent SuffixDraft TargetError TargetFeature TargetStream TextDelta
+        TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenModel TokenRound
         TokenSampler TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta TopTokens TransientError
         UnknownProviderError UnsupportedError Usage __version__ complete_from_stream generate_events open_draft
         open_provider register_strategy registered_providers stream_token_model

@@ -991,7 +991,7 @@ def test_pieces_of_a_draft_pass_the_guard() -> None:
 
     async def check() -> list[DraftPiece]:
         guarded = GuardedDraft(ProviderDraft(ScriptedProvider("a b")), CircuitBreaker("d"), ConcurrencyLimit(1), 30.0)
-        assert (guarded.name, guarded.continues_prefix) == ("scripted:script", False)
+        assert (guarded.name, guarded.capabilities.continues_prefix) == ("scripted:script", False)
         async with guarded.draft(ChatRequest.create("q"), 10) as pieces:
             return [piece async for piece in pieces]
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from llm_spec.chat import ChatRequest, FinishReason, Usage
 
+if TYPE_CHECKING:
+    from llm_spec.contract.local import TokenDrafter, TokenModel
+
 __all__ = [
+    "DraftCapabilities",
     "DraftPiece",
     "DraftProvider",
     "PerClientDraft",
     "PerRequestDraft",
-    "is_free",
+    "draft_capabilities",
 ]
 
 
@@ -34,9 +39,8 @@ class DraftPiece(NamedTuple):
 class DraftProvider(Protocol):
     """Where guesses at the answer come from. It may be wrong, slow or broken: the answer never depends on it.
 
-    One that answers from the start whatever `request.prefix` says has an attribute `continues_prefix = False`: what it
-    wrote is then realigned with the answer instead of asking it again. One that asks no model has an attribute
-    `is_free = True`: what it drafts costs nothing.
+    These three members are enough. A draft that differs from what `DraftCapabilities` says by default has an attribute
+    `capabilities` besides.
     """
 
     @property
@@ -50,6 +54,25 @@ class DraftProvider(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftCapabilities:
+    """What a draft does beyond `DraftProvider`. A draft that wraps another one passes it on whole.
+
+    `continues_prefix`: it continues `request.prefix`. False: it answers from the start, and what it wrote is realigned
+    with the answer instead of asking it again.
+    `is_free`: it asks no model, and what it drafts costs nothing.
+    `drafts`: the drafts that it joins, if it joins any.
+    `token_model`: the model in this process by which it drafts. The target may run it on its own device.
+    `companion`: what drafts before `token_model` in each round, and only where it is sure.
+    """
+
+    continues_prefix: bool = True
+    is_free: bool = False
+    drafts: Sequence[DraftProvider] = ()
+    token_model: TokenModel | None = None
+    companion: TokenDrafter | None = None
 
 
 @runtime_checkable
@@ -76,6 +99,7 @@ class PerClientDraft(Protocol):
         ...
 
 
-def is_free(draft: object) -> bool:
-    """Whether a draft asks no model, as it says itself."""
-    return bool(getattr(draft, "is_free", False))
+def draft_capabilities(draft: DraftProvider | TokenDrafter) -> DraftCapabilities:
+    """The attribute `capabilities` of a draft, or the defaults for a draft without one."""
+    declared = getattr(draft, "capabilities", None)
+    return declared if isinstance(declared, DraftCapabilities) else DraftCapabilities()

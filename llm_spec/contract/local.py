@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.floating[Any]]
 
 __all__ = [
+    "BoundedTokenizer",
     "DeviceRoundModel",
     "DeviceRoundResult",
     "DeviceRoundRunner",
@@ -35,11 +36,7 @@ __all__ = [
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Equal `fingerprint`: the same ids mean the same text.
-
-    One that knows it has an attribute `max_token_chars`, the characters of its longest token: a prompt that cannot fit
-    into a model is then refused before it is encoded, which may take seconds.
-    """
+    """Text to token ids and back. Equal `fingerprint`: the same ids mean the same text."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -66,6 +63,19 @@ class GrammarTokenizer(Tokenizer, Protocol):
 
     def to_tokenizer_json(self) -> str:
         """The vocabulary and how it is decoded, as the text of a Hugging Face tokenizer.json."""
+        ...
+
+
+@runtime_checkable
+class BoundedTokenizer(Protocol):
+    """A tokenizer that knows its longest token; optional beside `Tokenizer`.
+
+    A prompt that cannot fit into a model is then refused before it is encoded, which may take seconds.
+    """
+
+    @property
+    def max_token_chars(self) -> int:
+        """Characters of the longest token."""
         ...
 
 

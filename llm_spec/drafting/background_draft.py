@@ -10,9 +10,9 @@ from typing import Final
 
 from llm_spec._clock import clock
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.draft import DraftProvider, draft_capabilities
 from llm_spec.drafting.draft_call import DraftCall, max_answer_tokens
-from llm_spec.drafting.scopes import open_for_request
+from llm_spec.drafting.optional_members import open_for_request
 from llm_spec.drafting.text_index import TextIndex
 from llm_spec.drafting.text_pieces import take_last_pieces
 from llm_spec.errors import format_error_line
@@ -55,7 +55,7 @@ class BackgroundDraft:
         self._max_tokens = max_tokens
         self._timeout_s = timeout_s
         self._changed = changed
-        self._continues = bool(getattr(draft, "continues_prefix", True))
+        self._continues = draft_capabilities(draft).continues_prefix
         self._run: _DraftRun | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 

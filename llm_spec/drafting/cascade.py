@@ -15,12 +15,16 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from llm_spec._checks import check_number
 from llm_spec._iterators import closing_view
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftPiece, DraftProvider, is_free
-from llm_spec.contract.local import DraftToken, TokenDraft, TokenDrafter, TokenModel, TokenSampler
-from llm_spec.drafting.provider_draft import ProviderDraft
-from llm_spec.drafting.scopes import open_for_client, open_for_request
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
+from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.drafting.optional_members import (
+    find_token_draft_refusal,
+    open_for_client,
+    open_for_request,
+    open_token_draft,
+)
 from llm_spec.drafting.token_checks import check_draft_token, confidence_before_sampling
-from llm_spec.errors import ConfigError, DraftError
+from llm_spec.errors import ConfigError
 
 __all__ = ["CascadeDraft"]
 
@@ -40,37 +44,22 @@ class CascadeDraft:
         self._min_confidence = min_confidence
         self._has_fallback_draft = True
 
-    def split_at_model(self) -> tuple[CascadeDraft, TokenModel] | None:
-        """The drafts before the last one, none of which is asked unless it is sure, and the last one's own model.
-
-        None where the last draft is no model in this process. So a model may draft where its target lives.
-        """
-        last = self._drafts[-1]
-        model = last.token_model if isinstance(last, ProviderDraft) else None
-        if model is None or len(self._drafts) == 1:
-            return None
-        before = CascadeDraft(*self._drafts[:-1], min_confidence=self._min_confidence)
-        before._has_fallback_draft = False
-        return before, model
-
     @property
     def name(self) -> str:
         return "+".join(draft.name for draft in self._drafts)
 
     @property
-    def drafts(self) -> Sequence[DraftProvider]:
-        """The drafts that it joins."""
-        return self._drafts
-
-    @property
-    def is_free(self) -> bool:
-        """Whether none of them asks a model."""
-        return all(map(is_free, self._drafts))
-
-    @property
-    def continues_prefix(self) -> bool:
-        """Whether all of them go on from an answer that has begun."""
-        return all(getattr(draft, "continues_prefix", True) for draft in self._drafts)
+    def capabilities(self) -> DraftCapabilities:
+        """What all of its drafts do; the last one's model, if it has one, with the other drafts as its companion."""
+        each = [draft_capabilities(draft) for draft in self._drafts]
+        model = each[-1].token_model if len(each) > 1 else None
+        return DraftCapabilities(
+            continues_prefix=all(can.continues_prefix for can in each),
+            is_free=all(can.is_free for can in each),
+            drafts=self._drafts,
+            token_model=model,
+            companion=None if model is None else self._without_last_draft(),
+        )
 
     def for_request(self) -> CascadeDraft:
         return CascadeDraft(*map(open_for_request, self._drafts), min_confidence=self._min_confidence)
@@ -90,9 +79,7 @@ class CascadeDraft:
 
     def token_draft_refusal(self, target: TokenModel) -> str | None:
         for draft in self._drafts:
-            if not isinstance(draft, TokenDrafter):
-                return f"draft {draft.name} gives text, not token ids"
-            if (refusal := draft.token_draft_refusal(target)) is not None:
+            if (refusal := find_token_draft_refusal(draft, target)) is not None:
                 return refusal
         return None
 
@@ -100,9 +87,7 @@ class CascadeDraft:
         opened: list[TokenDraft] = []
         try:
             for draft in self._drafts:
-                if not isinstance(draft, TokenDrafter):
-                    raise DraftError(f"draft {draft.name} gives text, not token ids")
-                opened.append(draft.open_token_draft(target, choose, prompt_ids))
+                opened.append(open_token_draft(draft, target, choose, prompt_ids))  # noqa: PERF401 - closed if another fails
         except BaseException:
             _close_drafts(opened)
             raise
@@ -110,14 +95,20 @@ class CascadeDraft:
             opened, self._min_confidence, vocab_size=target.vocab_size, has_fallback_draft=self._has_fallback_draft
         )
 
+    def _without_last_draft(self) -> CascadeDraft:
+        """The other drafts; none of them drafts unless it is sure."""
+        others = CascadeDraft(*self._drafts[:-1], min_confidence=self._min_confidence)
+        others._has_fallback_draft = False
+        return others
+
     async def _draft_first_pieces(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
         for draft in self._drafts:
-            written = False
+            written, is_free = False, draft_capabilities(draft).is_free
             async with draft.draft(request, max_tokens) as pieces:
                 async for piece in pieces:
                     written = written or bool(piece.text)
                     if written or draft is self._drafts[-1]:
-                        yield piece._replace(is_free=is_free(draft))
+                        yield piece._replace(is_free=is_free)
                     elif piece.usage is not None:  # of a model that had nothing to say
                         yield piece._replace(finish_reason=None)
             if written:

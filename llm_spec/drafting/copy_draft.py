@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.drafting.text_pieces import stream_draft_pieces
 
 __all__ = ["CopyDraft"]
@@ -15,7 +15,7 @@ __all__ = ["CopyDraft"]
 class CopyDraft:
     """A `DraftProvider` for one request; `copy_pieces(request, max_tokens)` gives the pieces of each call."""
 
-    is_free = True
+    capabilities = DraftCapabilities(is_free=True)
 
     def __init__(self, name: str, copy_pieces: Callable[[ChatRequest, int], Awaitable[Sequence[str]]]) -> None:
         self.name = name

@@ -9,7 +9,7 @@ from typing import Final
 
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
@@ -31,7 +31,7 @@ class PromptLookup:
     """
 
     name = "lookup"
-    is_free = True
+    capabilities = DraftCapabilities(is_free=True)
 
     def __init__(self, *, max_ngram: int = 8, min_ngram: int = 1) -> None:
         check_number(ConfigError, "min_ngram", min_ngram, 1, integer=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llm_spec.chat import METADATA_FIELDS, ChatRequest, Finish, StreamEvent, TextDelta
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.errors import DraftError
 from llm_spec.prefill import prefill_prompt
@@ -27,14 +27,10 @@ class ProviderDraft:
         return self._provider.name
 
     @property
-    def continues_prefix(self) -> bool:
-        """Whether the model goes on from an answer that has begun, or writes it from the start."""
-        return self._provider.capabilities.continue_prefix
-
-    @property
-    def token_model(self) -> TokenModel | None:
-        """The drafting model, where it runs in this process."""
-        return self._provider.capabilities.token_model
+    def capabilities(self) -> DraftCapabilities:
+        """Those of the provider's model."""
+        can = self._provider.capabilities
+        return DraftCapabilities(continues_prefix=can.continue_prefix, token_model=can.token_model)
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:

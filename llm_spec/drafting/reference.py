@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftPiece
-from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece
+from llm_spec.contract.local import BoundedTokenizer, DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.ngrams import SequenceFollower
 from llm_spec.drafting.text_index import TextIndex
@@ -26,7 +26,7 @@ class ReferenceDraft:
     """
 
     name = "given-text"
-    is_free = True
+    capabilities = DraftCapabilities(is_free=True)
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -55,8 +55,9 @@ class ReferenceDraft:
         return None
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
-        longest: int | None = getattr(target.tokenizer, "max_token_chars", None)
-        text = self._text if longest is None else self._text[: longest * target.context_length]  # no answer is longer
+        text, tokenizer = self._text, target.tokenizer
+        if isinstance(tokenizer, BoundedTokenizer):
+            text = text[: tokenizer.max_token_chars * target.context_length]  # no answer is longer
         return _ReferenceTokenDraft(SequenceFollower(target.tokenizer.encode(text)), len(prompt_ids))
 
 

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from llm_spec._checks import check_number
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
@@ -46,7 +46,7 @@ class SuffixDraft:
     """
 
     name = "suffix"
-    is_free = True
+    capabilities = DraftCapabilities(is_free=True)
 
     def __init__(self, *, max_match: int = 32, min_match: int = 1, max_stored_tokens: int = 32768) -> None:
         check_number(ConfigError, "min_match", min_match, 1, integer=True)

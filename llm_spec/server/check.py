@@ -8,8 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftProvider, is_free
-from llm_spec.drafting.provider_draft import ProviderDraft
+from llm_spec.contract.draft import DraftProvider, draft_capabilities
 from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.server.clients import Clients, UsageLedger
 from llm_spec.server.config import ServerConfig
@@ -57,7 +56,8 @@ async def _check_providers(config: ServerConfig) -> None:
 
 def _is_remote(draft: DraftProvider) -> bool:
     """Whether a draft may ask a server; a model in this process was read when it was opened."""
-    return not is_free(draft) and not (isinstance(draft, ProviderDraft) and draft.token_model is not None)
+    can = draft_capabilities(draft)
+    return not can.is_free and (can.token_model is None or bool(can.drafts))
 
 
 async def _find_failure(opened: AbstractAsyncContextManager[AsyncIterator[object]]) -> str | None:

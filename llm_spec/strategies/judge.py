@@ -20,7 +20,7 @@ from llm_spec._clock import clock
 from llm_spec.baseline import count_request_characters
 from llm_spec.chat import ChatMessage, ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.draft import DraftProvider, draft_capabilities
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.draft_call import max_answer_tokens
 from llm_spec.drafting.text_pieces import split_pieces
@@ -91,7 +91,7 @@ class _JudgeRun:
             timeout_s=config.draft_timeout_s,
             changed=self._news.set,
         )
-        self._continues_prefix = bool(getattr(draft, "continues_prefix", True))
+        self._continues_prefix = draft_capabilities(draft).continues_prefix
         self._draft = JudgedDraft()
         self._remaining_draft_text: str | None = None  # of what was drafted and not judged yet; None: to be drafted
         self._later_draft_text = ""  # what the draft had written behind the last passage judged

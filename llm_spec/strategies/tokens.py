@@ -7,12 +7,12 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from llm_spec.chat import Guarantee, StreamEvent
-from llm_spec.contract.draft import is_free
+from llm_spec.contract.draft import draft_capabilities
 from llm_spec.contract.local import TokenDrafter, TokenModel
 from llm_spec.errors import format_error_line
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
-from llm_spec.metered import MeteredDraft, meter_external_call
+from llm_spec.metered import meter_external_call
 from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
 
 __all__ = ["prepare"]
@@ -28,18 +28,17 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
         return Refusal(f"target {context.target.name} does not run in this process")
     if draft is None:
         return Refusal("there is no draft")
-    drafter = _as_token_drafter(draft)
-    if drafter is None:
+    if not isinstance(draft, TokenDrafter):
         return Refusal(f"draft {draft.name} gives text, not token ids")
     try:
-        refusal = drafter.token_draft_refusal(model)
+        refusal = draft.token_draft_refusal(model)
     except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
         refusal = f"draft {draft.name} failed: {format_error_line(error)}"
     if refusal is not None:
         return Refusal(refusal)
     same_text = config.acceptance == "coupled" and model.same_text
     guarantee: Guarantee = "lossy" if config.acceptance.startswith("lossy") else "exact"
-    return Ready(TextGuarantee(guarantee, same_text), partial(_run, context, model, drafter))
+    return Ready(TextGuarantee(guarantee, same_text), partial(_run, context, model, draft))
 
 
 def _run(
@@ -60,9 +59,5 @@ def _run(
             min_plain_steps=context.pair_stats.baseline.num_steps_needed if config.baseline_every else 0,
         ),
     )
-    return meter_external_call(context.target, opened, context.request, counts_drafts=not is_free(context.draft))
-
-
-def _as_token_drafter(draft: object) -> TokenDrafter | None:
-    draft = draft.unmetered if isinstance(draft, MeteredDraft) else draft  # its rounds are counted here
-    return draft if isinstance(draft, TokenDrafter) else None
+    counts_drafts = not draft_capabilities(drafter).is_free
+    return meter_external_call(context.target, opened, context.request, counts_drafts=counts_drafts)

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from llm_spec._checks import check_number
-from llm_spec.contract.draft import DraftPiece
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.text_pieces import stream_draft_pieces
@@ -27,7 +27,7 @@ class RandomDraft:
     A `DraftProvider` and `TokenDrafter` that never ends by itself.
     """
 
-    is_free = True
+    capabilities = DraftCapabilities(is_free=True)
 
     def __init__(self, seed: int = 0) -> None:
         check_number(ConfigError, "seed", seed, 0, integer=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_spec import ChatRequest, DraftPiece
+from llm_spec import ChatRequest, DraftCapabilities, DraftPiece
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.testing.clock import run_virtual
@@ -25,7 +25,7 @@ class Draft:
     name = "draft"
 
     def __init__(self, answer: Callable[[str], list[Any]], *, continues_prefix: bool = True) -> None:
-        self.continues_prefix = continues_prefix
+        self.capabilities = DraftCapabilities(continues_prefix=continues_prefix)
         self.requests: list[ChatRequest] = []
         self.asked: list[int] = []
         self.num_open = 0

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from llm_spec import (
     CascadeDraft,
     ChatRequest,
+    DraftCapabilities,
     DraftError,
     DraftPiece,
     DraftProvider,
@@ -93,7 +94,7 @@ class RandomDraft:
         piece_s: float = 0.0,
     ) -> None:
         self.name = "promises:draft"
-        self.continues_prefix = kind != "from the start"
+        self.capabilities = DraftCapabilities(continues_prefix=kind != "from the start")
         self._language = language
         self._ledger = ledger
         self._kind = kind
@@ -159,7 +160,7 @@ class RandomDraft:
 
     def _words(self, request: ChatRequest, rng: random.Random) -> list[str]:
         answer = self._language.answer(topic_of(request.messages[0].text))
-        prefix = request.prefix if self.continues_prefix else ""
+        prefix = request.prefix if self.capabilities.continues_prefix else ""
         if not answer.startswith(prefix):
             return [" lost", " here"]
         words: list[str] = _WORD.findall(answer[len(prefix) :])

@@ -22,6 +22,7 @@ from llm_spec import (
     ChatRequest,
     ChatResponse,
     CostAware,
+    DraftCapabilities,
     DraftPiece,
     Finish,
     Fixed,
@@ -283,7 +284,7 @@ class TextDraft:
         silent_after: int | None = None,
         continues_prefix: bool = True,
     ) -> None:
-        self.continues_prefix = continues_prefix
+        self.capabilities = DraftCapabilities(continues_prefix=continues_prefix)
         self.num_calls = self.num_open = 0
         self.piece_times: list[float] = []
         self._text = text
@@ -295,7 +296,7 @@ class TextDraft:
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         self.num_calls += 1
         self.num_open += 1
-        rest = self._text[len(request.prefix) if self.continues_prefix else 0 :]
+        rest = self._text[len(request.prefix) if self.capabilities.continues_prefix else 0 :]
         pieces = self._pieces(split_pieces(rest)[:max_tokens])
         try:
             yield pieces

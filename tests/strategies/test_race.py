@@ -21,6 +21,7 @@ from llm_spec import (
     Capabilities,
     ChatRequest,
     ChatResponse,
+    DraftCapabilities,
     DraftPiece,
     Fallback,
     Finish,
@@ -126,7 +127,7 @@ class Draft:
 
     def __init__(self, *texts: str | float | Exception, continues_prefix: bool = True) -> None:
         self.texts = texts
-        self.continues_prefix = continues_prefix
+        self.capabilities = DraftCapabilities(continues_prefix=continues_prefix)
         self.requests: list[ChatRequest] = []
 
     @asynccontextmanager

@@ -1,0 +1,37 @@
+"""Optional members of a draft, used where it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llm_spec.contract.draft import DraftProvider, PerClientDraft, PerRequestDraft
+from llm_spec.contract.local import TokenDraft, TokenDrafter, TokenModel, TokenSampler
+from llm_spec.errors import DraftError
+
+__all__ = ["find_token_draft_refusal", "open_for_client", "open_for_request", "open_token_draft"]
+
+
+def open_for_request(draft: DraftProvider) -> DraftProvider:
+    """The draft for one request: one that remembers its calls where there is such, else the draft itself."""
+    return draft.for_request() if isinstance(draft, PerRequestDraft) else draft
+
+
+def open_for_client(draft: DraftProvider) -> DraftProvider:
+    """The draft with a memory of its own where it has one, else the draft itself."""
+    return draft.for_client() if isinstance(draft, PerClientDraft) else draft
+
+
+def find_token_draft_refusal(draft: DraftProvider, target: TokenModel) -> str | None:
+    """Why a draft cannot propose token ids to a target; None: it can."""
+    if not isinstance(draft, TokenDrafter):
+        return f"draft {draft.name} gives text, not token ids"
+    return draft.token_draft_refusal(target)
+
+
+def open_token_draft(
+    draft: DraftProvider, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]
+) -> TokenDraft:
+    """Begin drafting token ids for one request; raises DraftError where the draft gives text only."""
+    if not isinstance(draft, TokenDrafter):
+        raise DraftError(f"draft {draft.name} gives text, not token ids")
+    return draft.open_token_draft(target, choose, prompt_ids)
