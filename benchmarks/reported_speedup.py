@@ -33,10 +33,8 @@ from llm_spec import LlmProvider, ProviderDraft, ReferenceDraft, SpeculativeConf
 from llm_spec.config import StrategyName
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.local import TokenModel
+from llm_spec.simulation import SimulatedDraft, SimulatedHostedModel, SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, TableModel
-from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.hosted_model import SimulatedHostedModel
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 NUM_REQUESTS = 20
 MAX_RELATIVE_ERROR = 0.05

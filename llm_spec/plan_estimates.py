@@ -20,10 +20,8 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price
+from llm_spec.simulation import SimulatedDraft, SimulatedHostedModel, SimulatedTarget, run_virtual
 from llm_spec.strategies.registry import PLAIN, Simulation, StrategyEntry, find_strategy, registered_strategies
-from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.hosted_model import SimulatedHostedModel
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
 __all__ = [

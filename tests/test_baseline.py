@@ -27,11 +27,10 @@ from llm_spec.baseline import Baseline
 from llm_spec.budget import Budget, CostTracker
 from llm_spec.config import StrategyName
 from llm_spec.recorder import AnswerRecorder
+from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.choice import StrategyChoice
 from llm_spec.strategies.registry import TOKENS
 from llm_spec.testing import LocalProvider, TableModel
-from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 TEXT = " ".join(f"word{i}" for i in range(120))
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from llm_spec._clock import now
-from llm_spec.testing.clock import run_virtual
+from llm_spec.simulation import run_virtual
 
 
 async def _busy_s() -> tuple[float, float]:

@@ -32,9 +32,9 @@ from llm_spec import (
 )
 from llm_spec.continuation import ContinuationTest
 from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.simulation import run_virtual
 from llm_spec.strategies.resume_plain import CannotContinueError, continue_by_text
 from llm_spec.testing import ScriptedProvider
-from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.server import ModelServer, ServerFaults
 
 WEEK = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday."

@@ -11,8 +11,8 @@ import pytest
 from llm_spec import SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, TransientError
 from llm_spec.contract.endpoint import Feature
 from llm_spec.discovery import FeatureDiscovery
+from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 from llm_spec.testing import run_virtual
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 TEXT = " ".join(f"word{i}" for i in range(40))
 

@@ -39,8 +39,8 @@ from llm_spec import (
 )
 from llm_spec.config import StrategyName
 from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual
-from llm_spec.testing.simulated import SimulatedTarget
 
 TEXT: Final = "Every piece stands at one place only, to its very end."
 PIECES: Final = split_pieces(TEXT)

@@ -17,8 +17,7 @@ from llm_spec.plan_estimates import (
     find_break_even,
     planned_strategies,
 )
-from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.hosted_model import SimulatedHostedModel
+from llm_spec.simulation import SimulatedHostedModel, run_virtual
 
 WORDS = "".join(f"Line {n} of what is known.\n" for n in range(20))
 SITUATION = PlanScenario(

@@ -22,8 +22,7 @@ from llm_spec import (
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.errors import TransientError
 from llm_spec.planner import StrategyPlanner
-from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 
 NAMES = ("race", "probe")
 EVERY = 64

@@ -27,10 +27,9 @@ from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting import CascadeDraft, PromptLookup, ProviderDraft, SuffixDraft
 from llm_spec.pricing import FREE, PRICES, Cost, find_draft_price, find_model_price
+from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
-from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.random_draft import RandomDraft
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 WORDS = " ".join(f"word{i}" for i in range(40))
 DEAR = Price(input=2.0, output=8.0, cached_input=0.5)

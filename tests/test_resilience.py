@@ -45,9 +45,9 @@ from llm_spec import (
 )
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
+from llm_spec.simulation import run_virtual
 from llm_spec.status_errors import make_status_error, read_retry_after
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
-from llm_spec.testing.clock import run_virtual
 from llm_spec.testing.server import MODEL, ModelServer, ServerFaults, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock

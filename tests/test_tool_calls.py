@@ -35,8 +35,8 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
+from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual
-from llm_spec.testing.simulated import SimulatedTarget
 
 TOOLS: Final = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fgh"]
 NO_WAIT: Final = RetryPolicy(first_wait_s=0.0, max_wait_s=0.0)

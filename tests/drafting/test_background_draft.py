@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llm_spec import ChatRequest, DraftCapabilities, DraftPiece
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.testing.clock import run_virtual
+from llm_spec.simulation import run_virtual
 
 TEXT = "one two three four five six seven eight nine ten"
 

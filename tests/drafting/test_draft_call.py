@@ -11,7 +11,7 @@ import pytest
 
 from llm_spec import ChatRequest, DraftError, DraftPiece
 from llm_spec.drafting.draft_call import DraftCall, max_answer_tokens
-from llm_spec.testing.clock import run_virtual
+from llm_spec.simulation import run_virtual
 
 
 class Draft:

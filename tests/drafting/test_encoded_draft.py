@@ -16,7 +16,7 @@ from llm_spec import ChatRequest, DraftPiece, TargetError
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.encoded_draft import EncodedDraft
-from llm_spec.testing.clock import run_virtual
+from llm_spec.simulation import run_virtual
 
 TEXT = "def area(radius):\n    return 3.14 * radius ** 2  # naïve 日本 😀\n\n\nprint( area(2) )"
 

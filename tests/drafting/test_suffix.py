@@ -28,8 +28,8 @@ from llm_spec import (
 from llm_spec.drafting.past_outputs import PastOutputs
 from llm_spec.drafting.suffix_automaton import SuffixMatch
 from llm_spec.generation import Generation
+from llm_spec.simulation import run_virtual
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, TableModel
-from llm_spec.testing.clock import run_virtual
 from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.lookahead import Fixed
 from llm_spec.tokens.sampling import FloatArray, Sampler

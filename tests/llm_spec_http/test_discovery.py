@@ -21,8 +21,8 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.contract.endpoint import Feature
+from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency
-from llm_spec.testing.simulated import SimulatedDraft
 
 ANSWER = "The cat sat on the mat, all day long."
 Json: TypeAlias = dict[str, Any]

@@ -23,9 +23,8 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.contract.chat import LlmProvider
+from llm_spec.simulation import SimulatedTarget, run_virtual
 from llm_spec.testing import ScriptedProvider
-from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.simulated import SimulatedTarget
 
 WORDS: Final = " ".join(f"word{n}" for n in range(60))
 STRATEGIES: Final = ["race", "probe", "judge", "predict", "regenerate"]

@@ -46,11 +46,10 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.pair_stats import PairStats
+from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.base import Ready, StrategyContext
 from llm_spec.strategies.probe import prepare
 from llm_spec.testing import ScriptedProvider
-from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 from llm_spec.tokens.lookahead import LookaheadPolicy
 
 WORDS = " ".join(f"word{i}" for i in range(60))

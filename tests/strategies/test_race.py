@@ -42,11 +42,10 @@ from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.pair_stats import PairStats
+from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.strategies.base import Ready, StrategyContext
 from llm_spec.strategies.race import prepare
 from llm_spec.testing import ScriptedProvider
-from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
 
 VARIED = (
     "Here is the plan, step by step, for every reader of this text.\r\n\r\n"

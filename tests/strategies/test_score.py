@@ -19,8 +19,7 @@ from llm_spec import (
     TopTokens,
 )
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.testing.clock import run_virtual
-from llm_spec.testing.simulated import SimulatedDraft, SimulatedTarget
+from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 
 TEXT = " ".join(f"word{i}" for i in range(40))
 Rows: TypeAlias = list[Any]

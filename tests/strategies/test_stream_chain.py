@@ -15,8 +15,8 @@ from scipy.stats import chisquare
 from llm_spec import Finish, Round, TextDelta, Usage
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.pair_stats import PairStats
+from llm_spec.simulation import run_virtual
 from llm_spec.strategies.stream_chain import RaceStream, StreamChain, find_stream_boundary
-from llm_spec.testing.clock import run_virtual
 
 PARTS = [
     *("word", "Ünïcödé", "日本語", "。", "😀", "👩‍👩‍👧", "e\u0301", "x=1", ".", ",", "'s", "``", "`"),

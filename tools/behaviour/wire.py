@@ -32,8 +32,8 @@ from llm_spec import (
     SpeculativeDecoder,
     Timeouts,
 )
+from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
-from llm_spec.testing.simulated import SimulatedDraft
 from llm_spec.tokens.lookahead import CostAware, Fixed
 
 __all__ = ["draw_wires", "record_wire"]
