@@ -1,7 +1,4 @@
-"""A provider of your own: four members, checked by the conformance suite, then used as target.
-
-Needs nothing but llm-spec itself.
-"""
+"""A provider of your own: five members, checked by the conformance suite, then used as target."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -54,8 +51,7 @@ async def main() -> None:
     await check_provider(Parrot)
     decoder = SpeculativeDecoder(Parrot(), Parrot(), SpeculativeConfig(strategy="regenerate"))
     result = await decoder.decode("what a draft is worth can be measured before anything is paid for")
-    print(result.content)
-    print(result.summary())
+    print(result.content, result.summary(), sep="\n")
 
 
 if __name__ == "__main__":
