@@ -73,7 +73,7 @@ class CountedChunkStream:
         silence_s, message = self._timeouts.first_chunk_s, f"{self._name} was silent for too long"
         async with AsyncExitStack() as stack:
             if self._limit is not None:
-                await stack.enter_async_context(self._limit.acquire_place())
+                await stack.enter_async_context(self._limit.hold_place())
             stack.enter_context(self._breaker.guard_attempt())
             opening = stack.enter_async_context(self._target.stream_chunks(self._request))
             opened = await wait_within(opening, silence_s, message)

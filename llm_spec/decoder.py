@@ -384,7 +384,7 @@ class SpeculativeDecoder:
             recorder.add_plain_steps_to(self._planner.baseline)
         result = self._build_result(finish, recorder, strategy_choice)
         if recorder.was_speculation_refused and strategy.features and isinstance(self._target, FeatureLossAware):
-            self._target.mark_unsupported(strategy.features[0])
+            self._target.mark_feature_lost(strategy.features[0])
         self._planner.record_result(result)
         self.stats.add(result)
         self._log_end(result, target_call)

@@ -209,7 +209,7 @@ def _count_stream(
         call.cap = None if request.max_tokens is None else TokenCap(request.max_tokens)
         return call
 
-    return _CountedStream(opened, begin, MeteredCall.add_event, MeteredCall.end_target_call)
+    return _CountedStream(opened, begin, MeteredCall.add_event, MeteredCall.cut_target_call)
 
 
 class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):

@@ -150,9 +150,9 @@ class MeteredCall:
         kept = self.cap.cut_delta(event)
         if kept is not event:
             self.cut_by = "max_tokens"
-        return self.end_target_call() if kept is None else kept
+        return self.cut_target_call() if kept is None else kept
 
-    def end_target_call(self) -> Finish:
+    def cut_target_call(self) -> Finish:
         """The end of a target's call that is cut; nothing comes behind it."""
         self.is_over = True
         return Finish("length", None, self.cut_by)

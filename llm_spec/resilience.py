@@ -216,7 +216,7 @@ class ConcurrencyLimit:
         self._places: _LoopPlaces | None = None
 
     @asynccontextmanager
-    async def acquire_place(self) -> AsyncGenerator[None]:
+    async def hold_place(self) -> AsyncGenerator[None]:
         """A target's place; waits until there is one."""
         places = self._get_loop_places()
         await places.acquire()
@@ -226,7 +226,7 @@ class ConcurrencyLimit:
             places.release()
 
     @asynccontextmanager
-    async def acquire_spare_place(self) -> AsyncGenerator[DraftPlace]:
+    async def hold_spare_place(self) -> AsyncGenerator[DraftPlace]:
         """A draft's place, in the task that drafts.
 
         Raises DraftError where none is free, and when a target needs it: then what runs inside is cancelled first.
@@ -375,7 +375,7 @@ class GuardedDraft:
         async with AsyncExitStack() as stack:
             place = None
             if self._limit is not None and not self.capabilities.is_free:  # what is copied asks no server
-                place = await stack.enter_async_context(self._limit.acquire_spare_place())
+                place = await stack.enter_async_context(self._limit.hold_spare_place())
             stack.enter_context(self._breaker.guard_attempt())
             health_watch = _DraftHealthWatch(self._breaker, self._patience_s)
             stack.push(health_watch.record_draft_outcome)

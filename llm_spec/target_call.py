@@ -81,7 +81,7 @@ class TargetCall:
     def hold_place(self) -> AbstractAsyncContextManager[None]:
         """The answer's place, where there is a limit; waits for it."""
         limit = self.config.limit
-        return nullcontext() if limit is None else limit.acquire_place()
+        return nullcontext() if limit is None else limit.hold_place()
 
     async def run_step(self, awaitable: Awaitable[T]) -> T:
         """Await one thing of the strategy; an error that is not ours becomes TargetError."""

@@ -410,14 +410,14 @@ def test_a_fault_on_purpose_is_seen(name: str) -> None:
 def test_a_place_that_is_not_given_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(LONG, limit=3, asks=(Ask(), Ask()))
     assert not check(run_case(case))
-    acquire_place, forgotten = ConcurrencyLimit.acquire_place, AsyncExitStack()
+    hold_place, forgotten = ConcurrencyLimit.hold_place, AsyncExitStack()
 
     @asynccontextmanager
     async def forget(self: ConcurrencyLimit) -> AsyncGenerator[None]:
-        async with acquire_place(self):
+        async with hold_place(self):
             if self not in kept:
                 kept.append(self)
-                await forgotten.enter_async_context(acquire_place(self))
+                await forgotten.enter_async_context(hold_place(self))
             yield
 
     kept: list[ConcurrencyLimit] = []

@@ -61,7 +61,7 @@ class Choosy(SimulatedTarget):
     async def discover(self, feature: Feature) -> None:
         """All of it is known."""
 
-    def mark_unsupported(self, feature: Feature) -> None:
+    def mark_feature_lost(self, feature: Feature) -> None:
         self.lost.append(feature)
         self.capabilities = Capabilities()
 
@@ -204,7 +204,7 @@ def test_auto_leaves_what_does_not_work_any_more(*, forgets: bool, error: Except
     """All requests are answered; what fails before it has said anything is worth nothing to the planner."""
     target = Choosy()
     if not forgets:
-        target.mark_unsupported = lambda _: None  # type: ignore[method-assign]
+        target.mark_feature_lost = lambda _: None  # type: ignore[method-assign]
     decoder = decoder_of(target, "auto", retry=RetryPolicy(first_wait_s=0.0))
 
     async def answered(number: int) -> Counter[str]:
@@ -225,7 +225,7 @@ def test_auto_leaves_what_does_not_work_any_more(*, forgets: bool, error: Except
 def test_what_works_again_is_taken_up_again() -> None:
     """What the planner holds against a strategy passes."""
     target = Choosy()
-    target.mark_unsupported = lambda _: None  # type: ignore[method-assign]
+    target.mark_feature_lost = lambda _: None  # type: ignore[method-assign]
     decoder = decoder_of(target, "auto")
 
     async def strategies(number: int) -> Counter[str]:

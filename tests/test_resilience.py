@@ -597,7 +597,7 @@ class Crowd:
         return sum(kind == "target" and not task.done() for kind, task, _ in self.members)
 
     async def _stay(self, kind: str, leave: asyncio.Event) -> None:
-        async with self.limit.acquire_place() if kind == "target" else self.limit.acquire_spare_place():
+        async with self.limit.hold_place() if kind == "target" else self.limit.hold_spare_place():
             self.inside[kind] += 1
             try:
                 await leave.wait()
@@ -654,7 +654,7 @@ async def num_free(limit: ConcurrencyLimit) -> int:
     async with AsyncExitStack() as stack:
         for number in count():
             try:
-                await stack.enter_async_context(limit.acquire_spare_place())
+                await stack.enter_async_context(limit.hold_spare_place())
             except DraftError:
                 return number
     raise AssertionError
@@ -775,14 +775,14 @@ def test_a_draft_that_lost_its_place_is_not_blamed() -> None:
 
         drafting = asyncio.create_task(draft())
         await asyncio.sleep(50.0)
-        async with limit.acquire_place():
+        async with limit.hold_place():
             with pytest.raises(DraftError, match="needed the draft's place"):
                 await drafting
             assert await num_free(limit) == 0
         assert not breaker.is_open
         assert await num_free(limit) == 1
         with pytest.raises(TimeoutError, match="its own"):
-            async with limit.acquire_spare_place():
+            async with limit.hold_spare_place():
                 raise TimeoutError("its own")
         assert await num_free(limit) == 1
 
@@ -804,14 +804,14 @@ def test_a_limit_in_use_on_two_event_loops_is_refused() -> None:
     """Until the other one has given back what it took, or is closed."""
     limit = ConcurrencyLimit(1)
     decoder = plainly(ScriptedProvider(WORDS), limit=limit)
-    place = limit.acquire_place()
+    place = limit.hold_place()
     with asyncio.Runner() as first, asyncio.Runner() as second:
         first.run(place.__aenter__())
         with pytest.raises(ConfigError, match="another event loop"):
             second.run(decoder.decode("q"))
         first.run(place.__aexit__(None, None, None))
         assert second.run(decoder.decode("q")).content == WORDS
-    place = limit.acquire_place()
+    place = limit.hold_place()
     with asyncio.Runner() as first:
         first.run(place.__aenter__())
     with asyncio.Runner() as second:

@@ -111,7 +111,7 @@ class Discoverable(Protocol):
 class FeatureLossAware(Protocol):
     """A `Discoverable` that hears of what its calls cannot tell; optional beside it."""
 
-    def mark_unsupported(self, feature: Feature) -> None:
+    def mark_feature_lost(self, feature: Feature) -> None:
         """A call that needs a feature was refused, and the same request was answered without it.
 
         It is not there any more, until `discover` finds it again.

@@ -44,7 +44,7 @@ class UsageLedger:
         """Count for one worker."""
         self._array[self._get_offset(worker, client, column)] += value
 
-    def reset_worker(self, worker: int) -> None:
+    def settle_dead_worker(self, worker: int) -> None:
         """A worker that begins has no request open, whatever the one before it left; what that one held is spent."""
         for client in range(self.num_clients):
             self._array[self._get_offset(worker, client, _OPEN_COLUMN)] = 0.0
@@ -89,7 +89,7 @@ class Client:
         """Whether it may ask for this model."""
         return self._config is None or self._config.models is None or model in self._config.models
 
-    def begin_request(self) -> None:
+    def take_request_place(self) -> None:
         """One request more, up to `end`; raises Problem where it has too many at once."""
         max_concurrent = self._max_concurrent
         if max_concurrent is None:

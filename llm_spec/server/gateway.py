@@ -269,7 +269,7 @@ class Gateway:
             raise Problem(
                 503, "the server already answers as many requests as it can", code="overloaded", retry_after_s=1.0
             )
-        client.begin_request()
+        client.take_request_place()
         self._num_open += 1
         self._metrics.set_open_requests(self._num_open)
 

@@ -197,7 +197,7 @@ def _run_worker(
             ready()
             await ended.wait()
 
-    ledger.reset_worker(worker)
+    ledger.settle_dead_worker(worker)
     _run_coroutine(run)
 
 

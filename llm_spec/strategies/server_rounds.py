@@ -178,7 +178,7 @@ class _ServerRounds:
                     yield self._finish_with_usage(event) if isinstance(event, Finish) else event
         if self._finish is not None:
             if self._held_ids:  # their text could not be told when they came
-                yield self._make_delta(await self._decode_held_ids(), "plain")
+                yield self._release_delta(await self._decode_held_ids(), "plain")
             yield replace(self._finish, usage=self.count_answer_usage(len(self._answer_ids)))
 
     def _finish_with_usage(self, finish: Finish) -> Finish:
@@ -203,7 +203,7 @@ class _ServerRounds:
         """What rounds give, as long as they pay."""
         self._prompt_ids = await self._endpoint.encode_chat(self._request)
         self._encoded_draft.restart("", _DRAFT_TOKENS)
-        while self._finish is None and self._is_worthwhile():
+        while self._finish is None and self._are_rounds_worthwhile():
             await self._send_and_wait()
             while self._finish is None and self._pending_rounds and self._pending_rounds[0].answer.done():
                 async for event in self._collect_round(self._pending_rounds.popleft()):
@@ -259,7 +259,7 @@ class _ServerRounds:
             if wait_s > 0:
                 return wait_s
         context_ids = [*(self._prompt_ids or ()), *self._answer_ids, *self._encoded_draft.ids[:num_sent]]
-        self._start_round(
+        self._send_round(
             context_ids, drafted_ids[:limit], sum(self._encoded_draft.seconds[num_sent : num_sent + limit])
         )
         return self._send_next_round()
@@ -272,7 +272,7 @@ class _ServerRounds:
             num_wanted += 1
         return num_wanted
 
-    def _start_round(self, context_ids: list[int], drafted_ids: list[int], draft_s: float) -> None:
+    def _send_round(self, context_ids: list[int], drafted_ids: list[int], draft_s: float) -> None:
         answer = asyncio.ensure_future(self._request_tokens(context_ids, drafted_ids))
         answer.add_done_callback(lambda _: self._changed.set())
         self._send_at_s = self._clock()
@@ -307,7 +307,7 @@ class _ServerRounds:
             num_emitted += 1
             text = await self._confirm_token(token)
             if text:
-                yield self._make_delta(text, _find_origin(pending, drafted_id, is_accepted=is_accepted))
+                yield self._release_delta(text, _find_origin(pending, drafted_id, is_accepted=is_accepted))
             if not is_accepted or self._finish is not None:
                 break
         if self._encoded_draft.is_wrong:
@@ -335,7 +335,7 @@ class _ServerRounds:
         self._check_stop(token)
         return await self._decode_token(token)
 
-    def _make_delta(self, text: str, origin: Origin) -> TextDelta:
+    def _release_delta(self, text: str, origin: Origin) -> TextDelta:
         """Text that comes out now, with the tokens that it completes."""
         self._text += text
         num_shown = len(self._unshown_ids) - len(self._held_ids)
@@ -374,7 +374,7 @@ class _ServerRounds:
             self._cancelled_rounds.add(pending.answer)
             pending.answer.add_done_callback(self._cancelled_rounds.discard)
 
-    def _is_worthwhile(self) -> bool:
+    def _are_rounds_worthwhile(self) -> bool:
         """Whether rounds are worth their time: against the target's plain speed, where that is known."""
         if self._background_draft.is_exhausted and self._encoded_draft.is_idle and not self._encoded_draft.ids:
             return False
@@ -448,7 +448,7 @@ class _ServerRounds:
             while self._held_ids and self._finish is None:
                 text = await self._confirm_token(await self._sample_one_token())
                 if text:
-                    yield self._make_delta(text, "plain")
+                    yield self._release_delta(text, "plain")
         except BudgetError:
             raise  # it ends the answer
         except LlmSpecError:

@@ -35,7 +35,7 @@ _SAFE_BOUNDARY: Final = re.compile(r"(?<=\S)(?= \S)|(?<=\w)(?=\n)")
 _OPEN_FENCE: Final = re.compile(r"(?:^|\n)[ \t]*(?:```|~~~)[^\n]*$")
 
 
-class _StreamRound(NamedTuple):
+class _StreamRoundFigures(NamedTuple):
     """A round of one runner."""
 
     num_draft: int
@@ -73,7 +73,7 @@ class RaceStream:
     encoded: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     num_agreed: int = 0  # tokens since the last round that were as the draft had them
-    rounds: list[_StreamRound] = field(default_factory=list["_StreamRound"])
+    rounds: list[_StreamRoundFigures] = field(default_factory=list["_StreamRoundFigures"])
     ends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # after each piece: tokens, characters
     _checked: int = 0  # characters of `text` found equal to `expected`
     _checked_ids: int = 0
@@ -157,7 +157,7 @@ class RaceStream:
         if accepted or rejected or emitted:
             self._last_round_s = self.timer.last_s
             verify_s = max(0.0, self._last_round_s - began_s)
-            self.rounds.append(_StreamRound(accepted + rejected, accepted, emitted, draft_s, verify_s))
+            self.rounds.append(_StreamRoundFigures(accepted + rejected, accepted, emitted, draft_s, verify_s))
 
     def num_tokens_after(self, num_rounds: int) -> int | None:
         """Tokens at the end of that many of `rounds`; None: there are fewer."""
@@ -270,7 +270,7 @@ class StreamChain:
             self.num_cancelled_tokens += num_new  # it was on its way when the stream was closed
             return
         stream.append_delta(delta, num_new)
-        self._check_against_draft(stream, num_new)
+        self._follow_or_leave_draft(stream, num_new)
         self._emit_confirmed()
 
     def end_stream(self, stream: RaceStream, finish: Finish) -> None:
@@ -349,7 +349,7 @@ class StreamChain:
         del self.streams[at:]
         stream.end = stream.expected_ids = None
 
-    def _check_against_draft(self, stream: RaceStream, num_new: int) -> None:
+    def _follow_or_leave_draft(self, stream: RaceStream, num_new: int) -> None:
         if not self._matches_draft(stream, num_new):
             self._leave_draft(stream)
         elif stream.end is not None and stream.has_reached_next_stream(greedy=self._greedy):

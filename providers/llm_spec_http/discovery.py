@@ -70,14 +70,14 @@ class ServerAbilities:
             if feature == "token_scorer" and tokens.max_top and self._endpoint.is_there:
                 await self._scorer.probe_if_due(lambda: _is_passed(can_score_tokens(tokens)))
 
-    def mark_unsupported(self, feature: Feature) -> None:
+    def mark_feature_lost(self, feature: Feature) -> None:
         """A call has shown that a feature is not there any more."""
         if feature == "continue_prefix":
-            self._continuation.mark_unsupported()
+            self._continuation.mark_feature_lost()
         elif feature == "token_scorer" and self._scorer.is_there:
-            self._scorer.mark_unsupported()
+            self._scorer.mark_feature_lost()
         elif feature == "token_endpoint" and self._endpoint.is_there:
-            self._endpoint.mark_unsupported()
+            self._endpoint.mark_feature_lost()
             self._scorer.forget()
             if self._tokens is not None:
                 self._tokens.forget()  # perhaps another model, with another vocabulary
@@ -120,7 +120,7 @@ class _Ability:
             if not trial.num_waiting:
                 await self._cancel_trial(loop, trial)
 
-    def mark_unsupported(self) -> None:
+    def mark_feature_lost(self) -> None:
         """It is not there, or not any more."""
         if not self.is_missing:
             if self._found_at_s is None or now() - self._found_at_s > self._pause_s:

@@ -76,7 +76,7 @@ class HttpProvider:
                 prediction=dialect.prediction,
                 whole_answers=dialect.stops_when_reader_leaves,
             ),
-            None if api is None else HttpTokens(self._client, model, dialect, api, self.mark_unsupported),
+            None if api is None else HttpTokens(self._client, model, dialect, api, self.mark_feature_lost),
             lambda: ContinuationTest(self.name, self.stream).can_continue(),
         )
 
@@ -110,9 +110,9 @@ class HttpProvider:
     async def discover(self, feature: Feature) -> None:
         await self._abilities.discover(feature)
 
-    def mark_unsupported(self, feature: Feature) -> None:
+    def mark_feature_lost(self, feature: Feature) -> None:
         """A call has shown that the server does not do something any more; `discover` tries it again after a while."""
-        self._abilities.mark_unsupported(feature)
+        self._abilities.mark_feature_lost(feature)
 
     async def aclose(self) -> None:
         await self._client.aclose()

@@ -22,7 +22,7 @@ import numpy as np
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
 from llm_spec.provider_kit import FolderTokenizer, find_file, read_json
-from llm_spec_onnx.sessions import GrowingCacheSession, OnnxGraph, SharedCacheSession
+from llm_spec_onnx.sessions import GrowingCacheSession, LoadedOnnxModel, SharedCacheSession
 
 __all__ = ["OnnxModel"]
 
@@ -106,7 +106,7 @@ class OnnxModel:
         return True
 
 
-def _load_graph(path: Path, config: dict[str, Any], threads: int) -> OnnxGraph:
+def _load_graph(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxModel:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -129,7 +129,7 @@ def _load_graph(path: Path, config: dict[str, Any], threads: int) -> OnnxGraph:
         vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int):
         raise ModelLoadError(f"{path} does not say how wide its logits are, nor does config.json (vocab_size)")
-    return OnnxGraph(
+    return LoadedOnnxModel(
         session=session,
         cache_names=cache_names,
         num_kv_heads=num_kv_heads,

@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GrowingCacheSession", "OnnxGraph", "SharedCacheSession"]
+__all__ = ["GrowingCacheSession", "LoadedOnnxModel", "SharedCacheSession"]
 
 _FIRST_CAPACITY: Final = 512  # tokens a shared buffer has room for at first; it doubles when they are used up
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxGraph:
+class LoadedOnnxModel:
     """A loaded model and what its inputs look like; shared by all sessions and never changed."""
 
     session: Any  # onnxruntime.InferenceSession; the package has no type information
@@ -37,7 +37,7 @@ class OnnxGraph:
 class GrowingCacheSession:
     """For exports that append to the cache they are given: what they return is kept, cut where it must be."""
 
-    def __init__(self, graph: OnnxGraph, min_rows: int) -> None:
+    def __init__(self, graph: LoadedOnnxModel, min_rows: int) -> None:
         self._graph = graph
         self._min_rows = min_rows
         self._outputs = ["logits", *(name.replace("past_key_values", "present") for name in graph.cache_names)]
@@ -73,7 +73,7 @@ class SharedCacheSession:
     which take longer to make than a round, may serve the next request: `idle` is where they wait for it.
     """
 
-    def __init__(self, graph: OnnxGraph, min_rows: int, idle: deque[SharedCacheSession]) -> None:
+    def __init__(self, graph: LoadedOnnxModel, min_rows: int, idle: deque[SharedCacheSession]) -> None:
         self._graph = graph
         self._min_rows = min_rows
         self._idle = idle
@@ -117,7 +117,7 @@ class SharedCacheSession:
 class _BoundForward:
     """One width's buffers, bound to the model by address, so that a call costs nothing but the call."""
 
-    def __init__(self, graph: OnnxGraph, cache: Sequence[NDArray[Any]], width: int, capacity: int) -> None:
+    def __init__(self, graph: LoadedOnnxModel, cache: Sequence[NDArray[Any]], width: int, capacity: int) -> None:
         self._session = graph.session
         self._binding: Any = graph.session.io_binding()
         self._ids = np.zeros((1, width), np.int64)

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from llm_spec import StreamEvent, TargetError, TextDelta, TransientError
 from llm_spec.provider_kit import ChunkReader, has_finish_reason
-from llm_spec_openai.client import ChatClient, ChatStream
+from llm_spec_openai.client import ChatClient, DoneTrackingStream
 from llm_spec_openai.failures import SDK_ERRORS
 
 __all__ = ["read_chunks", "read_events"]
 
 
-async def read_events(client: ChatClient, stream: ChatStream) -> AsyncGenerator[StreamEvent]:
+async def read_events(client: ChatClient, stream: DoneTrackingStream) -> AsyncGenerator[StreamEvent]:
     """The events of a stream.
 
     Raises TransientError for a stream that breaks, or ends without a finish reason and `[DONE]`, TargetError or
@@ -35,7 +35,7 @@ async def read_events(client: ChatClient, stream: ChatStream) -> AsyncGenerator[
     yield finish
 
 
-async def read_chunks(client: ChatClient, stream: ChatStream) -> AsyncGenerator[Mapping[str, Any]]:
+async def read_chunks(client: ChatClient, stream: DoneTrackingStream) -> AsyncGenerator[Mapping[str, Any]]:
     """The JSON objects of a stream as they are; raises as `read_events`."""
     has_begun = is_ended = False
     try:

@@ -25,7 +25,7 @@ from llm_spec_openai.failures import SDK_ERRORS, ModelAddress, to_llm_spec_error
 if TYPE_CHECKING:
     from openai._streaming import ServerSentEvent  # it has no public name
 
-__all__ = ["ChatClient", "ChatStream", "create_azure_client", "create_openai_client"]
+__all__ = ["ChatClient", "DoneTrackingStream", "create_azure_client", "create_openai_client"]
 
 _TIMEOUT: Final = httpx2.Timeout(
     connect=10.0,
@@ -36,7 +36,7 @@ _TIMEOUT: Final = httpx2.Timeout(
 _OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com")
 
 
-class ChatStream(AsyncStream[object]):
+class DoneTrackingStream(AsyncStream[object]):
     """The SDK's stream, which stops at `[DONE]` without a word: `is_done` says whether that came."""
 
     is_done = False
@@ -70,13 +70,13 @@ class ChatClient:
         )
         self.is_openai = is_azure or f".{client.base_url.host}".endswith(_OPENAI_HOSTS)
 
-    async def open(self, stack: AsyncExitStack, body: Body) -> ChatStream:
+    async def open(self, stack: AsyncExitStack, body: Body) -> DoneTrackingStream:
         """Send a request; the JSON values of its answer's stream, once its status is good. The stack closes it."""
         client = await self._get_client()
         try:
             # not `chat.completions.create`: that makes a pydantic model of every piece, which costs more than the rest
             stream = await client.post(
-                "/chat/completions", body=body, cast_to=object, stream=True, stream_cls=ChatStream
+                "/chat/completions", body=body, cast_to=object, stream=True, stream_cls=DoneTrackingStream
             )
         except (RuntimeError, *SDK_ERRORS) as error:
             explain_loop_error = self._given_loop.explain_loop_error(error)

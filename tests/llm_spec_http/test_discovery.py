@@ -373,7 +373,7 @@ async def test_a_server_that_cannot_yet_is_tried_again(clock: Clock) -> None:
         assert not await is_tried(server, provider)
 
 
-async def mark_unsupported(server: ModelServer, provider: HttpProvider) -> None:
+async def mark_feature_lost(server: ModelServer, provider: HttpProvider) -> None:
     """A call fails because the server does not know it any more; afterwards it does again."""
     tokens = provider.capabilities.token_endpoint
     assert tokens is not None
@@ -390,7 +390,7 @@ async def test_what_was_lost_is_found_again(clock: Clock) -> None:
         await provider.discover("token_scorer")
         clock.now_s = 5000.0
         for pause_s, good_s in ((60, 10.0), (120, 200.0), (60, 0.0)):
-            await mark_unsupported(server, provider)
+            await mark_feature_lost(server, provider)
             assert provider.capabilities.token_scorer is None
             assert await pause_until_tried(clock, server, provider) == pause_s
             assert provider.capabilities.token_endpoint is not None
@@ -452,7 +452,7 @@ async def test_whoever_calls_may_say_that_something_is_lost(clock: Clock, featur
             }
 
         await provider.discover("token_scorer")
-        provider.mark_unsupported(feature)
+        provider.mark_feature_lost(feature)
         with_it = {"token_endpoint": ["token_scorer"]}.get(feature, [])
         assert can() == {name: name not in (feature, *with_it) for name in can()}
         clock.now_s += 60.0
@@ -468,7 +468,7 @@ async def test_a_vocabulary_is_forgotten_with_it(clock: Clock) -> None:
         tokens = provider.capabilities.token_endpoint
         assert tokens is not None
         await tokens.encode("cat")
-        await mark_unsupported(server, provider)
+        await mark_feature_lost(server, provider)
         assert await pause_until_tried(clock, server, provider) == 60
         num_calls = server.paths.count("/tokenize")
         await tokens.encode("cat")

@@ -411,7 +411,7 @@ async def _free_places(limit: ConcurrencyLimit, most: int) -> int:
         with suppress(TimeoutError):
             while num < most:
                 async with asyncio.timeout(1.0):
-                    await places.enter_async_context(limit.acquire_place())
+                    await places.enter_async_context(limit.hold_place())
                 num += 1
     return num
 

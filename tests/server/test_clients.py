@@ -167,12 +167,12 @@ def test_workers_count_together() -> None:
     assert second.budget.spent_tokens == 60
     second.budget.spend(50, 0.0)
     assert first.budget.max_affordable_tokens(1, None) == 0
-    first.begin_request()
-    second.begin_request()
+    first.take_request_place()
+    second.take_request_place()
     with pytest.raises(Problem):
-        first.begin_request()
+        first.take_request_place()
     second.end_request()
-    first.begin_request()
+    first.take_request_place()
 
 
 def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
@@ -192,7 +192,7 @@ def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
     def enter(client: Client) -> None:
         nonlocal let_in
         with contextlib.suppress(Problem):
-            client.begin_request()
+            client.take_request_place()
             let_in += 1
 
     ledger = Busy(2, 1)
@@ -201,7 +201,7 @@ def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
     enter(first)
     assert let_in == 1
     first.end_request()
-    second.begin_request()
+    second.take_request_place()
 
 
 def test_a_worker_that_died_leaves_no_request_open() -> None:
@@ -212,7 +212,7 @@ def test_a_worker_that_died_leaves_no_request_open() -> None:
     assert client.budget is not None
     client.budget.spend(60, 0.0)
     assert client.budget.reserve(30, 0.0)
-    client.begin_request()
-    ledger.reset_worker(0)
+    client.take_request_place()
+    ledger.settle_dead_worker(0)
     assert (client.budget.spent_tokens, client.budget.reserved_tokens) == (90, 0)
-    client.begin_request()
+    client.take_request_place()

@@ -176,7 +176,7 @@ def test_what_a_request_waited_before_counts_for_its_deadline() -> None:
     decoder = SpeculativeDecoder(draft, target, config)
 
     async def check() -> SpeculativeResult:
-        async with limit.acquire_place(), limit.acquire_place():
+        async with limit.hold_place(), limit.hold_place():
             answering = asyncio.create_task(decoder.decode("tell"))
             await asyncio.sleep(1.5)
         return await answering

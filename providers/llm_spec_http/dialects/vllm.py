@@ -41,14 +41,14 @@ class _VllmTokens:
     ) -> list[SampledToken]:
         body: Body = {"prompt": [list(prefix) for prefix in prefixes], "max_tokens": 1, **sampling}
         choices = read_choices(await post_json("completions", {**body, **self.build_id_fields(chat=False)}))
-        return [_next_token(choice) for choice in choices]
+        return [_parse_sampled_token(choice) for choice in choices]
 
     def read_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
         ids = choice.get("token_ids")
         return None if ids is None else tuple(ids)
 
 
-def _next_token(choice: Mapping[str, Any]) -> SampledToken:
+def _parse_sampled_token(choice: Mapping[str, Any]) -> SampledToken:
     if not choice.get("token_ids"):
         raise ValueError("no id of the token that it sampled")
     is_end = parse_finish_reason(choice) == "stop"
