@@ -452,8 +452,8 @@ def schema(**fields: Any) -> dict[str, Any]:
         (schema(type="array", uniqueItems=True), ["Unimplemented keys", "uniqueItems"]),
         (schema(type="string", pattern="("), ["unclosed group"]),
         (schema(enum=[]), ["json_schema cannot be used"]),
-        (schema(const={1, 2}), ["is no JSON", "set"]),
-        (schema(const=float("nan")), ["is no JSON"]),
+        (schema(const={1, 2}), ["is not valid JSON", "set"]),
+        (schema(const=float("nan")), ["is not valid JSON"]),
         ({"type": "regex"}, ["response_format.pattern is None", "a text"]),
         ({"type": "regex", "pattern": "a(b"}, ["regex cannot be used", "unclosed group"]),
         ({"type": "regex", "pattern": "(?=a)b"}, ["look-around"]),
@@ -532,7 +532,7 @@ def test_models_that_cannot_are_refused() -> None:
     """One whose tokenizer tells nothing, one that has no EOS, one whose tokenizer the library cannot read."""
     table = TableModel()
     assert not LocalProvider(table).capabilities.response_format
-    with pytest.raises(InvalidRequestError, match="table:model does not tell its vocabulary"):
+    with pytest.raises(InvalidRequestError, match="table:model does not share its vocabulary"):
         open_constraint(table, ask(FORMATS["regex"]))
     fields = {"fingerprint": "other", "encode": list, "decode": str, "encode_chat": list}
     endless = SimpleNamespace(**fields, eos_token_ids=frozenset(), to_tokenizer_json=TOKENIZER.to_tokenizer_json)

@@ -604,7 +604,7 @@ async def test_a_whole_answer_that_repeats_the_prefix(wire: Wire) -> None:
         (whole_of({"content": "x"}, None), "without a finish reason"),
         ({"choices": []}, "without a finish reason"),
         ({"error": {"message": "out of memory", "code": 500}}, "out of memory"),
-        ([1, 2], "no JSON object"),
+        ([1, 2], "not a JSON object"),
     ],
 )
 async def test_a_whole_answer_that_is_none(wire: Wire, whole: Any, told: str) -> None:
