@@ -1,4 +1,7 @@
-"""A provider of your own: five members, checked by the conformance suite, then used as target."""
+"""A provider of your own: five members, checked by the conformance suite, then used as target.
+
+Needs nothing but llm-spec itself.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator

@@ -421,7 +421,7 @@ def test_a_place_that_is_not_given_back_is_seen(monkeypatch: pytest.MonkeyPatch)
             yield
 
     kept: list[ConcurrencyLimit] = []
-    monkeypatch.setattr(ConcurrencyLimit, "acquire_place", forget)
+    monkeypatch.setattr(ConcurrencyLimit, "hold_place", forget)
     assert "places of the limit are lost" in " ".join(map(str, check(run_case(case))))
     forgotten.pop_all()
 
