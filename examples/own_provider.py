@@ -33,16 +33,14 @@ class Parrot:
             yield events
 
     async def _answer(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        words = request.messages[-1].text.split()
-        limit = request.max_tokens or len(words)
+        words, limit = request.messages[-1].text.split(), request.max_tokens
         stop = StopMatcher(request.stop)  # lets text through, but never a stop string or the beginning of one
         for word in words[:limit]:
             for delta in stop.push(word + " "):
                 yield delta
-            await asyncio.sleep(0)
         for delta in stop.flush():
             yield delta
-        yield Finish("stop" if stop.matched or len(words) <= limit else "length")
+        yield Finish("length" if limit is not None and limit < len(words) and not stop.matched else "stop")
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
@@ -52,8 +50,8 @@ class Parrot:
 
 async def main() -> None:
     await check_provider(Parrot)
-    decoder = SpeculativeDecoder(Parrot(), Parrot(), SpeculativeConfig(strategy="regenerate"))
-    result = await decoder.decode("what a draft is worth can be measured before anything is paid for")
+    pair = SpeculativeDecoder(Parrot(), Parrot(), SpeculativeConfig(strategy="regenerate"))
+    result = await pair.decode("what a draft is worth can be measured before anything is paid for")
     print(result.content, result.summary(), sep="\n")
 
 
