@@ -252,7 +252,7 @@ def test_other_rounds_leave_no_hole_in_the_drafts_cache(on_device: tuple[Any, An
     target, draft = (provider.model for provider in on_device)
     prompt_ids = target.tokenizer.encode_chat(request)
     for slot in draft._pool._idle:
-        slot.wipe()  # leftovers of the same text would fill a hole
+        slot.erase()  # leftovers of the same text would fill a hole
     accepted: list[int] = []
     for fresh in (False, True):
         rounds = target.open_rounds(prompt_ids, request.sampling, 1, draft, lambda: False)
