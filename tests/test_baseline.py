@@ -19,6 +19,7 @@ from llm_spec import (
     Round,
     SpeculativeConfig,
     SpeculativeDecoder,
+    SpeculativeFinish,
     SpeculativeResult,
     TextDelta,
     Usage,
@@ -125,6 +126,26 @@ def test_opening_a_draft_is_part_of_the_time_taken() -> None:
 def test_a_slow_consumer_is_waited_for_with_and_without_speculation() -> None:
     """What is bound by its consumer is not made faster, and is not reported to be."""
     assert recorded(0.0, 0.02, consumer_s=1000.0).speedup == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_decoder_measures_how_long_its_consumer_takes() -> None:
+    """A race that waits for its consumer at each piece is no faster than the target, which would wait as well."""
+
+    async def race() -> list[SpeculativeResult]:
+        target = SimulatedTarget(TEXT, first_token_s=0.1, token_s=0.05)
+        decoder = SpeculativeDecoder(SimulatedDraft(TEXT, 1.0, 1), target, SpeculativeConfig(strategy="race"))
+        results: list[SpeculativeResult] = []
+        for _ in range(6):
+            async with decoder.stream("q", temperature=0.0) as events:
+                async for event in events:
+                    results += [event.result] if isinstance(event, SpeculativeFinish) and event.result else []
+                    await asyncio.sleep(2.0 if isinstance(event, TextDelta) else 0.0)
+        return results
+
+    raced = [result for result in run_virtual(race()) if result.strategy == "race"]
+    speedups = [result.speedup for result in raced if result.speedup is not None]
+    assert speedups == [pytest.approx(1.0, abs=0.05)] * len(speedups)
+    assert speedups
 
 
 def test_an_answer_in_this_process_has_plain_steps_to_compare_with() -> None:

@@ -560,6 +560,7 @@ class DevicePart:
     def __init__(self, result: DeviceRoundResult, seconds: Seconds | None = None) -> None:
         self._result = result
         self._seconds = seconds or Seconds()
+        self.rooms: list[int] = []
 
     def open(self) -> DevicePart:
         self._seconds.spend(10.0)
@@ -567,6 +568,7 @@ class DevicePart:
 
     def draft_and_verify(self, lookahead: int, room: int) -> DeviceRoundResult:  # noqa: ARG002 - always the same
         self._seconds.spend(2.0)
+        self.rooms.append(room)
         return self._result
 
     def verify(self, drafted_ids: Sequence[int]) -> DeviceRoundResult:  # noqa: ARG002 - always the same
@@ -595,6 +597,31 @@ def test_rounds_on_a_device_add_up_to_this_processs_time(seconds: Seconds) -> No
         report = next(iter(generation)).report
     assert (report.draft_s, report.verify_s) == (0.5, 1.5 + LEARN_S)
     assert (learner.reports[0].draft_s, learner.reports[0].verify_s) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize("has_companion", [False, True])
+def test_a_device_works_ahead_unless_a_draft_here_is_asked_first(has_companion: bool) -> None:
+    """A round that began ahead could not take in what a draft in this process proposes."""
+    target = TableModel("abc", order=8)
+    runner = DevicePart(DeviceRoundResult((*b"ab",), 2, ord("c"), 1.0, 3.0))
+    companion = ScriptedDraft(lambda _: iter(()))
+    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
+
+    def open_companion() -> TokenDraft:
+        return companion.open_token_draft(target, rule.choose, prompt_ids)
+
+    rule = SlowRule(Seconds(), target)
+    generation = Generation(
+        target,
+        prompt_ids,
+        rule,
+        Fixed(3).start(),
+        open_rounds=lambda _: runner,
+        open_companion_draft=open_companion if has_companion else None,
+    )
+    with generation:
+        next(iter(generation))
+    assert [room > 0 for room in runner.rooms] == [not has_companion]
 
 
 def test_an_answer_tells_its_times_before_its_end(seconds: Seconds) -> None:

@@ -1,0 +1,44 @@
+"""What a call counts that fails: a request that nobody read is not charged for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from llm_spec import ChatRequest, StreamEvent, TargetError, TextDelta, Usage, complete_from_stream
+from llm_spec.discovery import FeatureDiscovery
+from llm_spec.metered import MeteredTarget
+from llm_spec.metering import TokenMeter
+from llm_spec.testing import ScriptedProvider
+
+REQUEST = ChatRequest.create("two words")
+
+
+class Failing(ScriptedProvider):
+    """Its streams open, and fail when they are read, after so many words."""
+
+    def __init__(self, num_words: int) -> None:
+        super().__init__("")
+        self._num_words = num_words
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:  # noqa: ARG002
+        async with aclosing(self._fail()) as events:
+            yield events
+
+    async def _fail(self) -> AsyncGenerator[StreamEvent]:
+        for _ in range(self._num_words):
+            yield TextDelta("word ")
+        raise TargetError("refused", status=500)
+
+
+@pytest.mark.parametrize(("num_words", "usage"), [(0, Usage()), (3, Usage(input_tokens=2, output_tokens=3))])
+async def test_a_stream_that_fails_counts_what_came(num_words: int, usage: Usage) -> None:
+    """What came before the failure was paid for, with its input; where nothing came, nothing was."""
+    target, meter = Failing(num_words), TokenMeter(REQUEST)
+    metered = MeteredTarget(target, meter, FeatureDiscovery(target))
+    with pytest.raises(TargetError, match="refused"):
+        await complete_from_stream(metered, REQUEST)
+    assert (meter.num_calls, meter.usage) == (min(1, num_words), usage)
