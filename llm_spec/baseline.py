@@ -1,7 +1,7 @@
 """Baseline: how long the target takes alone, measured. `SpeculativeResult.speedup` and the planner compare with it.
 
-A server is timed by answers of its own (`arrivals.py`), a model in this process by its plain steps: rounds without a
-draft.
+A server is timed by answers of its own (`stream_timing.py`), a model in this process by its plain steps: rounds without
+a draft.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Baseline:
 
     @property
     def tokens_per_piece(self) -> float:
-        """Tokens of a piece of the target's text (`drafting/pieces.py`); 1 before it was measured."""
+        """Tokens of a piece of the target's text (`drafting/text_pieces.py`); 1 before it was measured."""
         return self._piece_tokens.value or 1.0
 
     @property

@@ -113,8 +113,8 @@ class SpeculativeConfig:
     strategy: how the target verifies, by the name of a registered strategy; `auto` takes the strongest exact one that
         pair and request allow, else plain.
     lookahead: how many tokens a draft proposes a round (`CostAware`, `Threshold`, `Ewma`, `Fixed`).
-    acceptance: `coupled` (one seed, one text), `rejection` (the same law, no such text), or `lossy_typical`, which
-        may change the answer and says so in the result.
+    acceptance: `coupled` (one seed, one text), `rejection` (the same distribution, no such text), or
+        `lossy_typical`, which may change the answer and says so in the result.
     baseline_every: requests after which one is answered without speculation, so that the target's own speed is known:
         `speedup` and `auto` compare with it. It is more where speculation gains much, so that this costs little; a
         first one comes early. Of a model in this process, rounds after which one is a plain step. 0: never, and with a

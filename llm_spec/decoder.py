@@ -274,24 +274,18 @@ class SpeculativeDecoder:
 
     def _max_affordable_tokens(self, request: ChatRequest) -> int | None:
         """How many tokens its answer may have by the budgets; None: there is none, and nothing to count."""
-        return (
-            self._cost_tracker.max_affordable_tokens(count_input_tokens(request))
-            if self._cost_tracker.is_bounded
-            else None
-        )
+        tracker = self._cost_tracker
+        return tracker.max_affordable_tokens(count_input_tokens(request)) if tracker.is_bounded else None
 
-    def _prepare_request(self, request: ChatRequest, max_affordable_tokens: int | None) -> ChatRequest:
+    def _prepare_request(self, request: ChatRequest, max_affordable: int | None) -> ChatRequest:
         """The request with this decoder's token caps and seed, where it brings none that binds more."""
         cap, sampling = self.config.max_total_tokens, request.sampling
         if cap is not None:
             request = replace(request, max_tokens=min(cap, request.max_tokens or cap))
-        if max_affordable_tokens is not None:  # at 0 nothing is asked
-            request = replace(
-                request, max_tokens=max(1, min(max_affordable_tokens, request.max_tokens or max_affordable_tokens))
-            )
-        if (
-            cap is not None or max_affordable_tokens is not None
-        ) and LIMIT_FIELDS & request.extra.keys():  # they would win
+        if max_affordable is not None:  # at 0 nothing is asked
+            request = replace(request, max_tokens=max(1, min(max_affordable, request.max_tokens or max_affordable)))
+        is_capped = cap is not None or max_affordable is not None
+        if is_capped and LIMIT_FIELDS & request.extra.keys():  # these would win
             others = {name: value for name, value in request.extra.items() if name not in LIMIT_FIELDS}
             request = replace(request, extra=others)
         seed = sampling.seed if sampling.seed is not None else self.config.seed
@@ -321,9 +315,8 @@ class SpeculativeDecoder:
         )
         choosing = choose_strategy(context, self._planner, discovery=self._discovery)
         began_s = now()
-        strategy_choice = await target_call.deadline.wait_for(choosing) or StrategyChoice(
-            PLAIN, plain_reason="discovery"
-        )  # it ends before it begins
+        chosen = await target_call.deadline.wait_for(choosing)  # None: the answer ends before it begins
+        strategy_choice = chosen or StrategyChoice(PLAIN, plain_reason="discovery")
         recorder.choosing_strategy_s = now() - began_s
         strategy, plain = strategy_choice.strategy, prepare_plain(context)
         recorder.text_guarantee = (strategy_choice.ready or plain).text_guarantee

@@ -80,7 +80,7 @@ class StreamTimer:
     """The times of one stream of the target, by the event loop's clock."""
 
     def __init__(self, pair_stats: PairStats) -> None:
-        self._figures = pair_stats
+        self._pair_stats = pair_stats
         self._clock = clock()
         self.opened_s = self._clock()
         self.first_s: float | None = None
@@ -97,7 +97,7 @@ class StreamTimer:
         if self.first_s is None:
             self.first_s = now
             if self._is_timing:
-                self._figures.first_token_s.update(now - self.opened_s)
+                self._pair_stats.first_token_s.update(now - self.opened_s)
         elif num_tokens and self._is_timing:
-            self._figures.token_s.update(num_tokens, now - self.last_s)
+            self._pair_stats.token_s.update(num_tokens, now - self.last_s)
         self.last_s = now

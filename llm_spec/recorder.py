@@ -129,9 +129,8 @@ class AnswerRecorder:
         ):
             num_approved = sum(count_tokens(delta) for delta in self._texts if self._is_unwritten_by_target(delta))
             num_own -= num_approved
-        is_whole = (
-            meter.num_calls == 1 and self.text_guarantee.guarantee != "judged"
-        )  # a verdict is no part of the answer
+        # a verdict is not part of the answer
+        is_whole = meter.num_calls == 1 and self.text_guarantee.guarantee != "judged"
         num_own = total.output_tokens if is_whole else self._num_tokens_before_break + num_own
         return replace(
             total,
@@ -253,9 +252,8 @@ class AnswerRecorder:
         """What holds for the text as it has come about."""
         text_guarantee = self.text_guarantee
         if text_guarantee.guarantee == "judged" and self._is_all_written_by_target:
-            text_guarantee = TextGuarantee(
-                "exact", same_text=False
-            )  # the target was asked what the caller asked, and nothing else
+            # the target was asked what the caller asked, and nothing else
+            text_guarantee = TextGuarantee("exact", same_text=False)
         for event in self._weakened:
             text_guarantee = text_guarantee.weaken_to(event.guarantee)
         return text_guarantee

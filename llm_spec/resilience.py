@@ -291,9 +291,8 @@ class _LoopPlaces:
             self.num_free -= 1
             return
         if self.spare_places:
-            self.spare_places.pop().timeout.reschedule(
-                self.loop.time()
-            )  # what the newest draft has written is the least
+            # the newest draft has written the least
+            self.spare_places.pop().timeout.reschedule(self.loop.time())
             return
         waiter: asyncio.Future[None] = self.loop.create_future()
         self._waiters.append(waiter)

@@ -44,10 +44,10 @@ class ReadOnlyTokenIds(Sequence[int]):
 
 
 def check_draft_token(token: DraftToken, vocab_size: int) -> DraftToken:
-    """The token, with an id that is an int and a law, if any, that holds it; its confidence is left as it is.
+    """The token, with an id that is an int and the probs, if any, that hold it; its confidence is left as it is.
 
-    Raises DraftError for an id outside the vocabulary and for a law that is not a distribution over it; the error names
-    types and numbers, never a text that the draft gave.
+    Raises DraftError for an id outside the vocabulary and for probs that are not a distribution over it. The error
+    names types and numbers, never a text that the draft gave.
     """
     if not isinstance(token, DraftToken):  # pyright: ignore[reportUnnecessaryIsInstance] - other people's code gives it
         raise DraftError(f"the draft proposed a value of type {type(token).__name__}; it must be a DraftToken")
@@ -66,13 +66,13 @@ def check_draft_token(token: DraftToken, vocab_size: int) -> DraftToken:
 def _check_probs(drafted_probs: object, token_id: int, vocab_size: int) -> None:
     if not isinstance(drafted_probs, np.ndarray):
         raise DraftError(
-            f"the law of token id {token_id} is of type {type(drafted_probs).__name__}; it must be a numpy array"
+            f"probs of token id {token_id} are of type {type(drafted_probs).__name__}; it must be a numpy array"
         )
     probs = cast("NDArray[np.float64]", drafted_probs)
     if probs.shape != (vocab_size,) or not (
         abs(probs.sum() - 1) < _SUM_TOLERANCE and probs.min() >= 0 < probs[token_id]
     ):
-        raise DraftError(f"the law of token id {token_id} is not one of {vocab_size} probabilities")
+        raise DraftError(f"probs of token id {token_id} are not {vocab_size} probabilities")
 
 
 def check_confidence(confidence: float | None) -> None:

@@ -270,9 +270,8 @@ class _ModelPair:
             return self._source
         provider = self._source.provider
         decoder = provider if isinstance(provider, SpeculativeDecoder) else SpeculativeDecoder(None, provider)
-        return ProviderSource(
-            decoder.with_config(replace(decoder.config, strategy=cast("Any", strategy)))
-        )  # it says what is none
+        # the config refuses what is not a strategy
+        return ProviderSource(decoder.with_config(replace(decoder.config, strategy=cast("Any", strategy))))
 
 
 _OPEN_SOURCES: Final = AsyncExitStack()

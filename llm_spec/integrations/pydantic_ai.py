@@ -146,9 +146,8 @@ class SpeculativeModel(Model[Any]):
             raise _to_model_error(self._name, error) from error
         async with TaskStream(self._source.stream(request)) as stream:
             try:
-                await (
-                    stream.wait_for_first_event()
-                )  # what fails at once fails here, where a fallback model can still take over
+                # what fails at once fails here, where a fallback model can still take over
+                await stream.wait_for_first_event()
             except LlmSpecError as error:
                 raise _to_model_error(self._name, error) from error
             yield SpeculativeStreamedResponse(parameters, self._name, stream)

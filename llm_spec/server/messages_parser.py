@@ -133,9 +133,8 @@ def _parse_messages(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
         if role not in ("user", "assistant", "system"):
             raise InvalidRequestError(f"messages[{index}].role is {role!r}; it must be user or assistant")
         if isinstance(content, str):
-            keep_native = (
-                is_native and role == "system"
-            )  # between other messages it says something else than before them
+            # between other messages it means something else than before them
+            keep_native = is_native and role == "system"
             yield ChatMessage(role, content, native=_build_native_message(role, content, is_native=keep_native))
             continue
         try:

@@ -136,9 +136,8 @@ def redact_places(message: str, secret_texts: tuple[str, ...] = (), *, quotes_se
 
     `quotes_server`: it may quote a server, whose words about the request are for who sent it.
     """
-    message = _ADDRESS_PATTERN.sub(
-        "", message[: 4 * _MAX_MESSAGE_CHARS]
-    )  # the search takes more than its share of time over a long one
+    # the search would take too long over a long message
+    message = _ADDRESS_PATTERN.sub("", message[: 4 * _MAX_MESSAGE_CHARS])
     if not quotes_server:
         message = _FOREIGN_ERROR_PATTERN.sub(r"\1", message)
     for text in secret_texts:

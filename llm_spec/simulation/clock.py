@@ -96,7 +96,7 @@ class _ClockJumpingSelector(selectors.DefaultSelector):
         self.num_running_threads = 0
         self._patience_s = patience_s
         self._socket_grace_s = socket_grace_s
-        self._remaining_patience_s = time.monotonic()
+        self._last_select_end_s = time.monotonic()
 
     def end_thread_wait(self) -> None:
         self.num_running_threads -= 1
@@ -105,14 +105,13 @@ class _ClockJumpingSelector(selectors.DefaultSelector):
         try:
             return self._wait(timeout)
         finally:
-            self._remaining_patience_s = time.monotonic()
+            self._last_select_end_s = time.monotonic()
 
     def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.num_running_threads:
             events = super().select(timeout)
-            self.now_s += (
-                time.monotonic() - self._remaining_patience_s
-            )  # the loop's own work since the last call is in it
+            # the loop's own work since the last call counts
+            self.now_s += time.monotonic() - self._last_select_end_s
             return events
         num_sockets = len(self.get_map()) - 1  # the loop's own self-pipe is not one
         if timeout is None:

@@ -80,7 +80,7 @@ class _JudgeRun:
         self._target = context.target
         self._request = request
         self._config = config
-        self._figures = context.pair_stats
+        self._pair_stats = context.pair_stats
         self._clock = clock()
         self._started_s = self._clock()
         self._news = asyncio.Event()
@@ -145,7 +145,7 @@ class _JudgeRun:
 
     def _find_slowness(self) -> str | None:
         """How far the answer has fallen behind the target's own pace; None: not, or that was not measured yet."""
-        plain_s = self._figures.baseline.estimate_answer_s(count_request_characters(self._request), self._num_tokens)
+        plain_s = self._pair_stats.baseline.estimate_answer_s(count_request_characters(self._request), self._num_tokens)
         elapsed_s = self._clock() - self._started_s
         if not self._text or plain_s is None or elapsed_s <= plain_s:
             return None

@@ -1,4 +1,4 @@
-"""`race`: the target runs against itself, from several places of a draft at once. `chain.py` tells how that works."""
+"""`race`: the target runs against itself, from several places of a draft at once. See `stream_chain.py`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class _Race:
         self._endpoint = endpoint
         self._request = request
         self._config = config
-        self._figures = pair_stats
+        self._pair_stats = pair_stats
         self._clock = clock()
         self._news: asyncio.Queue[tuple[RaceStream, StreamEvent | Exception, float] | None] = asyncio.Queue(_READ_AHEAD)
         self._background_draft = BackgroundDraft(
@@ -191,7 +191,7 @@ class _Race:
     # ----------------------------------------------------------------------------------------- streams
 
     def _make_stream(self, prefix: str) -> RaceStream:
-        stream = RaceStream(prefix, self._figures.open_stream())
+        stream = RaceStream(prefix, self._pair_stats.open_stream())
         stream.token_ids = None if self._endpoint is None else []
         return stream
 
@@ -388,7 +388,7 @@ class _Race:
 
     def _launch_stream(self) -> bool:
         """Begin one more runner, where the draft reaches far enough and it is likely enough to be of use."""
-        chain, pair_stats = self._chain, self._figures
+        chain, pair_stats = self._chain, self._pair_stats
         tail = chain.tail
         if chain.is_draft_wrong or self._is_draft_near_end or len(self._tasks) >= self._config.max_concurrent_streams:
             return False
@@ -409,12 +409,12 @@ class _Race:
 
     def _segment_length(self) -> int:
         """Tokens between two runners: together they should reach beyond where the draft is likely to go wrong."""
-        reach = _REACH_PER_SEGMENT / max(1.0 - self._figures.acceptance.rate, 1e-3)
+        reach = _REACH_PER_SEGMENT / max(1.0 - self._pair_stats.acceptance.rate, 1e-3)
         return min(max(math.ceil(reach / self._config.max_concurrent_streams), _MIN_SEGMENT), _MAX_SEGMENT)
 
     def _draft_reach(self) -> int:
         """Tokens that are worth drafting at once: as far as all runners together can reach."""
-        lead = math.ceil(self._figures.tokens_per_first_token)
+        lead = math.ceil(self._pair_stats.tokens_per_first_token)
         return min(lead + (self._config.max_concurrent_streams + 1) * self._segment_length(), _MAX_DRAFT_REACH)
 
     def _can_afford(self, end: int) -> bool:

@@ -128,7 +128,7 @@ class _ServerRounds:
         self._target = context.target
         self._endpoint = endpoint
         self._request = request
-        self._figures = context.pair_stats
+        self._pair_stats = context.pair_stats
         self._verify = verify
         self._max_pending_rounds = max_pending_rounds
         self._is_rated = is_read_from_scores
@@ -255,7 +255,7 @@ class _ServerRounds:
         drafted_ids = self._encoded_draft.ids[num_sent:]
         limit = self._limit_by_lookahead(len(drafted_ids), room)
         if len(drafted_ids) <= limit < room and not self._encoded_draft.is_idle:  # more is to be drafted
-            wait_s = self._send_at_s + self._figures.verify_s / self._max_pending_rounds - self._clock()
+            wait_s = self._send_at_s + self._pair_stats.verify_s / self._max_pending_rounds - self._clock()
             if wait_s > 0:
                 return wait_s
         context_ids = [*(self._prompt_ids or ()), *self._answer_ids, *self._encoded_draft.ids[:num_sent]]
@@ -354,10 +354,10 @@ class _ServerRounds:
     def _update_statistics(self, report: Round) -> None:
         num_drafted, num_accepted = report.num_draft_tokens, report.num_accepted_tokens
         self._num_rounds += 1
-        self._figures.add_probe_round(num_drafted + 1, report.verify_s)
+        self._pair_stats.add_probe_round(num_drafted + 1, report.verify_s)
         if num_drafted:
             rejected = num_accepted < report.num_emitted_tokens <= num_drafted
-            self._figures.acceptance.update(num_accepted, rejected=rejected)
+            self._pair_stats.acceptance.update(num_accepted, rejected=rejected)
         if num_drafted or self._lookahead.limit() == 0:
             draft_s = num_drafted * self._background_draft.token_s
             self._lookahead.update(RoundFeedback(num_drafted, num_accepted, draft_s, report.verify_s))
@@ -382,7 +382,7 @@ class _ServerRounds:
             return False  # the target says what it thinks of such a request
         if self._num_rounds < _MIN_TRIAL_ROUNDS:
             return True
-        plain_s = self._figures.estimate_plain_s(len(self._answer_ids))
+        plain_s = self._pair_stats.estimate_plain_s(len(self._answer_ids))
         if plain_s is None:
             return len(self._answer_ids) >= _MIN_TOKENS_PER_ROUND * self._num_rounds
         return self._clock() - self._started_s <= _MAX_SLOWDOWN * plain_s
@@ -471,7 +471,7 @@ class _ServerRounds:
 
     async def _measure_plain_stream(self, plain: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
         """The target alone: its speed is what rounds are measured by next time."""
-        timer = self._figures.open_stream()
+        timer = self._pair_stats.open_stream()
         async with aclosing(plain) as events:
             async for event in events:
                 if isinstance(event, TextDelta):

@@ -93,9 +93,8 @@ def _describe_broken_connection(error: BaseException) -> str:
     def has_any(*error_types: type[BaseException]) -> bool:
         return any(issubclass(kind, error_types) for kind in kinds)
 
-    is_aiohttp = has_any(
-        aiohttp.ClientError
-    )  # which has every failure before the answer called a timeout of connecting
+    # with aiohttp every failure before the answer is called a timeout of connecting
+    is_aiohttp = has_any(aiohttp.ClientError)
     if has_any(httpx2.ConnectError, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) or (
         has_any(httpx2.ConnectTimeout) and not is_aiohttp
     ):

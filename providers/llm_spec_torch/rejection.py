@@ -21,7 +21,7 @@ __all__ = ["DeviceDraftTokens", "DeviceRejection", "residual_probs"]
 
 
 class DeviceDraftTokens(NamedTuple):
-    """Tokens, and the laws that they were drawn from."""
+    """Tokens, and the distributions that they were drawn from."""
 
     token_ids: Tensor  # [num_rows] int64
     p_draft: Tensor  # [num_rows, vocab_size] float64, each row sums to 1
@@ -42,7 +42,7 @@ class DeviceRejection:
         self.round_index.zero_()
 
     def draw(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> DeviceDraftTokens:
-        """Draft tokens from a draft's law; the arguments are those of `DeviceSampler.choose`."""
+        """Draft tokens from a draft's distribution; the arguments are those of `DeviceSampler.choose`."""
         p_draft, finite = self._compute_probs(logits, before_ids)
         self._sampler.valid.logical_and_(finite.all())
         numbers = self._draw_uniform(positions, Purpose.DRAFT)
@@ -52,7 +52,7 @@ class DeviceRejection:
         """Accept each drafted token with probability `min(1, p_target / p_draft)`, else draw from what is left over.
 
         `logits` [num_drafted + 1, vocab_size] floating, `position` [] int64 that of the first row's token,
-        `drafted_ids` [num_drafted] int64, `p_draft` [num_drafted, vocab_size] float64 the laws that they were drawn
+        `drafted_ids` [num_drafted] int64, `p_draft` [num_drafted, vocab_size] float64 those that they were drawn
         from: one-hot for a token that was given.
         """
         p_target, finite = self._compute_probs(logits, drafted_ids)
@@ -75,7 +75,7 @@ class DeviceRejection:
         return numbers * p_draft.gather(-1, token).squeeze(-1) < p_target.gather(-1, token).squeeze(-1)
 
     def _sample_next(self, p_target: Tensor, p_draft: Tensor, positions: Tensor, num_accepted: Tensor) -> Tensor:
-        """The correction from the residual, or the bonus from the target's law: [1] int64."""
+        """The correction from the residual, or the bonus from the target's distribution: [1] int64."""
         row = num_accepted[..., None]
         nothing = torch.nn.functional.pad(p_draft, (0, 0, 0, 1))  # a bonus: no draft to leave anything over
         probs = residual_probs(_select_row(p_target, row), _select_row(nothing, row))
@@ -93,16 +93,16 @@ class DeviceRejection:
 
 
 def residual_probs(p_target: Tensor, p_draft: Tensor) -> Tensor:
-    """What rejected tokens leave of the target's laws, not normalised: `max(0, p_target - p_draft)`.
+    """What rejected tokens leave of the target's distributions, not normalised: `max(0, p_target - p_draft)`.
 
-    All [num_rows, vocab_size]. The target's law itself where nothing is left: then only rounding rejected the token.
+    All [num_rows, vocab_size]. The target's own where nothing is left: then only rounding rejected the token.
     """
     left = (p_target - p_draft).clamp_min_(0.0)
     return torch.where((left > 0.0).any(dim=-1, keepdim=True), left, p_target)
 
 
 def _sample_by_inverse_transform(probs: Tensor, numbers: Tensor) -> Tensor:
-    """The first token at which the cumulated law ([num_rows, vocab_size]) exceeds the uniform: [num_rows] int64.
+    """The first token at which the cumulative `probs` ([num_rows, vocab_size]) exceed the uniform: [num_rows] int64.
 
     Never one of zero mass, although a device may add in such an order that the sum grows there in its last bit.
     """

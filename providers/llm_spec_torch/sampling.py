@@ -144,7 +144,7 @@ class DeviceSampler:
         probs, finite = self.logprobs(logits, before_ids)
         return (probs + gumbel(self.key, positions, self.vocab_size)).argmax(dim=-1), finite
 
-    # --------------------------------------------------------------------------------------------------- laws
+    # ------------------------------------------------------------------------------------------ distributions
 
     def logprobs(self, logits: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities up to a constant, [num_rows, vocab_size] float64, -inf where filtered; not greedy ones.

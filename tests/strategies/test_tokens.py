@@ -245,7 +245,7 @@ REASONS = {
     "no token": "DraftError: the draft proposed a value of type NoneType; it must be a DraftToken",
     "confidence no number": "DraftError: a drafted token's confidence is of type str; it must be a number from 0 to 1",
     "confidence NaN": "DraftError: a drafted token's confidence is nan; it must be from 0 to 1",
-    "law no array": "DraftError: the law of token id 1 is of type list; it must be a numpy array",
+    "law no array": "DraftError: probs of token id 1 are of type list; it must be a numpy array",
     "no iterator": "TypeError: 'NoneType' object is not iterable",
     "appends to the context": "AttributeError: 'ReadOnlyTokenIds' object has no attribute 'append'",
     "changes the context": "AttributeError: 'ReadOnlyTokenIds' object has no attribute '__setitem__'",
