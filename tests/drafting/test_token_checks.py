@@ -29,12 +29,12 @@ LAW = np.array([0.25, 0.75, 0.0])
         (DraftToken(None), "id is of type NoneType"),  # type: ignore[arg-type]
         (DraftToken(3), "token id 3 is outside the vocabulary of 3"),
         (DraftToken(-1), "token id -1 is outside"),
-        (DraftToken(1, 0.5, [0.0, 1.0, 0.0]), "token id 1 is of type list; it must be a numpy array"),  # type: ignore[arg-type]
-        (DraftToken(1, 0.5, np.array([0.5, 0.5])), "is not one of 3 probabilities"),
-        (DraftToken(2, 0.5, LAW), "is not one of 3 probabilities"),  # a token that cannot be
-        (DraftToken(1, 0.5, 2 * LAW), "is not one of 3 probabilities"),
-        (DraftToken(1, 0.5, np.array([-0.5, 1.5, 0.0])), "is not one of 3 probabilities"),
-        (DraftToken(1, 0.5, np.array([np.nan, 1.0, 0.0])), "is not one of 3 probabilities"),
+        (DraftToken(1, 0.5, [0.0, 1.0, 0.0]), "token id 1 are of type list; it must be a numpy array"),  # type: ignore[arg-type]
+        (DraftToken(1, 0.5, np.array([0.5, 0.5])), "are not 3 probabilities"),
+        (DraftToken(2, 0.5, LAW), "are not 3 probabilities"),  # a token that cannot be
+        (DraftToken(1, 0.5, 2 * LAW), "are not 3 probabilities"),
+        (DraftToken(1, 0.5, np.array([-0.5, 1.5, 0.0])), "are not 3 probabilities"),
+        (DraftToken(1, 0.5, np.array([np.nan, 1.0, 0.0])), "are not 3 probabilities"),
     ],
 )
 def test_what_no_target_can_verify_is_refused(token: Any, reason: str) -> None:
