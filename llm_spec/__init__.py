@@ -4,87 +4,105 @@ Start with `SpeculativeDecoder`. Providers load on demand; importing this packag
 `llm_spec.contract` and `llm_spec.provider_kit` are for those who write one.
 """
 
-from llm_spec.budget import Budget
-from llm_spec.chat import (
-    AnswerStarted,
-    ChatMessage,
-    ChatRequest,
-    ChatResponse,
-    Fallback,
-    Finish,
-    GuaranteeWeakened,
-    LocalTimings,
-    NativeMessage,
-    ReasoningDelta,
-    ReasoningDetail,
-    Retry,
-    Round,
-    Sampling,
-    StreamEvent,
-    TargetStream,
-    TextDelta,
-    ToolCall,
-    ToolCallDelta,
-    Usage,
-)
-from llm_spec.chat_response import complete_from_stream
-from llm_spec.config import BreakerPolicy, JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
-from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
-from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, PerRequestDraft
-from llm_spec.contract.endpoint import (
-    Discoverable,
-    FeatureLossAware,
-    SampledToken,
-    TargetFeature,
-    TokenEndpoint,
-    TokenScorer,
-    TopTokens,
-)
-from llm_spec.contract.entry import ProviderEntry
-from llm_spec.contract.local import (
-    BoundedTokenizer,
-    DeviceRoundModel,
-    DeviceRoundResult,
-    DeviceRoundRunner,
-    DraftToken,
-    GrammarTokenizer,
-    PrefixReusingSession,
-    RequestLimitedModel,
-    TokenDraft,
-    TokenDrafter,
-    Tokenizer,
-    TokenModel,
-    TokenSampler,
-    TokenSession,
-)
-from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.decoder_stats import DecoderStats
-from llm_spec.drafting import CascadeDraft, PromptLookup, ProviderDraft, ReferenceDraft, SuffixDraft
-from llm_spec.errors import (
-    BudgetError,
-    CircuitOpenError,
-    ConfigError,
-    DraftError,
-    InvalidRequestError,
-    LlmSpecError,
-    MissingExtraError,
-    ModelLoadError,
-    ModelOutputError,
-    TargetError,
-    TransientError,
-    UnknownProviderError,
-    UnsupportedError,
-)
-from llm_spec.generation import Generation, GenerationLimits, TokenRound
-from llm_spec.local import generate_events, stream_token_model
-from llm_spec.pricing import Cost, Price
-from llm_spec.registry import open_draft, open_provider, registered_providers
-from llm_spec.resilience import ConcurrencyLimit
-from llm_spec.result import PLAIN_REASONS, PlainReason, SpeculativeFinish, SpeculativeResult, SpeculativeStats, Timings
-from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
-from llm_spec.strategies.registry import StrategyEntry, register_strategy
-from llm_spec.text import StopMatcher
-from llm_spec.tokens.lookahead import CostAware, Ewma, Fixed, LookaheadPolicy, Threshold
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from llm_spec._lazy import make_lazy_package
+
+if TYPE_CHECKING:
+    from llm_spec.budget import Budget
+    from llm_spec.chat import (
+        AnswerStarted,
+        ChatMessage,
+        ChatRequest,
+        ChatResponse,
+        Fallback,
+        Finish,
+        GuaranteeWeakened,
+        LocalTimings,
+        NativeMessage,
+        ReasoningDelta,
+        ReasoningDetail,
+        Retry,
+        Round,
+        Sampling,
+        StreamEvent,
+        TargetStream,
+        TextDelta,
+        ToolCall,
+        ToolCallDelta,
+        Usage,
+    )
+    from llm_spec.chat_response import complete_from_stream
+    from llm_spec.config import BreakerPolicy, JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
+    from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
+    from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, PerRequestDraft
+    from llm_spec.contract.endpoint import (
+        Discoverable,
+        FeatureLossAware,
+        SampledToken,
+        TargetFeature,
+        TokenEndpoint,
+        TokenScorer,
+        TopTokens,
+    )
+    from llm_spec.contract.entry import ProviderEntry
+    from llm_spec.contract.local import (
+        BoundedTokenizer,
+        DeviceRoundModel,
+        DeviceRoundResult,
+        DeviceRoundRunner,
+        DraftToken,
+        GrammarTokenizer,
+        PrefixReusingSession,
+        RequestLimitedModel,
+        TokenDraft,
+        TokenDrafter,
+        Tokenizer,
+        TokenModel,
+        TokenSampler,
+        TokenSession,
+    )
+    from llm_spec.decoder import SpeculativeDecoder
+    from llm_spec.decoder_stats import DecoderStats
+    from llm_spec.drafting.cascade import CascadeDraft
+    from llm_spec.drafting.lookup import PromptLookup
+    from llm_spec.drafting.provider_draft import ProviderDraft
+    from llm_spec.drafting.reference import ReferenceDraft
+    from llm_spec.drafting.suffix import SuffixDraft
+    from llm_spec.errors import (
+        BudgetError,
+        CircuitOpenError,
+        ConfigError,
+        DraftError,
+        InvalidRequestError,
+        LlmSpecError,
+        MissingExtraError,
+        ModelLoadError,
+        ModelOutputError,
+        TargetError,
+        TransientError,
+        UnknownProviderError,
+        UnsupportedError,
+    )
+    from llm_spec.generation import Generation, GenerationLimits, TokenRound
+    from llm_spec.local import generate_events, stream_token_model
+    from llm_spec.pricing import Cost, Price
+    from llm_spec.registry import open_draft, open_provider, registered_providers
+    from llm_spec.resilience import ConcurrencyLimit
+    from llm_spec.result import (
+        PLAIN_REASONS,
+        PlainReason,
+        SpeculativeFinish,
+        SpeculativeResult,
+        SpeculativeStats,
+        Timings,
+    )
+    from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
+    from llm_spec.strategies.registry import StrategyEntry, register_strategy
+    from llm_spec.text import StopMatcher
+    from llm_spec.tokens.lookahead import CostAware, Ewma, Fixed, LookaheadPolicy, Threshold
 
 __version__ = "0.1.0"
 
@@ -196,3 +214,48 @@ __all__ = [
     "registered_providers",
     "stream_token_model",
 ]
+
+_NAMES_BY_MODULE: Final = {
+    "llm_spec.budget": "Budget",
+    "llm_spec.chat": (
+        "AnswerStarted ChatMessage ChatRequest ChatResponse Fallback Finish GuaranteeWeakened LocalTimings "
+        "NativeMessage ReasoningDelta ReasoningDetail Retry Round Sampling StreamEvent TargetStream TextDelta "
+        "ToolCall ToolCallDelta Usage"
+    ),
+    "llm_spec.chat_response": "complete_from_stream",
+    "llm_spec.config": "BreakerPolicy JudgeConfig RetryPolicy SpeculativeConfig Timeouts",
+    "llm_spec.contract.chat": "Capabilities ChunkStreaming LlmProvider",
+    "llm_spec.contract.draft": "DraftCapabilities DraftPiece DraftProvider PerRequestDraft",
+    "llm_spec.contract.endpoint": (
+        "Discoverable FeatureLossAware SampledToken TargetFeature TokenEndpoint TokenScorer TopTokens"
+    ),
+    "llm_spec.contract.entry": "ProviderEntry",
+    "llm_spec.contract.local": (
+        "BoundedTokenizer DeviceRoundModel DeviceRoundResult DeviceRoundRunner DraftToken GrammarTokenizer "
+        "PrefixReusingSession RequestLimitedModel TokenDraft TokenDrafter TokenModel TokenSampler TokenSession "
+        "Tokenizer"
+    ),
+    "llm_spec.decoder": "SpeculativeDecoder",
+    "llm_spec.decoder_stats": "DecoderStats",
+    "llm_spec.drafting.cascade": "CascadeDraft",
+    "llm_spec.drafting.lookup": "PromptLookup",
+    "llm_spec.drafting.provider_draft": "ProviderDraft",
+    "llm_spec.drafting.reference": "ReferenceDraft",
+    "llm_spec.drafting.suffix": "SuffixDraft",
+    "llm_spec.errors": (
+        "BudgetError CircuitOpenError ConfigError DraftError InvalidRequestError LlmSpecError MissingExtraError "
+        "ModelLoadError ModelOutputError TargetError TransientError UnknownProviderError UnsupportedError"
+    ),
+    "llm_spec.generation": "Generation GenerationLimits TokenRound",
+    "llm_spec.local": "generate_events stream_token_model",
+    "llm_spec.pricing": "Cost Price",
+    "llm_spec.registry": "open_draft open_provider registered_providers",
+    "llm_spec.resilience": "ConcurrencyLimit",
+    "llm_spec.result": "PLAIN_REASONS PlainReason SpeculativeFinish SpeculativeResult SpeculativeStats Timings",
+    "llm_spec.strategies.base": "Ready Refusal StrategyContext TextGuarantee",
+    "llm_spec.strategies.registry": "StrategyEntry register_strategy",
+    "llm_spec.text": "StopMatcher",
+    "llm_spec.tokens.lookahead": "CostAware Ewma Fixed LookaheadPolicy Threshold",
+}
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = make_lazy_package(__name__, _NAMES_BY_MODULE)

@@ -15,6 +15,7 @@ from llm_spec._checks import check_number
 from llm_spec.errors import InvalidRequestError
 
 __all__ = [
+    "LIMIT_FIELDS",
     "METADATA_FIELDS",
     "AnswerStarted",
     "ApiName",
@@ -69,6 +70,23 @@ Origin = Literal["plain", "accepted", "correction", "bonus"]
 Guarantee: TypeAlias = Literal["exact", "exact-text", "judged", "lossy"]
 ContentPart: TypeAlias = Mapping[str, Any]
 ApiName: TypeAlias = Literal["chat", "messages"]  # OpenAI's chat completions, Anthropic's messages
+# Other servers' words for `max_tokens`, which some of them go by where both are set
+LIMIT_FIELDS: Final = frozenset(
+    {
+        "max_completion_tokens",
+        "max_gen_len",
+        "max_length",
+        "max_new_tokens",
+        "max_output_tokens",
+        "max_tokens",
+        "max_tokens_to_sample",
+        "maxoutputtokens",
+        "maxtokens",
+        "n_predict",
+        "num_predict",
+        "options",  # ollama's, with num_predict in it
+    }
+)
 # Of `ChatRequest.extra` what says nothing of the answer: who asks, how the server queues, bills and caches
 METADATA_FIELDS: Final = frozenset(
     {

@@ -1,16 +1,15 @@
-"""`llm-spec`: run a prompt, plan, serve, list providers."""
+"""`llm-spec`: run a prompt, plan, serve, list providers. A command's modules are imported when it is called."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import llm_spec
+from llm_spec.cli_arguments import build_parser
 from llm_spec.errors import LlmSpecError
 from llm_spec.registry import registered_providers
 
@@ -20,7 +19,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 2 for anything wrong with input or model, 130 for Ctrl-C."""
     try:
-        arguments = _build_parser().parse_args(argv)
+        arguments = build_parser().parse_args(argv)
         if arguments.command != "serve":  # a server's log is all that its operator sees
             logging.getLogger("llm_spec").addHandler(logging.NullHandler())  # what matters has its own line
         return _COMMANDS[arguments.command](arguments)
@@ -33,21 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough; keep the interpreter from complaining about it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="llm-spec", description="Speculative decoding as async middleware.")
-    parser.add_argument("--version", action="version", version=f"llm-spec {llm_spec.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("providers", help="list the installed providers and what each can do")
-    from llm_spec.cli_plan import add_plan
-    from llm_spec.cli_run import add_run
-    from llm_spec.cli_serve import add_serve
-
-    add_run(commands)
-    add_plan(commands)
-    add_serve(commands)
-    return parser
 
 
 def _run_command(arguments: argparse.Namespace) -> int:
@@ -63,6 +47,8 @@ def _serve_command(arguments: argparse.Namespace) -> int:
 
 
 def _plan_command(arguments: argparse.Namespace) -> int:
+    import asyncio
+
     from llm_spec.cli_plan import possible_strategies, print_plan, read_plan_scenario
 
     situation, acceptances = asyncio.run(read_plan_scenario(arguments))

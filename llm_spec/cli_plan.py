@@ -25,37 +25,10 @@ from llm_spec.pricing import FREE, PRICES_AS_OF, Price, find_model_price, read_p
 from llm_spec.registry import find_model_parts, find_target_features, open_draft, open_provider
 from llm_spec.strategies.registry import PLAIN, REGENERATE, TOKENS, StrategyEntry
 
-__all__ = ["add_plan", "possible_strategies", "print_plan", "read_plan_scenario"]
+__all__ = ["possible_strategies", "print_plan", "read_plan_scenario"]
 
 _ACCEPTANCES: Final = (0.5, 0.8, 0.95)
 _MEASURED_TOKENS: Final = 96
-
-
-def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Add the command to a parser."""
-    plan = commands.add_parser(
-        "plan",
-        help="estimate whether a draft would pay: time and money of each strategy",
-        description="Simulates the strategies with models of the given speeds and prices; no model is called. "
-        "Speeds are assumed unless you give them or measure them with --measure.",
-    )
-    plan.add_argument("--target", required=True, help="the model whose answer counts, such as openai:gpt-4.1")
-    plan.add_argument("--draft", required=True, help="the draft, such as openai:gpt-4.1-nano")
-    plan.add_argument("--context", type=int, default=2000, metavar="N", help="tokens of the prompt (%(default)s)")
-    plan.add_argument("--output", type=int, default=600, metavar="N", help="tokens of the answer (%(default)s)")
-    plan.add_argument(
-        "--acceptance", type=float, metavar="A", help="probability that a drafted token is accepted, 0 to 1"
-    )
-    plan.add_argument(
-        "--measure", metavar="PROMPT", help="send this prompt to both models and measure their speeds and acceptance"
-    )
-    for name, first_s, rate in (("target", 0.5, 60.0), ("draft", 0.3, 200.0)):
-        plan.add_argument(f"--{name}-first-token-s", type=float, default=first_s, metavar="S", help="(%(default)s)")
-        plan.add_argument(f"--{name}-tokens-per-s", type=float, default=rate, metavar="N", help="(%(default)s)")
-        plan.add_argument(f"--{name}-price", metavar="IN:OUT[:CACHED]", help="price per million tokens")
-    plan.add_argument(
-        "--streams", type=int, default=4, metavar="N", help="maximum number of concurrent requests (%(default)s)"
-    )
 
 
 async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenario, tuple[float, ...]]:

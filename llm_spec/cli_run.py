@@ -19,48 +19,10 @@ from llm_spec.errors import ConfigError, InvalidRequestError, TargetError
 from llm_spec.pricing import read_price
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
-from llm_spec.strategies.registry import PLAIN, strategy_choices
+from llm_spec.strategies.registry import PLAIN
 from llm_spec.tokens.lookahead import CostAware, Fixed, LookaheadPolicy
 
-__all__ = ["add_run", "run"]
-
-
-def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Add the command to a parser."""
-    run = commands.add_parser("run", help="answer a prompt with a draft and a target")
-    run.add_argument("prompt", metavar="PROMPT", nargs="?", help="the user's message; - reads it from standard input")
-    run.add_argument("--system", metavar="TEXT", help="the system message")
-    run.add_argument(
-        "--file", metavar="FILE", action="append", default=[], help="a file to append to the prompt; may be repeated"
-    )
-    run.add_argument("--target", default="builtin:target", help="the model whose answer counts (%(default)s)")
-    run.add_argument(
-        "--draft", default="lookup+builtin:draft", help="the draft: a model, lookup, or both (%(default)s)"
-    )
-    run.add_argument("--strategy", default="auto", choices=strategy_choices(), help="how to verify (%(default)s)")
-    run.add_argument(
-        "--lookahead", default="adaptive", metavar="N", help="tokens a draft proposes, 1 to 32 (%(default)s)"
-    )
-    run.add_argument(
-        "--max-tokens", type=int, default=128, metavar="N", help="maximum length of the answer (%(default)s)"
-    )
-    run.add_argument(
-        "--stop", metavar="TEXT", action="append", default=[], help="stop before this text; may be repeated"
-    )
-    run.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (the target's default)")
-    run.add_argument("--top-p", type=float, metavar="P")
-    run.add_argument(
-        "--seed", type=int, metavar="N", help="the same seed gives the same text, with and without speculation"
-    )
-    run.add_argument("--prediction", metavar="FILE", help="a file with the probable answer (strategy predict)")
-    run.add_argument(
-        "--target-price", metavar="IN:OUT[:CACHED]", help="price per million tokens, used for the cost in the summary"
-    )
-    run.add_argument("--draft-price", metavar="IN:OUT[:CACHED]")
-    run.add_argument("--max-cost", type=float, metavar="X", help="end the answer before it costs more than this")
-    run.add_argument("--no-speculation", action="store_true", help="use the target alone")
-    run.add_argument("--compare", action="store_true", help="also run the target alone, and compare text and time")
-    run.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+__all__ = ["run"]
 
 
 def run(arguments: argparse.Namespace) -> int:

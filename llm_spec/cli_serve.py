@@ -6,32 +6,14 @@ import argparse
 import importlib.util
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llm_spec.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from llm_spec.server.config import ServerConfig
 
-__all__ = ["add_serve", "run_serve"]
-
-
-def add_serve(commands: Any) -> None:
-    """Add the subcommand to an argparse parser's subcommands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "serve", help="serve OpenAI's and Anthropic's APIs, and a page"
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", help="a TOML file; without it the built-in pair is served as model builtin"
-    )
-    parser.add_argument("--host", metavar="ADDRESS", help="where to listen (127.0.0.1)")
-    parser.add_argument("--port", type=int, metavar="N", help="0 chooses a free port (8700)")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; each loads its own local models (1)")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="open the models, call their servers once, and exit",
-    )
+__all__ = ["run_serve"]
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
@@ -41,7 +23,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
             "serve needs prometheus_client, which is not installed; run: pip install 'llm-spec[server]'"
         )
     from llm_spec.server.config import ServerConfig, load_config
-    from llm_spec.server.serve import serve
+    from llm_spec.server.launcher import serve
 
     given = {name: getattr(arguments, name) for name in ("host", "port", "workers")}
     settings = {name: value for name, value in given.items() if value is not None}

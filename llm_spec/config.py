@@ -11,7 +11,7 @@ from llm_spec.budget import Budget
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price
 from llm_spec.strategies.registry import AUTO, find_strategy
-from llm_spec.tokens.acceptance import AcceptanceName
+from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 
 if TYPE_CHECKING:

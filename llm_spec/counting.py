@@ -10,25 +10,7 @@ from typing import Any, Final, cast
 from llm_spec.chat import ChatMessage, ChatRequest, ChatResponse, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.drafting.text_pieces import count_prompt_pieces, count_tokens, split_pieces
 
-__all__ = ["LIMIT_FIELDS", "TokenCap", "cap_response", "count_answer_tokens", "count_input_tokens"]
-
-# Other servers' words for `max_tokens`, which some of them go by where both are set
-LIMIT_FIELDS: Final = frozenset(
-    {
-        "max_completion_tokens",
-        "max_gen_len",
-        "max_length",
-        "max_new_tokens",
-        "max_output_tokens",
-        "max_tokens",
-        "max_tokens_to_sample",
-        "maxoutputtokens",
-        "maxtokens",
-        "n_predict",
-        "num_predict",
-        "options",  # ollama's, with num_predict in it
-    }
-)
+__all__ = ["TokenCap", "cap_response", "count_answer_tokens", "count_input_tokens"]
 
 _TOKEN_BYTES: Final = 4  # of text in a token, at most, on the average of what is sent
 _IMAGE_TOKENS: Final = 1600  # what vendors count for a large one

@@ -14,6 +14,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from llm_spec._clock import clock, now
 from llm_spec.budget import Budget, CostTracker
 from llm_spec.chat import (
+    LIMIT_FIELDS,
     AnswerStarted,
     ChatRequest,
     ChatResponse,
@@ -36,7 +37,7 @@ from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import Feature, FeatureLossAware
-from llm_spec.counting import LIMIT_FIELDS, count_input_tokens
+from llm_spec.counting import count_input_tokens
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.drafting.optional_members import open_for_client
@@ -65,7 +66,7 @@ from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, registered_
 from llm_spec.stream_timing import record_stream_times
 from llm_spec.target_call import TargetCall
 from llm_spec.telemetry import is_log_enabled, load_structlog, log_event
-from llm_spec.tokens.sampling import random_seed
+from llm_spec.tokens.seed import random_seed
 
 __all__ = ["SpeculativeDecoder"]
 

@@ -26,9 +26,11 @@ from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits, TokenRound
 from llm_spec.grammar import open_constraint
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_text_deltas
-from llm_spec.tokens.acceptance import AcceptanceName, make_acceptance_rule
+from llm_spec.tokens.acceptance import make_acceptance_rule
+from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
-from llm_spec.tokens.sampling import Sampler, random_seed
+from llm_spec.tokens.sampling import Sampler
+from llm_spec.tokens.seed import random_seed
 from llm_spec.worker import admitted_threads, iterate_in_thread
 
 __all__ = ["generate_events", "stream_token_model"]

@@ -37,20 +37,30 @@ Options
 - `check_number`: refuses a number that is out of range, in one form of words.
 """
 
-from llm_spec._checks import check_number
-from llm_spec._clock import now
-from llm_spec.chat import ContentPart, FinishReason, StoppedBy
-from llm_spec.chat_response import ChatResponseBuilder
-from llm_spec.continuation import ContinuationTest
-from llm_spec.event_loops import LoopBound, PerEventLoop
-from llm_spec.grammar import supports_response_format
-from llm_spec.json_text import dumps, loads
-from llm_spec.model_folder.files import find_file, read_json
-from llm_spec.model_folder.tokenizer import FolderTokenizer
-from llm_spec.openai_chat import ChunkReader, ReadTokenIds, has_finish_reason, parse_finish_reason
-from llm_spec.prefill import prefill_prompt
-from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
-from llm_spec.tokens import MAX_LOOKAHEAD, Purpose, is_greedy, needs_no_penalties, philox4x32
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from llm_spec._lazy import make_lazy_package
+
+if TYPE_CHECKING:
+    from llm_spec._checks import check_number
+    from llm_spec._clock import now
+    from llm_spec.chat import ContentPart, FinishReason, StoppedBy
+    from llm_spec.chat_response import ChatResponseBuilder
+    from llm_spec.continuation import ContinuationTest
+    from llm_spec.event_loops import LoopBound, PerEventLoop
+    from llm_spec.grammar import supports_response_format
+    from llm_spec.json_text import dumps, loads
+    from llm_spec.model_folder.files import find_file, read_json
+    from llm_spec.model_folder.tokenizer import FolderTokenizer
+    from llm_spec.openai_chat import ChunkReader, ReadTokenIds, has_finish_reason, parse_finish_reason
+    from llm_spec.prefill import prefill_prompt
+    from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
+    from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
+    from llm_spec.tokens.noise import Purpose
+    from llm_spec.tokens.philox import philox4x32
+    from llm_spec.tokens.sampling import is_greedy, needs_no_penalties
 
 __all__ = [
     "MAX_LOOKAHEAD",
@@ -82,3 +92,25 @@ __all__ = [
     "read_stream_error_status",
     "supports_response_format",
 ]
+
+_NAMES_BY_MODULE: Final = {
+    "llm_spec._checks": "check_number",
+    "llm_spec._clock": "now",
+    "llm_spec.chat": "ContentPart FinishReason StoppedBy",
+    "llm_spec.chat_response": "ChatResponseBuilder",
+    "llm_spec.continuation": "ContinuationTest",
+    "llm_spec.event_loops": "LoopBound PerEventLoop",
+    "llm_spec.grammar": "supports_response_format",
+    "llm_spec.json_text": "dumps loads",
+    "llm_spec.model_folder.files": "find_file read_json",
+    "llm_spec.model_folder.tokenizer": "FolderTokenizer",
+    "llm_spec.openai_chat": "ChunkReader ReadTokenIds has_finish_reason parse_finish_reason",
+    "llm_spec.prefill": "prefill_prompt",
+    "llm_spec.status_errors": "make_status_error mask_secrets read_stream_error_status",
+    "llm_spec.tokens.lookahead": "MAX_LOOKAHEAD",
+    "llm_spec.tokens.noise": "Purpose",
+    "llm_spec.tokens.philox": "philox4x32",
+    "llm_spec.tokens.sampling": "is_greedy needs_no_penalties",
+}
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = make_lazy_package(__name__, _NAMES_BY_MODULE)

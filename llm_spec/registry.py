@@ -15,8 +15,6 @@ from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TargetFeature
 from llm_spec.contract.entry import ProviderEntry
-from llm_spec.drafting.cascade import CascadeDraft
-from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import ConfigError, MissingExtraError, UnknownProviderError
 
 if TYPE_CHECKING:
@@ -29,6 +27,7 @@ __all__ = [
     "find_target_features",
     "open_draft",
     "open_provider",
+    "provider_names",
     "registered_providers",
     "strip_credentials",
 ]
@@ -80,6 +79,11 @@ def registered_providers() -> dict[str, ProviderEntry]:
     return {name: _load_entry(point) for name, point in sorted(_find_entry_points().items())}
 
 
+def provider_names() -> list[str]:
+    """The names of all installed entries. Imports no package."""
+    return sorted(_find_entry_points())
+
+
 def open_provider(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROVIDERS) -> LlmProvider:
     """Make the chat model that a string names; the caller closes it. `named` may be used beside the installed ones.
 
@@ -97,6 +101,9 @@ def open_draft(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROVIDE
 
     `lookup+builtin:draft` joins drafts: the cheap one first, the next where that is unsure (`CascadeDraft`).
     """
+    from llm_spec.drafting.cascade import CascadeDraft  # not for those who only read a config
+    from llm_spec.drafting.provider_draft import ProviderDraft
+
     points = _find_entry_points()
     opened = [_open_spec(part, points, named) for part in _split_joined_specs(text, points.keys() | named.keys())]
     drafts = [ProviderDraft(d) if isinstance(d, LlmProvider) else d for d in opened]

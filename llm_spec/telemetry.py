@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import random
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -51,19 +52,18 @@ class RequestContext:
 
 def is_log_enabled(level: int = logging.INFO) -> bool:
     """Whether anybody hears of events of this level: what only a log needs need not be computed else."""
-    import structlog
-
-    return structlog.is_configured() or _STDLIB.isEnabledFor(level)
+    structlog = sys.modules.get("structlog")  # whoever has configured it, or bound something, has imported it
+    return (structlog is not None and structlog.is_configured()) or _STDLIB.isEnabledFor(level)
 
 
 def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     """Log one event; `request_id` and whatever else structlog's contextvars hold come along."""
-    import structlog
-
     if not is_log_enabled(level):
         return
-    fields = {**structlog.contextvars.get_contextvars(), **fields}
-    if structlog.is_configured():
+    structlog = sys.modules.get("structlog")
+    if structlog is not None:
+        fields = {**structlog.contextvars.get_contextvars(), **fields}
+    if structlog is not None and structlog.is_configured():
         structlog.get_logger("llm_spec").log(level, event, **fields)
     else:
         _STDLIB.log(level, "%s %s", event, " ".join(f"{name}={value!r}" for name, value in fields.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.metadata
 import importlib.resources
@@ -72,7 +73,54 @@ def test_the_public_names_are_these() -> None:
     assert sorted(llm_spec.__all__) == sorted(expected.split())
 
 
-@pytest.mark.parametrize("statement", ["import llm_spec", "import llm_spec.testing", "import llm_spec.cli"])
+@pytest.mark.parametrize("name", ["llm_spec", "llm_spec.provider_kit", "llm_spec.server"])
+def test_what_is_imported_late_is_what_type_checkers_read(name: str) -> None:
+    """The two lists of a lazy package name the same members of the same modules, and all of `__all__`."""
+    module = importlib.import_module(name)
+    read: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for statement in node.body:
+                assert isinstance(statement, ast.ImportFrom)
+                read.setdefault(str(statement.module), set()).update(alias.name for alias in statement.names)
+    late: dict[str, str] = vars(module)["_NAMES_BY_MODULE"]
+    assert {place: set(names.split()) for place, names in late.items()} == read
+    assert set().union(*read.values()) == {*module.__all__} - {"__version__"}
+
+
+def test_a_package_that_imports_late_is_used_like_any_other() -> None:
+    """Everything by a star, `dir` before anything was used, one error for what is not there."""
+    lines = run_python("""if True:
+        import llm_spec
+        print(set(llm_spec.__all__) - set(dir(llm_spec)))
+        from llm_spec import *
+        print(SpeculativeDecoder is llm_spec.SpeculativeDecoder, open_provider.__name__)
+        try:
+            llm_spec.Nothing
+        except AttributeError as error:
+            print(error)
+        """)
+    assert lines.splitlines() == ["set()", "True open_provider", "module 'llm_spec' has no attribute 'Nothing'"]
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        (
+            "llm_spec.server.launcher, llm_spec.cli_serve, llm_spec.cli",
+            "numpy aiohttp asyncio prometheus_client structlog ssl",
+        ),
+        ("llm_spec.decoder", "numpy"),
+        ("llm_spec_http.provider, llm_spec.server.worker", "numpy"),
+    ],
+)
+def test_what_stays_in_memory_is_little(module: str, absent: str) -> None:
+    """Who watches over a server's workers loads nothing of theirs; who asks a server alone needs no numpy."""
+    loaded = run_python(f"import {module}, sys; print(*sys.modules)").split()
+    assert [name for name in absent.split() if name in loaded] == []
+
+
+@pytest.mark.parametrize("statement", ["from llm_spec import *", "import llm_spec.testing", "import llm_spec.cli_run"])
 def test_importing_loads_no_sdk_and_no_model_runtime(statement: str) -> None:
     """Neither the package nor what it ships beside it loads any provider's packages."""
     code = f"import numpy, sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"

@@ -47,7 +47,8 @@ from llm_spec import (
     generate_events,
 )
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
-from llm_spec.tokens.acceptance import AcceptanceName, Rejection, VerifyResult, make_acceptance_rule
+from llm_spec.tokens.acceptance import Rejection, VerifyResult, make_acceptance_rule
+from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
 from llm_spec.tokens.sampling import FloatArray, Sampler
 

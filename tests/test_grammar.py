@@ -46,7 +46,9 @@ from llm_spec import (
 from llm_spec.grammar import GrammarConstraint, open_constraint
 from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec.testing import LocalProvider, RandomDraft, TableModel
-from llm_spec.tokens import AcceptanceName, Sampler, VerifyResult
+from llm_spec.tokens.acceptance import VerifyResult
+from llm_spec.tokens.acceptance_name import AcceptanceName
+from llm_spec.tokens.sampling import Sampler
 
 PERSON = {
     "type": "object",

@@ -25,7 +25,10 @@ from llm_spec.chat import Finish, StreamEvent
 from llm_spec.config import StrategyName
 from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.drafting import CascadeDraft, PromptLookup, ProviderDraft, SuffixDraft
+from llm_spec.drafting.cascade import CascadeDraft
+from llm_spec.drafting.lookup import PromptLookup
+from llm_spec.drafting.provider_draft import ProviderDraft
+from llm_spec.drafting.suffix import SuffixDraft
 from llm_spec.pricing import FREE, PRICES, Cost, find_draft_price, find_model_price
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel

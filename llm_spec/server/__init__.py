@@ -1,6 +1,22 @@
 """A server that any client of OpenAI's or Anthropic's API can point at: `llm-spec serve`."""
 
-from llm_spec.server.config import KeyConfig, ModelConfig, ServerConfig, load_config
-from llm_spec.server.serve import Server, serve
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from llm_spec._lazy import make_lazy_package
+
+if TYPE_CHECKING:
+    from llm_spec.server.app import Server
+    from llm_spec.server.config import KeyConfig, ModelConfig, ServerConfig, load_config
+    from llm_spec.server.launcher import serve
 
 __all__ = ["KeyConfig", "ModelConfig", "Server", "ServerConfig", "load_config", "serve"]
+
+_NAMES_BY_MODULE: Final = {
+    "llm_spec.server.app": "Server",
+    "llm_spec.server.config": "KeyConfig ModelConfig ServerConfig load_config",
+    "llm_spec.server.launcher": "serve",
+}
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = make_lazy_package(__name__, _NAMES_BY_MODULE)

@@ -10,9 +10,10 @@ from typing import Final
 from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftProvider, draft_capabilities
 from llm_spec.errors import ConfigError, LlmSpecError
-from llm_spec.server.clients import Clients, UsageLedger
+from llm_spec.server.clients import Clients
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.models import ServedModels
+from llm_spec.server.usage_ledger import UsageLedger
 
 __all__ = ["check_server"]
 

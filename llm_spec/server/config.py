@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from llm_spec._checks import check_number
+from llm_spec.chat import LIMIT_FIELDS
 from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, StrategyName, Timeouts
-from llm_spec.counting import LIMIT_FIELDS
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price, read_price
-from llm_spec.registry import NamedProvider, registered_providers, strip_credentials
+from llm_spec.registry import NamedProvider, provider_names, strip_credentials
 from llm_spec.strategies.registry import AUTO, PLAIN, registered_strategies, strategy_choices
 from llm_spec.tokens.lookahead import Fixed
 
@@ -216,7 +216,7 @@ class _ConfigReader:
         key_path = ("providers", name)
         settings = self._get_settings(table, key_path, [f.name for f in dataclasses.fields(NamedProvider)])
         self._require_key(table, key_path, "type")
-        known = registered_providers()
+        known = provider_names()
         if settings["type"] not in known:
             raise self._build_error(
                 (*key_path, "type"), f"{settings['type']!r} is not known; installed are: {', '.join(known)}"
@@ -262,7 +262,7 @@ class _ConfigReader:
 
     def _check_models(self, config: ServerConfig) -> None:
         """Name the line of a provider that is not there."""
-        known = registered_providers().keys() | config.providers.keys()
+        known = {*provider_names(), *config.providers}
         for name, model in config.models.items():
             for part, text in (("target", model.target), ("draft", model.draft)):
                 provider = "" if text is None else text.partition(":")[0].partition("+")[0]

@@ -16,12 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import values
-
 from llm_spec.server.config import ServerConfig
 from llm_spec.telemetry import log_event
 
-__all__ = ["FOLDER_VARIABLE", "clear_worker_gauges", "create_metrics_folder", "share_metrics"]
+__all__ = ["FOLDER_VARIABLE", "clear_worker_gauges", "create_metrics_folder"]
 
 FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"  # where prometheus_client looks for the folder
 _GAUGES: Final = ("gauge_livesum", "gauge_livemax")
@@ -57,12 +55,6 @@ def create_metrics_folder(config: ServerConfig) -> Generator[None]:
             yield
         finally:
             os.environ.pop(FOLDER_VARIABLE, None)
-
-
-def share_metrics(worker: int) -> None:
-    """Let this process count in the files of that worker, if there are any; to be called before it makes metrics."""
-    if FOLDER_VARIABLE in os.environ:
-        values.ValueClass = values.MultiProcessValue(process_identifier=lambda: worker)  # type: ignore[no-untyped-call] # it has no types
 
 
 def clear_worker_gauges(worker: int) -> None:

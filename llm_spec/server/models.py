@@ -22,7 +22,7 @@ from llm_spec.server.config import ModelConfig, ServerConfig
 from llm_spec.server.passthrough_fields import drop_unsafe_fields
 from llm_spec.server.problems import Problem, get_model_folder, get_public_name
 from llm_spec.server.request_fields import Json, ParsedRequest
-from llm_spec.strategies.registry import AUTO, PLAIN, registered_strategies
+from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, registered_strategies
 
 __all__ = ["MAX_CLIENTS", "ServedModel", "ServedModels"]
 
@@ -64,6 +64,12 @@ class ServedModel:
             self._client_decoders.popitem(last=False)
         return decoders.get(chosen)
 
+    def load_strategies(self) -> None:
+        """Import what its answers need now; otherwise the first of each would hold up all others."""
+        for strategy in self._list_suitable_strategies():
+            if strategy is PLAIN or self._has_draft or self.is_local:
+                strategy.load()
+
     def describe(self) -> Json:
         """The model object of OpenAI's API."""
         details = {
@@ -83,9 +89,13 @@ class ServedModel:
         """The strategies that requests may choose and this pair may support, as far as is known without asking."""
         usable = {AUTO, PLAIN.name}
         if self._has_draft:
-            wrong = "server" if self.is_local else "local"
-            usable |= {s.name for s in registered_strategies().values() if s.target != wrong}
+            usable |= {strategy.name for strategy in self._list_suitable_strategies()}
         return tuple(name for name in self._config.allowed_strategies if name in usable)
+
+    def _list_suitable_strategies(self) -> list[StrategyEntry]:
+        """The strategies that work with its kind of target."""
+        wrong = "server" if self.is_local else "local"
+        return [strategy for strategy in registered_strategies().values() if strategy.target != wrong]
 
 
 class _ClientDecoders:
@@ -121,6 +131,7 @@ class ServedModels:
                 draft = None if model.draft is None else self._open_draft(model.draft)
                 self._models[name] = ServedModel(name, model, target, draft)
                 self._stack.push_async_callback(self._models[name].decoder.aclose)
+                self._models[name].load_strategies()
                 for client in clients:
                     if client.can_use(name):
                         self._models[name].get_decoder(client, None)

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
-from llm_spec.counting import LIMIT_FIELDS
+from llm_spec.chat import LIMIT_FIELDS
 from llm_spec.server.request_fields import ParsedRequest
 
 __all__ = ["ALL_FIELDS", "SAFE_FIELDS", "build_dropped_fields_header", "drop_unsafe_fields"]

@@ -15,7 +15,7 @@ from llm_spec.result import PlainReason
 from llm_spec.strategies.base import Ready, Refusal, StrategyContext, find_multi_call_refusal
 from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, find_strategy, registered_strategies
 
-__all__ = ["StrategyChoice", "choose_strategy", "load_strategies"]
+__all__ = ["StrategyChoice", "choose_strategy"]
 
 
 class StrategyChoice(NamedTuple):
@@ -138,9 +138,3 @@ def _has_feature(can: Capabilities, feature: Feature) -> bool:
 
 def _is_seeded(request: ChatRequest) -> bool:
     return request.sampling.seed is not None and request.sampling.temperature != 0
-
-
-def load_strategies() -> None:
-    """Import all their modules now; otherwise the first request that wants one waits for its import."""
-    for strategy in registered_strategies().values():
-        strategy.load()

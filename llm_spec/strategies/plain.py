@@ -9,8 +9,6 @@ from functools import partial
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.generation import GenerationLimits
-from llm_spec.local import stream_token_model
 from llm_spec.metered import meter_external_call
 from llm_spec.strategies.base import Ready, StrategyContext, TextGuarantee
 
@@ -30,6 +28,9 @@ def stream_plain(
     model = target.capabilities.token_model
     if model is None:
         return target.stream(request)
+    from llm_spec.generation import GenerationLimits  # numpy comes along, which servers' answers do without
+    from llm_spec.local import stream_token_model
+
     limits = GenerationLimits(max_iterations=config.max_iterations)
     opened = stream_token_model(model, request, limits=limits)
     return meter_external_call(target, opened, request)

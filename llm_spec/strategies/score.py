@@ -16,7 +16,7 @@ from llm_spec.errors import TargetError
 from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
 from llm_spec.tokens.noise import Purpose, uniform_number
-from llm_spec.tokens.sampling import random_seed
+from llm_spec.tokens.seed import random_seed
 
 __all__ = ["prepare"]
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llm_spec.contract.local import DraftToken
 from llm_spec.errors import ConfigError
+from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.noise import Purpose, uniform_number
 from llm_spec.tokens.sampling import FloatArray, Sampler, check_best_logit
 
 __all__ = [
-    "AcceptanceName",
     "AcceptanceRule",
     "Coupled",
     "LossyTypical",
@@ -31,8 +31,6 @@ __all__ = [
     "make_acceptance_rule",
     "residual_probs",
 ]
-
-AcceptanceName: TypeAlias = Literal["coupled", "rejection", "lossy_typical"]
 
 
 class VerifyResult(NamedTuple):

@@ -8,7 +8,6 @@ see the drafted tokens before their position (vLLM #42744 dropped the penalties 
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
@@ -28,7 +27,6 @@ __all__ = [
     "is_greedy",
     "logprobs",
     "needs_no_penalties",
-    "random_seed",
 ]
 
 FloatArray: TypeAlias = NDArray[np.floating[Any]]  # float16, float32 or float64
@@ -136,11 +134,6 @@ def _sort_top_descending(values: NDArray[np.float64], count: int) -> NDArray[np.
     if count < values.shape[0]:  # a full sort of 4,096 takes 2.5 times as long
         values = np.partition(values, -count)[-count:]
     return np.sort(values)[::-1]
-
-
-def random_seed() -> int:
-    """A seed for a request that brings none."""
-    return int.from_bytes(os.urandom(8), "little")
 
 
 class Sampler:

@@ -18,9 +18,9 @@ from llm_spec_torch import noise
 from llm_spec_torch.noise import gumbel, split_seed, uniform
 from numpy.typing import NDArray
 
-from llm_spec.tokens import Purpose, uniform_number
-from llm_spec.tokens import gumbel as reference_gumbel
-from llm_spec.tokens import uniform as reference_uniform
+from llm_spec.tokens.noise import Purpose, uniform_number
+from llm_spec.tokens.noise import gumbel as reference_gumbel
+from llm_spec.tokens.noise import uniform as reference_uniform
 
 SEEDS = [0, 5, 2**32 + 7, 2**63, 2**64 - 3]
 POSITIONS = np.array([0, 1, 77, 2**31 + 5, 2**32 - 1, 2**33 + 9, 2**40])
@@ -84,7 +84,7 @@ IN_INTERPRETER = """
 import numpy as np, torch
 from llm_spec_torch.noise_triton import gumbel_fused
 from test_noise import POSITIONS, SEEDS, check_close, key
-from llm_spec.tokens import Purpose, gumbel, uniform
+from llm_spec.tokens.noise import Purpose, gumbel, uniform
 
 for seed in SEEDS:
     for vocab_size in (1, 7, 1030):

@@ -20,7 +20,8 @@ from llm_spec_torch.sampling import SamplingSwitches
 from llm_spec.chat import Sampling
 from llm_spec.contract.local import DraftToken
 from llm_spec.errors import InvalidRequestError
-from llm_spec.tokens import Rejection, Sampler
+from llm_spec.tokens.acceptance import Rejection
+from llm_spec.tokens.sampling import Sampler
 
 from .samplers import EVERYTHING, VOCAB_SIZE, ids, make, random_logits
 

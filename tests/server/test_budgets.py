@@ -11,7 +11,7 @@ from support.serving import HANGS_S, Asking, ask, remote
 
 from llm_spec.budget import RESERVED_OUTPUT_TOKENS
 from llm_spec.server import KeyConfig, Server, ServerConfig
-from llm_spec.server.clients import UsageLedger
+from llm_spec.server.usage_ledger import UsageLedger
 from llm_spec.testing.server import ModelServer, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock

@@ -12,8 +12,9 @@ from support.serving import ENDPOINTS, HANGS_S, RULES, ask, check_error, remote,
 
 from llm_spec.server import KeyConfig
 from llm_spec.server import clients as clients_module
-from llm_spec.server.clients import Client, Clients, UsageLedger
+from llm_spec.server.clients import Client, Clients
 from llm_spec.server.problems import Problem
+from llm_spec.server.usage_ledger import UsageLedger
 from llm_spec.testing.server import ModelServer, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock

@@ -23,12 +23,12 @@ NAMES = [f"{'ünï' * 30}-{number}" for number in range(20)]
 # As many series as a server can have, in the files of worker 1
 COUNTING = """
 import asyncio, json, sys
-from llm_spec.server.metrics_files import share_metrics
-share_metrics(1)
 from llm_spec.server.apis import APIS
-from llm_spec.server.metrics import Metrics, _ModelMetrics
+from llm_spec.server.metrics import Metrics, _ModelMetrics, share_metrics
 from typing import get_args
 from llm_spec.config import BuiltinStrategyName
+
+share_metrics(1)
 
 async def main():
     metrics = Metrics(num_workers=2)

@@ -11,8 +11,9 @@ from support.serving import ask, serving
 from llm_spec import CascadeDraft, DraftProvider, InvalidRequestError, PromptLookup, SpeculativeConfig, SuffixDraft
 from llm_spec.config import StrategyName
 from llm_spec.server import KeyConfig, ModelConfig
-from llm_spec.server.clients import Client, Clients, UsageLedger
+from llm_spec.server.clients import Client, Clients
 from llm_spec.server.models import MAX_CLIENTS, ServedModel
+from llm_spec.server.usage_ledger import UsageLedger
 from llm_spec.testing import LocalProvider, TableModel
 
 TEXT: Final = "the quick brown fox jumps over the lazy dog, and that is all there is to say about it"

@@ -38,7 +38,7 @@ from llm_spec.planner import StrategyPlanner
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.choice import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
-from llm_spec.tokens.acceptance import AcceptanceName
+from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware
 
 STORY = "once upon a time, in a café, a quick brown fox jumped over 3 lazy dogs."

@@ -10,16 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from llm_spec.contract.local import DraftToken
-from llm_spec.tokens import (
-    AcceptanceRule,
-    Coupled,
-    Purpose,
-    Rejection,
-    Sampler,
-    VerifyResult,
-    acceptance,
-    residual_probs,
-)
+from llm_spec.tokens import acceptance
+from llm_spec.tokens.acceptance import AcceptanceRule, Coupled, Rejection, VerifyResult, residual_probs
+from llm_spec.tokens.noise import Purpose
+from llm_spec.tokens.sampling import Sampler
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, softmax, target_rows
 

@@ -17,7 +17,9 @@ from torch.nn.functional import one_hot
 
 from llm_spec.contract.local import DraftToken
 from llm_spec.errors import ModelOutputError
-from llm_spec.tokens import AcceptanceRule, Purpose, Sampler, VerifyResult
+from llm_spec.tokens.acceptance import AcceptanceRule, VerifyResult
+from llm_spec.tokens.noise import Purpose
+from llm_spec.tokens.sampling import Sampler
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, target_rows
 

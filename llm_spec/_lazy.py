@@ -1,0 +1,32 @@
+"""Packages that import what they export at its first use (PEP 562), so that importing them is cheap."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+
+__all__ = ["make_lazy_package"]
+
+
+def make_lazy_package(
+    package: str, names_by_module: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a package or module that exports names of other modules.
+
+    `names_by_module`: what each module gives, separated by spaces. Type checkers read an `if TYPE_CHECKING` block that
+    imports the same names instead; `tests/test_exported_members.py` compares them.
+    """
+    modules = {name: module for module, names in names_by_module.items() for name in names.split()}
+    members = vars(sys.modules[package])
+
+    def get_member(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        member = members[name] = getattr(importlib.import_module(modules[name]), name)
+        return member
+
+    def list_members() -> list[str]:
+        return sorted(members.keys() | modules.keys())
+
+    return get_member, list_members

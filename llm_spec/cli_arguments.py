@@ -1,0 +1,104 @@
+"""The arguments of `llm-spec` and its commands."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TypeAlias
+
+from llm_spec import __version__
+from llm_spec.strategies.registry import strategy_choices
+
+__all__ = ["build_parser"]
+
+# argparse has no public name for it
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line; `command` says which command was named."""
+    parser = argparse.ArgumentParser(prog="llm-spec", description="Speculative decoding as async middleware.")
+    parser.add_argument("--version", action="version", version=f"llm-spec {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("providers", help="list the installed providers and what each can do")
+    _add_run(commands)
+    _add_plan(commands)
+    _add_serve(commands)
+    return parser
+
+
+def _add_run(commands: _Commands) -> None:
+    run = commands.add_parser("run", help="answer a prompt with a draft and a target")
+    run.add_argument("prompt", metavar="PROMPT", nargs="?", help="the user's message; - reads it from standard input")
+    run.add_argument("--system", metavar="TEXT", help="the system message")
+    run.add_argument(
+        "--file", metavar="FILE", action="append", default=[], help="a file to append to the prompt; may be repeated"
+    )
+    run.add_argument("--target", default="builtin:target", help="the model whose answer counts (%(default)s)")
+    run.add_argument(
+        "--draft", default="lookup+builtin:draft", help="the draft: a model, lookup, or both (%(default)s)"
+    )
+    run.add_argument("--strategy", default="auto", choices=strategy_choices(), help="how to verify (%(default)s)")
+    run.add_argument(
+        "--lookahead", default="adaptive", metavar="N", help="tokens a draft proposes, 1 to 32 (%(default)s)"
+    )
+    run.add_argument(
+        "--max-tokens", type=int, default=128, metavar="N", help="maximum length of the answer (%(default)s)"
+    )
+    run.add_argument(
+        "--stop", metavar="TEXT", action="append", default=[], help="stop before this text; may be repeated"
+    )
+    run.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (the target's default)")
+    run.add_argument("--top-p", type=float, metavar="P")
+    run.add_argument(
+        "--seed", type=int, metavar="N", help="the same seed gives the same text, with and without speculation"
+    )
+    run.add_argument("--prediction", metavar="FILE", help="a file with the probable answer (strategy predict)")
+    run.add_argument(
+        "--target-price", metavar="IN:OUT[:CACHED]", help="price per million tokens, used for the cost in the summary"
+    )
+    run.add_argument("--draft-price", metavar="IN:OUT[:CACHED]")
+    run.add_argument("--max-cost", type=float, metavar="X", help="end the answer before it costs more than this")
+    run.add_argument("--no-speculation", action="store_true", help="use the target alone")
+    run.add_argument("--compare", action="store_true", help="also run the target alone, and compare text and time")
+    run.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _add_plan(commands: _Commands) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="estimate whether a draft would pay: time and money of each strategy",
+        description="Simulates the strategies with models of the given speeds and prices; no model is called. "
+        "Speeds are assumed unless you give them or measure them with --measure.",
+    )
+    plan.add_argument("--target", required=True, help="the model whose answer counts, such as openai:gpt-4.1")
+    plan.add_argument("--draft", required=True, help="the draft, such as openai:gpt-4.1-nano")
+    plan.add_argument("--context", type=int, default=2000, metavar="N", help="tokens of the prompt (%(default)s)")
+    plan.add_argument("--output", type=int, default=600, metavar="N", help="tokens of the answer (%(default)s)")
+    plan.add_argument(
+        "--acceptance", type=float, metavar="A", help="probability that a drafted token is accepted, 0 to 1"
+    )
+    plan.add_argument(
+        "--measure", metavar="PROMPT", help="send this prompt to both models and measure their speeds and acceptance"
+    )
+    for name, first_s, rate in (("target", 0.5, 60.0), ("draft", 0.3, 200.0)):
+        plan.add_argument(f"--{name}-first-token-s", type=float, default=first_s, metavar="S", help="(%(default)s)")
+        plan.add_argument(f"--{name}-tokens-per-s", type=float, default=rate, metavar="N", help="(%(default)s)")
+        plan.add_argument(f"--{name}-price", metavar="IN:OUT[:CACHED]", help="price per million tokens")
+    plan.add_argument(
+        "--streams", type=int, default=4, metavar="N", help="maximum number of concurrent requests (%(default)s)"
+    )
+
+
+def _add_serve(commands: _Commands) -> None:
+    parser = commands.add_parser("serve", help="serve OpenAI's and Anthropic's APIs, and a page")
+    parser.add_argument(
+        "--config", metavar="FILE", help="a TOML file; without it the built-in pair is served as model builtin"
+    )
+    parser.add_argument("--host", metavar="ADDRESS", help="where to listen (127.0.0.1)")
+    parser.add_argument("--port", type=int, metavar="N", help="0 chooses a free port (8700)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; each loads its own local models (1)")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="open the models, call their servers once, and exit",
+    )

@@ -1,0 +1,51 @@
+"""What clients use, counted over all workers."""
+
+from __future__ import annotations
+
+from multiprocessing.sharedctypes import RawArray
+from typing import Final, Protocol
+
+from llm_spec.budget import SPENT_AND_RESERVED_COLUMNS
+
+__all__ = ["OPEN_COLUMN", "UsageLedger"]
+
+OPEN_COLUMN: Final = 4  # requests being answered; behind the columns of a budget
+_NUM_COLUMNS: Final = 5
+
+
+class _FloatArray(Protocol):
+    def __getitem__(self, index: int) -> float: ...
+
+    def __setitem__(self, index: int, value: float) -> None: ...
+
+
+class UsageLedger:
+    """What every client uses, in memory that all workers share: [worker, client, (columns of its budget, open)].
+
+    Each worker writes its own rows alone, so no lock is needed and one that dies leaves none held; what must not
+    exceed a bound is counted first and compared then: at the bound, two that come at once may both be refused.
+    """
+
+    def __init__(self, num_workers: int, num_clients: int) -> None:
+        self.num_workers = num_workers
+        self.num_clients = num_clients
+        self._array: _FloatArray = RawArray("d", max(1, num_workers * num_clients * _NUM_COLUMNS))
+
+    def get_total(self, client: int, column: int) -> float:
+        """The sum over all workers."""
+        return sum(self._array[self._get_offset(worker, client, column)] for worker in range(self.num_workers))
+
+    def add(self, worker: int, client: int, column: int, value: float) -> None:
+        """Count for one worker."""
+        self._array[self._get_offset(worker, client, column)] += value
+
+    def settle_dead_worker(self, worker: int) -> None:
+        """A worker that begins has no request open, whatever the one before it left; what that one held is spent."""
+        for client in range(self.num_clients):
+            self._array[self._get_offset(worker, client, OPEN_COLUMN)] = 0.0
+            for spent, held in SPENT_AND_RESERVED_COLUMNS:
+                self.add(worker, client, spent, self._array[self._get_offset(worker, client, held)])
+                self._array[self._get_offset(worker, client, held)] = 0.0
+
+    def _get_offset(self, worker: int, client: int, column: int) -> int:
+        return (worker * self.num_clients + client) * _NUM_COLUMNS + column
