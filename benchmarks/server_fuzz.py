@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -205,19 +206,20 @@ class RequestGenerator:
         return {r.choice(FIELDS): self._make_value(depth - 1) for _ in range(r.choice((0, 1, 3)))}
 
     def _make_huge(self, body: Json) -> bytes:
-        """Megabytes: of text, messages, numbers, lists."""
+        """Megabytes: of text, messages, numbers, lists, digits."""
         r = self._random
         number = r.choice((10_000, 100_000, 400_000))
-        kind = r.randrange(5)
-        if kind == 0:
-            return json.dumps({**body, "messages": [{"role": "user", "content": "word " * number}]}).encode()
-        if kind == 1:
-            return json.dumps({**body, "messages": [{"role": "user", "content": ""}] * (number // 4)}).encode()
-        if kind == 2:
-            return json.dumps({**body, "prompt": [1] * number, "input": [1] * number}).encode()
-        if kind == 3:
-            return b'{"messages":' + b"[[]," * number + b"]" * number + b"}"
-        return json.dumps({**body, "x": {str(i): i for i in range(number)}}).encode()
+        user: Json = {"role": "user", "content": ""}
+        makers: list[Callable[[], bytes]] = [
+            lambda: json.dumps({**body, "messages": [{**user, "content": "word " * number}]}).encode(),
+            lambda: json.dumps({**body, "messages": [{**user, "content": "\n" * 10 * number}]}).encode(),
+            lambda: json.dumps({**body, "messages": [user] * (number // 4)}).encode(),
+            lambda: json.dumps({**body, "prompt": [1] * number, "input": [1] * number}).encode(),
+            lambda: b'{"messages":' + b"[[]," * number + b"]" * number + b"}",
+            lambda: b'{"seed":0.' + b"1" * 20 * number + b"}",
+            lambda: json.dumps({**body, "x": {str(i): i for i in range(number)}}).encode(),
+        ]
+        return r.choice(makers)()
 
     def _break_bytes(self, data: bytes) -> bytes:
         r = self._random

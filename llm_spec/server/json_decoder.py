@@ -1,7 +1,8 @@
 """A request's body to a JSON value: by RFC 8259, and without holding up other answers for long.
 
-To decode takes a time that depends on how many values there are (texts are read at a GB/s), and no other thread runs
-meanwhile. So a long body is read value by value, in a thread of its own, and may have only so many.
+To decode takes a time that depends on how many values there are (texts are read at 100 MB/s or more), and no other
+thread runs meanwhile. So a long body is read value by value, in a thread of its own, and may have only so many; nor may
+a number in it be long, which is read slowly and at once.
 """
 
 from __future__ import annotations
@@ -11,11 +12,20 @@ import json
 import json.decoder
 import json.scanner
 import math
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-__all__ = ["LONG_BYTES", "MAX_MEMBERS", "MAX_VALUES", "decode_json", "decode_long_json", "run_in_body_thread"]
+__all__ = [
+    "LONG_BYTES",
+    "MAX_MEMBERS",
+    "MAX_NUMBER_CHARS",
+    "MAX_VALUES",
+    "decode_json",
+    "decode_long_json",
+    "run_in_body_thread",
+]
 
 T = TypeVar("T")
 ScannedValue: TypeAlias = tuple[Any, int]  # a value, and where it ends
@@ -23,6 +33,7 @@ ScannedValue: TypeAlias = tuple[Any, int]  # a value, and where it ends
 LONG_BYTES: Final = 64 * 1024  # what is shorter is decoded in 5 ms
 MAX_VALUES: Final = 250_000  # no model's context takes a prompt of as many token ids
 MAX_MEMBERS: Final = 10_000  # of an object, or of a list of other things than numbers and texts
+MAX_NUMBER_CHARS: Final = 4300  # what Python reads of an integer
 
 # One thread: the event loop has to wait for it at most once, 5 ms, and long bodies wait for each other
 _body_executor: Final = ThreadPoolExecutor(1, thread_name_prefix="llm_spec_bodies")
@@ -34,7 +45,7 @@ def decode_json(data: bytes) -> Any:
 
 
 def decode_long_json(data: bytes) -> Any:
-    """As `decode_json`, letting other threads run; ValueError also for more than `MAX_VALUES` or `MAX_MEMBERS`."""
+    """As `decode_json`, letting other threads run; ValueError also for what exceeds the bounds of this module."""
     return _decode(data, _BoundedDecoder())
 
 
@@ -46,8 +57,8 @@ async def run_in_body_thread(function: Callable[..., T], *arguments: Any) -> T:
 def _decode(data: bytes, decoder: json.JSONDecoder) -> Any:
     text = data.decode()
     value = decoder.decode(text)
-    if "\\ud" in text or "\\uD" in text:  # half a character, unless its other half follows
-        json.dumps(value, ensure_ascii=False).encode()
+    if any(escape["half"] for escape in _ESCAPES.finditer(text)):
+        raise ValueError("a text in it has half a character: surrogates come in pairs")
     return value
 
 
@@ -62,7 +73,12 @@ def _parse_finite_float(digits: str) -> float:
     return value
 
 
+# In valid JSON; a pair and an escaped backslash are each one match, so that their second half begins none
+_ESCAPES: Final = re.compile(r"\\(?:\\|u[dD][89abAB]..\\u[dD][c-fC-F]|(?P<half>u[dD][89a-fA-F]))")
 _DECODER: Final = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_parse_finite_float)
+
+
+_LONG_NUMBER: Final = re.compile(rf"[-+.eE0-9]{{{MAX_NUMBER_CHARS + 1}}}")
 
 
 class _BoundedDecoder(json.JSONDecoder):
@@ -75,6 +91,10 @@ class _BoundedDecoder(json.JSONDecoder):
         self.parse_object = self._parse_object
         self.parse_array = self._parse_array
         self.scan_once = cast("Any", json.scanner).py_make_scanner(self)
+
+    def raw_decode(self, s: str, idx: int = 0) -> ScannedValue:
+        _check_number_length(s, idx)
+        return super().raw_decode(s, idx)
 
     def _parse_object(
         self, start: tuple[str, int], strict: bool, scan: Callable[[str, int], ScannedValue], *hooks: Any
@@ -96,10 +116,16 @@ class _BoundedDecoder(json.JSONDecoder):
                 self._num_values += 1
                 if self._num_values > MAX_VALUES:
                     raise ValueError(f"it has more than {MAX_VALUES} values")
+                _check_number_length(text, position)
                 return scan(text, position)
 
             self._counting_scanner = count_and_scan
         return self._counting_scanner
+
+
+def _check_number_length(text: str, position: int) -> None:
+    if _LONG_NUMBER.match(text, position):
+        raise ValueError(f"a number in it has more than {MAX_NUMBER_CHARS} characters")
 
 
 def _check_num_members(members: Any) -> Any:

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_spec.server.json_decoder import MAX_MEMBERS, MAX_VALUES, decode_json, decode_long_json, run_in_body_thread
+from llm_spec.server.json_decoder import (
+    MAX_MEMBERS,
+    MAX_NUMBER_CHARS,
+    MAX_VALUES,
+    decode_json,
+    decode_long_json,
+    run_in_body_thread,
+)
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -37,6 +44,22 @@ def test_both_ways_refuse_the_same(text: str) -> None:
     assert read(decode_long_json) == read(decode_json)
 
 
+HALVES = ("\\ud83d", "\\uDe00", "\\udBFF", "\\u00e9", "\\\\", "\\n", '\\"', "u", "d", "8", "é")
+
+
+@given(st.lists(st.sampled_from(HALVES)))
+def test_half_a_character_is_refused(pieces: list[str]) -> None:
+    data = f'"{"".join(pieces)}"'
+    try:
+        json.loads(data).encode()
+    except UnicodeEncodeError:
+        for read in (decode_json, decode_long_json):
+            with pytest.raises(ValueError, match="surrogates"):
+                read(data.encode())
+    else:
+        assert decode_long_json(data.encode()) == decode_json(data.encode()) == json.loads(data)
+
+
 def lists(number: int) -> str:
     return f"[{','.join(['[]'] * number)}]"
 
@@ -54,6 +77,9 @@ def lists(number: int) -> str:
         (json.dumps([0] * MAX_VALUES), None),
         (json.dumps([0] * (MAX_VALUES + 1)), "more than 250000 values"),
         (json.dumps([[[0] * 99] * 99] * 30), "more than 250000 values"),
+        (f'{{"a": 0.{"1" * (MAX_NUMBER_CHARS - 2)}, "b": "{"1" * 2 * MAX_NUMBER_CHARS}"}}', None),
+        (f'{{"a": 0.{"1" * (MAX_NUMBER_CHARS - 1)}}}', "a number in it has more than 4300 characters"),
+        (f" 0.{'1' * (MAX_NUMBER_CHARS - 1)}", "a number in it has more than 4300 characters"),
         ('{"a": 1e999}', "too large a number"),
         ('{"a": NaN}', "not a number"),
         ('{"a": "\\ud800"}', "surrogates"),
@@ -61,7 +87,7 @@ def lists(number: int) -> str:
     ids=lambda value: value[:20] if isinstance(value, str) else None,
 )
 def test_a_long_body_has_so_many_values(text: str, words: str | None) -> None:
-    """Text that is only long is no trouble; many values are."""
+    """Text that is only long is no trouble; many values and long numbers are."""
     if words is None:
         assert decode_long_json(text.encode()) == json.loads(text)
         return
