@@ -120,11 +120,14 @@ class SpeculativeDecoder:
     def for_client(self) -> SpeculativeDecoder:
         """The same pair for those who may know of each other's answers: its draft remembers those of nobody else.
 
-        As with `with_config`, closing it closes nothing.
+        Failures of their target or draft open its circuit to them alone. As with `with_config`, closing it closes
+        nothing.
         """
         other = copy.copy(self)
         other._owned = []  # noqa: SLF001 - it is one of us
         other._unguarded_draft = None if self._unguarded_draft is None else open_for_client(self._unguarded_draft)  # noqa: SLF001
+        other._breaker = self._breaker.for_client()  # noqa: SLF001 - as above
+        other._draft_breaker = None if self._draft_breaker is None else self._draft_breaker.for_client()  # noqa: SLF001
         other._apply_config(self.config)  # noqa: SLF001 - as above
         return other
 

@@ -8,10 +8,12 @@ draft that keeps failing is left alone for some time (a circuit breaker, after M
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from llm_spec._checks import check_number
@@ -107,7 +109,8 @@ class CircuitBreaker:
 
     What counts is a failure of the server: it cannot be reached, breaks the connection, is silent, or says that it
     cannot serve (502, 503, 504, 529). Any other answer shows that it is alive, 500 as well: that may be the request's
-    doing. A cancelled attempt shows nothing. For one event loop at a time.
+    doing. A cancelled attempt shows nothing. As a request may also break a connection, the failures of one client open
+    the circuit to that client alone, until another client's request fails, too. For one event loop at a time.
     """
 
     def __init__(self, name: str, policy: BreakerPolicy | None = None) -> None:
@@ -115,18 +118,28 @@ class CircuitBreaker:
         self._name = name
         self._max_failures = policy.max_failures
         self._open_s = policy.open_s
-        self._num_failures = 0
-        self._open_until_s = 0.0  # nobody is let through before that …
-        self._is_trying = False  # … and then one at a time
+        self._state = _CircuitState()
+        self._client: object = None  # None: all of them together
+        self._is_one_request = self._has_failed = False
 
     @property
     def is_open(self) -> bool:
-        """Whether it failed too often; it is so also while one trial is made."""
-        return 0 < self._max_failures <= self._num_failures
+        """Whether it failed too often; it is so also while one trial is made. Without a client: to any of them."""
+        failures = self._state.failures
+        is_concerned = self._client is None or self._client in failures or len(failures) > 1
+        return 0 < self._max_failures <= failures.total() and is_concerned
+
+    def for_client(self) -> CircuitBreaker:
+        """The breaker for all requests of one client."""
+        other = copy.copy(self)
+        other._client = object()  # noqa: SLF001 - it is one of us
+        return other
 
     def for_request(self) -> CircuitBreaker:
         """The breaker for all attempts of one request, which count as one failure: it may be what breaks the server."""
-        return _RequestBreaker(self)
+        other = copy.copy(self)
+        other._is_one_request = True  # noqa: SLF001 - it is one of us
+        return other
 
     @contextmanager
     def guard_attempt(self) -> Generator[None]:
@@ -149,49 +162,40 @@ class CircuitBreaker:
         if not self.is_open:
             return False
         self._raise_if_refusing()
-        self._is_trying = True
+        self._state.is_trying = True
         return True
 
     def end_trial(self) -> None:
         """The trial has ended; if nothing was seen of it, the next one may be made."""
-        self._is_trying = False
+        self._state.is_trying = False
 
-    def record_outcome(self, error: Exception | None, *, is_counted: bool = True) -> None:
+    def record_outcome(self, error: Exception | None) -> None:
         """How an attempt ended; None: well. A failure that is not counted keeps an open circuit open."""
         if error is None or not _is_server_breakdown(error):
-            self._num_failures = 0
+            self._state.failures.clear()
             return
-        self._num_failures += is_counted
-        self._open_until_s = now() + self._open_s
+        if not (self._is_one_request and self._has_failed):
+            self._state.failures[self._client] += 1
+        self._has_failed = True
+        self._state.open_until_s = now() + self._open_s
 
     def _raise_if_refusing(self) -> None:
-        left_s = self._open_until_s - now()
-        if left_s > 0 or self._is_trying:
+        left_s = self._state.open_until_s - now()
+        if left_s > 0 or self._state.is_trying:
             raise CircuitOpenError(
-                f"{self._name} failed {self._num_failures} times in a row; its circuit is open"
+                f"{self._name} failed {self._state.failures.total()} times in a row; its circuit is open"
                 + (f" for {left_s:.1f} s more" if left_s > 0 else " until one trial has ended"),
                 retry_after_s=max(left_s, _TRIAL_RETRY_S),
             )
 
 
-class _RequestBreaker(CircuitBreaker):
-    def __init__(self, breaker: CircuitBreaker) -> None:
-        self._breaker = breaker
-        self._has_failed = False
+@dataclass
+class _CircuitState:
+    """What all clients of a breaker share."""
 
-    @property
-    def is_open(self) -> bool:
-        return self._breaker.is_open
-
-    def begin_attempt(self) -> bool:
-        return self._breaker.begin_attempt()
-
-    def end_trial(self) -> None:
-        self._breaker.end_trial()
-
-    def record_outcome(self, error: Exception | None, *, is_counted: bool = True) -> None:
-        self._breaker.record_outcome(error, is_counted=is_counted and not self._has_failed)
-        self._has_failed = self._has_failed or (error is not None and _is_server_breakdown(error))
+    failures: Counter[object] = field(default_factory=Counter[object])  # in a row, by client
+    open_until_s: float = 0.0  # nobody is let through before that …
+    is_trying: bool = False  # … and then one at a time
 
 
 def _is_server_breakdown(error: Exception) -> bool:

@@ -1035,6 +1035,50 @@ def test_all_attempts_of_a_request_are_one_failure(status: int | None) -> None:
     run_virtual(check())
 
 
+def test_one_clients_failures_close_a_model_to_nobody_else() -> None:
+    """Its requests may be what breaks the connection; when those of another fail, too, it is the server."""
+    fails, answers = (0, OVERLOADED), (99, OVERLOADED)
+    target = Failing(*[fails] * 3, answers, *[fails] * 4)
+
+    async def check() -> None:
+        decoder = plainly(target, retry=RetryPolicy(max_attempts=1), breaker=BreakerPolicy(max_failures=3))
+        one, another, third = (decoder.for_client() for _ in range(3))
+        for _ in range(3):
+            with pytest.raises(TransientError):
+                await one.decode("q")
+        with pytest.raises(CircuitOpenError):
+            await one.decode("q")
+        assert (await another.decode("q")).content == WORDS  # which shows that the server is alive
+        assert not one.is_target_circuit_open
+        for client in (one, one, one, another):
+            with pytest.raises(TransientError):
+                await client.decode("q")
+        for client in (one, another, third):
+            assert client.is_target_circuit_open
+            with pytest.raises(CircuitOpenError):
+                await client.decode("q")
+        assert len(target.requests) == 8
+
+    run_virtual(check())
+
+
+def test_one_clients_broken_drafts_are_anothers_too_only_when_they_fail_there() -> None:
+    """A draft's circuit is like a target's."""
+    draft = Failing(*[(0, OVERLOADED)] * 2)
+    target = ScriptedProvider(WORDS, capabilities=CONTINUES, delay_piece_s=0.01)
+
+    async def check() -> None:
+        config = SpeculativeConfig(strategy="race", baseline_every=0, breaker=BreakerPolicy(max_failures=2))
+        decoder = SpeculativeDecoder(draft, target, config)
+        one, another = decoder.for_client(), decoder.for_client()
+        for _ in range(2):
+            assert (await one.decode("q", temperature=0.0)).fallbacks
+        assert (one.is_draft_circuit_open, another.is_draft_circuit_open) == (True, False)
+        assert not (await another.decode("q", temperature=0.0)).fallbacks
+
+    run_virtual(check())
+
+
 def test_a_breaker_that_never_opens() -> None:
     """Some have their own."""
     target = Failing(*[(0, OVERLOADED)] * 30)
