@@ -10,30 +10,50 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
-from llm_spec.chat import ChatRequest, Fallback, Finish, LocalTimings, Round, StoppedBy, StreamEvent, TextDelta, Usage
+from llm_spec.answer_emitter import AnswerEmitter, open_message_parser
+from llm_spec.chat import (
+    METADATA_FIELDS,
+    ChatRequest,
+    Fallback,
+    Finish,
+    FinishReason,
+    LocalTimings,
+    StoppedBy,
+    StreamEvent,
+    Usage,
+)
 from llm_spec.contract.draft import draft_capabilities
 from llm_spec.contract.local import (
     BoundedTokenizer,
     DeviceRoundModel,
     DeviceRoundRunner,
+    MessageTokenizer,
     RequestLimitedModel,
     TokenDrafter,
-    Tokenizer,
     TokenModel,
 )
 from llm_spec.errors import InvalidRequestError
-from llm_spec.generation import Generation, GenerationLimits, TokenRound
+from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.grammar import open_constraint
-from llm_spec.text import IncrementalDecoder, StopMatcher, merge_text_deltas
 from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.sampling import Sampler
 from llm_spec.tokens.seed import random_seed
+from llm_spec.tools import read_tool_use
 from llm_spec.worker import admitted_threads, iterate_in_thread
 
 __all__ = ["generate_events", "stream_token_model"]
+
+# Fields of `ChatRequest.extra` that a model in this process understands, or that say nothing of the text
+LOCAL_FIELDS: Final = METADATA_FIELDS | {"chat_template_kwargs", "parallel_tool_calls", "reasoning_effort"}
+_FINISH_REASONS: Final[dict[StoppedBy, FinishReason]] = {
+    "eos": "stop",
+    "stop_string": "stop",
+    "tool_calls": "tool_calls",
+}
 
 
 def generate_events(
@@ -54,6 +74,7 @@ def generate_events(
     the extra `grammar`, and what the target raises.
     """
     _check_request_supported(target, request)
+    tool_use = read_tool_use(request)
     prompt_ids = target.tokenizer.encode_chat(request)
     seed = request.sampling.seed if request.sampling.seed is not None else random_seed()
     sampler = Sampler(
@@ -80,7 +101,7 @@ def generate_events(
         else partial(beside.open_token_draft, target, rule.choose, read_only_ids),
         cancelled=cancelled,
     )
-    text = _VerifiedTextEmitter(target.tokenizer, request.stop)
+    text = AnswerEmitter(target.tokenizer, request.stop, open_message_parser(target.tokenizer, tool_use, prompt_ids))
     reason: str | None = None
 
     def take_fallback() -> list[Fallback]:
@@ -91,24 +112,31 @@ def generate_events(
 
     with generation:
         for tokens in generation:
-            report, deltas = text.emit_round(tokens)
-            yield [*deltas, report, *take_fallback()]
-            if text.stopped:
+            report, events = text.emit_round(tokens)
+            yield [*events, report, *take_fallback()]
+            if text.stopped_by is not None:
                 break
         learned = {} if drafter is None else dict(generation.lookahead.describe())
         generation.close_draft()  # here, so that a failure can still be reported
-        stopped_by: StoppedBy = "stop_string" if text.stopped else generation.stopped_by or "max_tokens"
+        last_events = text.flush()
+        stopped_by = text.stopped_by or generation.stopped_by or "max_tokens"
+        if text.has_calls and stopped_by == "eos":
+            stopped_by = "tool_calls"
         num_drafted = generation.stats.num_draft_tokens
         is_free = drafter is not None and draft_capabilities(drafter).is_free
         drafted = Usage(output_tokens=num_drafted, free_output_tokens=num_drafted if is_free else 0)
         finish = Finish(
-            "stop" if stopped_by in ("eos", "stop_string") else "length",
-            Usage(input_tokens=len(prompt_ids), output_tokens=text.num_tokens),
+            _FINISH_REASONS.get(stopped_by, "length"),
+            Usage(
+                input_tokens=len(prompt_ids),
+                output_tokens=text.num_tokens,
+                reasoning_tokens=text.num_reasoning_tokens,
+            ),
             stopped_by,
             None if drafter is None else drafted,
         )
         times = LocalTimings(generation.prompt_s, generation.open_draft_s, learned, generation.between_s)
-        yield [*text.flush(), *take_fallback(), times, finish]
+        yield [*last_events, *take_fallback(), times, finish]
 
 
 @asynccontextmanager
@@ -168,47 +196,14 @@ def _split_draft_model(
     return can.companion, can.token_model
 
 
-class _VerifiedTextEmitter:
-    """The text of one answer: ids in, deltas out that may be shown."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self._eos_token_ids = tokenizer.eos_token_ids
-        self._decoder = IncrementalDecoder(tokenizer)
-        self._matcher = StopMatcher(stop)
-        self.num_tokens = 0
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string ended the answer."""
-        return self._matcher.matched is not None
-
-    def emit_round(self, tokens: TokenRound) -> tuple[Round, list[TextDelta]]:
-        """What may be shown of this round, and its report with what a stop string cut off taken out."""
-        deltas: list[TextDelta] = []
-        num_emitted = 0
-        for token_id, origin in zip(tokens.token_ids, tokens.origins, strict=True):
-            num_emitted += 1
-            if token_id not in self._eos_token_ids:
-                deltas += self._matcher.push(self._decoder.push(token_id), origin)
-            if self.stopped:
-                break
-        self.num_tokens += num_emitted
-        num_accepted = min(tokens.report.num_accepted_tokens, num_emitted)
-        report = replace(tokens.report, num_emitted_tokens=num_emitted, num_accepted_tokens=num_accepted)
-        return report, merge_text_deltas(deltas)
-
-    def flush(self) -> list[TextDelta]:
-        """What was held back and belongs to the answer after all."""
-        return merge_text_deltas([*self._matcher.push(self._decoder.flush()), *self._matcher.flush()])
-
-
 def _check_request_supported(target: TokenModel, request: ChatRequest) -> None:
     """Refuse what a local model would have to leave out, rather than leave it out silently."""
     _check_prompt_length(target, request)
-    unsupported = {"tools": request.tools, "extra": request.extra}
-    for name, value in unsupported.items():
-        if value:
-            raise InvalidRequestError(f"{name} is set; {target.name} is a local model and cannot serve it")
+    unknown = sorted(name for name, value in request.extra.items() if value is not None and name not in LOCAL_FIELDS)
+    if unknown:
+        raise InvalidRequestError(f"{unknown[0]} is set; {target.name} is a local model and cannot serve it")
+    if request.tools and not isinstance(target.tokenizer, MessageTokenizer):
+        raise InvalidRequestError(f"tools are set; {target.name} has no form for tool calls")
     for message in request.messages:
         if isinstance(message.content, tuple) and any(part.get("type") != "text" for part in message.content):
             raise InvalidRequestError(f"a message has a part that is not text; {target.name} reads text alone")

@@ -1,6 +1,6 @@
 """Token ids to text that may be shown: whole characters only, never a stop string nor the beginning of one.
 
-Both classes are one answer's state and do no I/O.
+All classes are one answer's state and do no I/O.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from llm_spec.chat import Origin, StreamEvent, TextDelta
+from llm_spec.chat import Origin, ReasoningDelta, StreamEvent, TextDelta
 from llm_spec.contract.local import Tokenizer
 
-__all__ = ["IncrementalDecoder", "StopMatcher", "merge_text_deltas"]
+__all__ = ["HeldText", "IncrementalDecoder", "StopMatcher", "longest_partial_mark", "merge_deltas"]
 
 _REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 # A character has at most 4 bytes, so at most 4 tokens: with more than that undecoded, the first ones never will be.
@@ -72,22 +72,22 @@ class StopMatcher:
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
-        self._held: list[TextDelta] = []
+        self._held = HeldText()
         self.matched: str | None = None
 
     def push(self, text: str, origin: Origin = "plain", token_ids: tuple[int, ...] | None = None) -> list[TextDelta]:
-        """Add text; return the pieces that may be shown now. Of a piece that is cut the first part has the ids."""
+        """Add text; return the pieces that may be shown now."""
         if self.matched is not None or not text:
             return []
         if not self._stop:
             return [TextDelta(text, origin, token_ids)]
-        self._held.append(TextDelta(text, origin, token_ids))
-        held_text = "".join(delta.text for delta in self._held)
+        self._held.push(TextDelta(text, origin, token_ids))
+        held_text = self._held.text
         found = min(((at + len(s), at, s) for s in self._stop if (at := held_text.find(s)) >= 0), default=None)
         if found is not None:
             _, start, self.matched = found
-            return self._release_characters(start)
-        return self._release_characters(len(held_text) - self._longest_stop_prefix(held_text))
+            return self._held.release(start)
+        return self._held.release(len(held_text) - longest_partial_mark(held_text, self._stop))
 
     def filter_event(self, event: StreamEvent) -> Sequence[StreamEvent]:
         """What comes of an event: of text, what may be shown now; any other passes."""
@@ -95,33 +95,54 @@ class StopMatcher:
 
     def flush(self) -> list[TextDelta]:
         """Return what is still held back: the answer ended and no stop string came of it."""
-        return (
-            [] if self.matched is not None else self._release_characters(sum(len(delta.text) for delta in self._held))
-        )
+        return [] if self.matched is not None else self._held.release(len(self._held.text))
 
-    def _longest_stop_prefix(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
-        longest = min(len(text), max(map(len, self._stop), default=1) - 1)
-        return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in self._stop)), 0)
 
-    def _release_characters(self, num_characters: int) -> list[TextDelta]:
+class HeldText:
+    """Text that is held back, in pieces that keep their origins and ids."""
+
+    def __init__(self) -> None:
+        self._deltas: list[TextDelta] = []
+        self.text = ""
+
+    def push(self, delta: TextDelta) -> None:
+        """Hold one more piece back."""
+        self._deltas.append(delta)
+        self.text += delta.text
+
+    def release(self, num_characters: int) -> list[TextDelta]:
+        """Give out the first characters. Of a piece that is cut the first part has the ids."""
+        self.text = self.text[max(0, num_characters) :]
         out: list[TextDelta] = []
-        while self._held and num_characters > 0:
-            delta = self._held.pop(0)
+        while self._deltas and num_characters > 0:
+            delta = self._deltas.pop(0)
             out.append(replace(delta, text=delta.text[:num_characters]))
             if len(delta.text) > num_characters:
                 rest = None if delta.token_ids is None else ()
-                self._held.insert(0, TextDelta(delta.text[num_characters:], delta.origin, rest))
+                self._deltas.insert(0, TextDelta(delta.text[num_characters:], delta.origin, rest))
             num_characters -= len(delta.text)
         return out
 
+    def drop(self, num_characters: int) -> str:
+        """Take the first characters out, and return them."""
+        return "".join(delta.text for delta in self.release(num_characters))
 
-def merge_text_deltas(deltas: Sequence[TextDelta]) -> list[TextDelta]:
-    """Join neighbours of the same origin."""
-    out: list[TextDelta] = []
-    for delta in deltas:
-        if out and out[-1].origin == delta.origin:
-            out[-1] = TextDelta(out[-1].text + delta.text, delta.origin)
+
+def longest_partial_mark(text: str, marks: Sequence[str]) -> int:
+    """Length of the longest end of `text` with which a mark begins, and which is not all of it."""
+    longest = min(len(text), max(map(len, marks), default=1) - 1)
+    return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)
+
+
+def merge_deltas(events: Sequence[StreamEvent]) -> list[StreamEvent]:
+    """Join neighbours: text of one origin, and reasoning."""
+    out: list[StreamEvent] = []
+    for event in events:
+        last = out[-1] if out else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta) and event.origin == last.origin:
+            out[-1] = TextDelta(last.text + event.text, event.origin)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            out[-1] = ReasoningDelta(last.text + event.text)
         else:
-            out.append(delta)
+            out.append(event)
     return out

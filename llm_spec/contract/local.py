@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from llm_spec.chat import ChatRequest, Sampling
+from llm_spec.message_format.formats import MessageFormat, ReasoningMarks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,7 @@ __all__ = [
     "DeviceRoundRunner",
     "DraftToken",
     "GrammarTokenizer",
+    "MessageTokenizer",
     "PrefixReusingSession",
     "RequestLimitedModel",
     "TokenDraft",
@@ -63,6 +65,29 @@ class GrammarTokenizer(Tokenizer, Protocol):
 
     def to_tokenizer_json(self) -> str:
         """The vocabulary and how it is decoded, as the text of a Hugging Face tokenizer.json."""
+        ...
+
+
+@runtime_checkable
+class MessageTokenizer(Tokenizer, Protocol):
+    """A tokenizer that knows how its model writes reasoning and tool calls; needed for tools, else optional.
+
+    `encode_chat` then puts `tools`, calls and their results into the prompt.
+    """
+
+    @property
+    def message_format(self) -> MessageFormat | None:
+        """How calls are written; None: its model is shown no tools."""
+        ...
+
+    @property
+    def reasoning(self) -> ReasoningMarks | None:
+        """What reasoning stands between; None: its model writes none."""
+        ...
+
+    @property
+    def mark_tokens(self) -> Mapping[int, str]:
+        """Control tokens, which `decode` leaves out, that belong to these marks; with their texts."""
         ...
 
 

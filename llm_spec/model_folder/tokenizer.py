@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from llm_spec.chat import ChatMessage, ChatRequest
+from llm_spec.chat import ChatRequest
 from llm_spec.errors import InvalidRequestError, ModelLoadError
+from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_marks
+from llm_spec.model_folder.chat_template import ChatTemplate
 from llm_spec.model_folder.files import find_file, read_json, read_text
 
 if TYPE_CHECKING:
@@ -21,11 +22,9 @@ __all__ = ["FolderTokenizer"]
 
 
 class FolderTokenizer:
-    """`tokenizer.json` with its chat template (`chat_template.jinja`, or the field of tokenizer_config.json).
+    """`tokenizer.json` with its chat template.
 
-    The template runs in jinja2's sandbox with what Hugging Face's templates expect (`messages`,
-    `add_generation_prompt`, `bos_token`, `eos_token`, `raise_exception`, `strftime_now`). As everywhere with such
-    templates, a control token that a message spells out is a control token.
+    As everywhere with such templates, a control token that a message spells out is a control token.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,12 +40,21 @@ class FolderTokenizer:
         self.max_token_chars = max(map(len, self._prompts.get_vocab(with_added_tokens=True)), default=1)
         found: Any = read_json(folder / "config.json", optional=True).get("max_position_embeddings")
         self._max_tokens = found if isinstance(found, int) else None
-        self._chat_template = _compile_chat_template(folder, config)
+        self._chat_template = ChatTemplate.load(folder, config)
+        self.mark_tokens = self._find_mark_tokens()
 
     @property
     def vocab_size(self) -> int:
         """Ids in use, control tokens counted."""
         return self._prompts.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def message_format(self) -> MessageFormat | None:
+        return None if self._chat_template is None else self._chat_template.message_format
+
+    @property
+    def reasoning(self) -> ReasoningMarks | None:
+        return None if self._chat_template is None else self._chat_template.reasoning
 
     def encode(self, text: str) -> list[int]:
         return _encode_text(self._answers, text).ids
@@ -60,13 +68,7 @@ class FolderTokenizer:
             return prompt_ids + self.encode(request.prefix)
         if self._chat_template is None:
             raise InvalidRequestError(f"the model in {self._folder} has no chat template and cannot take messages")
-        from jinja2 import TemplateError
-
-        messages = [{**m.to_openai(), "role": _map_role(m), "content": m.text} for m in request.messages]
-        try:
-            prompt = self._chat_template.render(messages=messages, add_generation_prompt=True, **self._special)
-        except TemplateError as error:
-            raise InvalidRequestError(f"the chat template in {self._folder} refuses these messages: {error}") from error
+        prompt = self._chat_template.render(request, self._special)
         return self._encode_prompt(prompt) + self.encode(request.prefix)
 
     def to_tokenizer_json(self) -> str:
@@ -80,6 +82,12 @@ class FolderTokenizer:
             limit = f"the model in {self._folder} takes {self._max_tokens} at most"
             raise InvalidRequestError(f"the prompt has {len(encoding)} tokens; {limit} (its context length)")
         return encoding.ids
+
+    def _find_mark_tokens(self) -> Mapping[int, str]:
+        added = self._prompts.get_added_tokens_decoder()
+        special = {token_id: token.content for token_id, token in added.items() if token.special}
+        marks = [*list_marks(self.message_format), *list_marks(self.reasoning)]
+        return {token_id: text for token_id, text in special.items() if any(text in mark for mark in marks)}
 
     def _find_eos_ids(self, folder: Path) -> frozenset[int]:
         for name in ("generation_config.json", "config.json"):
@@ -114,37 +122,3 @@ def _compute_fingerprint(text: str) -> str:
     parts: dict[str, Any] = json.loads(text)
     relevant = {name: parts.get(name) for name in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")}
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
-
-
-def _compile_chat_template(folder: Path, config: dict[str, Any]) -> Any:
-    path = folder / "chat_template.jinja"
-    source: Any = read_text(path) if path.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # several by name, the older layout
-        by_name = {t.get("name"): t.get("template") for t in cast("list[dict[str, Any]]", source)}
-        source = by_name.get("default")
-    if source is None:
-        return None
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment: Any = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as Hugging Face does
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-    try:
-        return environment.from_string(source)
-    except TemplateError as error:
-        raise ModelLoadError(f"the chat template in {folder} is broken: {error}") from error
-
-
-def _map_role(message: ChatMessage) -> str:
-    """Templates know no developers, whose messages are what those of the system were before."""
-    return "system" if message.role == "developer" else message.role
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().astimezone().strftime(pattern)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)

@@ -30,6 +30,7 @@ class OnnxProvider:
             context_length=self._model.context_length,
             response_format=supports_response_format(self._model.tokenizer),
             continue_prefix=True,
+            tools=self._model.tokenizer.message_format is not None,
             token_model=self._model,
         )
 

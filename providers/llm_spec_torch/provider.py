@@ -38,6 +38,7 @@ class TorchProvider:
             context_length=self._model.context_length,
             continue_prefix=True,
             response_format=supports_response_format(self._model.tokenizer),
+            tools=self._model.tokenizer.message_format is not None,
             token_model=self._model,
         )
 

@@ -1,0 +1,114 @@
+"""What a model in this process has written, as events: token ids in; text, reasoning and tool calls out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from llm_spec.chat import Origin, Round, StoppedBy, StreamEvent, TextDelta
+from llm_spec.contract.local import MessageTokenizer, Tokenizer
+from llm_spec.generation import TokenRound
+from llm_spec.message_format.parser import MessageParser
+from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
+from llm_spec.tools import ToolUse
+
+__all__ = ["AnswerEmitter", "open_message_parser"]
+
+_NUM_TAIL_TOKENS = 16  # of a prompt, among which the mark stands that opens its reasoning
+_ID_CHARACTERS = 24
+
+
+class AnswerEmitter:
+    """One answer's state: stop strings and incomplete characters are held back, and what `parser` holds back."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], parser: MessageParser | None) -> None:
+        self._eos_token_ids = tokenizer.eos_token_ids
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._matcher = StopMatcher(stop)
+        self._parser = parser
+        self._mark_tokens: Mapping[int, str] = {}
+        if parser is not None and isinstance(tokenizer, MessageTokenizer):
+            self._mark_tokens = tokenizer.mark_tokens
+        self.num_tokens = 0
+        self.num_reasoning_tokens = 0
+
+    @property
+    def stopped_by(self) -> StoppedBy | None:
+        """What in the text ended the answer; None: nothing did."""
+        if self._matcher.matched is not None:
+            return "stop_string"
+        return "tool_calls" if self._parser is not None and self._parser.is_over else None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool was called."""
+        return self._parser is not None and self._parser.num_calls > 0
+
+    def emit_round(self, tokens: TokenRound) -> tuple[Round, list[StreamEvent]]:
+        """What may be shown of this round, and its report without the tokens after which the answer was over."""
+        events: list[StreamEvent] = []
+        num_emitted = 0
+        for token_id, origin in zip(tokens.token_ids, tokens.origins, strict=True):
+            num_emitted += 1
+            self.num_reasoning_tokens += self._parser is not None and self._parser.is_reasoning
+            if token_id not in self._eos_token_ids:
+                events += self._show(self._decode(token_id), origin)
+            if self.stopped_by is not None:
+                break
+        self.num_tokens += num_emitted
+        num_accepted = min(tokens.report.num_accepted_tokens, num_emitted)
+        report = replace(tokens.report, num_emitted_tokens=num_emitted, num_accepted_tokens=num_accepted)
+        return report, merge_deltas(events)
+
+    def flush(self) -> list[StreamEvent]:
+        """What was held back and belongs to the answer after all."""
+        events = self._show(self._decoder.flush())
+        events += self._parse(self._matcher.flush())
+        if self._parser is not None:
+            events += self._parser.flush()
+        return merge_deltas(events)
+
+    def _decode(self, token_id: int) -> str:
+        mark = self._mark_tokens.get(token_id)
+        return self._decoder.push(token_id) if mark is None else self._decoder.flush() + mark
+
+    def _show(self, text: str, origin: Origin = "plain") -> list[StreamEvent]:
+        return self._parse(self._matcher.push(text, origin))
+
+    def _parse(self, deltas: Sequence[TextDelta]) -> list[StreamEvent]:
+        if self._parser is None:
+            return [*deltas]
+        return [event for delta in deltas for event in self._parser.push(delta)]
+
+
+def open_message_parser(tokenizer: Tokenizer, tool_use: ToolUse, prompt_ids: Sequence[int]) -> MessageParser | None:
+    """What reads an answer to this prompt; None: there is nothing to read but text.
+
+    Ids of calls follow from the prompt: one conversation has each of them once, and the same request the same ones.
+    """
+    if not isinstance(tokenizer, MessageTokenizer):
+        return None
+    reasoning, message_format = tokenizer.reasoning, tokenizer.message_format if tool_use.tools else None
+    if reasoning is None and message_format is None:
+        return None
+    tail = "".join(
+        tokenizer.mark_tokens.get(token_id) or tokenizer.decode([token_id])
+        for token_id in prompt_ids[-_NUM_TAIL_TOKENS:]
+    )
+    prompt_digest = hashlib.sha256(b"".join(token_id.to_bytes(4, "little") for token_id in prompt_ids))
+    id_characters = None if message_format is None else message_format.id_characters
+
+    def make_call_id(index: int) -> str:
+        digest = prompt_digest.copy()
+        digest.update(b"call %d" % index)
+        return digest.hexdigest()[:id_characters] if id_characters else f"call_{digest.hexdigest()[:_ID_CHARACTERS]}"
+
+    return MessageParser(
+        message_format,
+        tool_use.names,
+        reasoning,
+        is_reasoning=reasoning is not None and tail.rstrip().endswith(reasoning.open),
+        make_call_id=make_call_id,
+        max_calls=tool_use.max_calls,
+    )

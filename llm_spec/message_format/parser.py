@@ -1,0 +1,194 @@
+"""An answer's text, as its model writes it, to text, reasoning and tool calls.
+
+What comes out does not depend on how the text was cut. What may be the beginning of a mark is held back, and so is a
+call until it is whole: one that its model breaks off, or whose JSON is broken, is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.message_format.calls import CallScanner, read_calls
+from llm_spec.message_format.formats import MessageFormat, ReasoningMarks
+from llm_spec.text import HeldText, longest_partial_mark
+
+__all__ = ["MessageParser"]
+
+_SPACE: Final = " \t\r\n"
+
+
+class MessageParser:
+    """One answer's state; does no I/O.
+
+    message_format, tool_names: how calls are written, and which tools there are; without either there are no calls.
+    reasoning: the marks of reasoning, which only the beginning of an answer may be; None: it is text.
+    is_reasoning: the prompt has opened the reasoning already.
+    make_call_id: the id of the call at an index.
+    max_calls: after so many calls the answer is over (`is_over`).
+    """
+
+    def __init__(
+        self,
+        message_format: MessageFormat | None,
+        tool_names: Collection[str],
+        reasoning: ReasoningMarks | None,
+        *,
+        is_reasoning: bool,
+        make_call_id: Callable[[int], str],
+        max_calls: int | None = None,
+    ) -> None:
+        self._format = message_format if tool_names else None
+        self._tool_names = tool_names
+        self._reasoning = reasoning or ReasoningMarks("", "")
+        self._make_call_id = make_call_id
+        self._max_calls = max_calls
+        self._held = HeldText()
+        starts_in_reasoning = is_reasoning and reasoning is not None
+        self._state = self._read_reasoning if starts_in_reasoning else self._read_text
+        self._may_reason = bool(self._reasoning.open) and not starts_in_reasoning
+        self._is_at_start = True  # nothing but space and reasoning so far, or since the last call
+        self._drops_space = starts_in_reasoning  # what comes next is space between marks
+        self._scanner: CallScanner | None = None
+        self._num_opening = 0  # characters held before a call's body: space, and what opened it
+        self.num_calls = 0
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes now is reasoning."""
+        return self._state == self._read_reasoning
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all calls that there may be have been written."""
+        return self._max_calls is not None and self.num_calls >= self._max_calls
+
+    def push(self, delta: TextDelta) -> list[StreamEvent]:
+        """Add text; return what may be shown of it now."""
+        self._held.push(delta)
+        return self._read(is_end=False)
+
+    def flush(self) -> list[StreamEvent]:
+        """What is still held back: the answer has ended."""
+        return self._read(is_end=True)
+
+    def _read(self, *, is_end: bool) -> list[StreamEvent]:
+        events: list[StreamEvent] = []
+        while self._held.text and not self.is_over:
+            state, num_held = self._state, len(self._held.text)
+            events += state(is_end)
+            if state == self._state and num_held == len(self._held.text):
+                break
+        return events
+
+    # ------------------------------------------------------------------------------------------ reasoning
+
+    def _read_reasoning(self, is_end: bool) -> Sequence[StreamEvent]:
+        self._drop_space()
+        text, close = self._held.text, self._reasoning.close
+        end = text.find(close)
+        if end >= 0:
+            written = self._held.drop(end + len(close))[:end]
+            self._state, self._drops_space = self._read_text, True
+        else:
+            num_kept = 0 if is_end else longest_partial_mark(text, (close,))
+            written = self._held.drop(len(text[: len(text) - num_kept].rstrip(_SPACE)))
+            if is_end:
+                self._held.drop(len(self._held.text))
+        return [ReasoningDelta(written.rstrip(_SPACE))] if written.strip(_SPACE) else []
+
+    def _drop_space(self) -> None:
+        """Leave out space that stands between marks and what they mark."""
+        if self._drops_space:
+            text = self._held.text
+            self._held.drop(len(text) - len(text.lstrip(_SPACE)))
+            self._drops_space = not self._held.text
+
+    def _open_reasoning(self) -> bool:
+        """Whether the held text begins with reasoning, which is open from now on."""
+        text = self._held.text
+        start = len(text) - len(text.lstrip(_SPACE))
+        if not text.startswith(self._reasoning.open, start):
+            return False
+        self._held.drop(start + len(self._reasoning.open))
+        self._state, self._drops_space, self._may_reason = self._read_reasoning, True, False
+        return True
+
+    # ------------------------------------------------------------------------------------------ text
+
+    def _read_text(self, is_end: bool) -> Sequence[StreamEvent]:
+        self._drop_space()
+        if self._may_reason and self._open_reasoning():
+            return ()
+        text = self._held.text
+        if is_end and self.num_calls and not text.strip(self._between):
+            self._held.drop(len(text))
+            return ()
+        opened = self._find_call()
+        if self._format is not None and opened is not None:
+            start, body_start = opened
+            released = self._release(len(text[:start].rstrip(_SPACE)))
+            self._num_opening = body_start - (len(text) - len(self._held.text))
+            self._scanner = CallScanner(self._format)
+            self._state = self._read_call
+            return released
+        return self._release(len(text) if is_end else len(text) - self._count_kept(text))
+
+    def _find_call(self) -> tuple[int, int] | None:
+        """Where a call begins in the held text, and where its body; None: nowhere yet."""
+        if self._format is None:
+            return None
+        text = self._held.text
+        start = text.find(self._format.call_open)
+        if self._format.is_bare and self._is_at_start:
+            first = len(text) - len(text.lstrip(self._between))
+            if text[first : first + 1] == "{":
+                return 0, first
+        return None if start < 0 else (start, start + len(self._format.call_open))
+
+    @property
+    def _between(self) -> str:
+        """Characters that may stand between two calls."""
+        return _SPACE if self._format is None or not self.num_calls else _SPACE + self._format.separator
+
+    def _count_kept(self, text: str) -> int:
+        """Characters at the end of a text that may belong to a mark, or are space before one."""
+        marks: list[str] = []
+        if self._format is not None:
+            marks.append(self._format.call_open)
+        if self._may_reason:
+            marks.append(self._reasoning.open)
+        shown = text[: len(text) - longest_partial_mark(text, marks)]
+        if self._format is not None or (self._is_at_start and marks):
+            shown = shown.rstrip(self._between if self._is_at_start else _SPACE)
+        return len(text) - len(shown)
+
+    def _release(self, num_characters: int) -> Sequence[StreamEvent]:
+        released = self._held.release(num_characters)
+        if any(delta.text.strip(_SPACE) for delta in released):
+            self._is_at_start = self._may_reason = False
+        return released
+
+    # ------------------------------------------------------------------------------------------ calls
+
+    def _read_call(self, is_end: bool) -> Sequence[StreamEvent]:
+        scanner = self._scanner
+        if scanner is None:
+            return ()
+        num_scanned = self._num_opening + scanner.num_characters
+        scanner.feed(self._held.text[num_scanned:])
+        if scanner.state == "open" and not is_end:
+            return ()
+        calls = read_calls(scanner, self._tool_names) if scanner.state == "complete" else None
+        self._scanner, self._state, self._may_reason = None, self._read_text, False
+        if calls is None:  # it is text, in which another call may begin
+            self._is_at_start = False
+            return self._release(max(1, self._num_opening))
+        self._held.drop(self._num_opening + scanner.end)
+        self._is_at_start = True
+        deltas: list[StreamEvent] = []
+        for call in calls[: None if self._max_calls is None else self._max_calls - self.num_calls]:
+            deltas.append(ToolCallDelta(self.num_calls, self._make_call_id(self.num_calls), call.name, call.arguments))
+            self.num_calls += 1
+        return deltas

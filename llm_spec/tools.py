@@ -1,0 +1,92 @@
+"""The tools of a request, as a model in this process needs them: names, schemas, and which must be called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from llm_spec.chat import ChatRequest
+from llm_spec.errors import InvalidRequestError
+
+__all__ = ["Tool", "ToolUse", "read_tool_use"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may call; `parameters` is a JSON schema. `is_strict`: calls are held to it."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    is_strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request says of tools.
+
+    `must_call`: the answer is a call, of any of `tools`: only the one that was named, where one was.
+    `max_calls`: None: as many as the model likes.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    must_call: bool = False
+    max_calls: int | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of its tools."""
+        return frozenset(tool.name for tool in self.tools)
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar must hold the answer to it."""
+        return self.must_call or any(tool.is_strict for tool in self.tools)
+
+
+def read_tool_use(request: ChatRequest) -> ToolUse:
+    """The tools of a request, in OpenAI's form; raises InvalidRequestError naming the field that is wrong."""
+    tools = tuple(_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools))
+    choice = request.tool_choice
+    max_calls = 1 if request.extra.get("parallel_tool_calls") is False else None
+    if choice is None or choice == "auto":
+        return ToolUse(tools, max_calls=max_calls)
+    if choice == "none":
+        return ToolUse()
+    if not tools:
+        raise InvalidRequestError(f"tool_choice is {choice!r}, and the request has no tools")
+    if choice in ("required", "any"):
+        return ToolUse(tools, must_call=True, max_calls=max_calls)
+    name = _read_named_choice(choice)
+    named = tuple(tool for tool in tools if tool.name == name)
+    if not named:
+        raise InvalidRequestError(f"tool_choice names {name!r}, which is not one of the request's tools")
+    return ToolUse(named, must_call=True, max_calls=1)
+
+
+def _read_tool(tool: object, where: str) -> Tool:
+    if not isinstance(tool, Mapping):
+        raise InvalidRequestError(f"{where} is of type {type(tool).__name__}; it must be an object")
+    fields = cast("Mapping[str, Any]", tool)
+    kind = fields.get("type", "function")
+    function = fields.get("function")
+    if kind != "function" or not isinstance(function, Mapping):
+        raise InvalidRequestError(f"{where} is of type {kind!r}; a model in this process takes functions alone")
+    fields = cast("Mapping[str, Any]", function)
+    name, parameters = fields.get("name"), fields.get("parameters")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequestError(f"{where}.function.name is {name!r}; it must be a text")
+    if not isinstance(parameters, Mapping | None):
+        raise InvalidRequestError(f"{where}.function.parameters is not an object; it must be a JSON schema")
+    return Tool(name, cast("Mapping[str, Any]", parameters or {}), fields.get("strict") is True)
+
+
+def _read_named_choice(choice: object) -> str:
+    """The name in OpenAI's `{"type": "function", "function": {"name": …}}`."""
+    fields = cast("Mapping[str, Any]", choice) if isinstance(choice, Mapping) else {}
+    function: Any = fields.get("function")
+    name: Any = cast("Mapping[str, Any]", function).get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        kinds = 'auto, none, required or {"type": "function", "function": {"name": …}}'
+        raise InvalidRequestError(f"tool_choice is {choice!r}; it must be {kinds}")
+    return name
