@@ -82,8 +82,10 @@ class AnswerEmitter:
         return [event for delta in deltas for event in self._parser.push(delta)]
 
 
-def open_message_parser(tokenizer: Tokenizer, tool_use: ToolUse, prompt_ids: Sequence[int]) -> MessageParser | None:
-    """What reads an answer to this prompt; None: there is nothing to read but text.
+def open_message_parser(
+    tokenizer: Tokenizer, tool_use: ToolUse, prompt_ids: Sequence[int], prefix: str = ""
+) -> MessageParser | None:
+    """What reads an answer to this prompt, which ends with `prefix`; None: there is nothing to read but text.
 
     Ids of calls follow from the prompt: one conversation has each of them once, and the same request the same ones.
     """
@@ -92,10 +94,9 @@ def open_message_parser(tokenizer: Tokenizer, tool_use: ToolUse, prompt_ids: Seq
     reasoning, message_format = tokenizer.reasoning, tokenizer.message_format if tool_use.tools else None
     if reasoning is None and message_format is None:
         return None
-    tail = "".join(
-        tokenizer.mark_tokens.get(token_id) or tokenizer.decode([token_id])
-        for token_id in prompt_ids[-_NUM_TAIL_TOKENS:]
-    )
+    num_before_prefix = len(prompt_ids) - (len(tokenizer.encode(prefix)) if prefix else 0)
+    tail_ids = prompt_ids[max(0, num_before_prefix - _NUM_TAIL_TOKENS) : num_before_prefix]
+    tail = "".join(tokenizer.mark_tokens.get(token_id) or tokenizer.decode([token_id]) for token_id in tail_ids)
     prompt_digest = hashlib.sha256(b"".join(token_id.to_bytes(4, "little") for token_id in prompt_ids))
     id_characters = None if message_format is None else message_format.id_characters
 
@@ -104,7 +105,7 @@ def open_message_parser(tokenizer: Tokenizer, tool_use: ToolUse, prompt_ids: Seq
         digest.update(b"call %d" % index)
         return digest.hexdigest()[:id_characters] if id_characters else f"call_{digest.hexdigest()[:_ID_CHARACTERS]}"
 
-    return MessageParser(
+    parser = MessageParser(
         message_format,
         tool_use.names,
         reasoning,
@@ -112,3 +113,6 @@ def open_message_parser(tokenizer: Tokenizer, tool_use: ToolUse, prompt_ids: Seq
         make_call_id=make_call_id,
         max_calls=tool_use.max_calls,
     )
+    if prefix:
+        parser.push(TextDelta(prefix))  # what comes of it is known already
+    return parser

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.contract.local import GrammarTokenizer, Tokenizer, TokenModel
+from llm_spec.contract.local import GrammarTokenizer, MessageTokenizer, Tokenizer, TokenModel
 from llm_spec.errors import InvalidRequestError, MissingExtraError
+from llm_spec.message_format.grammar import write_tool_grammar
+from llm_spec.tools import ToolUse
 from llm_spec.worker import call_on_deep_stack
 
 if TYPE_CHECKING:
@@ -34,13 +36,14 @@ if TYPE_CHECKING:
 
 __all__ = ["GrammarConstraint", "open_constraint", "supports_response_format"]
 
+_NO_TOOLS: Final = ToolUse()
 Mask: TypeAlias = NDArray[np.bool_]
 
 _LIBRARY: Final = "llguidance"
 # Whitespace between the parts of JSON: with no limit, a model that has begun to indent may never come to an end.
 _WHITESPACE: Final = r"[ \t\n\r]{1,32}"
 _ERROR_DRAWING: Final = re.compile(r"\n(<state>| +\d+ \|)")
-_MAX_SOURCE: Final = {"json_schema": 64 * 1024, "regex": 8 * 1024, "grammar": 8 * 1024}  # bytes
+_MAX_SOURCE: Final = {"json_schema": 64 * 1024, "regex": 8 * 1024, "grammar": 8 * 1024, "tools": 64 * 1024}  # bytes
 _CACHED_POSITIONS: Final = 34  # the longest draft, its bonus and one more
 _CACHED_TOKENIZERS: Final = 4  # of 128,000 ids one takes 0.6 s to make
 
@@ -50,31 +53,59 @@ def supports_response_format(tokenizer: Tokenizer) -> bool:
     return isinstance(tokenizer, GrammarTokenizer) and _is_installed()
 
 
-def open_constraint(target: TokenModel, request: ChatRequest) -> TokenConstraint | None:
-    """What `request.response_format` demands of the tokens after `request.prefix`; None: nothing.
+def open_constraint(
+    target: TokenModel, request: ChatRequest, tool_use: ToolUse = _NO_TOOLS, *, is_reasoning: bool = False
+) -> TokenConstraint | None:
+    """What `response_format`, and tools that must be called or are strict, demand of an answer; None: nothing.
 
-    The formats are OpenAI's `text`, `json_object` and `json_schema`, and `{"type": "regex", "pattern": …}` (Rust's
-    syntax, for the whole answer) and `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark, rule `start`).
-    A schema is kept to the letter, `strict` or not. A schema may be 64 KiB long (as compact JSON), the others 8 KiB.
+    It begins after `request.prefix`; within reasoning where `is_reasoning` says so. The formats are OpenAI's `text`,
+    `json_object` and `json_schema`, and `{"type": "regex", "pattern": …}` (Rust's syntax, for the whole answer) and
+    `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark, rule `start`). A schema is kept to the letter,
+    `strict` or not. Schemas may be 64 KiB long (as compact JSON, those of all tools together), the others 8 KiB.
     Raises InvalidRequestError for what is longer or cannot be kept, and MissingExtraError without the library.
     """
-    wanted = None if request.response_format is None else _ResponseFormat.read(request.response_format)
-    if wanted is None:
+    source = _read_source(target, request, tool_use, is_reasoning=is_reasoning)
+    if source is None:
         return None
-    wanted.check_length()
+    source.check_length()
     tokenizer = target.tokenizer
     if not isinstance(tokenizer, GrammarTokenizer):
-        raise InvalidRequestError(f"response_format is set; {target.name} does not share its vocabulary with grammars")
+        raise InvalidRequestError(f"{source.field} is set; {target.name} does not share its vocabulary with grammars")
     if not tokenizer.eos_token_ids:
-        raise InvalidRequestError(f"response_format is set; {target.name} has no token that ends an answer")
+        raise InvalidRequestError(f"{source.field} is set; {target.name} has no token that ends an answer")
     if not _is_installed():
         raise MissingExtraError(
-            f"response_format needs {_LIBRARY}, which is not installed; run: pip install 'llm-spec[grammar]'"
+            f"{source.field} needs {_LIBRARY}, which is not installed; run: pip install 'llm-spec[grammar]'"
         )
-    matcher = _make_matcher(wanted, target, tokenizer)
+    matcher = _make_matcher(source, target, tokenizer)
     if request.prefix:
-        _advance_over_prefix(matcher, tokenizer, request.prefix)
-    return GrammarConstraint(matcher, vocab_size=target.vocab_size, eos_token_ids=tokenizer.eos_token_ids)
+        _advance_over_prefix(matcher, tokenizer, request.prefix, source.field)
+    return GrammarConstraint(
+        matcher, vocab_size=target.vocab_size, eos_token_ids=tokenizer.eos_token_ids, field=source.field
+    )
+
+
+def _read_source(
+    target: TokenModel, request: ChatRequest, tool_use: ToolUse, *, is_reasoning: bool
+) -> _GrammarSource | None:
+    source = None if request.response_format is None else _GrammarSource.read(request.response_format)
+    tokenizer = target.tokenizer
+    if not tool_use.tools or not isinstance(tokenizer, MessageTokenizer) or tokenizer.message_format is None:
+        return source
+    if not tool_use.is_constrained and source is None:
+        return None
+    if source is not None and source.kind != "json_schema" and not tool_use.must_call:
+        raise InvalidRequestError(f"response_format is a {source.kind}, and tools are set; give one of the two")
+    grammar = write_tool_grammar(
+        tokenizer.message_format,
+        tokenizer.reasoning,
+        tool_use,
+        is_reasoning=is_reasoning,
+        mark_tokens=tokenizer.mark_tokens,
+        dump_schema=_dump_schema,
+        content_schema=None if source is None or tool_use.must_call else source.source,
+    )
+    return _GrammarSource("tools", grammar, "tools")
 
 
 class GrammarConstraint:
@@ -84,8 +115,11 @@ class GrammarConstraint:
     anything may follow: only a draft asks about it, and the target never says it.
     """
 
-    def __init__(self, matcher: LLMatcher, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, *, vocab_size: int, eos_token_ids: frozenset[int], field: str = "response_format"
+    ) -> None:
         self._beginning = matcher
+        self._field = field
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._anything = _make_read_only(np.ones(vocab_size, np.bool_))
@@ -137,21 +171,27 @@ class GrammarConstraint:
             where, error = len(self._ids), self._matcher.get_error() or self._matcher.stop_reason()
             self._reset_matcher()
             raise InvalidRequestError(
-                f"response_format cannot be followed beyond token {where}: {_format_library_error(error)}"
+                f"{self._field} cannot be followed beyond token {where}: {_format_library_error(error)}"
             )
 
 
 # -------------------------------------------------------------------------------------------- the request
 
 
-class _ResponseFormat(NamedTuple):
-    """A response format that constrains: the text of a schema (as JSON), pattern or grammar."""
+class _GrammarSource(NamedTuple):
+    """What constrains an answer: the text of a schema (as JSON), pattern or grammar, and the request's field."""
 
-    kind: Literal["json_schema", "regex", "grammar"]
+    kind: Literal["json_schema", "regex", "grammar", "tools"]
     source: str
+    field: str = "response_format"
+
+    @property
+    def label(self) -> str:
+        """What it is called in errors."""
+        return self.field if self.kind == self.field else f"{self.field} {self.kind}"
 
     @classmethod
-    def read(cls, response_format: Mapping[str, Any]) -> _ResponseFormat | None:
+    def read(cls, response_format: Mapping[str, Any]) -> _GrammarSource | None:
         """Take OpenAI's dict apart; None: any text will do."""
         kind = _get_field(response_format, "type", str, "response_format")
         match kind:
@@ -176,7 +216,7 @@ class _ResponseFormat(NamedTuple):
         """Raise InvalidRequestError for what would take too long, or too much stack, to compile."""
         num_bytes, most = len(self.source.encode(errors="surrogatepass")), _MAX_SOURCE[self.kind]
         if num_bytes > most:
-            raise InvalidRequestError(f"response_format {self.kind} has {num_bytes} bytes; it may have {most}")
+            raise InvalidRequestError(f"{self.label} has {num_bytes} bytes; it may have {most}")
 
     def compile(self) -> str:
         """The library's own text of it; what is wrong with it shows when a matcher is made."""
@@ -187,7 +227,7 @@ class _ResponseFormat(NamedTuple):
                 return LLMatcher.grammar_from_json_schema(self.source)
             case "regex":
                 return LLMatcher.grammar_from_regex(self.source)
-            case "grammar":
+            case "grammar" | "tools":
                 return LLMatcher.grammar_from_lark(self.source)
 
 
@@ -199,12 +239,12 @@ def _get_field(fields: Mapping[str, Any], name: str, kind: type, where: str) -> 
     return value
 
 
-def _dump_schema(schema: Mapping[str, Any]) -> str:
+def _dump_schema(schema: Mapping[str, Any], where: str = "response_format.json_schema.schema") -> str:
     options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}  # llguidance's own place for them
     try:
         return json.dumps({**options, **schema}, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"response_format.json_schema.schema is not valid JSON: {error}") from error
+        raise InvalidRequestError(f"{where} is not valid JSON: {error}") from error
 
 
 # -------------------------------------------------------------------------------------------- the library
@@ -237,28 +277,26 @@ def _build_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLTo
         return LLTokenizer(text, n_vocab=target.vocab_size, eos_token=eos_token_ids)
     except ValueError as error:
         what = f"{_LIBRARY} cannot read the tokenizer of {target.name}: {error}"
-        raise InvalidRequestError(f"response_format is set; {what}") from error
+        raise InvalidRequestError(f"response_format or tools are set; {what}") from error
 
 
-def _make_matcher(response_format: _ResponseFormat, target: TokenModel, tokenizer: GrammarTokenizer) -> LLMatcher:
+def _make_matcher(source: _GrammarSource, target: TokenModel, tokenizer: GrammarTokenizer) -> LLMatcher:
     from llguidance import LLMatcher
 
     vocabulary = _get_ll_tokenizer(target, tokenizer)
-    matcher = call_on_deep_stack(lambda: LLMatcher(vocabulary, response_format.compile(), log_level=0))
+    matcher = call_on_deep_stack(lambda: LLMatcher(vocabulary, source.compile(), log_level=0))
     if matcher.is_error():
-        raise InvalidRequestError(
-            f"response_format {response_format.kind} cannot be used: {_format_library_error(matcher.get_error())}"
-        )
+        raise InvalidRequestError(f"{source.label} cannot be used: {_format_library_error(matcher.get_error())}")
     return matcher
 
 
-def _advance_over_prefix(matcher: LLMatcher, tokenizer: Tokenizer, prefix: str) -> None:
+def _advance_over_prefix(matcher: LLMatcher, tokenizer: Tokenizer, prefix: str, field: str) -> None:
     """Let a matcher read what the answer has begun with: that is constrained, too."""
     prefix_ids = tokenizer.encode(prefix)
     num_read = matcher.try_consume_tokens(prefix_ids)
     if num_read < len(prefix_ids):
         read = tokenizer.decode(prefix_ids[:num_read])
-        raise InvalidRequestError(f"prefix is {prefix!r}; response_format does not allow what follows {read!r} in it")
+        raise InvalidRequestError(f"prefix is {prefix!r}; {field} does not allow what follows {read!r} in it")
 
 
 def _count_common_prefix(read_ids: list[int], answer_ids: Sequence[int]) -> int:

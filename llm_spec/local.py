@@ -77,12 +77,14 @@ def generate_events(
     tool_use = read_tool_use(request)
     prompt_ids = target.tokenizer.encode_chat(request)
     seed = request.sampling.seed if request.sampling.seed is not None else random_seed()
+    parser = open_message_parser(target.tokenizer, tool_use, prompt_ids, request.prefix)
+    is_reasoning = parser is not None and parser.is_reasoning
     sampler = Sampler(
         request.sampling,
         vocab_size=target.vocab_size,
         num_prompt_tokens=len(prompt_ids),
         seed=seed,
-        constraint=open_constraint(target, request),
+        constraint=open_constraint(target, request, tool_use, is_reasoning=is_reasoning),
     )
     rule = make_acceptance_rule(acceptance, sampler)
     limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)
@@ -101,7 +103,7 @@ def generate_events(
         else partial(beside.open_token_draft, target, rule.choose, read_only_ids),
         cancelled=cancelled,
     )
-    text = AnswerEmitter(target.tokenizer, request.stop, open_message_parser(target.tokenizer, tool_use, prompt_ids))
+    text = AnswerEmitter(target.tokenizer, request.stop, parser)
     reason: str | None = None
 
     def take_fallback() -> list[Fallback]:

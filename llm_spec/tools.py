@@ -83,9 +83,8 @@ def _read_tool(tool: object, where: str) -> Tool:
 
 def _read_named_choice(choice: object) -> str:
     """The name in OpenAI's `{"type": "function", "function": {"name": …}}`."""
-    fields = cast("Mapping[str, Any]", choice) if isinstance(choice, Mapping) else {}
-    function: Any = fields.get("function")
-    name: Any = cast("Mapping[str, Any]", function).get("name") if isinstance(function, Mapping) else None
+    function: object = cast("Mapping[str, Any]", choice).get("function") if isinstance(choice, Mapping) else None
+    name: object = cast("Mapping[str, Any]", function).get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         kinds = 'auto, none, required or {"type": "function", "function": {"name": …}}'
         raise InvalidRequestError(f"tool_choice is {choice!r}; it must be {kinds}")

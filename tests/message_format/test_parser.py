@@ -209,11 +209,7 @@ def test_the_answer_is_over_after_the_calls_that_it_may_have() -> None:
 
 def test_text_keeps_where_it_came_from() -> None:
     parser = open_parser(BY_NAME["hermes"])
-    events = [
-        event
-        for text, origin in [("a <to", "accepted"), ("ol b", "bonus")]
-        for event in parser.push(TextDelta(text, origin))
-    ]
+    events = [*parser.push(TextDelta("a <to", "accepted")), *parser.push(TextDelta("ol b", "bonus"))]
     assert [*events, *parser.flush()] == [
         TextDelta("a", "accepted"),
         TextDelta(" <to", "accepted"),

@@ -1,0 +1,197 @@
+"""The grammar of answers that must call tools, or whose calls keep to a schema, in llguidance's variant of Lark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
+
+from llm_spec.message_format.formats import MessageFormat, ReasoningMarks
+from llm_spec.tools import Tool, ToolUse
+
+__all__ = ["write_tool_grammar"]
+
+_VALUE_RULES: Final = {
+    "string": "text_value",
+    "integer": "INTEGER",
+    "number": "NUMBER",
+    "boolean": '("true" | "false")',
+    "array": "list_value",
+    "object": "object_value",
+}
+_ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
+
+
+def write_tool_grammar(
+    message_format: MessageFormat,
+    reasoning: ReasoningMarks | None,
+    tool_use: ToolUse,
+    *,
+    is_reasoning: bool,
+    mark_tokens: Mapping[int, str],
+    dump_schema: Callable[[Mapping[str, Any], str], str],
+    content_schema: str | None = None,
+) -> str:
+    """The grammar of a whole answer, behind its prompt.
+
+    Reasoning may precede what it demands, where the model reasons; `is_reasoning`: the prompt has opened it.
+    `mark_tokens`: control tokens, by id, which a grammar names in place of their texts. `dump_schema(schema, where)`
+    gives a schema's text. `content_schema`: what an answer without calls keeps to; None: it is free.
+    Arguments that are not JSON (`named_fields`) keep to names and types of the outermost fields alone.
+    """
+    quote = _Quoter(mark_tokens)
+    writer = _CallWriter(message_format, tool_use, quote, dump_schema)
+    if tool_use.must_call:
+        answer = "calls"
+    elif content_schema is not None:
+        answer = "calls | content"
+    else:
+        answer = writer.write_free_answer()
+    rules = [f"answer: {answer}", *writer.rules, r"TEXT: /(.|\n)*/", r"SPACE: /[ \t\r\n]{0,8}/"]
+    if content_schema is not None:
+        rules.append(f"content: %json {content_schema}")
+    start = "answer"
+    if reasoning is not None:
+        opening = "" if is_reasoning else f"SPACE {quote(reasoning.open)} "
+        rules.append(f"reasoning_end[lazy]: TEXT {quote(reasoning.close)}")
+        rules.append(f"reasoning: {opening}reasoning_end SPACE")
+        start = "reasoning answer" if is_reasoning else "reasoning? answer"
+    return "\n".join([f"start: {start}", *rules])
+
+
+class _Quoter:
+    """Texts as a grammar writes them: quoted, and by id where they are control tokens."""
+
+    def __init__(self, mark_tokens: Mapping[int, str]) -> None:
+        self._ids = {text: token_id for token_id, text in mark_tokens.items()}
+
+    def __call__(self, *texts: str) -> str:
+        parts: list[str] = []
+        for text in filter(None, texts):
+            token_id = self._ids.get(text)
+            parts.append(json.dumps(text, ensure_ascii=False) if token_id is None else f"<[{token_id}]>")
+        return " ".join(parts)
+
+
+class _CallWriter:
+    """The rules of calls in one format."""
+
+    def __init__(
+        self,
+        message_format: MessageFormat,
+        tool_use: ToolUse,
+        quote: _Quoter,
+        dump_schema: Callable[[Mapping[str, Any], str], str],
+    ) -> None:
+        self._format = message_format
+        self._quote = quote
+        self._dump_schema = dump_schema
+        self._has_one = tool_use.max_calls == 1
+        bodies = [self._write_body(index, tool) for index, tool in enumerate(tool_use.tools)]
+        self.rules = [
+            *self._write_call_rules(),
+            "body: " + " | ".join(f"body_{index}" for index in range(len(bodies))),
+            *(f"body_{index}: {body}" for index, body in enumerate(bodies)),
+            *(
+                f"arguments_{index}: {self._write_arguments(tool, tool_use)}"
+                for index, tool in enumerate(tool_use.tools)
+            ),
+        ]
+        if message_format.body == "named_fields":
+            self.rules += _write_field_rules(quote(message_format.text_mark))
+
+    def write_free_answer(self) -> str:
+        """An answer that may call: text, in which calls keep to the rules."""
+        row, quote = self._format, self._quote
+        if row.is_bare:
+            self.rules.append(r"OTHER: /[^{ \t\r\n](.|\n)*/")
+            return "SPACE calls SPACE | SPACE OTHER | SPACE"
+        self.rules += [
+            f"call_open[lazy]: TEXT {quote(row.call_open)}",
+            f"free_call: call_open {self._write_rest_of_call()}",
+        ]
+        return "free_call* TEXT"
+
+    def _write_call_rules(self) -> list[str]:
+        row, quote = self._format, self._quote
+        if self._is_list:
+            return [f"calls: {quote(row.call_open)} {self._write_rest_of_call()}"]
+        opening = "" if row.is_bare else quote(row.call_open)
+        more = "" if self._has_one else f" ({quote(row.separator)} call)*"
+        return [f"calls: call{more}", f"call: {opening} {self._write_rest_of_call()}"]
+
+    @property
+    def _is_list(self) -> bool:
+        """Whether all calls stand in one array."""
+        return self._format.body == "json" and not self._format.call_close and not self._format.is_bare
+
+    def _write_rest_of_call(self) -> str:
+        """What follows a call's opening mark."""
+        row, quote = self._format, self._quote
+        if self._is_list:
+            more = "" if self._has_one else '(", " body)*'
+            return f'{quote(row.padding + "[")} body {more} "]"'
+        return f"{quote(row.padding)} body {quote(row.padding, row.call_close)}"
+
+    def _write_body(self, index: int, tool: Tool) -> str:
+        if self._format.body == "named_json":
+            return f"{self._quote(tool.name, '[ARGS]')} arguments_{index}"
+        if self._format.body == "named_fields":
+            return f"{self._quote(f'call:{tool.name}')} arguments_{index}"
+        name = json.dumps(tool.name, ensure_ascii=False)
+        opening = f'{{"name": {name}, "{self._format.arguments_key}": '
+        return f'{self._quote(opening)} arguments_{index} "}}"'
+
+    def _write_arguments(self, tool: Tool, tool_use: ToolUse) -> str:
+        schema = _get_held_schema(tool, tool_use)
+        if self._format.body == "named_fields":
+            return _write_fields(schema, self._quote(self._format.text_mark))
+        return "%json " + self._dump_schema(schema, f"parameters of tool {tool.name!r}")
+
+
+def _write_fields(schema: Mapping[str, Any], mark: str) -> str:
+    """`{key:value,…}` of an object's outermost properties: those that are required in their order, then others."""
+    properties: Mapping[str, Any] = schema.get("properties") or {}
+    required = [name for name in schema.get("required") or () if name in properties]
+    if not properties:
+        return "object_value"
+    fields = {name: f"{json.dumps(f'{name}:')} {_write_value(value, mark)}" for name, value in properties.items()}
+    others = " | ".join(field for name, field in fields.items() if name not in required)
+    if not required:
+        return f'"{{" (({others}) ("," ({others}))*)? "}}"'
+    more = f' ("," ({others}))*' if others else ""
+    return '"{" ' + ' "," '.join(fields[name] for name in required) + more + ' "}"'
+
+
+def _write_value(schema: Any, mark: str) -> str:
+    """The rule of a value by its type; any value where the schema says more than a type and texts to choose from."""
+    fields = cast("Mapping[str, Any]", schema) if isinstance(schema, Mapping) else {}
+    choices: list[Any] = fields.get("enum") or []
+    if choices and all(isinstance(choice, str) for choice in choices):
+        texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+        return f"{mark} ({texts}) {mark}"
+    kind, longest = fields.get("type"), fields.get("maxLength")
+    if kind == "string" and isinstance(longest, int):
+        return f"{mark} /[^<]{{0,{longest}}}/ {mark}"
+    return _VALUE_RULES.get(kind, "any_value") if isinstance(kind, str) else "any_value"
+
+
+def _write_field_rules(mark: str) -> list[str]:
+    """The rules of values without quotes, whose texts stand between marks."""
+    return [
+        f"text_value: {mark} FIELD_TEXT {mark}",
+        "FIELD_TEXT: /[^<]*/",
+        r"NUMBER: /-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?/",
+        "INTEGER: /-?(0|[1-9][0-9]{0,15})/",
+        "KEY: /[A-Za-z_][A-Za-z0-9_]{0,40}/",
+        'list_value: "[" (any_value ("," any_value)*)? "]"',
+        'object_value: "{" (KEY ":" any_value ("," KEY ":" any_value)*)? "}"',
+        'any_value: text_value | NUMBER | "true" | "false" | "null" | list_value | object_value',
+    ]
+
+
+def _get_held_schema(tool: Tool, tool_use: ToolUse) -> Mapping[str, Any]:
+    """The schema that a tool's arguments are held to: any object where nobody asked for more."""
+    if not (tool.is_strict or tool_use.must_call) or not tool.parameters:
+        return _ANY_OBJECT
+    return {**tool.parameters, "type": "object"}

@@ -1,0 +1,59 @@
+"""Models in this process that are shown tools: the built-in pair with a chat template for a format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from llm_spec.message_format.formats import FORMATS, MessageFormat
+from support.tiny_models import BUILTIN
+
+__all__ = ["FORMATS_BY_NAME", "TOOLS", "write_tool_model"]
+
+FORMATS_BY_NAME = {row.name: row for row in FORMATS}
+TOOLS: tuple[dict[str, Any], ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather of a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "maxLength": 8},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 7},
+                },
+                "required": ["city", "days"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+)
+_TEMPLATE = """
+{%- if tools %}{{ 'TOOLS' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}
+{%- for message in messages %}{{ message['role'] + ': ' + message['content'] }}
+{%- for call in message['tool_calls'] or [] %}
+{{- OPEN + call['function']['name'] + (call['function']['arguments'] | tojson) }}
+{%- endfor %}{{ '\\n' }}{% endfor %}{# MARKS #}"""
+
+
+def _build_template(row: MessageFormat, reasoning: str = "") -> str:
+    """A chat template that has the marks of a format."""
+    marks = [mark if isinstance(mark, str) else mark[0] for mark in row.template_marks]
+    return _TEMPLATE.replace("OPEN", json.dumps(row.call_open)).replace("MARKS", " ".join([*marks, reasoning]))
+
+
+def write_tool_model(folder: Path, row: MessageFormat, *, reasoning: str = "") -> Path:
+    """The built-in draft model with the chat template of a format; `reasoning` stands at the end of each prompt."""
+    folder.mkdir()
+    for path in (BUILTIN / "draft").iterdir():
+        if path.name not in ("chat_template.jinja", "tokenizer_config.json"):
+            (folder / path.name).symlink_to(path)
+    config = json.loads((BUILTIN / "draft" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    template = _build_template(row, reasoning and "</think>") + reasoning
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
