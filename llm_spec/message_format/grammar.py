@@ -163,9 +163,11 @@ def _write_fields(schema: Mapping[str, Any], mark: str) -> str:
     return '"{" ' + ' "," '.join(fields[name] for name in required) + more + ' "}"'
 
 
-def _write_value(schema: Any, mark: str) -> str:
+def _write_value(schema: object, mark: str) -> str:
     """The rule of a value by its type; any value where the schema says more than a type and texts to choose from."""
-    fields = cast("Mapping[str, Any]", schema) if isinstance(schema, Mapping) else {}
+    if not isinstance(schema, Mapping):
+        return "any_value"
+    fields = cast("Mapping[str, Any]", schema)
     choices: list[Any] = fields.get("enum") or []
     if choices and all(isinstance(choice, str) for choice in choices):
         texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
