@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -33,3 +34,11 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("virtual_clock"):
         return {"virtual clock": partial(VirtualClockEventLoop, socket_grace_s=0.001)}  # both ends are in this loop
     return {"real clock": asyncio.new_event_loop}
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which the environments of other frameworks do not have
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Neighbours run in one worker, which loads their models once; who has ended takes over of another's."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)

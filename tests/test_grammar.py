@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 from llm_spec_onnx import OnnxProvider
+from support.matrix import every_combination
 from support.tiny_models import BUILTIN, write_tiny_model
 
 import llm_spec.grammar
@@ -163,25 +164,20 @@ def check_one_text(target: TokenModel, draft: TokenDrafter, name: str, **options
         assert (text, finish.stopped_by, finish.usage) == (plain, ended.stopped_by, ended.usage), lookahead
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("name", FORMATS)
+@every_combination(name=FORMATS, draft=DRAFTS, sampling=SAMPLING)
 def test_valid_and_the_same_with_and_without_speculation(name: str, draft: str, sampling: str) -> None:
     """Every kind of format, draft and sampling: valid to the end, and one text at every lookahead."""
     check_one_text(token_model(TARGET), DRAFTS[draft], name, **SAMPLING[sampling])
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "sampled", "penalised"])
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_model_of_noise_is_held_to_it(tiny: OnnxProvider, name: str, sampling: str) -> None:
+@every_combination(name=FORMATS, draft=["itself", "target", "random"], sampling=["greedy", "sampled", "penalised"])
+def test_a_model_of_noise_is_held_to_it(tiny: OnnxProvider, name: str, draft: str, sampling: str) -> None:
     """Validity owes nothing to the model: one of random weights gives valid answers, too, and one text."""
-    for draft in (ProviderDraft(tiny), ProviderDraft(TARGET), RandomDraft(1)):
-        check_one_text(token_model(tiny), draft, name, **SAMPLING[sampling])
+    drafts = {"itself": ProviderDraft(tiny), "target": ProviderDraft(TARGET), "random": RandomDraft(1)}
+    check_one_text(token_model(tiny), drafts[draft], name, **SAMPLING[sampling])
 
 
-@pytest.mark.parametrize("acceptance", ["rejection", "lossy_typical"])
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("name", FORMATS)
+@every_combination(name=FORMATS, draft=DRAFTS, acceptance=["rejection", "lossy_typical"])
 def test_the_other_rules_give_valid_answers(name: str, draft: str, acceptance: AcceptanceName) -> None:
     """Whatever decides about drafted tokens, what is emitted obeys the grammar."""
     for seed, temperature in itertools.product(range(4), (0.0, 1.5)):

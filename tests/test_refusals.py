@@ -236,7 +236,7 @@ def test_what_works_again_is_taken_up_again() -> None:
         target.error = ERRORS[0]
         await strategies(60)
         target.error = None
-        await strategies(800)
+        await strategies(200)
         assert (await strategies(50))["plain"] <= 5
 
     run_virtual(run())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from support.matrix import every_combination
 from support.tiny_models import BUILTIN
 
 from llm_spec import (
@@ -44,7 +47,7 @@ POLICIES: dict[str, LookaheadPolicy] = {
     "threshold": Threshold(),
     "ewma": Ewma(),
 }
-SAMPLING = {
+SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 1.0, "seed": 11},
     "filtered": {"temperature": 0.8, "seed": 12, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
@@ -59,18 +62,27 @@ SAMPLING = {
 }
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("draft", DRAFTS)
-async def test_same_text(draft: str, sampling: str) -> None:
+OPTIONS: dict[str, Any] = {"max_tokens": 32, "stop": "XYZ"}
+PROMPT = "def test_fd_close(self):"
+
+
+@pytest.fixture(scope="module")
+def plain_texts() -> dict[str, str]:
+    """What the target writes alone, by kind of sampling."""
+
+    async def write(sampling: str) -> str:
+        return (await SpeculativeDecoder(None, TARGET).decode(PROMPT, **OPTIONS, **SAMPLING[sampling])).content
+
+    return {sampling: asyncio.run(write(sampling)) for sampling in SAMPLING}
+
+
+@every_combination(draft=DRAFTS, policy=POLICIES, sampling=SAMPLING)
+async def test_same_text(draft: str, policy: str, sampling: str, plain_texts: dict[str, str]) -> None:
     """With every draft, lookahead policy and kind of sampling the text is the one of the target alone."""
-    options = {"max_tokens": 32, "stop": "XYZ", **SAMPLING[sampling]}
-    prompt = "def test_fd_close(self):"
-    plain = await SpeculativeDecoder(None, TARGET).decode(prompt, **options)  # type: ignore[arg-type]
-    for name, lookahead in POLICIES.items():
-        config = SpeculativeConfig(strategy="tokens", lookahead=lookahead)
-        result = await SpeculativeDecoder(DRAFTS[draft], TARGET, config).decode(prompt, **options)  # type: ignore[arg-type]
-        assert result.content == plain.content, name
-        assert (result.same_text, result.guarantee, result.fallbacks) == (True, "exact", ())
+    config = SpeculativeConfig(strategy="tokens", lookahead=POLICIES[policy])
+    result = await SpeculativeDecoder(DRAFTS[draft], TARGET, config).decode(PROMPT, **OPTIONS, **SAMPLING[sampling])
+    assert result.content == plain_texts[sampling]
+    assert (result.same_text, result.guarantee, result.fallbacks) == (True, "exact", ())
 
 
 async def test_conforms() -> None:

@@ -54,9 +54,9 @@ def test_without_exact_it_is_as_wide_as_its_tokens(tiny_folder: Path) -> None:
     check_token_model(model)
 
 
-async def test_keeps_the_promises_of_a_provider(tiny_folder: Path) -> None:
-    """Streaming, leaving, errors."""
-    await check_provider(lambda: TorchProvider(tiny_folder), patience_s=600.0)
+async def test_keeps_the_promises_of_a_provider(tiny_model: TorchModel) -> None:
+    """Streaming, leaving, errors; one loaded checkpoint stands all of it."""
+    await check_provider(lambda: TorchProvider(tiny_model), patience_s=600.0)
 
 
 def test_a_string_opens_it_with_options(tiny_folder: Path) -> None:
