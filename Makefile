@@ -19,14 +19,18 @@ lint: ## ruff
 	@$(step) "ruff check" ruff check .
 	@$(step) "ruff format" ruff format --check .
 
-types: ## mypy and pyright, strict
+types: mypy pyright ## mypy and pyright, strict
+
+mypy:
 	@$(step) mypy mypy
+
+pyright:
 	@$(step) pyright pyright
 
 docs: ## links of Markdown files, and the commands that they give
 	@$(step) docs pytest -n 0 tests/test_docs.py
 
-check-long: environments test-slow bench test-integrations test-peers ## the long suites
+check-long: test-slow bench test-integrations test-peers ## the long suites
 
 environments: ## other frameworks and clients, each with an environment; vLLM and llama-server; a browser: kept in a cache
 	@$(step) "environments: browser" tools/integrations/install_browser.sh
@@ -36,13 +40,13 @@ environments: ## other frameworks and clients, each with an environment; vLLM an
 test-slow: ## tests that are marked slow
 	@$(step) "slow tests" pytest -m slow -n auto $(call junit,slow)
 
-test-integrations: ## the tests of adapters and clients, each in its environment
+test-integrations: environments ## the tests of adapters and clients, each in its environment
 	@$(step) integrations tools/integrations/run.sh
 
-test-peers: ## the tests against vLLM and llama-server
+test-peers: environments ## the tests against vLLM and llama-server
 	@$(step) peers pytest -m peers $(call junit,peers)
 
 bench: ## a subset of the exactness benchmark; benchmarks/ has the others
 	@$(step) exactness python benchmarks/exactness.py --prompts 2 --seeds 1 --max-tokens 48
 
-.PHONY: help setup check test lint types docs check-long environments test-slow test-integrations test-peers bench
+.PHONY: help setup check test lint types mypy pyright docs check-long environments test-slow test-integrations test-peers bench
