@@ -353,10 +353,8 @@ class Usage:
         return self.output_tokens - wasted + self.approved_output_tokens
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in _USAGE_FIELDS})
-
-
-_USAGE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Usage))
+        ours, theirs = vars(self), vars(other)
+        return Usage(**{name: ours[name] + theirs[name] for name in ours})
 
 
 @dataclass(frozen=True, slots=True)

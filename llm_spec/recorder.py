@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from llm_spec._clock import clock
 from llm_spec.baseline import Baseline, count_request_characters
@@ -39,6 +39,9 @@ __all__ = ["AnswerRecorder"]
 
 _Comparison: TypeAlias = tuple[float, str] | tuple[None, None]
 
+_EXACT: Final = TextGuarantee("exact", same_text=True)
+_NO_TIMINGS: Final = LocalTimings(0.0, 0.0)
+
 
 class AnswerRecorder:
     """One request's events, added as they come; the event loop's clock starts when it is made.
@@ -49,7 +52,7 @@ class AnswerRecorder:
 
     def __init__(self, request: ChatRequest, cost_tracker: CostTracker | None = None) -> None:
         self.request = request
-        self.text_guarantee = TextGuarantee("exact", same_text=True)  # of the strategy, as it was chosen
+        self.text_guarantee = _EXACT  # of the strategy, as it was chosen
         self.finish: Finish | None = None
         self.allowance: AnswerReservation | None = None if cost_tracker is None else cost_tracker.open_answer()
         self.target_meter = TokenMeter(
@@ -74,7 +77,7 @@ class AnswerRecorder:
         self._weakened: list[GuaranteeWeakened] = []
         self._other_deltas: list[StreamEvent] = []  # of the answer, but not text
         self._num_tokens_before_break = 0  # tokens that came before the answer last broke off
-        self._local_timings = LocalTimings(0.0, 0.0)
+        self._local_timings = _NO_TIMINGS
 
     @property
     def content(self) -> str:

@@ -117,7 +117,7 @@ class SpeculativeStats:
     def of_rounds(cls, rounds: Sequence[Round], *, num_fallbacks: int = 0) -> SpeculativeStats:
         """The sums over some rounds."""
         if not rounds:
-            return cls(num_fallbacks=num_fallbacks)
+            return cls(num_fallbacks=num_fallbacks) if num_fallbacks else _NO_ROUNDS
         drafted = [r for r in rounds if r.num_draft_tokens]
         plain = [r for r in rounds if not r.num_draft_tokens]
         accepted = Counter(r.num_accepted_tokens for r in drafted)
@@ -150,6 +150,9 @@ class SpeculativeStats:
             f"{self.num_accepted_draft_tokens} of {self.num_draft_tokens} drafted tokens accepted "
             f"({self.draft_acceptance_rate:.0%}), {self.mean_acceptance_length:.2f} tokens a speculative round"
         )
+
+
+_NO_ROUNDS: Final = SpeculativeStats()
 
 
 @dataclass(frozen=True, kw_only=True)

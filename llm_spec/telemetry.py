@@ -53,7 +53,7 @@ class RequestContext:
 def is_log_enabled(level: int = logging.INFO) -> bool:
     """Whether anybody hears of events of this level: what only a log needs need not be computed else."""
     structlog = sys.modules.get("structlog")  # whoever has configured it, or bound something, has imported it
-    return (structlog is not None and structlog.is_configured()) or _STDLIB.isEnabledFor(level)
+    return _STDLIB.isEnabledFor(level) or (structlog is not None and structlog.is_configured())
 
 
 def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from prometheus_client import (
@@ -160,7 +160,7 @@ class _ModelMetrics:
         self._counters = [m.labels(model) for m in (metrics.rounds, metrics.fallbacks, metrics.retries)]
         self._first_text_s = metrics.first_text_s.labels(model)
         self._answer_s = metrics.answer_s.labels(model)
-        self._get_strategy_counter = partial(metrics.strategies.labels, model)
+        self._get_strategy_counter = cache(partial(metrics.strategies.labels, model))
 
     def count_answer(self, result: SpeculativeResult) -> None:
         stats, usage = result.stats, result.usage or _NO_USAGE

@@ -31,7 +31,7 @@ _CREATED_S: Final = 0  # a time that the API wants, and nobody knows
 
 
 class ServedModel:
-    """One model as clients see it."""
+    """One model as clients see it. `target_api` is the API of its target's server; None: it runs in this process."""
 
     def __init__(self, name: str, config: ModelConfig, target: LlmProvider, draft: DraftProvider | None) -> None:
         self.name = name
@@ -40,17 +40,10 @@ class ServedModel:
         self._has_draft = draft is not None
         self._extra_fields = frozenset(config.extra_fields)
         self._client_decoders: OrderedDict[str, _ClientDecoders] = OrderedDict()  # the latest last
+        can = target.capabilities
+        self.is_local = can.token_model is not None
+        self.target_api: ApiName | None = None if self.is_local else can.api
         self.decoder = SpeculativeDecoder(draft, target, config.speculative)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether its target runs in this process."""
-        return self.target.capabilities.token_model is not None
-
-    @property
-    def target_api(self) -> ApiName | None:
-        """The API of its target's server; None: it runs in this process."""
-        return None if self.is_local else self.target.capabilities.api
 
     def get_decoder(self, client: Client, strategy: str | None) -> SpeculativeDecoder:
         """The decoder of a client's request; raises InvalidRequestError for a strategy that it may not choose."""

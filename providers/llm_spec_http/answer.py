@@ -79,8 +79,10 @@ def read_response(client: HttpClient, answer: Mapping[str, Any], *, repeated: st
     reader, stripper = ChunkReader(), PrefixStripper(repeated)
     events = reader.read({**answer, "choices": [{**choice, "delta": choice.get("message")} for choice in choices]})
     builder, finish = ChatResponseBuilder(), reader.finish()
-    for event in (*stripper.strip(events), TextDelta(stripper.flush())):
+    for event in stripper.strip(events):
         builder.add(event)
+    if held := stripper.flush():
+        builder.add(TextDelta(held))
     response = None if finish is None else builder.add(finish)
     if response is None:
         raise TransientError(client.format_message(reader.failure), partial_text=builder.text)
