@@ -8,7 +8,15 @@ from typing import Final
 import pytest
 from support.serving import ask, serving
 
-from llm_spec import CascadeDraft, DraftProvider, InvalidRequestError, PromptLookup, SpeculativeConfig, SuffixDraft
+from llm_spec import (
+    CascadeDraft,
+    DraftProvider,
+    Fixed,
+    InvalidRequestError,
+    PromptLookup,
+    SpeculativeConfig,
+    SuffixDraft,
+)
 from llm_spec.config import StrategyName
 from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.server.clients import Client, Clients
@@ -28,7 +36,7 @@ def clients(number: int) -> list[Client]:
 
 
 def served(draft: DraftProvider) -> ServedModel:
-    speculative = SpeculativeConfig(strategy="tokens", baseline_every=0)
+    speculative = SpeculativeConfig(strategy="tokens", lookahead=Fixed(8), baseline_every=0)
     config = ModelConfig(target="table", draft="suffix", speculative=speculative, strategies=("auto",))
     return ServedModel("fast", config, LocalProvider(TableModel(TEXT)), draft)
 
