@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.generation_checks import DevicePart, ScriptedDraft, device_generation_of, events_of, generation_of
 
 from llm_spec import (
     CascadeDraft,
@@ -29,7 +29,6 @@ from llm_spec import (
     Generation,
     GenerationLimits,
     InvalidRequestError,
-    LocalTimings,
     LookaheadPolicy,
     PromptLookup,
     ProviderDraft,
@@ -40,16 +39,12 @@ from llm_spec import (
     SuffixDraft,
     TextDelta,
     Threshold,
-    TokenDraft,
     TokenDrafter,
-    TokenModel,
-    TokenSampler,
     generate_events,
 )
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.acceptance import Rejection, VerifyResult, make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
 from llm_spec.tokens.sampling import FloatArray, Sampler
 
 LETTERS = CharTokenizer("abcdefgh")
@@ -67,44 +62,6 @@ class NoisyTable(TableModel):
         row = super().logits(context_ids)
         noise = np.random.default_rng([77, *context_ids[-4:]]).standard_normal(row.shape, dtype=np.float32)
         return row + np.float32(self._noise) * noise
-
-
-class ScriptedDraft:
-    """A token draft that proposes what a function of the context says; counts what is opened and closed."""
-
-    name = "scripted-tokens"
-
-    def __init__(self, propose: Callable[[Sequence[int]], Iterator[DraftToken]]) -> None:
-        self._propose = propose
-        self.num_opened = self.num_closed = 0
-
-    def token_draft_refusal(self, target: TokenModel) -> str | None:  # noqa: ARG002 - ids are scripted
-        return None
-
-    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
-        self.num_opened += 1
-        return self
-
-    def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
-        return self._propose(context_ids)
-
-    def close(self) -> None:
-        self.num_closed += 1
-
-
-def events_of(
-    target: TokenModel,
-    request: ChatRequest,
-    drafter: TokenDrafter | None = None,
-    *,
-    lookahead: LookaheadPolicy | None = None,
-    acceptance: AcceptanceName = "coupled",
-    limits: GenerationLimits | None = None,
-) -> list[StreamEvent]:
-    batches = generate_events(
-        target, request, drafter=drafter, lookahead=lookahead, acceptance=acceptance, limits=limits
-    )
-    return list(itertools.chain.from_iterable(batches))
 
 
 def text_of(events: Sequence[StreamEvent]) -> str:
@@ -262,20 +219,6 @@ def test_the_prefix_is_continued_not_repeated() -> None:
         assert text_of(events_of(target, request, draft, lookahead=Fixed(4))) == STORY[30:]
 
 
-# ---------------------------------------------------------------------------------------- hand-made rounds
-
-
-def generation_of(
-    target: TableModel, drafter: TokenDrafter | None = None, *, lookahead: int = 4, **limits: Any
-) -> Generation:
-    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
-    sampler = Sampler(Sampling(temperature=0), vocab_size=target.vocab_size, num_prompt_tokens=len(prompt_ids), seed=0)
-    rule = make_acceptance_rule("coupled", sampler)
-    open_draft = None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, prompt_ids)
-    policy = Fixed(lookahead).start()
-    return Generation(target, prompt_ids, rule, policy, limits=GenerationLimits(**limits), open_draft=open_draft)
-
-
 def test_a_right_draft_brings_lookahead_plus_one_tokens_a_round() -> None:
     """After full acceptance the target's bonus token comes with it, from the same forward pass."""
     target = TableModel("abcdefghij", order=8)
@@ -411,227 +354,6 @@ def test_lookahead_outside_1_to_32_is_refused(lookahead: int) -> None:
     """The seed's limits, with an error that names field and value."""
     with pytest.raises(ConfigError, match=f"lookahead is {lookahead}"):
         Fixed(lookahead)
-
-
-# ---------------------------------------------------------------------------------------------- times
-
-# Seconds of a clock that stands still but for these; powers of two, so that sums are exact.
-OPEN_S, ROW_S, OPEN_DRAFT_S, DRAFT_TOKEN_S, PREPARE_S, EOS_S, LEARN_S = (2.0**n for n in (4, 1, 3, -1, -2, -5, -6))
-
-
-class Seconds:
-    """A clock for `time.perf_counter` that `spend` moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def spend(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class SlowTable(TableModel):
-    """A table each of whose rows and whose list of ends take time."""
-
-    def __init__(self, seconds: Seconds, text: str, **options: Any) -> None:
-        super().__init__(text, **options)
-        self._seconds = seconds
-        tokenizer = self.tokenizer
-
-        class Slow(ByteTokenizer):
-            @property
-            def eos_token_ids(self) -> frozenset[int]:  # type: ignore[override] # a property that takes its time
-                seconds.spend(EOS_S)
-                return tokenizer.eos_token_ids
-
-        self.tokenizer = Slow()
-
-    def open(self, *, exact: bool = True) -> Any:
-        self._seconds.spend(OPEN_S)
-        return super().open(exact=exact)
-
-    def logits(self, context_ids: Sequence[int]) -> FloatArray:
-        self._seconds.spend(ROW_S)
-        return super().logits(context_ids)
-
-
-class SlowRule:
-    """A rule that takes its time to prepare."""
-
-    lossy = False
-
-    def __init__(self, seconds: Seconds, target: TableModel) -> None:
-        self._seconds = seconds
-        self._rule = make_acceptance_rule(
-            "coupled", Sampler(Sampling(), vocab_size=target.vocab_size, num_prompt_tokens=5, seed=0)
-        )
-        self.choose, self.verify = self._rule.choose, self._rule.verify
-
-    def prepare_noise(self, position: int) -> None:  # noqa: ARG002 - greedy
-        self._seconds.spend(PREPARE_S)
-
-
-class SlowLearner:
-    """A lookahead of 3 that takes its time to learn, and keeps what it was given."""
-
-    def __init__(self, seconds: Seconds) -> None:
-        self._seconds = seconds
-        self._fixed = Fixed(3).start()
-        self.limit, self.wants_more, self.reset = self._fixed.limit, self._fixed.wants_more, self._fixed.reset
-        self.reports: list[RoundFeedback] = []
-
-    def start(self) -> LookaheadController:
-        return self
-
-    def update(self, report: RoundFeedback) -> None:
-        self._seconds.spend(LEARN_S)
-        self.reports.append(report)
-
-    def describe(self) -> dict[str, float]:
-        return {"rounds": len(self.reports)}
-
-
-@pytest.fixture
-def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
-    """The clock that generations measure by."""
-    clock = Seconds()
-    for module in ("generation", "proposer", "verifiers"):
-        monkeypatch.setattr(f"llm_spec.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
-    return clock
-
-
-def test_a_rounds_times_are_the_whole_of_it(seconds: Seconds) -> None:
-    """Preparing, drafting, verifying, committing and learning all count, so that rounds add up to the time they took.
-
-    The prompt and the opening of the draft are measured for themselves; the lookahead steers by what drafting and
-    verifying cost, without the rest.
-    """
-    target, learner = SlowTable(seconds, "abcdefghij", order=8), SlowLearner(seconds)
-
-    def propose(context_ids: Sequence[int]) -> Iterator[DraftToken]:
-        for token_id in b"abcdefgh"[len(context_ids) - 5 :]:
-            seconds.spend(DRAFT_TOKEN_S)
-            yield DraftToken(token_id)
-
-    def open_draft() -> TokenDraft:
-        seconds.spend(OPEN_DRAFT_S)
-        return ScriptedDraft(propose)
-
-    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
-    with Generation(target, prompt_ids, SlowRule(seconds, target), learner, open_draft=open_draft) as generation:
-        assert (generation.prompt_s, generation.open_draft_s) == (OPEN_S + ROW_S, OPEN_DRAFT_S)
-        for _ in generation:
-            seconds.spend(128.0)  # what a consumer does between two rounds is no part of them
-        rounds = generation.rounds
-    # "abc" and d, "efg" and h, then i, j and the end by plain steps
-    assert [report.num_draft_tokens for report in rounds] == [3, 3, 0, 0, 0]
-    expected = [(num * DRAFT_TOKEN_S + num * EOS_S, PREPARE_S + (num + 1) * ROW_S + LEARN_S) for num in (3, 3, 0, 0, 0)]
-    assert [(report.draft_s, report.verify_s) for report in rounds] == expected
-    assert [(cost.draft_s, cost.verify_s) for cost in learner.reports] == [
-        (num * DRAFT_TOKEN_S + num * EOS_S, (num + 1) * ROW_S) for num in (3, 3, 0, 0, 0)
-    ]
-
-
-def test_a_generation_without_a_draft_opens_none(seconds: Seconds) -> None:
-    """Its time for that is 0, and every round is the target's alone."""
-    target = SlowTable(seconds, "abc", order=8)
-    with generation_of(target) as generation:
-        list(generation)
-    assert (generation.prompt_s, generation.open_draft_s) == (OPEN_S + ROW_S, 0.0)
-    assert {report.draft_s for report in generation.rounds} == {0.0}
-
-
-def test_a_draft_that_cannot_be_opened_has_taken_its_time(seconds: Seconds) -> None:
-    """What was spent on it is its own, not the prompt's."""
-
-    class Broken(ScriptedDraft):
-        def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002
-            seconds.spend(OPEN_DRAFT_S)
-            raise RuntimeError("broken")
-
-    with generation_of(SlowTable(seconds, "abc", order=8), Broken(lambda _: iter(()))) as generation:
-        assert (generation.prompt_s, generation.open_draft_s) == (OPEN_S + ROW_S, OPEN_DRAFT_S)
-
-
-class DevicePart:
-    """Rounds on a device, all alike; each takes 2 s of this process's time."""
-
-    has_device_draft = True
-    open_draft_s = 6.0
-
-    def __init__(self, result: DeviceRoundResult, seconds: Seconds | None = None) -> None:
-        self._result = result
-        self._seconds = seconds or Seconds()
-        self.rooms: list[int] = []
-
-    def open(self) -> DevicePart:
-        self._seconds.spend(10.0)
-        return self
-
-    def draft_and_verify(self, lookahead: int, room: int) -> DeviceRoundResult:  # noqa: ARG002 - always the same
-        self._seconds.spend(2.0)
-        self.rooms.append(room)
-        return self._result
-
-    def verify(self, drafted_ids: Sequence[int]) -> DeviceRoundResult:  # noqa: ARG002 - always the same
-        raise AssertionError("nothing was drafted here")
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-def device_generation_of(target: TableModel, lookahead: LookaheadController, runner: DevicePart) -> Generation:
-    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
-    rule = SlowRule(Seconds(), target)
-
-    def open_rounds(cancelled: Callable[[], bool]) -> DevicePart:  # noqa: ARG001 - at once
-        return runner.open()
-
-    return Generation(target, prompt_ids, rule, lookahead, open_rounds=open_rounds)
-
-
-def test_rounds_on_a_device_add_up_to_this_processs_time(seconds: Seconds) -> None:
-    """The device may work ahead; its own times say how to share what this process waited, and steer the lookahead."""
-    target, learner = TableModel("abc", order=8), SlowLearner(seconds)
-    runner = DevicePart(DeviceRoundResult((*b"ab",), 2, ord("c"), 1.0, 3.0), seconds)
-    with device_generation_of(target, learner, runner) as generation:
-        assert (generation.prompt_s, generation.open_draft_s) == (4.0, 6.0)
-        report = next(iter(generation)).report
-    assert (report.draft_s, report.verify_s) == (0.5, 1.5 + LEARN_S)
-    assert (learner.reports[0].draft_s, learner.reports[0].verify_s) == (1.0, 3.0)
-
-
-@pytest.mark.parametrize("has_companion", [False, True])
-def test_a_device_works_ahead_unless_a_draft_here_is_asked_first(has_companion: bool) -> None:
-    """A round that began ahead could not take in what a draft in this process proposes."""
-    target = TableModel("abc", order=8)
-    runner = DevicePart(DeviceRoundResult((*b"ab",), 2, ord("c"), 1.0, 3.0))
-    companion = ScriptedDraft(lambda _: iter(()))
-    prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
-
-    def open_companion() -> TokenDraft:
-        return companion.open_token_draft(target, rule.choose, prompt_ids)
-
-    rule = SlowRule(Seconds(), target)
-    generation = Generation(
-        target,
-        prompt_ids,
-        rule,
-        Fixed(3).start(),
-        open_rounds=lambda _: runner,
-        open_companion_draft=open_companion if has_companion else None,
-    )
-    with generation:
-        next(iter(generation))
-    assert [room > 0 for room in runner.rooms] == [not has_companion]
-
-
-def test_an_answer_tells_its_times_before_its_end(seconds: Seconds) -> None:
-    """Once, with what the lookahead had learned; without a draft there is nothing to say of that."""
-    target = SlowTable(seconds, "abcdefghij", order=8)
-    for draft, lookahead in ((ReferenceDraft("abcdefghij"), {"rounds": 3.0}), (None, {})):
-        events = events_of(target, ChatRequest.create("tell"), draft, lookahead=SlowLearner(seconds))
-        assert [event for event in events if isinstance(event, LocalTimings)] == [events[-2]]
-        assert events[-2] == LocalTimings(OPEN_S + ROW_S, 0.0, lookahead)
 
 
 # ----------------------------------------------------------------------------------------------- caps

@@ -14,6 +14,19 @@ from llm_spec.drafting import text_pieces
 from llm_spec.drafting.text_pieces import check_piece, count_pieces, count_prompt_pieces, split_pieces, take_last_pieces
 
 
+@given(st.text())
+def test_pieces_joined_are_the_text(text: str) -> None:
+    """Cutting loses nothing, and no piece is empty."""
+    pieces = split_pieces(text)
+    assert "".join(pieces) == text
+    assert all(pieces)
+
+
+def test_pieces_are_about_what_tokens_are() -> None:
+    """A word with its space, a newline, a sign."""
+    assert split_pieces("Hello, big world!\n  x=1") == ["Hello", ",", " big", " world", "!", "\n", "  ", "x", "=", "1"]
+
+
 @settings(max_examples=300)
 @given(st.text("ab \n.", max_size=40), st.integers(1, 5), st.integers(0, 200))
 def test_the_last_pieces_are_those_of_the_whole_text(end: str, num_pieces: int, num_before: int) -> None:

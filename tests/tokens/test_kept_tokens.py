@@ -1,8 +1,8 @@
 """Whatever becomes of a draft, rejection sampling emits the target's own law: what was drawn is verified.
 
-Whole generations, pairs of tokens and the chi-square test of `test_rules`, with drafts that end in every way that may
-depend on what they drew. The planted faults are those rules that shipped here once: a first token dropped for its own
-probability, and a proposal dropped because the draft failed behind it.
+Whole generations, pairs of tokens and the chi-square test of `test_acceptance`, with drafts that end in every way that
+may depend on what they drew. The planted faults are those rules that shipped here once: a first token dropped for its
+own probability, and a proposal dropped because the draft failed behind it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llm_spec.tokens.lookahead import LookaheadController
 from llm_spec.tokens.sampling import Sampler
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, TARGET, VOCAB_SIZE, Floats, TokenCore, is_target_law
-from .test_rules import MAKE_CORE
+from .test_acceptance import MAKE_CORE
 
 TIMEOUT_S = 1.0
 

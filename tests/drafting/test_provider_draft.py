@@ -1,0 +1,90 @@
+"""Providers as drafts, by token and by piece of text."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from support.draft_checks import PROMPT, TARGET, choose, pieces_of
+
+from llm_spec import (
+    Capabilities,
+    ChatRequest,
+    DraftError,
+    ProviderDraft,
+    Usage,
+)
+from llm_spec.testing import CharTokenizer, LocalProvider, ScriptedProvider, TableModel
+
+# -------------------------------------------------------------------------------------------- providers
+
+
+async def test_a_provider_drafts_its_answer() -> None:
+    """Piece by piece as it comes, with finish reason and usage at the end."""
+    provider = ScriptedProvider("one two three", usage=Usage(output_tokens=3))
+    pieces = await pieces_of(ProviderDraft(provider), ChatRequest.create("count"))
+    assert [piece.text for piece in pieces] == ["one", " two", " three", ""]
+    assert pieces[-1].finish_reason == "stop"
+    assert pieces[-1].usage == Usage(output_tokens=3)
+    assert provider.num_open == 0
+
+
+async def test_a_draft_gets_no_tools_and_no_more_than_it_may_write() -> None:
+    """Tools are the target's business; the cap is the draft's own; the conversation is unchanged."""
+    provider = ScriptedProvider("one two three")
+    request = ChatRequest.create("count", tools=[{"type": "function"}], tool_choice="auto", max_tokens=50)
+    await pieces_of(ProviderDraft(provider), request, 2)
+    asked = provider.requests[0]
+    assert (asked.tools, asked.tool_choice, asked.max_tokens) == ((), None, 2)
+    assert asked.messages == request.messages
+
+
+@pytest.mark.parametrize("can", [True, False])
+async def test_a_prefix_goes_only_to_drafts_that_can_continue_it(can: bool) -> None:
+    """Others answer from the start."""
+    provider = ScriptedProvider("one two", capabilities=Capabilities(continue_prefix=can))
+    pieces = await pieces_of(ProviderDraft(provider), ChatRequest.create("count", prefix="one"))
+    assert provider.requests[0].prefix == ("one" if can else "")
+    assert "".join(piece.text for piece in pieces) == (" two" if can else "one two")
+
+
+async def test_leaving_a_draft_closes_its_stream() -> None:
+    """Whoever opened it closes it, also halfway."""
+    provider = ScriptedProvider("one two three")
+    async with ProviderDraft(provider).draft(ChatRequest.create("count"), 10) as pieces:
+        await anext(pieces)
+        assert provider.num_open == 1
+    assert provider.num_open == 0
+
+
+def test_a_drafting_model_follows_corrections() -> None:
+    """Its cache keeps what the target confirmed and forgets the rest: proposals are those of a fresh cache."""
+    model = TableModel(seed=5)
+    draft = ProviderDraft(LocalProvider(model)).open_token_draft(TARGET, choose, PROMPT)
+    for answer in ([], [65], [65, 66, 67], [65, 70], [65, 70, 71, 72]):
+        context = [*PROMPT, *answer]
+        expected: list[int] = []
+        for _ in range(4):
+            expected.append(int(model.logits([*context, *expected]).argmax()))
+        assert [t.token_id for t in itertools.islice(draft.propose(context), 4)] == expected
+    draft.close()
+    assert model.num_open == 0
+
+
+def test_a_drafting_model_reads_only_what_is_new() -> None:
+    """After a fully accepted round it reads the new tokens, not the prompt again."""
+    model = TableModel(seed=5)
+    draft = ProviderDraft(LocalProvider(model)).open_token_draft(TARGET, choose, PROMPT)
+    answer = [token.token_id for token in itertools.islice(draft.propose(PROMPT), 4)]
+    model.widths.clear()
+    next(draft.propose([*PROMPT, *answer, 65]))
+    assert model.widths == [2]  # the last drafted token, which it had not read, and the bonus
+    draft.close()
+
+
+def test_a_drafting_model_of_another_vocabulary_is_refused() -> None:
+    """By its refusal, and if opened all the same by an error."""
+    draft = ProviderDraft(LocalProvider(TableModel(name="table:draft", tokenizer=CharTokenizer("ab"))))
+    assert "table:draft" in str(draft.token_draft_refusal(TARGET))
+    with pytest.raises(DraftError):
+        draft.open_token_draft(TARGET, choose, PROMPT)

@@ -1,0 +1,282 @@
+"""Probing where something is not served or fails: the plain answer, and at most one word about it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.probe_targets import (
+    PROMPT_ID,
+    WORDS,
+    TextDraft,
+    TokenTarget,
+    bytewise,
+    end_of,
+    patient,
+    probed,
+    probing,
+)
+
+from llm_spec import (
+    ChatRequest,
+    Finish,
+    Fixed,
+    ReferenceDraft,
+    Sampling,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SpeculativeResult,
+    StreamEvent,
+    TargetError,
+    TextDelta,
+    UnsupportedError,
+)
+from llm_spec.contract.endpoint import SampledToken
+from llm_spec.simulation import SimulatedTarget, run_virtual
+
+# ------------------------------------------------------------------------------------------ what is not served
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+        ("response_format", {"type": "json_object"}),
+        ("extra", {"guided_regex": "a*"}),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -0.5),
+    ],
+)
+def test_what_depends_on_more_than_the_prefix_is_refused_by_name(field: str, value: Any) -> None:
+    """`probe` names the field; `auto` serves the request plain, to the target unchanged, whatever it has learned."""
+    target = SimulatedTarget(WORDS, first_token_s=0.02, token_s=0.02, by_ids=True)
+    request = ChatRequest.create("tell", **{field: value})
+    with pytest.raises(UnsupportedError, match=field):
+        probed(ReferenceDraft(WORDS), target, request)
+    assert target.num_calls == 0
+
+    async def served() -> list[str]:
+        decoder = SpeculativeDecoder(TextDraft(WORDS), target, SpeculativeConfig(strategy="auto"))
+        others = [await decoder.decode("tell") for _ in range(4)]  # it gets to know what pays
+        assert {other.strategy for other in others} > {"plain"}
+        results = [await decoder.decode(request) for _ in range(3)]
+        assert all(result.content == WORDS for result in results)
+        return [result.strategy for result in results]
+
+    assert run_virtual(served()) == ["plain"] * 3
+
+
+def test_a_pair_that_cannot_be_probed_is_refused() -> None:
+    """No draft, or a target without token ids: the error says which."""
+    with pytest.raises(UnsupportedError, match="no draft"):
+        run_virtual(probing(None, SimulatedTarget(WORDS, by_ids=True)).decode("tell"))
+    with pytest.raises(UnsupportedError, match="simulated:target"):
+        probed(ReferenceDraft(WORDS), SimulatedTarget(WORDS))
+
+
+# ------------------------------------------------------------------------------------------ faults
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("at", range(8))
+def test_a_failing_call_leaves_the_rest_to_the_target_alone(at: int, streams: int) -> None:
+    """From any call on: nothing is lost or said twice, one fallback, and the rest comes after the confirmed tokens."""
+    target = TokenTarget(bytewise(WORDS), call_s=0.03, fails={"sample_next": at})
+    result = probed(TextDraft(WORDS, token_s=0.001), target, lookahead=Fixed(4), max_concurrent_streams=streams)
+    assert end_of(result) == (WORDS, "stop", "eos")
+    assert len(result.fallbacks) == 1
+    assert "sample_next is broken" in result.fallbacks[0]
+    assert target.num_open == 0
+    assert len(target.after) + len(target.requests) == 1
+    for token_ids, _ in target.after:
+        assert token_ids == [PROMPT_ID, *target.answer_ids[: len(token_ids) - 1]]
+
+
+def test_a_failing_call_of_a_sampled_request_leaves_the_rest_to_the_target_alone() -> None:
+    """As of a greedy one."""
+    target = TokenTarget(bytewise(WORDS), call_s=0.03, fails={"sample_next": 9})
+    request = ChatRequest.create("tell", temperature=1.0)
+    result = probed(TextDraft(WORDS), target, request, lookahead=Fixed(4), max_concurrent_streams=2)
+    assert result.content == WORDS
+    assert len(result.fallbacks) == 1
+    assert "sample_next is broken" in result.fallbacks[0]
+
+
+class Unfinished(TokenTarget):
+    """Its streams just end."""
+
+    @asynccontextmanager
+    async def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async def without_finish(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+            async for event in events:
+                if not isinstance(event, Finish):
+                    yield event
+
+        async with super().stream_after(token_ids, request) as events:
+            yield without_finish(events)
+
+
+def test_a_rest_without_a_finish_is_an_error() -> None:
+    """As of the target alone: nobody knows whether it was the whole answer."""
+    target = Unfinished(bytewise(WORDS), fails={"sample_next": 3})
+    with pytest.raises(TargetError, match="without a finish reason") as caught:
+        probed(TextDraft(WORDS), target, lookahead=Fixed(4))
+    assert caught.value.partial_text == WORDS
+
+
+@pytest.mark.parametrize("method", ["encode", "encode_chat"])
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_text_that_cannot_be_encoded_any_more_ends_speculation_alone(method: str, at: int) -> None:
+    """The target goes on, from where the answer stood."""
+    if method == "encode_chat" and at:
+        pytest.skip("it is called once")
+    target = TokenTarget(bytewise(WORDS), call_s=0.02, fails={method: at})
+    result = probed(TextDraft(WORDS, token_s=0.01), target, lookahead=Fixed(3))
+    assert result.content == WORDS
+    assert len(result.fallbacks) == 1
+    assert f"{method} is broken" in result.fallbacks[0]
+
+
+class Odd(TokenTarget):
+    """From its second call on it gives, or does, what nobody asked for."""
+
+    def __init__(self, spoil: Callable[[list[SampledToken]], list[SampledToken]]) -> None:
+        super().__init__(bytewise(WORDS), call_s=0.02)
+        self._spoil = spoil
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
+        tokens = await super().sample_next(prefixes, sampling)
+        return tokens if len(self.calls) == 1 else self._spoil(tokens)
+
+
+def raising(_: list[SampledToken]) -> list[SampledToken]:
+    raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize(
+    "spoil", [raising, lambda _: [], lambda tokens: tokens[1:], lambda tokens: [*tokens, tokens[0]]]
+)
+def test_a_round_that_ends_oddly_is_given_up(spoil: Callable[[list[SampledToken]], list[SampledToken]]) -> None:
+    """With an error of another kind, or with too few or too many tokens: the target goes on alone."""
+    target = Odd(spoil)
+    result = probed(TextDraft(WORDS, token_s=0.01), target, lookahead=Fixed(3), max_concurrent_streams=1)
+    assert (result.content, result.guarantee, len(result.fallbacks)) == (WORDS, "exact", 1)
+    assert len(target.calls) == 2
+
+
+DECODED = "ab😀cd😀efgh😀ij" * 2
+
+
+@pytest.mark.parametrize("at", range(9))
+def test_a_call_for_text_that_fails_once_loses_and_doubles_none(at: int) -> None:
+    """Tokens that a round had confirmed before the failure are shown, once; the rest follows them."""
+    target = TokenTarget(bytewise(DECODED), call_s=0.02, fails={"decode": range(at, at + 1)})
+    result = run_virtual(patient(TextDraft(DECODED), target, lookahead=Fixed(6)).decode("tell"))
+    assert result.content == DECODED
+    assert len(result.fallbacks) == 1
+
+
+@pytest.mark.parametrize("at", range(9))
+def test_text_that_cannot_be_told_any_more_is_never_wrong(at: int) -> None:
+    """Either the target alone tells the rest, or the error has what was confirmed."""
+    target = TokenTarget(bytewise(DECODED), call_s=0.02, fails={"decode": at})
+    shown = ""
+
+    async def run() -> None:
+        nonlocal shown
+        async with patient(TextDraft(DECODED), target, lookahead=Fixed(6)).stream("tell") as events:
+            async for event in events:
+                shown += event.text if isinstance(event, TextDelta) else ""
+
+    error: TargetError | None = None
+    try:
+        run_virtual(run())
+    except TargetError as raised:
+        error = raised
+    assert DECODED.startswith(shown)
+    assert shown == (DECODED if error is None else error.partial_text)
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+@pytest.mark.parametrize("by_text", [False, True])
+def test_a_failure_inside_a_character_gives_it_whole(at: int, by_text: bool) -> None:
+    """The bytes confirmed so far are part of it: neither U+FFFD nor the character twice."""
+    text = "😀日é😁" * 3
+    fails = {"sample_next": at, **({"stream_after": 0} if by_text else {})}
+    target = TokenTarget(bytewise(text), call_s=0.02, fails=fails, continue_prefix=by_text)
+    decoder = patient(TextDraft("x"), target, lookahead=Fixed(2), max_concurrent_streams=1)
+    assert run_virtual(decoder.decode("tell")).content == text
+
+
+def test_failures_of_overlapping_rounds_are_nobodys_concern() -> None:
+    """Only the first of several failing rounds is told; asyncio has nothing to say about the others."""
+    told: list[Mapping[str, Any]] = []
+
+    async def run() -> SpeculativeResult:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        target = TokenTarget(bytewise(WORDS), call_s=0.02, fails={"sample_next": 6})
+        decoder = probing(TextDraft(WORDS), target, lookahead=Fixed(2), max_concurrent_streams=5)
+        result = await decoder.decode("tell")
+        gc.collect()
+        await asyncio.sleep(0.1)
+        return result
+
+    result = run_virtual(run())
+    gc.collect()
+    assert result.content == WORDS
+    assert told == []
+
+
+def test_the_context_length_ends_the_answer() -> None:
+    """No prefix leaves no room for its token; the end is told as the context's."""
+    for length in (2, 5, 17, 40):
+        target = TokenTarget(bytewise(WORDS), call_s=0.01, context_length=length)
+        result = probed(TextDraft(WORDS), target, lookahead=Fixed(6), max_concurrent_streams=3)
+        assert end_of(result) == (WORDS[: length - 1], "length", "context_length")
+        assert max(len(prefix) for call in target.calls for prefix in call.prefixes) <= length - 1
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [10, 11])
+def test_a_prompt_that_fills_the_context_is_the_targets_to_refuse(num_prompt_tokens: int) -> None:
+    """There is no room for a round: the target answers, or refuses, as it would alone; nothing is waited for."""
+
+    async def run() -> None:
+        target = TokenTarget(
+            bytewise(WORDS), context_length=10, num_prompt_tokens=num_prompt_tokens, fails={"stream": 0}
+        )
+        async with asyncio.timeout(100):
+            with pytest.raises(TargetError, match="stream is broken"):
+                await probing(TextDraft(WORDS), target).decode("tell")
+        assert target.calls == []
+
+    run_virtual(run())
+
+
+# ------------------------------------------------------------------------------------------ when it does not pay
+
+
+@pytest.mark.parametrize("draft_token_s", [0.0, 0.001, 0.05])
+@pytest.mark.parametrize("round_trip_s", [0.0, 0.05])
+def test_a_useless_draft_is_given_up_soon(draft_token_s: float, round_trip_s: float) -> None:
+    """With the plain speed known, 300 tokens take at most 1.3 times the plain time, the rest of them plainly."""
+    text = " ".join(f"word{i}" for i in range(300))
+    target = SimulatedTarget(text, first_token_s=0.05, token_s=0.02, round_trip_s=round_trip_s, by_ids=True)
+
+    async def run() -> tuple[SpeculativeResult, SpeculativeResult]:
+        plain = SpeculativeConfig(strategy="plain")
+        decoder = SpeculativeDecoder(TextDraft("no " * 400, token_s=draft_token_s), target, plain)
+        first = await decoder.decode("tell")
+        decoder.config = replace(plain, strategy="probe")
+        return first, await decoder.decode("tell")
+
+    plain, result = run_virtual(run())
+    assert result.content == text
+    assert result.timings.total_s <= 1.3 * plain.timings.total_s
+    assert len(result.rounds) < 60

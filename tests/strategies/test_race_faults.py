@@ -1,0 +1,260 @@
+"""Races whose target fails or whose reader leaves: the plain answer goes on, and all streams are closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+from support.race_targets import DRAFTS, SLOW, WORDS, Draft, Reading, Target, racing, read, request_of
+
+from llm_spec import (
+    Fallback,
+    Finish,
+    ReasoningDelta,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    StreamEvent,
+    TargetError,
+    TextDelta,
+    ToolCallDelta,
+)
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.simulation import SimulatedDraft, run_virtual
+
+# ------------------------------------------------------------------------------------------ faults of the target
+
+
+async def broken_behind(events: AsyncIterator[StreamEvent], num_events: int) -> AsyncGenerator[StreamEvent]:
+    """The first events, and then an error, at once."""
+    async for event in events:
+        if num_events == 0:
+            break
+        yield event
+        num_events -= 1
+    raise TargetError("the stream broke", partial_text="only its own")
+
+
+async def children_broken(number: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+    """All streams but the first fail at their first token."""
+    async for event in events:
+        if number:
+            raise TargetError("the stream broke")
+        yield event
+
+
+@pytest.mark.parametrize("by_ids", [False, True])
+def test_streams_that_fail_before_they_take_over_disturb_nothing(by_ids: bool) -> None:
+    """The first stream goes on; after three failures speculation is given up, and told once."""
+
+    async def check() -> None:
+        target = Target(WORDS, by_ids=by_ids, spoil=children_broken, **SLOW)
+        raced = await read(racing(SimulatedDraft(WORDS, 1.0, 0), target), request_of())
+        assert raced.text == WORDS
+        assert sum(isinstance(event, Fallback) for event in raced.events) == 1
+        assert 3 <= len(target.requests) - 1 <= 8
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("by_ids", [False, True])
+@pytest.mark.parametrize("num_events", [0, 1, 20])
+def test_a_first_stream_that_fails_is_the_targets_error(num_events: int, by_ids: bool) -> None:
+    """`partial_text` is what was shown, and everything that came before the error was shown."""
+
+    async def check() -> None:
+        target = Target(WORDS, by_ids=by_ids, spoil=lambda _, events: broken_behind(events, num_events), **SLOW)
+        reading = Reading()
+        with pytest.raises(TargetError, match="the stream broke") as caught:
+            await read(racing(Draft(), target), request_of(), reading)
+        assert reading.text == "".join(split_pieces(WORDS)[:num_events])
+        assert caught.value.partial_text in (reading.text, "only its own")  # the provider's own, where it tells one
+        assert target.num_open == 0
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("by_ids", [False, True])
+def test_an_error_behind_the_finish_is_nobodys_concern(by_ids: bool) -> None:
+    """As of plain: the answer is whole, however its stream is closed."""
+
+    async def check() -> None:
+        target = Target(WORDS, by_ids=by_ids, spoil=lambda _, events: broken_behind(events, 1 << 30), **SLOW)
+        plain = SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain"))
+        assert (await read(plain, request_of())).text == WORDS
+        assert (await read(racing(Draft(), target), request_of())).text == WORDS
+
+    run_virtual(check())
+
+
+def test_text_that_comes_at_once_with_an_error_is_shown() -> None:
+    """As of plain: a delta is not lost because the error came in the same turn of the loop."""
+
+    async def burst(_: int, __: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        await asyncio.sleep(0.1)
+        yield TextDelta("one")
+        yield TextDelta(" two")
+        raise TargetError("the stream broke", partial_text="one two")
+
+    async def check() -> None:
+        for decoder in (
+            SpeculativeDecoder(None, Target(WORDS, spoil=burst), SpeculativeConfig(strategy="plain")),
+            racing(Draft(), Target(WORDS, spoil=burst)),
+        ):
+            reading = Reading()
+            with pytest.raises(TargetError):
+                await read(decoder, request_of(), reading)
+            assert reading.text == "one two"
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("by_ids", [False, True])
+def test_the_partial_text_of_a_stream_that_took_over_is_the_whole_answer(by_ids: bool) -> None:
+    """Not only what that one stream wrote, which is all that its provider can tell."""
+
+    async def own_text(number: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        text = ""
+        async for event in events:
+            if isinstance(event, TextDelta):
+                text += event.text
+            if number and text.endswith("word70"):
+                raise TargetError("the stream broke", partial_text=text)
+            yield event
+
+    async def check() -> None:
+        target = Target(WORDS, by_ids=by_ids, spoil=own_text, **SLOW)
+        reading = Reading()
+        with pytest.raises(TargetError) as caught:
+            await read(racing(SimulatedDraft(WORDS, 1.0, 0), target), request_of(), reading)
+        assert reading.num_won > 0
+        assert caught.value.partial_text == reading.text
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("which", ["first", "others"])
+def test_a_stream_that_just_ends_does_not_hang(which: str) -> None:
+    """A provider that gives no Finish breaks its promise: as plain, an error that says so (or the first's answer)."""
+
+    async def unfinished(number: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        async for event in events:
+            if not isinstance(event, Finish) or (number == 0) != (which == "first"):
+                yield event
+
+    async def check() -> None:
+        target = Target(WORDS, spoil=unfinished, **SLOW)
+        draft: DraftProvider = SimulatedDraft(WORDS, 1.0, 0) if which == "others" else Draft()
+        async with asyncio.timeout(1000):
+            with pytest.raises(TargetError, match="without a finish reason"):
+                await read(racing(draft, target), request_of())
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("by_ids", [False, True])
+@pytest.mark.parametrize("extra", [ReasoningDelta("hm"), ToolCallDelta(0, "a", "f", "{}")])
+@pytest.mark.parametrize("at", [0, 30])
+def test_what_is_no_text_ends_racing_and_is_passed_through(
+    at: int, extra: ReasoningDelta | ToolCallDelta, by_ids: bool
+) -> None:
+    """In its place among the text, once; the stream that wrote it goes on alone."""
+
+    async def spoiled(number: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        num_seen = 0
+        if number:
+            await asyncio.sleep(10)  # too late to take over
+        async for event in events:
+            if number == 0 and num_seen == at:
+                yield extra
+            num_seen += 1
+            yield event
+
+    async def check() -> None:
+        target = Target(WORDS, by_ids=by_ids, spoil=spoiled, **SLOW)
+        raced = await read(racing(SimulatedDraft(WORDS, 1.0, 0), target), request_of())
+        seen = [e for e in raced.events if isinstance(e, TextDelta | ReasoningDelta | ToolCallDelta)]
+        before = "".join(e.text for e in seen[: seen.index(extra)] if isinstance(e, TextDelta))
+        assert (raced.text, seen.count(extra)) == (WORDS, 1)
+        assert before == "".join(split_pieces(WORDS)[:at])
+        assert raced.num_won == 0
+        assert target.num_open == 0
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("extra", [ReasoningDelta("hm"), ToolCallDelta(0, "a", "f", "{}")])
+def test_a_later_stream_that_writes_no_text_is_not_used(extra: ReasoningDelta | ToolCallDelta) -> None:
+    """What it wrote beside text would be lost if it took over: the first stream's answer stands."""
+
+    async def spoiled(number: int, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        if number:
+            await asyncio.sleep(0.005)
+            yield extra
+        async for event in events:
+            yield event
+
+    async def check() -> None:
+        target = Target(WORDS, spoil=spoiled, **SLOW)
+        raced = await read(racing(SimulatedDraft(WORDS, 1.0, 0), target), request_of())
+        assert (raced.text, raced.num_won) == (WORDS, 0)
+        assert len(target.requests) < 12
+
+    run_virtual(check())
+
+
+def test_a_draft_that_fails_is_told_once() -> None:
+    """As one Fallback with its words, before the answer ends."""
+
+    async def check() -> None:
+        for draft in (DRAFTS["fails at once"](WORDS), DRAFTS["fails midway"](WORDS), DRAFTS["falls silent"](WORDS)):
+            raced = await read(racing(draft, Target(WORDS, **SLOW), draft_timeout_s=0.5), request_of())
+            reasons = [event.reason for event in raced.events if isinstance(event, Fallback)]
+            assert len(reasons) == 1
+            assert reasons[0].startswith(("RuntimeError: ", "late: "))
+            assert raced.text == WORDS
+
+    run_virtual(check())
+
+
+# ------------------------------------------------------------------------------------------ closing
+
+
+@pytest.mark.parametrize("by_ids", [False, True])
+@pytest.mark.parametrize("way", ["cancel", "leave", "deadline"])
+def test_whoever_goes_away_closes_everything(way: str, by_ids: bool) -> None:
+    """At any time of the answer: before the first token, while prompts are encoded, mid-stream, in a takeover."""
+
+    async def check() -> None:
+        for step in range(30):
+            after_s = step * 0.0617
+            target = Target(WORDS, by_ids=by_ids, round_trip_s=0.05, first_token_s=0.3, token_s=0.02)
+            draft = SimulatedDraft(WORDS, 1.0, 0, token_s=0.001)
+            options: dict[str, Any] = {"deadline_s": after_s or 1e-9} if way == "deadline" else {}
+            decoder = racing(draft, target, **options)
+            if way == "deadline":
+                raced = await read(decoder, request_of())
+                assert raced.finish.stopped_by == "deadline" or raced.text == WORDS
+            elif way == "cancel":
+                task = asyncio.create_task(read_alone(decoder))
+                await asyncio.sleep(after_s)
+                task.cancel()
+                await asyncio.wait([task])
+            else:
+                await leave_after(decoder, step)
+            assert target.num_open == 0
+            assert len(asyncio.all_tasks()) == 1
+
+    async def read_alone(decoder: SpeculativeDecoder) -> None:
+        async with decoder.stream(request_of()) as events:
+            async for _ in events:
+                pass
+
+    async def leave_after(decoder: SpeculativeDecoder, num_events: int) -> None:
+        async with decoder.stream(request_of()) as events:
+            for _ in range(num_events):
+                await anext(events)
+
+    run_virtual(check())

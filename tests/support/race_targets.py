@@ -1,0 +1,200 @@
+"""Targets and drafts to race by virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from llm_spec import (
+    ChatRequest,
+    DraftCapabilities,
+    DraftPiece,
+    Finish,
+    ReferenceDraft,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    StreamEvent,
+    TextDelta,
+    Usage,
+)
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.simulation import SimulatedDraft, SimulatedTarget
+
+__all__ = ["CODE", "DRAFTS", "SLOW", "WORDS", "Draft", "Reading", "Target", "racing", "read", "request_of"]
+
+WORDS = " ".join(f"word{i}" for i in range(150))
+SLOW: dict[str, Any] = {"first_token_s": 0.4, "token_s": 0.02}
+
+
+# ------------------------------------------------------------------------------------------ targets and drafts
+
+
+async def merged(events: AsyncIterator[StreamEvent], size: int) -> AsyncGenerator[StreamEvent]:
+    """Several tokens in one delta, as of a busy server."""
+    held: list[TextDelta] = []
+    async for event in events:
+        if isinstance(event, TextDelta):
+            held.append(event)
+        if held and (len(held) == size or not isinstance(event, TextDelta)):
+            ids = None if held[0].token_ids is None else tuple(i for delta in held for i in delta.token_ids or ())
+            yield TextDelta("".join(delta.text for delta in held), token_ids=ids)
+            held = []
+        if not isinstance(event, TextDelta):
+            yield event
+
+
+class Target(SimulatedTarget):
+    """A simulated target with `tokens_per_frame`; `spoil` may change what its call of a number gives."""
+
+    def __init__(
+        self,
+        answer: str,
+        *,
+        tokens_per_frame: int = 1,
+        spoil: Callable[[int, AsyncIterator[StreamEvent]], AsyncGenerator[StreamEvent]] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(answer, **options)
+        self.requests: list[ChatRequest] = []
+        self._size = tokens_per_frame
+        self._spoil = spoil
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with super().stream(request) as events, self._changed(request, events) as changed:
+            yield changed
+
+    @asynccontextmanager
+    async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with super().stream_chat(request) as events, self._changed(request, events) as changed:
+            yield changed
+
+    @asynccontextmanager
+    async def stream_after(
+        self, token_ids: Sequence[int], request: ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with super().stream_after(token_ids, request) as events, self._changed(request, events) as changed:
+            yield changed
+
+    @asynccontextmanager
+    async def _changed(
+        self, request: ChatRequest, events: AsyncIterator[StreamEvent]
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        self.requests.append(request)
+        async with AsyncExitStack() as stack:
+            if self._size > 1:
+                events = await stack.enter_async_context(aclosing(merged(events, self._size)))
+            if self._spoil is not None:
+                events = await stack.enter_async_context(aclosing(self._spoil(len(self.requests) - 1, events)))
+            yield events
+
+
+class Draft:
+    """Pieces of `texts`, one by one; an exception among them is raised, a number is a time to sleep."""
+
+    name = "given"
+
+    def __init__(self, *texts: str | float | Exception, continues_prefix: bool = True) -> None:
+        self.texts = texts
+        self.capabilities = DraftCapabilities(continues_prefix=continues_prefix)
+        self.requests: list[ChatRequest] = []
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        self.requests.append(request)
+        async with aclosing(self._pieces(max_tokens)) as pieces:
+            yield pieces
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+
+    async def _pieces(self, max_tokens: int) -> AsyncGenerator[DraftPiece]:
+        await asyncio.sleep(0)
+        for text in self.texts[:max_tokens]:
+            if isinstance(text, Exception):
+                raise text
+            if isinstance(text, str):
+                yield DraftPiece(text)
+            else:
+                await asyncio.sleep(text)
+        yield DraftPiece("", finish_reason="stop")
+
+
+def failing_midway(answer: str) -> Draft:
+    return Draft(*split_pieces(answer)[:40], RuntimeError("the draft broke"))
+
+
+DRAFTS: dict[str, Callable[[str], DraftProvider]] = {
+    "agrees": lambda answer: SimulatedDraft(answer, 1.0, 0),
+    "often": lambda answer: SimulatedDraft(answer, 0.9, 1, token_s=0.003),
+    "never": lambda answer: SimulatedDraft(answer, 0.0, 2),
+    "ends early": lambda answer: SimulatedDraft(answer[: len(answer) // 3], 1.0, 3),
+    "runs long": lambda answer: SimulatedDraft(answer + " and on and on" * 30, 1.0, 4),
+    "differs at the first character": lambda answer: Draft("§" + answer),
+    "nothing": lambda _: Draft(),
+    "fails at once": lambda _: Draft(RuntimeError("no draft")),
+    "fails midway": failing_midway,
+    "falls silent": lambda answer: Draft(*split_pieces(answer)[:30], 1e6),
+    "writes once": lambda answer: Draft(*split_pieces("Well. " + answer), continues_prefix=False),
+    "given text": lambda answer: ReferenceDraft(answer.replace("is", "was")),
+}
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+@dataclass
+class Reading:
+    """An answer, and for each of its characters when it came."""
+
+    text: str = ""
+    times: list[float] = field(default_factory=list)
+    events: list[StreamEvent] = field(default_factory=list)
+    total_s: float = 0.0
+
+    @property
+    def finish(self) -> Finish:
+        last = self.events[-1]
+        assert isinstance(last, Finish)
+        return last
+
+    @property
+    def usage(self) -> Usage:
+        assert self.finish.usage is not None
+        return self.finish.usage
+
+    @property
+    def num_won(self) -> int:
+        """Characters that came from streams that took over."""
+        return sum(len(e.text) for e in self.events if isinstance(e, TextDelta) and e.origin == "accepted")
+
+
+async def read(decoder: SpeculativeDecoder, request: ChatRequest, into: Reading | None = None) -> Reading:
+    clock = asyncio.get_running_loop().time
+    start, reading = clock(), into or Reading()
+    async with decoder.stream(request, rounds=True) as events:
+        async for event in events:
+            reading.events.append(event)
+            if isinstance(event, TextDelta):
+                reading.text += event.text
+                reading.times += [clock() - start] * len(event.text)
+    reading.total_s = clock() - start
+    assert len(asyncio.all_tasks()) == 1, "tasks are left"
+    return reading
+
+
+def racing(draft: DraftProvider, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
+    return SpeculativeDecoder(draft, target, SpeculativeConfig(**({"strategy": "race", "baseline_every": 0} | options)))
+
+
+def request_of(**options: Any) -> ChatRequest:
+    options.setdefault("temperature", 0.0)
+    return ChatRequest.create("Tell me.", **options)
+
+
+CODE = "".join(f"def area{i}(radius, *rest):\n    return [math.pi * radius ** 2, {{}}]\n\n" for i in range(12))
