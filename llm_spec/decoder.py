@@ -40,8 +40,10 @@ from llm_spec.contract.endpoint import Feature, FeatureLossAware
 from llm_spec.counting import count_input_tokens
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import FeatureDiscovery
+from llm_spec.drafting.cascade import CascadeDraft
 from llm_spec.drafting.optional_members import open_for_client
 from llm_spec.drafting.provider_draft import ProviderDraft
+from llm_spec.drafting.reference import ReferenceDraft
 from llm_spec.errors import (
     BudgetError,
     DraftError,
@@ -188,7 +190,7 @@ class SpeculativeDecoder:
         this pair, and TargetError with the text so far; never for a draft. Cancelling it stops the work behind it.
         """
         original_request = _build_request(request, options)
-        if self._can_complete_at_once:
+        if self._can_complete_at_once(original_request):
             return await self._complete_at_once(original_request)
         async with aclosing(self._stream_answer(original_request, rounds=False, is_whole=True)) as events:
             async for event in events:
@@ -309,8 +311,10 @@ class SpeculativeDecoder:
             return
         target = MeteredTarget(self._target, recorder.target_meter, self._discovery, self.config.timeouts)
         target_call = TargetCall(target, self.config, recorder, self._breaker)
+        draft = self._find_draft(request)
+        recorder.draft_name = None if draft is None else draft.name
         context = StrategyContext(
-            draft=None if self._draft is None else MeteredDraft(self._draft, recorder.draft_meter),
+            draft=None if draft is None else MeteredDraft(draft, recorder.draft_meter),
             target=target,
             request=request,
             config=self.config,
@@ -328,7 +332,8 @@ class SpeculativeDecoder:
         self._log_start(strategy, request, target_call)
         if rounds:
             guarantee = recorder.text_guarantee.guarantee
-            yield AnswerStarted(strategy.name, guarantee, self._target.name, self._name_of_used_draft(strategy))
+            draft_name = None if strategy is PLAIN else recorder.draft_name
+            yield AnswerStarted(strategy.name, guarantee, self._target.name, draft_name)
         try:
             answer = self._stream_verified(strategy_choice.ready, plain, target_call, is_whole=is_whole)
             async with aclosing(answer) as events:
@@ -387,15 +392,20 @@ class SpeculativeDecoder:
         self._log_end(result, target_call)
         return result
 
-    @property
-    def _can_speculate(self) -> bool:
-        return self._draft is not None or self.config.strategy not in (AUTO, PLAIN.name)
+    def _find_draft(self, request: ChatRequest) -> DraftProvider | None:
+        """What drafts an answer: the request's own prediction first, unless the target takes predictions itself."""
+        if not request.prediction or self._target.capabilities.prediction:
+            return self._draft
+        prediction = ReferenceDraft(request.prediction, name="prediction")
+        return prediction if self._draft is None else CascadeDraft(prediction, self._draft)
 
-    @property
-    def _can_complete_at_once(self) -> bool:
+    def _can_speculate(self, draft: DraftProvider | str | None) -> bool:
+        return draft is not None or self.config.strategy not in (AUTO, PLAIN.name)
+
+    def _can_complete_at_once(self, request: ChatRequest) -> bool:
         """Whether a target may be asked for a whole answer: nobody verifies, times, counts or keeps its pieces."""
         config = self.config
-        if config.stream_always or self._can_speculate:
+        if config.stream_always or self._can_speculate(self._find_draft(request)):
             return False
         is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
         return self._target.capabilities.whole_answers and not (is_timed or self._cost_tracker.is_bounded)
@@ -430,13 +440,10 @@ class SpeculativeDecoder:
             finish,
             strategy_choice=strategy_choice,
             target=self._target.name,
-            draft=self._name_of_used_draft(strategy_choice.strategy),
+            draft=None if strategy_choice.strategy is PLAIN else recorder.draft_name,
             cost_tracker=self._cost_tracker,
             baseline=self._planner.baseline,
         )
-
-    def _name_of_used_draft(self, strategy: StrategyEntry) -> str | None:
-        return None if self._draft is None or strategy is PLAIN else self._draft.name
 
     def _stream_verified(
         self, speculation: Ready | None, plain: Ready, target_call: TargetCall, *, is_whole: bool
@@ -445,7 +452,7 @@ class SpeculativeDecoder:
         if speculation is not None:
             return target_call.events(speculation.run, plain.run, is_whole=is_whole)
         run = plain.run
-        if self._can_speculate:  # what speculation gives will be compared with this
+        if self._can_speculate(target_call.recorder.draft_name):  # what speculation gives will be compared with this
             run = partial(record_stream_times, run, self._planner.pair_stats, target_call.recorder.request)
         return target_call.events(run, None, is_whole=is_whole)
 
@@ -484,7 +491,7 @@ class SpeculativeDecoder:
                 "request_started",
                 strategy=strategy.name,
                 target=self._target.name,
-                draft=None if self._draft is None else self._draft.name,
+                draft=target_call.recorder.draft_name,
                 num_messages=len(request.messages),
                 max_tokens=request.max_tokens,
                 **content,

@@ -63,6 +63,7 @@ class AnswerRecorder:
         )
         self._clock = clock()
         self._started_s = self._clock()
+        self.draft_name: str | None = None  # of what drafts for this request; None: nothing does
         self.consumer_wait_s = 0.0  # that the consumer of the events took
         self.is_read_from_scores = False  # whether what rounds confirm is read off scores, not written
         self.choosing_strategy_s = 0.0  # that finding out what the target can do took, before it was asked

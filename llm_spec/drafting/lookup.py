@@ -13,15 +13,11 @@ from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
-from llm_spec.drafting.ngrams import NgramIndex
+from llm_spec.drafting.ngrams import NgramIndex, estimate_copy_confidence
 from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
 
 __all__ = ["PROMPT_LOOKUP", "PromptLookup"]
-
-# A guess after n matching items is right in about 1 - 0.6 / n of cases (measured on the built-in pair: .43, .59, .78,
-# .88, then .95 and more); it is a first estimate, the lookahead learns the true rates.
-_MISMATCH_FACTOR: Final = 0.6
 
 
 class PromptLookup:
@@ -76,7 +72,7 @@ class _LookupTokenDraft:
             start, num_matching = found
             # what is copied is followed by its own beginning: so a repetition goes on for longer than it is old
             for offset, token_id in enumerate(cycle(self._index.items[start:])):
-                yield DraftToken(token_id, 1 - _MISMATCH_FACTOR / (num_matching + offset))
+                yield DraftToken(token_id, estimate_copy_confidence(num_matching + offset))
 
     def close(self) -> None:
         """Nothing to release."""

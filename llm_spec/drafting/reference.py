@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import islice
 from typing import Final
 
 from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.local import BoundedTokenizer, DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
-from llm_spec.drafting.ngrams import SequenceFollower
+from llm_spec.drafting.ngrams import SequenceFollower, estimate_copy_confidence
 from llm_spec.drafting.text_index import TextIndex
 from llm_spec.drafting.text_pieces import iterate_pieces_yielding, take_last_pieces
 
@@ -22,13 +23,14 @@ _MAX_MATCH: Final = 8  # pieces
 class ReferenceDraft:
     """Draft a text that the caller expects the answer to follow, in whole or in parts.
 
-    After a difference it goes on behind the longest match of the answer's last tokens (at most 8) with the text.
+    After a difference it goes on behind the longest match of the answer's last tokens (at most 8) with the text, the
+    nearest of several. `name`: what it is called in results.
     """
 
-    name = "given-text"
     capabilities = DraftCapabilities(is_free=True)
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, name: str = "given-text") -> None:
+        self.name = name
         self._text = text
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
@@ -70,7 +72,8 @@ class _ReferenceTokenDraft:
         start = self._follower.advance(context_ids[self._num_read :])
         self._num_read = len(context_ids)
         if start is not None:
-            yield from map(DraftToken, self._follower.items[start:])
+            for offset, token_id in enumerate(islice(self._follower.items, start, None)):
+                yield DraftToken(token_id, estimate_copy_confidence(self._follower.num_matching + offset))
 
     def close(self) -> None:
         """Nothing to release."""

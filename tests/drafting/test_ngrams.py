@@ -68,8 +68,37 @@ def test_a_follower_goes_straight_on_while_they_agree() -> None:
 
 
 def test_a_follower_goes_on_behind_the_longest_match_after_a_difference() -> None:
-    """Lost where nothing matches, found again once something does."""
+    """As if items were replaced, until something matches."""
     follower = SequenceFollower(list("one two"))
-    assert follower.advance(list("o#")) is None
+    assert follower.advance(list("o#")) == 2
+    assert follower.num_matching == 0
     assert follower.advance(list("ne")) == 3
     assert follower.advance(list(" t")) == 5
+    assert follower.num_matching > 0
+
+
+def test_a_follower_is_lost_after_many_differences() -> None:
+    """It guesses at replaced items for a while, then says nothing until there is a match."""
+    follower = SequenceFollower(list("one two three four"))
+    assert follower.advance(list("one")) == 3
+    assert [follower.advance(["#"]) for _ in range(6)] == [4, 5, 6, 7, None, None]
+    assert follower.advance(list("three")) == 13
+
+
+def test_a_follower_takes_the_nearest_of_several_matches() -> None:
+    """A line that stands in many places: the one that comes next; text may be inserted, left out or moved."""
+    text = "".join(f"a{number}\nreturn x\n" for number in "0123456789")
+    follower = SequenceFollower(list(text))
+    assert follower.advance(list("a0\nreturn y")) is not None
+    assert follower.advance(list("\na1\n")) == text.index("a1") + 3
+    assert follower.advance(list("added\nreturn x")) == text.index("a1\nreturn x") + len("a1\nreturn x")
+    assert follower.advance(list("\na7\n")) == text.index("a7") + 3
+    assert follower.advance(list("a3\n")) == text.index("a3") + 3
+
+
+def test_a_short_match_far_away_is_not_believed() -> None:
+    """One item may stand anywhere; three of them hardly by chance."""
+    text = "ab" + "-" * 100 + "xyz!"
+    follower = SequenceFollower(list(text))
+    assert follower.advance(list("ax")) == 2
+    assert follower.advance(list("yz")) == text.index("!")

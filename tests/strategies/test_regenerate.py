@@ -58,9 +58,9 @@ def test_a_draft_that_diverges_is_realigned_behind_the_difference() -> None:
     assert reports[0].rejection_index == 5
     accepted = sum(report.num_accepted_tokens for report in reports)
     assert sum(report.num_emitted_tokens for report in reports) == 20
-    # pieces 0-4, the correction, then (word5 is nowhere in the draft: one plain step) 7-14, a bonus, 16-19
-    assert counts(reports) == [(8, 5, 6), (0, 0, 1), (8, 8, 9), (4, 4, 4)]
-    assert accepted == 17
+    # pieces 0-4, the correction in the place of a drafted piece, 6-13, a bonus, 15-19
+    assert counts(reports) == [(8, 5, 6), (8, 8, 9), (5, 5, 5)]
+    assert accepted == 18
 
 
 def test_an_inserted_piece_does_not_cost_the_rest() -> None:
