@@ -15,8 +15,6 @@ from llm_spec._checks import check_number
 from llm_spec.errors import InvalidRequestError
 
 __all__ = [
-    "LIMIT_FIELDS",
-    "METADATA_FIELDS",
     "AnswerStarted",
     "ApiName",
     "ChatMessage",
@@ -70,37 +68,6 @@ Origin = Literal["plain", "accepted", "correction", "bonus"]
 Guarantee: TypeAlias = Literal["exact", "exact-text", "judged", "lossy"]
 ContentPart: TypeAlias = Mapping[str, Any]
 ApiName: TypeAlias = Literal["chat", "messages"]  # OpenAI's chat completions, Anthropic's messages
-# Other servers' words for `max_tokens`, which some of them go by where both are set
-LIMIT_FIELDS: Final = frozenset(
-    {
-        "max_completion_tokens",
-        "max_gen_len",
-        "max_length",
-        "max_new_tokens",
-        "max_output_tokens",
-        "max_tokens",
-        "max_tokens_to_sample",
-        "maxoutputtokens",
-        "maxtokens",
-        "n_predict",
-        "num_predict",
-        "options",  # ollama's, with num_predict in it
-    }
-)
-# Of `ChatRequest.extra` what says nothing of the answer: who asks, how the server queues, bills and caches
-METADATA_FIELDS: Final = frozenset(
-    {
-        "betas",
-        "cache_control",
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
-)
 _MESSAGE_FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 _CALL_FIELDS: Final = frozenset({"id", "type", "function", "index"})
 

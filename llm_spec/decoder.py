@@ -14,7 +14,6 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from llm_spec._clock import clock, now
 from llm_spec.budget import Budget, CostTracker
 from llm_spec.chat import (
-    LIMIT_FIELDS,
     AnswerStarted,
     ChatRequest,
     ChatResponse,
@@ -59,6 +58,7 @@ from llm_spec.planner import StrategyPlanner
 from llm_spec.pricing import find_draft_price, find_model_price
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.registry import open_draft, open_provider
+from llm_spec.request_fields import LIMIT_FIELDS
 from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies.base import Ready, StrategyContext

@@ -14,7 +14,6 @@ from typing import Final
 
 from llm_spec.answer_emitter import AnswerEmitter, open_message_parser
 from llm_spec.chat import (
-    METADATA_FIELDS,
     ChatRequest,
     Fallback,
     Finish,
@@ -37,6 +36,7 @@ from llm_spec.contract.local import (
 from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.grammar import open_constraint
+from llm_spec.request_fields import find_local_refusal
 from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
@@ -47,8 +47,6 @@ from llm_spec.worker import admitted_threads, iterate_in_thread
 
 __all__ = ["generate_events", "stream_token_model"]
 
-# Fields of `ChatRequest.extra` that a model in this process understands, or that say nothing of the text
-LOCAL_FIELDS: Final = METADATA_FIELDS | {"chat_template_kwargs", "parallel_tool_calls", "reasoning_effort"}
 _FINISH_REASONS: Final[dict[StoppedBy, FinishReason]] = {
     "eos": "stop",
     "stop_string": "stop",
@@ -201,9 +199,9 @@ def _split_draft_model(
 def _check_request_supported(target: TokenModel, request: ChatRequest) -> None:
     """Refuse what a local model would have to leave out, rather than leave it out silently."""
     _check_prompt_length(target, request)
-    unknown = sorted(name for name, value in request.extra.items() if value is not None and name not in LOCAL_FIELDS)
-    if unknown:
-        raise InvalidRequestError(f"{unknown[0]} is set; {target.name} is a local model and cannot serve it")
+    refusals = [find_local_refusal(name, request.extra[name], target.name) for name in sorted(request.extra)]
+    if refusal := next(filter(None, refusals), None):
+        raise InvalidRequestError(refusal)
     if request.tools and not isinstance(target.tokenizer, MessageTokenizer):
         raise InvalidRequestError(f"tools are set; {target.name} has no form for tool calls")
     for message in request.messages:

@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
-from llm_spec.chat import METADATA_FIELDS, ChatRequest, Finish, StreamEvent, TextDelta
+from llm_spec.chat import ChatRequest, Finish, StreamEvent, TextDelta
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.errors import DraftError
 from llm_spec.prefill import prefill_prompt
+from llm_spec.request_fields import METADATA_FIELDS
 
 __all__ = ["ProviderDraft"]
 

@@ -148,11 +148,27 @@ def _read_template_variables(request: ChatRequest) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"chat_template_kwargs is {given!r}; it must be an object")
     variables = dict(cast("Mapping[str, Any]", given))
-    effort = request.extra.get("reasoning_effort")
+    effort = request.extra.get("reasoning_effort") or _get_text(request, "reasoning", "effort")
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
         variables.setdefault("enable_thinking", effort != "none")
+    thinking = request.extra.get("enable_thinking")
+    if thinking is None:
+        thinking = {"enabled": True, "disabled": False}.get(_get_text(request, "thinking", "type") or "")
+    if thinking is not None:
+        variables.setdefault("enable_thinking", thinking)
     return variables
+
+
+def _get_text(request: ChatRequest, name: str, part: str) -> str | None:
+    """A text of a field of `extra` that is an object; raises InvalidRequestError where it is another."""
+    value: Any = request.extra.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(f"{name} is {value!r}; it must be an object")
+    text: Any = cast("Mapping[str, Any]", value).get(part)
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequestError(f"{name}.{part} is {text!r}; it must be a text")
+    return text
 
 
 def _parse_arguments(arguments: str) -> Any:

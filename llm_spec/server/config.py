@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from llm_spec._checks import check_number
-from llm_spec.chat import LIMIT_FIELDS
 from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, StrategyName, Timeouts
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price, read_price
 from llm_spec.registry import NamedProvider, provider_names, strip_credentials
+from llm_spec.request_fields import LIMIT_FIELDS
 from llm_spec.strategies.registry import AUTO, PLAIN, registered_strategies, strategy_choices
 from llm_spec.tokens.lookahead import Fixed
 

@@ -64,6 +64,7 @@ _MESSAGES_ONLY_FIELDS: Final = frozenset(
         "workspace_id",
     }
 )
+_CONVERTED_FIELDS: Final = frozenset({"output_config", "output_format", "thinking"})  # for a model in this process
 _UNSUPPORTED_FIELDS: Final = ("compaction", "mcp_servers")  # they make answers of blocks that are not passed on
 _CLIENT_TOOL_PREFIXES: Final = ("bash_", "computer_", "memory_", "text_editor_")  # of Anthropic's, run by the client
 # By this code the SDK's message threads and tool runner know to send the whole conversation instead
@@ -84,17 +85,22 @@ def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedR
     for name in _UNSUPPORTED_FIELDS:
         if body.get(name):
             raise InvalidRequestError(f"{name} is set; this server does not support it, leave it out")
-    is_native = target_api == "messages"
+    is_native, is_local = target_api == "messages", target_api is None
     messages = [*_parse_system(body, is_native=is_native), *_parse_messages(body, is_native=is_native)]
     prefix = ""
     if messages and _is_prefix(messages[-1]):
         prefix = messages.pop().text
     if not messages:
         raise InvalidRequestError("messages is empty; it must hold at least one message")
+    if is_native:
+        known_fields = _KNOWN_FIELDS
+    else:
+        known_fields = _KNOWN_FIELDS | (_CONVERTED_FIELDS if is_local else _MESSAGES_ONLY_FIELDS)
     request = build_chat_request(
         body,
-        _KNOWN_FIELDS if is_native else _KNOWN_FIELDS | _MESSAGES_ONLY_FIELDS,
-        is_local=target_api is None,
+        known_fields,
+        is_local=is_local,
+        extra_fields=None if is_native else _convert_fields(body, is_local=is_local),
         messages=tuple(messages),
         max_tokens=get_field(body, "max_tokens", None, int),
         stop=parse_stop(body, "stop_sequences"),
@@ -206,13 +212,15 @@ def _convert_tools(body: Body, *, is_native: bool) -> Iterator[Json]:
         if "name" in tool and is_native and (kind == "custom" or kind.startswith(_CLIENT_TOOL_PREFIXES)):
             yield tool
             continue
-        if kind != "custom" or "name" not in tool:
+        if kind == "custom" and "name" not in tool:
+            raise InvalidRequestError(f"tools[{index}].name is missing; a tool must have one")
+        if kind != "custom":
             raise InvalidRequestError(
                 f"tools[{index}] is {tool.get('type')!r}; only tools that the client runs are supported here"
             )
         function = {"name": tool["name"], "parameters": tool.get("input_schema", {"type": "object"})}
-        described = {"description": tool["description"]} if tool.get("description") else {}
-        yield {"type": "function", "function": {**function, **described}}
+        more = {name: tool[name] for name in ("description", "strict") if tool.get(name)}
+        yield {"type": "function", "function": {**function, **more}}
 
 
 def _convert_tool_choice(body: Body) -> str | Json | None:
@@ -225,6 +233,18 @@ def _convert_tool_choice(body: Body) -> str | Json | None:
     if kind not in _TOOL_CHOICES:
         raise InvalidRequestError(f"tool_choice is {kind!r}; it must be one of tool, {', '.join(_TOOL_CHOICES)}")
     return _TOOL_CHOICES[kind]
+
+
+def _convert_fields(body: Body, *, is_local: bool) -> Json:
+    """What chat completions, or a model in this process, have other words for."""
+    fields: Json = {}
+    if body.get("tools") and get_object(body, "tool_choice").get("disable_parallel_tool_use") is True:
+        fields["parallel_tool_calls"] = False
+    if is_local:
+        effort = get_object(body, "output_config").get("effort")
+        given = {"thinking": get_object(body, "thinking") or None, "reasoning_effort": effort}
+        fields |= {name: value for name, value in given.items() if value is not None}
+    return fields
 
 
 def _convert_response_format(body: Body) -> Json | None:

@@ -75,7 +75,10 @@ class ServedModel:
 
     def drop_unsafe_fields(self, parsed_requests: Sequence[ParsedRequest]) -> tuple[list[ParsedRequest], list[str]]:
         """Requests of one body without the fields that their target is not sent, and the names of those."""
-        kept = [drop_unsafe_fields(one_request, self._extra_fields) for one_request in parsed_requests]
+        kept = [
+            drop_unsafe_fields(one_request, self._extra_fields, is_local=self.is_local)
+            for one_request in parsed_requests
+        ]
         return [one_request for one_request, _ in kept], kept[0][1]
 
     def _list_usable_strategies(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from llm_spec.chat import ChatMessage, ChatRequest, Sampling
 from llm_spec.errors import InvalidRequestError
+from llm_spec.request_fields import FIELDS, find_local_use
 
 __all__ = [
     "Body",
@@ -66,8 +67,6 @@ _RESERVED_FIELDS: Final = frozenset(
 )
 _MAX_STOP_STRINGS: Final = 256  # each of them is looked for in each piece of the answer
 _DEFAULT_VALUES: Final[Sequence[Any]] = (0, 1, "", [], {})
-# What would change the answer; a model in this process has none of it
-_REMOTE_ONLY_FIELDS: Final = ("audio", "best_of", "function_call", "functions", "suffix", "web_search_options")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,8 +129,8 @@ def build_chat_request(
 ) -> ChatRequest:
     """The request of a body: sampling and what this library knows by its name, the rest as `extra`.
 
-    `known_fields` are read by the caller, who gives them in `fields`. A model in this process takes no others: what
-    would change its answer is refused, what would not is left out. `extra_fields` goes into `extra` all the same.
+    `known_fields` are read by the caller, who gives them in `fields`. `extra_fields` goes into `extra` all the same.
+    For a model in this process, what says nothing is left out; raises InvalidRequestError for what it cannot serve.
     """
     extra = _get_unknown_fields(body, known_fields)
     sampling: Json = {name: extra.pop(name) for name in _SAMPLING_FIELDS if name in extra}
@@ -152,10 +151,7 @@ def build_chat_request(
         fields["max_tokens"] = None
         extra["max_tokens"] = 0
     if is_local:
-        for name in _REMOTE_ONLY_FIELDS:
-            if extra.get(name):
-                raise InvalidRequestError(f"{name} is set; a model in this process cannot serve it")
-        extra = {}
+        extra = _keep_local_fields(extra)
     extra.update(extra_fields or {})
     return ChatRequest(sampling=Sampling(**sampling) if sampling else _DEFAULT_SAMPLING, extra=extra, **fields)
 
@@ -167,6 +163,15 @@ def _get_unknown_fields(body: Body, known_fields: frozenset[str]) -> Json:
         if unknown.pop(name) not in _DEFAULT_VALUES:
             raise InvalidRequestError(f"{name} is set; this server does not support that field")
     return unknown
+
+
+def _keep_local_fields(extra: Json) -> Json:
+    """What a model in this process reads, and what it does not know; raises InvalidRequestError for what it refuses."""
+    uses = {name: find_local_use(name, value) for name, value in extra.items()}
+    for name, use in uses.items():
+        if use == "refused" and extra[name]:
+            raise InvalidRequestError(f"{name} is set; a model in this process cannot serve it ({FIELDS[name].note})")
+    return {name: value for name, value in extra.items() if uses[name] in ("kept", "left_out")}
 
 
 def _parse_logit_bias(bias: Json) -> dict[int, float]:

@@ -66,9 +66,9 @@ def parse_responses_request(body: Body, *, is_local: bool) -> ParsedRequest:
         tool_choice=_convert_tool_choice(body),
         response_format=_convert_response_format(body),
     )
-    if effort is not None and not is_local:
+    if effort is not None:
         request = replace(request, extra={**request.extra, "reasoning_effort": effort})
-    if request.tools and body.get("parallel_tool_calls") is False and not is_local:
+    if request.tools and body.get("parallel_tool_calls") is False:
         request = replace(request, extra={**request.extra, "parallel_tool_calls": False})
     return ParsedRequest(
         model=get_model_name(body), request=request, stream=get_field(body, "stream", default=False), body=body

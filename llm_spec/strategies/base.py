@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
-from llm_spec.chat import METADATA_FIELDS, ChatRequest, Guarantee, StreamEvent
+from llm_spec.chat import ChatRequest, Guarantee, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.deadline import Deadline
 from llm_spec.pair_stats import PairStats
+from llm_spec.request_fields import goes_with_prediction, is_plain
 
 __all__ = [
     "OpenStream",
@@ -21,6 +22,7 @@ __all__ = [
     "StrategyContext",
     "TextGuarantee",
     "find_multi_call_refusal",
+    "find_prediction_refusal",
 ]
 
 OpenStream: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[StreamEvent]]]
@@ -77,14 +79,22 @@ class Refusal(NamedTuple):
 
 def find_multi_call_refusal(request: ChatRequest) -> str | None:
     """Why an answer to this request cannot be put together from several calls of a server; None: it can."""
-    sampling = request.sampling
-    unsupported = {
-        "raw": request.raw,
-        "tools": request.tools,
-        "response_format": request.response_format,
-        "extra": request.extra.keys() - METADATA_FIELDS,  # whatever it is: it may depend on what has been written
-        "presence_penalty": sampling.presence_penalty,  # servers count penalties over what one call wrote
-        "frequency_penalty": sampling.frequency_penalty,
-    }
-    name = next((name for name, value in unsupported.items() if value), None)
+    name = next((name for name, value in _list_fields(request) if is_plain(name, value)), None)
     return None if name is None else f"the request sets {name}"
+
+
+def find_prediction_refusal(request: ChatRequest) -> str | None:
+    """Why the request cannot have a predicted output; None: it can."""
+    name = next((name for name, value in _list_fields(request) if not goes_with_prediction(name, value)), None)
+    return None if name is None else f"the request sets {name}, which predicted outputs do not go with"
+
+
+def _list_fields(request: ChatRequest) -> Iterator[tuple[str, Any]]:
+    """What a request says that may keep it from speculation, by the names of the table of fields."""
+    sampling = request.sampling
+    yield "raw", request.raw
+    yield "tools", request.tools or None
+    yield "response_format", request.response_format or None
+    yield "presence_penalty", sampling.presence_penalty
+    yield "frequency_penalty", sampling.frequency_penalty
+    yield from request.extra.items()

@@ -15,7 +15,7 @@ from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent
 from llm_spec.drafting.full_draft import FullDraft
 from llm_spec.errors import InvalidRequestError, format_error_line
-from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
+from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_prediction_refusal
 from llm_spec.strategies.plain import stream_plain
 
 __all__ = ["prepare"]
@@ -30,7 +30,7 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
         return Refusal("there is no draft, and the request has no prediction")
     if not context.target.capabilities.prediction:
         return Refusal(f"target {context.target.name} takes no predicted outputs")
-    refusal = _find_request_refusal(context.request)
+    refusal = find_prediction_refusal(context.request)
     if refusal is not None:
         return Refusal(refusal)
     return Ready(TextGuarantee("exact", same_text=False), partial(_run, context))
@@ -40,23 +40,6 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
 async def _run(context: StrategyContext) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
     async with aclosing(_stream_answer(context)) as events:
         yield events
-
-
-def _find_request_refusal(request: ChatRequest) -> str | None:
-    """Why the request cannot have a prediction, as OpenAI documents it; None: it can."""
-    sampling, extra = request.sampling, request.extra
-    unsupported = {
-        "raw": request.raw,
-        "tools": request.tools,
-        "presence_penalty": (sampling.presence_penalty or 0.0) > 0.0,
-        "frequency_penalty": (sampling.frequency_penalty or 0.0) > 0.0,
-        "n": extra.get("n", 1) != 1,
-        "logprobs": extra.get("logprobs") or extra.get("top_logprobs"),
-        "audio": extra.get("audio"),
-        "max_completion_tokens": extra.get("max_completion_tokens"),
-    }
-    name = next((name for name, value in unsupported.items() if value), None)
-    return None if name is None else f"the request sets {name}, which predicted outputs do not go with"
 
 
 async def _stream_answer(context: StrategyContext) -> AsyncGenerator[StreamEvent]:

@@ -139,10 +139,9 @@ async def test_labels_keep_no_request_from_speculation() -> None:
     assert request.extra == {"metadata": FIELDS["metadata"], **CACHED}
     assert find_multi_call_refusal(request) is None
     thinking = parse_messages_request(ask(PATH, thinking=FIELDS["thinking"]), target_api="messages").request
-    assert find_multi_call_refusal(thinking) == "the request sets extra"
-    assert (
-        find_multi_call_refusal(ChatRequest.create("q", extra={"user": "u", "vendor": 1})) == "the request sets extra"
-    )
+    assert find_multi_call_refusal(thinking) == "the request sets thinking"
+    unknown = ChatRequest.create("q", extra={"user": "u", "vendor": 1})
+    assert find_multi_call_refusal(unknown) == "the request sets vendor"
 
 
 async def test_a_draft_hears_nothing_that_was_said_to_the_target() -> None:

@@ -1,0 +1,345 @@
+"""What a request may carry, as one table: every field that clients send, and what it is to the text of an answer.
+
+All that decides by the name of a field reads it here: which requests speculate at a server, what a model in this
+process understands, and what `llm-spec serve` sends on. docs/request-fields.md shows the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+
+__all__ = [
+    "FIELDS",
+    "LIMIT_FIELDS",
+    "METADATA_FIELDS",
+    "PASSED_FIELDS",
+    "TABLE",
+    "FieldRow",
+    "find_local_refusal",
+    "find_local_use",
+    "goes_with_prediction",
+    "is_default",
+    "is_plain",
+]
+
+# metadata: says nothing of the text, and goes along with every call. kept: speculation keeps to it. plain: such a
+# request is answered by one call of the server, without speculation.
+ServerUse: TypeAlias = Literal["metadata", "kept", "plain"]
+# own: a field of ChatRequest itself, or read as one by `llm-spec serve`; beside those, in `extra`, it is left out.
+# left_out: an error in a program; `llm-spec serve` drops it and says so. refused: an error in both.
+LocalUse: TypeAlias = Literal["ignored", "own", "kept", "left_out", "refused"]
+
+
+class FieldRow(NamedTuple):
+    """Fields that are alike: `names`, and `apis` whose own they are ("": of some servers, frameworks or programs).
+
+    `defaults` are values that say nothing. `is_passed`: `llm-spec serve` sends them to servers, if it does not read
+    them itself. `is_limit`: another word for `max_tokens`. `with_prediction`: predicted outputs go with it.
+    """
+
+    names: str
+    apis: str
+    server: ServerUse
+    local: LocalUse
+    note: str
+    defaults: tuple[Any, ...] = ()
+    is_passed: bool = False
+    is_limit: bool = False
+    with_prediction: bool = True
+
+
+_ALL: Final = "chat completions responses messages"
+_OPENAI: Final = "chat completions responses"
+
+TABLE: Final = (
+    # What is asked
+    FieldRow("messages", "chat messages", "kept", "own", "the conversation, with earlier calls and their results"),
+    FieldRow(
+        "input instructions", "responses", "kept", "own", "the conversation; items that need a memory are refused"
+    ),
+    FieldRow("system", "messages", "kept", "own", "a system message"),
+    FieldRow("prompt", "completions responses", "kept", "own", "text to continue; a stored prompt is refused"),
+    FieldRow("model", _ALL, "kept", "own", "chooses the model"),
+    FieldRow("prefix", "", "kept", "own", "text that the answer continues, where a target can"),
+    FieldRow("raw", "", "plain", "own", "a prompt without a chat template", (False,), with_prediction=False),
+    # How tokens are drawn
+    FieldRow("temperature top_p min_p repetition_penalty", _ALL, "kept", "own", "draft and target obey the same"),
+    FieldRow("top_k", "messages", "kept", "own", "draft and target obey the same", (0, -1), is_passed=True),
+    FieldRow("logit_bias seed", "chat completions", "kept", "own", "draft and target obey the same", is_passed=True),
+    FieldRow(
+        "presence_penalty frequency_penalty",
+        "chat completions",
+        "plain",
+        "own",
+        "servers count penalties over what one call wrote",
+        (0, 0.0),
+        with_prediction=False,
+    ),
+    FieldRow(
+        "allowed_token_ids bad_words dry_allowed_length dry_base dry_multiplier dry_penalty_last_n "
+        "dry_sequence_breakers dynatemp_exponent dynatemp_range early_stopping epsilon_cutoff eta_cutoff ignore_eos "
+        "include_stop_str_in_output length_penalty min_keep min_tokens mirostat mirostat_eta mirostat_tau no_stop_trim "
+        "penalize_nl random_seed repeat_last_n repeat_penalty samplers skip_special_tokens smoothing_factor "
+        "spaces_between_special_tokens stop_token_ids tfs_z top_a top_n_sigma typical_p xtc_probability xtc_threshold",
+        "",
+        "plain",
+        "left_out",
+        "engines' own words, which may depend on what a call has written",
+        is_passed=True,
+    ),
+    # How long
+    FieldRow("max_tokens", "chat completions messages", "kept", "own", "the limit", is_passed=True, is_limit=True),
+    FieldRow(
+        "max_completion_tokens", "chat", "kept", "own", "read as `max_tokens`", is_limit=True, with_prediction=False
+    ),
+    FieldRow("max_output_tokens", "responses", "kept", "own", "read as `max_tokens`", is_limit=True),
+    FieldRow(
+        "max_gen_len max_length max_new_tokens max_tokens_to_sample maxoutputtokens maxtokens n_predict num_predict "
+        "options",
+        "",
+        "plain",
+        "left_out",
+        "other servers' limits, by which some go where `max_tokens` is set, too; `options` is Ollama's",
+        is_limit=True,
+    ),
+    FieldRow("stop stop_sequences", "chat completions messages", "kept", "own", "looked for in the joined text"),
+    # Tools
+    FieldRow(
+        "tools",
+        "chat responses messages",
+        "plain",
+        "own",
+        "shown by the chat template; calls are read from the text",
+        with_prediction=False,
+    ),
+    FieldRow(
+        "tool_choice",
+        "chat responses messages",
+        "kept",
+        "own",
+        "`none` shows no tools; `required`, `any` and names are held by a grammar",
+    ),
+    FieldRow(
+        "parallel_tool_calls",
+        "chat responses",
+        "plain",
+        "kept",
+        "false: the answer ends with its first call",
+        (True,),
+        is_passed=True,
+    ),
+    FieldRow("max_tool_calls", "responses", "metadata", "ignored", "counts hosted tools, of which there are none"),
+    FieldRow("functions", "chat", "plain", "refused", "replaced by `tools`", ([],), is_passed=True),
+    FieldRow(
+        "function_call", "chat", "plain", "refused", "replaced by `tool_choice`", ("auto", "none"), is_passed=True
+    ),
+    FieldRow("web_search_options", "chat", "plain", "refused", "a tool that a vendor runs"),
+    FieldRow("mcp_servers", "messages", "plain", "refused", "tools that a vendor runs", ([],)),
+    # The form of the answer
+    FieldRow("response_format", "chat", "plain", "own", "held by a grammar", ({"type": "text"},)),
+    FieldRow("text", "responses", "plain", "own", "its `format` is read as `response_format`"),
+    FieldRow("output_config", "messages", "plain", "own", "its `format` and `effort` are read", is_passed=True),
+    FieldRow("output_format", "messages", "plain", "own", "read as `response_format`", is_passed=True),
+    FieldRow(
+        "ebnf grammar guided_choice guided_grammar guided_json guided_regex json_schema regex structured_outputs",
+        "",
+        "plain",
+        "refused",
+        "engines' own words for `response_format`; send that",
+        is_passed=True,
+    ),
+    FieldRow(
+        "modalities", "chat", "plain", "refused", "a model here writes text", (["text"],), True, with_prediction=False
+    ),
+    FieldRow("audio", "chat", "plain", "refused", "a model here writes text", with_prediction=False),
+    FieldRow("image", "responses", "plain", "refused", "a model here writes text"),
+    FieldRow(
+        "suffix", "completions", "plain", "refused", "text behind a gap; the answer would have to meet it", ("",), True
+    ),
+    FieldRow("echo", "completions", "plain", "own", "the server adds the prompt itself", (False,), is_passed=True),
+    FieldRow(
+        "n",
+        "chat completions",
+        "plain",
+        "refused",
+        "relayed from the server",
+        (1,),
+        is_passed=True,
+        with_prediction=False,
+    ),
+    FieldRow("best_of", "completions", "plain", "refused", "several answers, one of which is told", (1,)),
+    FieldRow(
+        "logprobs",
+        "chat completions",
+        "plain",
+        "refused",
+        "relayed from the server",
+        (False,),
+        is_passed=True,
+        with_prediction=False,
+    ),
+    FieldRow(
+        "top_logprobs",
+        "chat responses",
+        "plain",
+        "refused",
+        "relayed from the server",
+        (0,),
+        is_passed=True,
+        with_prediction=False,
+    ),
+    FieldRow("prediction", "chat", "kept", "own", "a guess at the answer: a draft, or the server's business"),
+    # Reasoning
+    FieldRow(
+        "reasoning_effort", "chat", "plain", "kept", "a variable of the chat template; `none` reasons not", (), True
+    ),
+    FieldRow("reasoning", "responses", "plain", "kept", "its `effort` is read as `reasoning_effort`", ({},), True),
+    FieldRow(
+        "thinking",
+        "messages",
+        "plain",
+        "kept",
+        "`enable_thinking` for the chat template; a budget is left to the model",
+        ({"type": "disabled"},),
+        is_passed=True,
+    ),
+    FieldRow("enable_thinking", "", "plain", "kept", "a variable of the chat template", is_passed=True),
+    FieldRow("chat_template_kwargs", "", "plain", "kept", "variables of the chat template"),
+    FieldRow("verbosity", "chat", "plain", "ignored", "a wish for which models here have no word", ("medium",), True),
+    FieldRow(
+        "context_management include_reasoning prompt_mode reasoning_format safe_prompt thinking_budget",
+        "",
+        "plain",
+        "left_out",
+        "servers' own words for what they think, show or forget",
+        is_passed=True,
+    ),
+    # How the answer is sent
+    FieldRow("stream", _ALL, "metadata", "ignored", "whole or in pieces: the text is the same"),
+    FieldRow("stream_options", _OPENAI, "metadata", "ignored", "usage at the end of a stream"),
+    FieldRow("include_usage", "", "metadata", "ignored", "usage beside the answer", is_passed=True),
+    FieldRow("usage", "", "metadata", "ignored", "usage beside the answer, in the words of OpenRouter"),
+    FieldRow("include", "responses", "metadata", "ignored", "what else is told of an answer"),
+    FieldRow(
+        "return_token_ids return_tokens_as_token_ids timings_per_token",
+        "",
+        "plain",
+        "left_out",
+        "change how a server writes its chunks",
+        (False,),
+        is_passed=True,
+    ),
+    # Who asks, and how it is queued, billed, cached and stored
+    FieldRow(
+        "metadata",
+        "chat responses messages",
+        "metadata",
+        "ignored",
+        "labels",
+        is_passed=True,
+    ),
+    FieldRow("user safety_identifier", _OPENAI, "metadata", "ignored", "who asks", is_passed=True),
+    FieldRow("store", "chat responses", "metadata", "ignored", "whether the vendor keeps the answer", is_passed=True),
+    FieldRow(
+        "prompt_cache_key prompt_cache_options prompt_cache_retention",
+        "chat responses",
+        "metadata",
+        "ignored",
+        "the server's cache",
+        is_passed=True,
+    ),
+    FieldRow(
+        "cache_control betas",
+        "messages",
+        "metadata",
+        "ignored",
+        "the server's cache; names of features",
+        is_passed=True,
+    ),
+    FieldRow("cache_prompt cache_salt", "", "metadata", "ignored", "the server's cache", is_passed=True),
+    FieldRow("service_tier", "chat responses messages", "metadata", "ignored", "which queue; may cost more"),
+    FieldRow("speed", "messages", "metadata", "ignored", "which queue; may cost more"),
+    FieldRow("priority", "", "metadata", "ignored", "which queue"),
+    FieldRow(
+        "billing_policy diagnostics fallback_credit_token inference_geo user_profile_id workspace_id",
+        "messages",
+        "metadata",
+        "ignored",
+        "who asks, who pays, where it runs",
+    ),
+    FieldRow("truncation", "responses", "metadata", "ignored", "a conversation that is too long is an error here"),
+    # What needs a memory, or another model
+    FieldRow(
+        "background background_options conversation previous_response_id",
+        "responses",
+        "plain",
+        "refused",
+        "needs a server that keeps responses; send the whole input",
+        (False,),
+    ),
+    FieldRow("compaction thread", "messages", "plain", "refused", "needs a server that keeps conversations"),
+    FieldRow("container", "messages", "plain", "left_out", "where tools run that a vendor runs"),
+    FieldRow("fallbacks", "messages", "plain", "left_out", "other models for the answer", ([],)),
+    FieldRow("access_programs moderation", _OPENAI, "plain", "left_out", "what else the vendor does with the text"),
+    FieldRow(
+        "add_generation_prompt add_special_tokens continue_final_message",
+        "",
+        "plain",
+        "left_out",
+        "how a server turns messages into a prompt",
+        is_passed=True,
+    ),
+    FieldRow("chat_template", "", "plain", "left_out", "a template is code; a model here has its own"),
+)
+
+FIELDS: Final[Mapping[str, FieldRow]] = {name: row for row in TABLE for name in row.names.split()}
+# What says nothing of the answer: who asks, how the server queues, bills and caches
+METADATA_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.server == "metadata")
+# Other servers' words for `max_tokens`, which some of them go by where both are set
+LIMIT_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.is_limit)
+PASSED_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.is_passed)
+
+
+def is_default(name: str, value: object) -> bool:
+    """Whether a field says nothing: it is null, an object of nulls, or at a value that it has anyway."""
+    if value is None:
+        return True
+    if isinstance(value, Mapping):
+        value = {key: part for key, part in cast("Mapping[str, object]", value).items() if part is not None}
+    row = FIELDS.get(name)
+    return row is not None and any(value == known and type(value) is type(known) for known in row.defaults)
+
+
+def is_plain(name: str, value: object) -> bool:
+    """Whether this field keeps an answer from being put together from several calls of a server.
+
+    In `extra` that is all but what says nothing of the text: what else speculation keeps to, it reads elsewhere.
+    """
+    return name not in METADATA_FIELDS and not is_default(name, value)
+
+
+def find_local_use(name: str, value: object) -> LocalUse:
+    """What a model in this process does with a field of `ChatRequest.extra`."""
+    row = FIELDS.get(name)
+    if is_default(name, value):
+        return "ignored"
+    return "left_out" if row is None or row.local == "own" else row.local
+
+
+def find_local_refusal(name: str, value: object, target_name: str = "it") -> str | None:
+    """Why a model in this process does not take this field of `ChatRequest.extra`; None: it does."""
+    if find_local_use(name, value) in ("ignored", "kept"):
+        return None
+    row = FIELDS.get(name)
+    if row is not None and row.local == "own":
+        return f"extra has {name}, which is a field of its own; give it beside extra"
+    reason = "" if row is None else f" ({row.note})"
+    return f"{name} is set; {target_name} is a local model and cannot serve it{reason}"
+
+
+def goes_with_prediction(name: str, value: object) -> bool:
+    """Whether a request with this field may have a predicted output, as OpenAI documents it."""
+    row = FIELDS.get(name)
+    is_reward = isinstance(value, int | float) and value < 0  # a penalty the other way round
+    return row is None or row.with_prediction or is_reward or is_default(name, value)

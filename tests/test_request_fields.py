@@ -1,0 +1,108 @@
+"""The table of fields: what each is at a server and in this process, and nothing decides by another list."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_spec import ChatRequest
+from llm_spec.request_fields import (
+    FIELDS,
+    LIMIT_FIELDS,
+    METADATA_FIELDS,
+    PASSED_FIELDS,
+    TABLE,
+    find_local_refusal,
+    find_local_use,
+)
+from llm_spec.server import chat_completions, completions, messages_parser, responses_parser
+from llm_spec.strategies.base import find_multi_call_refusal, find_prediction_refusal
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_page_shows_the_table() -> None:
+    tool = ROOT / "tools" / "list_request_fields.py"
+    ended = subprocess.run([sys.executable, tool], capture_output=True, text=True, check=True)
+    page = (ROOT / "docs" / "request-fields.md").read_text(encoding="utf-8")
+    assert page.endswith(f"\n\n{ended.stdout}"), "run: python tools/list_request_fields.py --write"
+
+
+def test_each_field_has_one_row() -> None:
+    counts = Counter(name for row in TABLE for name in row.names.split())
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("parser", [chat_completions, completions, messages_parser, responses_parser])
+def test_what_a_parser_reads_is_in_the_table(parser: Any) -> None:
+    assert FIELDS.keys() >= parser._KNOWN_FIELDS
+    for name in ("_IGNORED_FIELDS", "_STATEFUL_FIELDS", "_MESSAGES_ONLY_FIELDS", "_UNSUPPORTED_FIELDS"):
+        assert set(getattr(parser, name, ())) <= FIELDS.keys()
+
+
+def test_what_goes_to_servers_is_safe() -> None:
+    """Another limit, what costs more, what jumps a queue and what loads things need the operator's word."""
+    assert {"max_tokens"} == PASSED_FIELDS & LIMIT_FIELDS  # 0, as this server has read it
+    unsafe = {"service_tier", "speed", "priority", "chat_template", "chat_template_kwargs", "mcp_servers", "container"}
+    assert not unsafe & PASSED_FIELDS
+    assert unsafe <= FIELDS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(METADATA_FIELDS))
+def test_metadata_keeps_nothing_from_speculation(name: str) -> None:
+    request = ChatRequest.create("q", extra={name: "x"})
+    assert find_multi_call_refusal(request) is None
+    assert find_prediction_refusal(request) is None
+    assert find_local_use(name, "x") == "ignored"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"n": 1},
+        {"logprobs": False},
+        {"top_logprobs": 0},
+        {"parallel_tool_calls": True},
+        {"modalities": ["text"]},
+        {"thinking": {"type": "disabled"}},
+        {"reasoning": {"effort": None, "summary": None}},
+        {"verbosity": "medium"},
+        {"function_call": "auto", "functions": []},
+        {"vendor": None},
+    ],
+)
+def test_defaults_say_nothing(extra: dict[str, Any]) -> None:
+    request = ChatRequest.create("q", extra=extra)
+    assert find_multi_call_refusal(request) is None
+    assert find_prediction_refusal(request) is None
+    assert {find_local_use(name, value) for name, value in extra.items()} == {"ignored"}
+
+
+def test_a_text_format_is_the_default_one() -> None:
+    assert find_multi_call_refusal(ChatRequest.create("q", response_format={"type": "text"})) is None
+    assert find_multi_call_refusal(ChatRequest.create("q", response_format={"type": "json_object"})) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "use", "message"),
+    [
+        ("reasoning_effort", "low", "kept", None),
+        ("n", 2, "refused", r"n is set; m is a local model and cannot serve it (relayed from the server)"),
+        ("n", True, "refused", r"n is set; m is a local model and cannot serve it (relayed from the server)"),
+        ("mirostat", 1, "left_out", "mirostat is set; m is a local model and cannot serve it ("),
+        ("vendor", 0, "left_out", "vendor is set; m is a local model and cannot serve it"),
+        ("temperature", 0.5, "left_out", "extra has temperature, which is a field of its own; give it beside extra"),
+    ],
+)
+def test_other_values_do(name: str, value: Any, use: str, message: str | None) -> None:
+    """At a server they mean plain, and here they are read, left out or refused."""
+    assert find_multi_call_refusal(ChatRequest.create("q", extra={name: value})) == f"the request sets {name}"
+    assert find_local_use(name, value) == use
+    refusal = find_local_refusal(name, value, "m")
+    assert (refusal is None) == (message is None)
+    assert (refusal or "").startswith(message or "")
