@@ -28,7 +28,7 @@ _STOP_REASONS: Final[Mapping[str, str]] = {
 def build_message(result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str) -> Json:
     """A whole answer."""
     content = _build_thinking_blocks(result)
-    if result.content or not result.tool_calls:
+    if result.content or not (content or result.tool_calls):  # an empty text may not be sent back
         content.append({"type": "text", "text": result.content})
     content += [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": _parse_tool_input(call.arguments)}

@@ -24,7 +24,7 @@ def build_response(result: SpeculativeResult, parsed: ParsedRequest, *, answer_i
     output: list[Json] = []
     if result.reasoning:
         output.append(_build_reasoning_item(f"rs_{answer_id}", result.reasoning, "completed"))
-    if result.content or not result.tool_calls:
+    if result.content or not (output or result.tool_calls):
         output.append(_build_message_item(f"msg_{answer_id}", result.content, "completed"))
     for index, call in enumerate(result.tool_calls):
         output.append(_build_call_item(f"fc_{answer_id}_{index}", call, "completed"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -29,6 +30,7 @@ __all__ = [
     "raw",
     "remote",
     "serving",
+    "serving_in_thread",
     "until",
 ]
 
@@ -167,6 +169,29 @@ async def serving(models: Mapping[str, ModelConfig] | ModelConfig = RULES, **set
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HANGS_S)) as session,
     ):
         yield Asking(server.url, session)
+
+
+@contextmanager
+def serving_in_thread(models: Mapping[str, ModelConfig], **settings: Any) -> Iterator[str]:
+    """The address of a server of these models on an event loop of its own thread."""
+    ready, ended, urls = threading.Event(), asyncio.Event(), list[str]()
+    loop = asyncio.new_event_loop()
+
+    async def run() -> None:
+        async with serving(models, **settings) as asking:
+            urls.append(asking.url)
+            ready.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread.start()
+    assert ready.wait(HANGS_S)
+    try:
+        yield urls[0]
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(HANGS_S)
+        loop.close()
 
 
 async def raw(url: str, data: bytes, *, timeout_s: float = HANGS_S) -> bytes:
