@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 __all__ = [
+    "EXTRA_FIELDS",
     "FIELDS",
     "LIMIT_FIELDS",
     "METADATA_FIELDS",
@@ -298,6 +299,10 @@ FIELDS: Final[Mapping[str, FieldRow]] = {name: row for row in TABLE for name in 
 METADATA_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.server == "metadata")
 # Other servers' words for `max_tokens`, which some of them go by where both are set
 LIMIT_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.is_limit)
+# What goes into `ChatRequest.extra`, where an adapter is given it by its name
+EXTRA_FIELDS: Final = frozenset(
+    name for name, row in FIELDS.items() if row.local != "own" and not row.is_limit and row.apis
+)
 PASSED_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.is_passed)
 
 

@@ -38,6 +38,9 @@ class SpeculativeOptions(llm.Options):
     )
     logit_bias: dict[int, float] | None = Field(default=None, description='By token id, as JSON: {"1712": -100}')
     json_object: bool | None = Field(default=None, description="The answer is a JSON object")
+    tool_choice: str | None = Field(default=None, description="auto, none, required, or the name of the tool to call")
+    parallel_tool_calls: bool | None = Field(default=None, description="False: one call an answer at most")
+    reasoning_effort: str | None = Field(default=None, description="How long to think: none, low, medium, high, …")
     strategy: str | None = Field(
         default=None, description="How the target verifies: auto, plain, tokens, race, probe, …"
     )
@@ -49,7 +52,8 @@ class SpeculativeOptions(llm.Options):
         return json.loads(value) if isinstance(value, str) else value
 
 
-_NO_REQUEST_OPTIONS = ("json_object", "strategy")
+_NO_REQUEST_OPTIONS = ("json_object", "strategy", "tool_choice", "parallel_tool_calls", "reasoning_effort")
+_TOOL_CHOICES = ("auto", "none", "required")
 
 
 def to_request(prompt: llm.Prompt, *, max_tokens: int | None = None) -> ChatRequest:
@@ -63,6 +67,12 @@ def to_request(prompt: llm.Prompt, *, max_tokens: int | None = None) -> ChatRequ
     elif chosen.json_object:
         options["response_format"] = {"type": "json_object"}
     options["tools"] = [_convert_tool(tool) for tool in prompt.tools if isinstance(tool, llm.Tool)]
+    if chosen.tool_choice is not None:
+        is_name = chosen.tool_choice not in _TOOL_CHOICES
+        named = {"type": "function", "function": {"name": chosen.tool_choice}}
+        options["tool_choice"] = named if is_name else chosen.tool_choice
+    extra = {"parallel_tool_calls": chosen.parallel_tool_calls, "reasoning_effort": chosen.reasoning_effort}
+    options["extra"] = {name: value for name, value in extra.items() if value is not None}
     return ChatRequest.create(_convert_messages(prompt.messages), **cast("RequestOptions", options))
 
 

@@ -68,16 +68,20 @@ def to_request(
     options["logit_bias"] = {int(token): bias for token, bias in (settings.get("logit_bias") or {}).items()}
     options["tools"], options["tool_choice"] = _convert_tools(settings, parameters)
     options["response_format"] = _build_response_format(parameters, has_json_mode)
-    options["extra"] = _build_extra(settings, has_tools=bool(options["tools"]))
+    options["extra"] = _build_extra(settings, parameters, has_tools=bool(options["tools"]))
     typed: RequestOptions = options  # type: ignore[assignment] # keys as in _OPTIONS and above
     return ChatRequest.create(list(_insert_instructions(messages, parameters)), **typed)
 
 
-def _build_extra(settings: ModelSettings, *, has_tools: bool) -> dict[str, Any]:
+def _build_extra(settings: ModelSettings, parameters: ModelRequestParameters, *, has_tools: bool) -> dict[str, Any]:
     body = settings.get("extra_body")
     extra: dict[str, Any] = dict(body) if isinstance(body, Mapping) else {}
     if has_tools and "parallel_tool_calls" in settings:
         extra["parallel_tool_calls"] = settings["parallel_tool_calls"]
+    if parameters.thinking is True:
+        extra["enable_thinking"] = True
+    elif parameters.thinking is not None:
+        extra["reasoning_effort"] = parameters.thinking or "none"
     return extra
 
 

@@ -42,6 +42,7 @@ from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import InvalidRequestError
 from llm_spec.integrations._bridge import OpenStream
 from llm_spec.integrations._shared import BridgedSource, describe_finish
+from llm_spec.request_fields import EXTRA_FIELDS
 
 __all__ = ["SpeculativeChatModel"]
 
@@ -87,7 +88,8 @@ class SpeculativeChatModel(BaseChatModel):
 
     `timeout` (how many seconds the target may be silent) and `max_retries` come before what `config`, or a decoder's
     own, says of them. The other fields are options of `ChatRequest`, for each call unless its own keywords say
-    otherwise. Keys belong to providers, so they are no fields here. Errors are this library's.
+    otherwise; a call also takes the fields of docs/request-fields.md by their names (`reasoning_effort`, `user`, …).
+    Keys belong to providers, so they are no fields here. Errors are this library's.
     A message's `response_metadata["llm_spec"]` tells how it came about: `strategy`, `guarantee`, `acceptance_rate`, ….
     """
 
@@ -230,11 +232,10 @@ class SpeculativeChatModel(BaseChatModel):
         call_options |= {name: value for name, value in options.items() if name not in _NOT_OPTIONS}
         if stop is not None:
             call_options["stop"] = stop
-        if "parallel_tool_calls" in call_options:  # OpenAI's word, and a habit with bind_tools: for servers
-            call_options["extra"] = {
-                **call_options.get("extra", {}),
-                "parallel_tool_calls": call_options.pop("parallel_tool_calls"),
-            }
+        given = [name for name in call_options if name in EXTRA_FIELDS]  # OpenAI's words are a habit with bind_tools
+        if given:
+            fields = {name: call_options.pop(name) for name in given}
+            call_options["extra"] = {**call_options.get("extra", {}), **fields}
         request = ChatRequest.create(_convert_messages(messages), **cast("RequestOptions", call_options))
         return partial(self._bridge.source.stream, request)
 

@@ -55,7 +55,18 @@ from llm_spec.integrations._shared import ProviderSource, TaskStream, build_requ
 
 __all__ = ["SpeculativeModel", "SpeculativeModelProvider"]
 
-_SETTINGS = ("temperature", "top_p", "max_tokens", "presence_penalty", "frequency_penalty")
+_SETTINGS = (
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "verbosity",
+    "metadata",
+    "store",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+)
 _REDACTED = "Error details are redacted."
 
 
@@ -64,8 +75,9 @@ class SpeculativeModel(Model):
 
     `target` is that provider, or a string for a decoder to be made with `draft` and `config`; what was made here
     `close` closes. Of ModelSettings it takes temperature, top_p, max_tokens, the penalties, tool_choice,
-    parallel_tool_calls, and by `extra_args` whatever else `ChatRequest.create` takes (`seed`, `stop`, `logit_bias`,
-    `top_k`, …); what that does not know goes to a remote target as it is, as does `extra_body`. Errors are llm_spec's
+    parallel_tool_calls, the effort of reasoning, verbosity, metadata, store, what is said of prompt caches, and by
+    `extra_args` whatever else `ChatRequest.create` takes (`seed`, `stop`, `logit_bias`, `top_k`, …); what that does not
+    know goes to a remote target as it is, as does `extra_body`. Errors are llm_spec's
     own; one that may pass says so to the runner's retry policy.
     """
 
@@ -182,6 +194,8 @@ class SpeculativeModel(Model):
         converted_tools: list[Any] = [Converter.tool_to_openai(tool) for tool in tools]
         converted_tools += [Converter.convert_handoff_tool(handoff) for handoff in handoffs]
         options = {name: getattr(settings, name) for name in _SETTINGS} | (settings.extra_args or {})
+        if settings.reasoning is not None and settings.reasoning.effort is not None:
+            options.setdefault("reasoning_effort", settings.reasoning.effort)
         if isinstance(settings.extra_body, dict):
             options["extra_body"] = settings.extra_body
         if converted_tools:

@@ -104,6 +104,7 @@ class SpeculativeModel(Model[Any]):
             supports_tools=capabilities.tools,
             supports_json_schema_output=capabilities.response_format,
             supports_json_object_output=capabilities.response_format,
+            supports_thinking=capabilities.token_model is not None,  # of a server it is not known
         )
         if not capabilities.tools:
             profile["default_structured_output_mode"] = "native" if capabilities.response_format else "prompted"

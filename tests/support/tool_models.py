@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import llm_spec_onnx
+
 from llm_spec.message_format.formats import FORMATS, MessageFormat
-from support.tiny_models import BUILTIN
 
 __all__ = ["FORMATS_BY_NAME", "TOOLS", "write_tool_model"]
 
+_BUILTIN = Path(str(llm_spec_onnx.__file__)).parent / "builtin"
 FORMATS_BY_NAME = {row.name: row for row in FORMATS}
 TOOLS: tuple[dict[str, Any], ...] = (
     {
@@ -48,10 +50,10 @@ def _build_template(row: MessageFormat, reasoning: str = "") -> str:
 def write_tool_model(folder: Path, row: MessageFormat, *, reasoning: str = "") -> Path:
     """The built-in draft model with the chat template of a format; `reasoning` stands at the end of each prompt."""
     folder.mkdir()
-    for path in (BUILTIN / "draft").iterdir():
+    for path in (_BUILTIN / "draft").iterdir():
         if path.name not in ("chat_template.jinja", "tokenizer_config.json"):
             (folder / path.name).symlink_to(path)
-    config = json.loads((BUILTIN / "draft" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config = json.loads((_BUILTIN / "draft" / "tokenizer_config.json").read_text(encoding="utf-8"))
     config.pop("chat_template", None)
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     template = _build_template(row, reasoning and "</think>") + reasoning
