@@ -21,6 +21,7 @@ CLAIMS = {
     "own_strategy.py": "first_sentence (exact): 3 of 4 drafted words confirmed",
     "local_checkpoint.py": "four answers, one text",
     "json_answer.py": "valid, and one text each",
+    "local_tools.py": "the same call and answer: True",
     "race_a_server.py": "the same text, exact",
     "serve_and_ask.py": "of which the draft wrote",
 }
