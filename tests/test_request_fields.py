@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from speculating_share import needs_more_than_text, send_all
+from support.tool_models import FORMATS_BY_NAME, TOOLS, write_tool_model
 
 from llm_spec import ChatRequest
 from llm_spec.request_fields import (
@@ -31,6 +33,36 @@ def test_the_page_shows_the_table() -> None:
     ended = subprocess.run([sys.executable, tool], capture_output=True, text=True, check=True)
     page = (ROOT / "docs" / "request-fields.md").read_text(encoding="utf-8")
     assert page.endswith(f"\n\n{ended.stdout}"), "run: python tools/list_request_fields.py --write"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_more"),
+    [
+        ({"messages": [{"role": "user", "content": "Hi"}], "tools": [{"type": "function"}, {"name": "f"}]}, False),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "image"}]}]}, False),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, True),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, True),
+        ({"input": "Hi", "tools": [{"type": "web_search"}]}, True),
+        ({"messages": [], "modalities": ["text", "audio"]}, True),
+    ],
+)
+def test_bodies_that_want_more_than_text_are_counted_apart(body: dict[str, Any], is_more: bool) -> None:
+    assert needs_more_than_text(body) == is_more
+
+
+async def test_recorded_bodies_are_counted(tmp_path: Path) -> None:
+    """By what becomes of each of them, at the server and in a program."""
+    question = [{"role": "user", "content": "Weather?"}]
+    lines = [
+        {"path": "/v1/chat/completions", "body": {"messages": question, "tools": [*TOOLS], "user": "u"}},
+        {"path": "/v1/messages", "body": {"messages": question, "max_tokens": 9, "tools": [{"type": "bash_1"}]}},
+        {"path": "adapter", "body": {"messages": question, "tools": [*TOOLS], "logit_bias": {"5": 1}}},
+        {"path": "adapter", "body": {"messages": question, "extra": {"mirostat": 1}}},
+    ]
+    outcomes = await send_all(lines, write_tool_model(tmp_path / "model", FORMATS_BY_NAME["hermes"]))
+    assert [outcome.speculates for outcome in outcomes] == [True, False, True, False]
+    assert "tools[0] is 'bash_1'" in outcomes[1].reason
+    assert "mirostat is set" in outcomes[3].reason
 
 
 def test_each_field_has_one_row() -> None:

@@ -143,6 +143,8 @@ def build_chat_request(
     if sampling.get("top_k") in _TOP_K_OFF:  # a server may have a default that this switches off
         extra["top_k"] = sampling.pop("top_k")
     bias = get_object(extra, "logit_bias")
+    if is_local:
+        bias = {name: value for name, value in bias.items() if value != 0}  # which says nothing
     if is_local or all(name.isdecimal() for name in bias):  # other names go to a server, who may know them
         extra.pop("logit_bias", None)
         if bias:

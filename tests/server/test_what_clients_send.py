@@ -37,8 +37,9 @@ def test_biases_of_other_names_go_to_a_server_as_they_are() -> None:
     """openai-python's tests send one for "foo"."""
     assert read(logit_bias={"foo": 0}).extra == {"logit_bias": {"foo": 0}}
     assert read(logit_bias={"5": 1}).sampling.logit_bias == {5: 1}
+    assert read(logit_bias={"foo": 0}, is_local=True).sampling.logit_bias == {}  # says nothing
     with pytest.raises(InvalidRequestError, match="logit_bias"):
-        read(logit_bias={"foo": 0}, is_local=True)
+        read(logit_bias={"foo": 1}, is_local=True)
 
 
 def test_a_top_p_of_0_leaves_one_token() -> None:
