@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from llm_spec.chat import Origin, Round, StoppedBy, StreamEvent, TextDelta
+from llm_spec.chat import Round, StoppedBy, StreamEvent, TextDelta
 from llm_spec.contract.local import MessageTokenizer, Tokenizer
 from llm_spec.generation import TokenRound
 from llm_spec.message_format.parser import MessageParser
@@ -53,7 +53,7 @@ class AnswerEmitter:
             num_emitted += 1
             self.num_reasoning_tokens += self._parser is not None and self._parser.is_reasoning
             if token_id not in self._eos_token_ids:
-                events += self._show(self._decode(token_id), origin)
+                events += self._parse(self._matcher.push(self._decode(token_id), origin))
             if self.stopped_by is not None:
                 break
         self.num_tokens += num_emitted
@@ -63,8 +63,7 @@ class AnswerEmitter:
 
     def flush(self) -> list[StreamEvent]:
         """What was held back and belongs to the answer after all."""
-        events = self._show(self._decoder.flush())
-        events += self._parse(self._matcher.flush())
+        events = self._parse([*self._matcher.push(self._decoder.flush()), *self._matcher.flush()])
         if self._parser is not None:
             events += self._parser.flush()
         return merge_deltas(events)
@@ -72,9 +71,6 @@ class AnswerEmitter:
     def _decode(self, token_id: int) -> str:
         mark = self._mark_tokens.get(token_id)
         return self._decoder.push(token_id) if mark is None else self._decoder.flush() + mark
-
-    def _show(self, text: str, origin: Origin = "plain") -> list[StreamEvent]:
-        return self._parse(self._matcher.push(text, origin))
 
     def _parse(self, deltas: Sequence[TextDelta]) -> list[StreamEvent]:
         if self._parser is None:

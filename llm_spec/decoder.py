@@ -39,10 +39,8 @@ from llm_spec.contract.endpoint import Feature, FeatureLossAware
 from llm_spec.counting import count_input_tokens
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import FeatureDiscovery
-from llm_spec.drafting.cascade import CascadeDraft
 from llm_spec.drafting.optional_members import open_for_client
 from llm_spec.drafting.provider_draft import ProviderDraft
-from llm_spec.drafting.reference import ReferenceDraft
 from llm_spec.errors import (
     BudgetError,
     DraftError,
@@ -396,6 +394,9 @@ class SpeculativeDecoder:
         """What drafts an answer: the request's own prediction first, unless the target takes predictions itself."""
         if not request.prediction or self._target.capabilities.prediction:
             return self._draft
+        from llm_spec.drafting.cascade import CascadeDraft  # late, since these bring numpy
+        from llm_spec.drafting.reference import ReferenceDraft
+
         prediction = ReferenceDraft(request.prediction, name="prediction")
         return prediction if self._draft is None else CascadeDraft(prediction, self._draft)
 
