@@ -589,7 +589,7 @@ async def test_one_that_cannot_be_closed_does_not_keep_the_other_open(monkeypatc
         (ASK, {"stop": [""]}, ["stop"]),
         (ASK, {"tools": [{"type": "function"}]}, ["tools"]),
         (ASK, {"response_format": {"type": "json_object"}}, ["response_format"]),
-        (ASK, {"extra": {"x": 1}}, ["extra"]),
+        (ASK, {"extra": {"x": 1}}, ["x is set"]),
         (ASK, {"logit_bias": {100_000: 1.0}}, ["logit_bias", "100000"]),
         ("x" * 5000, {}, ["5001", "4096"]),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], {}, ["text"]),

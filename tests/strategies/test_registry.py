@@ -186,6 +186,7 @@ OTHER_MEANINGS: Final = {
     ("recorder.py", "plain"): "an origin of text",
     ("cli_screen.py", "plain"): "an origin of text",
     ("chat_completions.py", "plain"): "an origin of text",
+    ("request_fields.py", "plain"): "what a field of a request means at a server",
     ("app.py", "tokens"): "a field of a server",
     ("replies.py", "tokens"): "a field of a server",
     ("rules.py", "tokens"): "a field of a server",
