@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -48,6 +48,9 @@ def read_tool_use(request: ChatRequest) -> ToolUse:
     """The tools of a request, in OpenAI's form; raises InvalidRequestError naming the field that is wrong."""
     tools = tuple(_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools))
     choice = request.tool_choice
+    fields = _get_object(choice)
+    if fields.get("type") == "allowed_tools":
+        choice, tools = _read_allowed_tools(fields, tools)
     max_calls = 1 if request.extra.get("parallel_tool_calls") is False else None
     if choice is None or choice == "auto":
         return ToolUse(tools, max_calls=max_calls)
@@ -62,6 +65,24 @@ def read_tool_use(request: ChatRequest) -> ToolUse:
     if not named:
         raise InvalidRequestError(f"tool_choice names {name!r}, which is not one of the request's tools")
     return ToolUse(named, must_call=True, max_calls=1)
+
+
+def _read_allowed_tools(choice: Mapping[str, Any], tools: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:
+    """The mode and the tools of OpenAI's `{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}`."""
+    allowed = _get_object(choice.get("allowed_tools"))
+    mode, listed = allowed.get("mode"), allowed.get("tools")
+    if mode not in ("auto", "required") or not isinstance(listed, Sequence) or not listed:
+        raise InvalidRequestError("tool_choice.allowed_tools must have a mode, auto or required, and a list of tools")
+    names = {_read_named_choice(tool) for tool in cast("Sequence[object]", listed)}
+    if unknown := names - {tool.name for tool in tools}:
+        raise InvalidRequestError(f"tool_choice names {min(unknown)!r}, which is not one of the request's tools")
+    return mode, tuple(tool for tool in tools if tool.name in names)
+
+
+def _get_object(value: object) -> Mapping[str, Any]:
+    """An object, or an empty one in place of what is none."""
+    empty: Mapping[str, Any] = {}
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else empty
 
 
 def _read_tool(tool: object, where: str) -> Tool:

@@ -153,6 +153,13 @@ def _convert_tool_choice(body: Body) -> str | Json | None:
     if isinstance(choice, str):
         return choice
     tool = get_object(body, "tool_choice")
+    if tool.get("type") == "allowed_tools":
+        allowed = [_convert_named_tool(listed) for listed in get_objects(tool, "tools")]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": tool.get("mode"), "tools": allowed}}
+    return _convert_named_tool(tool)
+
+
+def _convert_named_tool(tool: Json) -> Json:
     if tool.get("type") != "function":
         raise InvalidRequestError(f"tool_choice is {tool.get('type')!r}; only functions are supported here")
     return {"type": "function", "function": {"name": tool.get("name")}}

@@ -192,6 +192,19 @@ class TestResponses:
             assert (call.name, call.arguments, call.call_id) == (again.name, again.arguments, again.call_id)
             assert call.name == "get_weather"
 
+    async def test_some_of_the_tools_may_be_allowed(self, client: Any) -> None:
+        """`allowed_tools`, by both of OpenAI's APIs."""
+        now = {"type": "function", "name": "now"}
+        choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [now]}
+        options: Any = {"model": "drafted", "tools": FLAT, "parallel_tool_calls": False}
+        answer = await client.responses.create(input="Weather?", tool_choice=choice, max_output_tokens=80, **options)
+        assert answer.output[0].name == "now" or answer.status == "incomplete"
+        named = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+        choice = {"type": "allowed_tools", "allowed_tools": named}
+        options = {"model": "drafted", "tools": FUNCTIONS, "messages": QUESTION, "max_tokens": MAX_TOKENS}
+        whole = await client.chat.completions.create(tool_choice=choice, **options)
+        assert {call.function.name for call in whole.choices[0].message.tool_calls} == {"get_weather"}
+
     async def test_reasoning_is_an_item_and_may_be_sent_back(self, client: Any) -> None:
         options: Any = {"model": "thinker", "max_output_tokens": 24, "reasoning": {"effort": "low"}}
         first = await client.responses.create(input="Weather in Rome?", tools=FLAT, **options)
@@ -307,6 +320,20 @@ BAD: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "an unknown choice": ({"tools": FUNCTIONS, "tool_choice": "sometimes"}, "tool_choice"),
     "an unknown tool": (
         {"tools": FUNCTIONS, "tool_choice": {"type": "function", "function": {"name": "rm"}}},
+        "tool_choice names 'rm'",
+    ),
+    "allowed tools without a mode": (
+        {"tools": FUNCTIONS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}},
+        "tool_choice.allowed_tools must have a mode",
+    ),
+    "an allowed tool that is unknown": (
+        {
+            "tools": FUNCTIONS,
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "rm"}}]},
+            },
+        },
         "tool_choice names 'rm'",
     ),
     "a choice of another kind": (
