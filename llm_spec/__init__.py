@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         StreamEvent,
         TargetStream,
         TextDelta,
+        TokenLogprob,
         ToolCall,
         ToolCallDelta,
         Usage,
@@ -192,6 +193,7 @@ __all__ = [
     "TokenDraft",
     "TokenDrafter",
     "TokenEndpoint",
+    "TokenLogprob",
     "TokenModel",
     "TokenRound",
     "TokenSampler",
@@ -220,7 +222,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.chat": (
         "AnswerStarted ChatMessage ChatRequest ChatResponse Fallback Finish GuaranteeWeakened LocalTimings "
         "NativeMessage ReasoningDelta ReasoningDetail Retry Round Sampling StreamEvent TargetStream TextDelta "
-        "ToolCall ToolCallDelta Usage"
+        "TokenLogprob ToolCall ToolCallDelta Usage"
     ),
     "llm_spec.chat_response": "complete_from_stream",
     "llm_spec.config": "BreakerPolicy JudgeConfig RetryPolicy SpeculativeConfig Timeouts",

@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from llm_spec.chat import Round, StoppedBy, StreamEvent, TextDelta
+from llm_spec.chat import Origin, Round, StoppedBy, StreamEvent, TextDelta, TokenLogprob
 from llm_spec.contract.local import MessageTokenizer, Tokenizer
 from llm_spec.generation import TokenRound
 from llm_spec.message_format.parser import MessageParser
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
+from llm_spec.token_names import TokenNames
 from llm_spec.tools import ToolUse
 
 __all__ = ["AnswerEmitter", "open_message_parser"]
@@ -20,9 +21,15 @@ _ID_CHARACTERS = 24
 
 
 class AnswerEmitter:
-    """One answer's state: stop strings and incomplete characters are held back, and what `parser` holds back."""
+    """One answer's state: stop strings and incomplete characters are held back, and what `parser` holds back.
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], parser: MessageParser | None) -> None:
+    `has_logprobs`: rounds come with log-probabilities, which are told with the text of their tokens; those of tokens
+    without text (EOS), and of tokens that are no text of the answer, are left out.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str], parser: MessageParser | None, *, has_logprobs: bool = False
+    ) -> None:
         self._eos_token_ids = tokenizer.eos_token_ids
         self._decoder = IncrementalDecoder(tokenizer)
         self._matcher = StopMatcher(stop)
@@ -30,6 +37,8 @@ class AnswerEmitter:
         self._mark_tokens: Mapping[int, str] = {}
         if parser is not None and isinstance(tokenizer, MessageTokenizer):
             self._mark_tokens = tokenizer.mark_tokens
+        self._names = TokenNames(tokenizer) if has_logprobs else None
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not come yet
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
 
@@ -53,7 +62,9 @@ class AnswerEmitter:
             num_emitted += 1
             self.num_reasoning_tokens += self._parser is not None and self._parser.is_reasoning
             if token_id not in self._eos_token_ids:
-                events += self._parse(self._matcher.push(self._decode(token_id), origin))
+                if self._names is not None:
+                    self._logprobs.append(self._names.describe(tokens.logprobs[num_emitted - 1]))
+                events += self._decode(token_id, origin)
             if self.stopped_by is not None:
                 break
         self.num_tokens += num_emitted
@@ -63,14 +74,24 @@ class AnswerEmitter:
 
     def flush(self) -> list[StreamEvent]:
         """What was held back and belongs to the answer after all."""
-        events = self._parse([*self._matcher.push(self._decoder.flush()), *self._matcher.flush()])
+        events = self._parse([*self._match(self._decoder.flush()), *self._matcher.flush()])
         if self._parser is not None:
             events += self._parser.flush()
         return merge_deltas(events)
 
-    def _decode(self, token_id: int) -> str:
+    def _decode(self, token_id: int, origin: Origin) -> list[StreamEvent]:
         mark = self._mark_tokens.get(token_id)
-        return self._decoder.push(token_id) if mark is None else self._decoder.flush() + mark
+        if mark is None:
+            return self._parse(self._match(self._decoder.push(token_id), origin, self._decoder.num_held))
+        return self._parse([*self._match(self._decoder.flush(), origin, 1), *self._match(mark, origin)])
+
+    def _match(self, text: str, origin: Origin = "plain", num_tokens_held: int = 0) -> list[TextDelta]:
+        """What stop strings let through of text that has come, of all tokens but the last ones."""
+        if self._names is None or not text:
+            return self._matcher.push(text, origin)
+        num_told = len(self._logprobs) - num_tokens_held
+        logprobs, self._logprobs = tuple(self._logprobs[:num_told]), self._logprobs[num_told:]
+        return self._matcher.push(text, origin, None, logprobs)
 
     def _parse(self, deltas: Sequence[TextDelta]) -> list[StreamEvent]:
         if self._parser is None:

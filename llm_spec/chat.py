@@ -41,6 +41,7 @@ __all__ = [
     "StreamEvent",
     "TargetStream",
     "TextDelta",
+    "TokenLogprob",
     "ToolCall",
     "ToolCallDelta",
     "Usage",
@@ -68,6 +69,7 @@ Origin = Literal["plain", "accepted", "correction", "bonus"]
 Guarantee: TypeAlias = Literal["exact", "exact-text", "judged", "lossy"]
 ContentPart: TypeAlias = Mapping[str, Any]
 ApiName: TypeAlias = Literal["chat", "messages"]  # OpenAI's chat completions, Anthropic's messages
+_MAX_TOP_LOGPROBS: Final = 20  # as at OpenAI
 _MESSAGE_FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 _CALL_FIELDS: Final = frozenset({"id", "type", "function", "index"})
 
@@ -233,6 +235,7 @@ class RequestOptions(TypedDict, total=False):
     response_format: Mapping[str, Any] | None
     prefix: str
     prediction: str | None
+    top_logprobs: int | None
     raw: bool
     extra: Mapping[str, Any]
 
@@ -247,8 +250,10 @@ class ChatRequest:
     `prefix` is assistant text that the answer continues (it is not repeated in the answer), `prediction` a guess at
     the answer; only some targets understand them. `response_format` is OpenAI's; a local model also takes
     `{"type": "regex", "pattern": …}` and `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark), and its
-    answer keeps to it unless a cap or stop string cuts it. `raw`: the text of the only message is the prompt itself, to
-    be continued without a chat template. `extra` goes to a remote target untouched.
+    answer keeps to it unless a cap or stop string cuts it. `top_logprobs`: how many of the likeliest tokens are told at
+    each token of the answer, with their log-probabilities (`TokenLogprob`); 0: that of the answer's own token alone,
+    None: nothing. `raw`: the text of the only message is the prompt itself, to be continued without a chat template.
+    `extra` goes to a remote target untouched.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -260,6 +265,7 @@ class ChatRequest:
     response_format: Mapping[str, Any] | None = None
     prefix: str = ""
     prediction: str | None = None
+    top_logprobs: int | None = None
     raw: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -269,6 +275,7 @@ class ChatRequest:
         if self.raw and len(self.messages) > 1:
             raise InvalidRequestError(f"raw is set with {len(self.messages)} messages; a raw prompt is one message")
         check_number(InvalidRequestError, "max_tokens", self.max_tokens, 1, None, integer=True)
+        check_number(InvalidRequestError, "top_logprobs", self.top_logprobs, 0, _MAX_TOP_LOGPROBS, integer=True)
         for text in self.stop:
             _check_field_type("stop string", text, str, "a text")
             if not text:
@@ -325,15 +332,33 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, and the natural logarithm of the probability that the target gave it after the text before it.
+
+    Of the target's own distribution, before penalties, temperature, filters and grammars. `token_bytes` are the token's
+    UTF-8 (None: not known), which may be a part of a character; `token` shows that as U+FFFD. `top` are the likeliest
+    tokens there, likeliest first, as many as were asked for.
+    """
+
+    token: str
+    logprob: float
+    token_bytes: bytes | None = None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """The next piece of the answer; `origin` says how a speculative round came by it.
 
-    `token_ids` are there where they were asked for (`TokenEndpoint`); None: not known.
+    `token_ids` are there where they were asked for (`TokenEndpoint`); None: not known. `logprobs` are those of the
+    tokens that begin in it, where they were asked for (`ChatRequest.top_logprobs`); a token of which only a part is
+    text of the answer counts as a whole.
     """
 
     text: str
     origin: Origin = "plain"
     token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,6 +522,7 @@ class ChatResponse:
     usage: Usage | None = None
     reasoning: str = ""
     stopped_by: StoppedBy | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
     @property
     def content(self) -> str:

@@ -10,6 +10,7 @@ from llm_spec.chat import (
     ReasoningDelta,
     StreamEvent,
     TextDelta,
+    TokenLogprob,
     ToolCall,
     ToolCallDelta,
 )
@@ -24,6 +25,7 @@ class ChatResponseBuilder:
 
     def __init__(self) -> None:
         self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] | None = None
         self._reasoning: list[str] = []
         self._calls: dict[int, ToolCall] = {}
 
@@ -37,6 +39,9 @@ class ChatResponseBuilder:
         match event:
             case TextDelta():
                 self._texts.append(event.text)
+                if event.logprobs is not None:
+                    self._logprobs = self._logprobs or []
+                    self._logprobs += event.logprobs
             case ReasoningDelta():
                 self._reasoning.append(event.text)
             case ToolCallDelta():
@@ -49,6 +54,7 @@ class ChatResponseBuilder:
                     usage=event.usage,
                     reasoning="".join(self._reasoning),
                     stopped_by=event.stopped_by,
+                    logprobs=None if self._logprobs is None else tuple(self._logprobs),
                 )
             case _:
                 pass

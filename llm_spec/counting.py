@@ -136,7 +136,7 @@ class TokenCap:
             self._num_ids += len(delta.token_ids)
             return None if is_full else delta
         text = self._cut_text(delta.text)
-        return delta if text == delta.text else TextDelta(text, delta.origin) if text else None
+        return delta if text == delta.text else replace(delta, text=text) if text else None
 
     def _cut_text(self, text: str) -> str:
         num_bytes, bytes_left = _count_text_bytes(text), self._bytes_left

@@ -25,6 +25,7 @@ from llm_spec.errors import InvalidRequestError
 from llm_spec.proposer import Proposer
 from llm_spec.result import SpeculativeStats
 from llm_spec.tokens.acceptance import AcceptanceRule
+from llm_spec.tokens.chosen_logprobs import ChosenLogprob
 from llm_spec.tokens.lookahead import LookaheadController, RoundFeedback
 from llm_spec.tokens.statistics import ExponentialMovingAverage
 from llm_spec.verifiers import DeviceVerifier, HostVerifier, VerifiedProposal, Verifier
@@ -49,12 +50,16 @@ class GenerationLimits:
 
 
 class TokenRound(NamedTuple):
-    """What one round brought: its emitted tokens (EOS included), each with its origin."""
+    """What one round brought: its emitted tokens (EOS included), each with its origin.
+
+    `logprobs`: of each emitted token, where they were asked for; otherwise empty.
+    """
 
     report: Round
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...]
     stopped_by: StoppedBy | None
+    logprobs: tuple[ChosenLogprob, ...] = ()
 
 
 def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) -> Iterator[TokenRound]:
@@ -97,7 +102,8 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
             verify_s=prepare_s + verify_s - device_draft_s + watch.lap(),
         )
         answer.rounds.append(report)
-        yield TokenRound(report, token_ids, origins, answer.stopped_by)
+        logprobs = tuple(verified.logprobs[: len(token_ids)])
+        yield TokenRound(report, token_ids, origins, answer.stopped_by, logprobs)
 
 
 def accept(verified: VerifiedProposal, eos_token_ids: Collection[int]) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
@@ -125,6 +131,9 @@ class Generation:
     `open_rounds` gives rounds on a device, or None. They sample and accept there, without `rule`. Where they draft as
     well, `open_companion_draft` takes the place of `open_draft`: what it does not propose, they draft.
 
+    `top_logprobs`: so many of the likeliest tokens are told beside each token; None: no log-probabilities. Rounds on a
+    device keep their logits and tell none.
+
     `prompt_s`: seconds for opening the target's session and reading the prompt. `open_draft_s`: for opening the draft.
     `between_s`: between rounds, when the consumer had the last one. Raises InvalidRequestError for a prompt that does
     not fit, and what the target raises.
@@ -141,6 +150,7 @@ class Generation:
         open_draft: Callable[[], TokenDraft] | None = None,
         open_rounds: Callable[[Callable[[], bool]], DeviceRoundRunner | None] | None = None,
         open_companion_draft: Callable[[], TokenDraft] | None = None,
+        top_logprobs: int | None = None,
         cancelled: threading.Event | None = None,
     ) -> None:
         _check_prompt(target, prompt_ids)
@@ -159,6 +169,7 @@ class Generation:
         self._open_draft = open_draft
         self._open_rounds = open_rounds
         self._open_companion_draft = open_companion_draft
+        self._top_logprobs = top_logprobs
         self._verifier: Verifier | None = None
         self._proposer = Proposer(
             target, self.context_ids, timeout_s=self.limits.draft_timeout_s, cancelled=self.cancelled
@@ -206,7 +217,7 @@ class Generation:
         runner = None if self._open_rounds is None else self._open_rounds(self.cancelled.is_set)
         if runner is not None:
             return DeviceVerifier(runner)
-        return HostVerifier.open(self.target, self.context_ids, self._rule, self.cancelled.is_set)
+        return HostVerifier.open(self.target, self.context_ids, self._rule, self.cancelled.is_set, self._top_logprobs)
 
     # --------------------------------------------------------------------------------- the answer so far
 

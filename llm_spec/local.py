@@ -88,6 +88,7 @@ def generate_events(
     limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)
     beside, model = _split_draft_model(target, drafter)
     read_only_ids = tuple(prompt_ids)
+    can_use_device_rounds = acceptance == "coupled" and request.top_logprobs is None
     generation = Generation(
         target,
         prompt_ids,
@@ -95,13 +96,14 @@ def generate_events(
         (lookahead or CostAware()).start(),
         limits=limits,
         open_draft=None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, read_only_ids),
-        open_rounds=partial(_open_rounds, target, prompt_ids, sampler, model) if acceptance == "coupled" else None,
+        open_rounds=partial(_open_rounds, target, prompt_ids, sampler, model) if can_use_device_rounds else None,
         open_companion_draft=None
         if beside is None
         else partial(beside.open_token_draft, target, rule.choose, read_only_ids),
+        top_logprobs=request.top_logprobs,
         cancelled=cancelled,
     )
-    text = AnswerEmitter(target.tokenizer, request.stop, parser)
+    text = AnswerEmitter(target.tokenizer, request.stop, parser, has_logprobs=request.top_logprobs is not None)
     reason: str | None = None
 
     def take_fallback() -> list[Fallback]:

@@ -14,9 +14,11 @@ from llm_spec.chat import (
     StoppedBy,
     StreamEvent,
     TextDelta,
+    TokenLogprob,
     ToolCallDelta,
     Usage,
 )
+from llm_spec.openai_logprobs import parse_logprobs
 
 __all__ = ["ChunkReader", "ReadTokenIds", "has_finish_reason", "parse_finish_reason", "parse_usage"]
 
@@ -44,8 +46,8 @@ _STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
 class ChunkReader:
     """Reads the chunks of one answer, of chat or of a plain completion; choices but the first are passed over.
 
-    With `read_token_ids` text comes with its token ids, else empty text gives no event. What the model says to refuse
-    is text, and the answer ends with `content_filter`.
+    With `read_token_ids` text comes with its token ids, else with its log-probabilities, if there are any, and empty
+    text gives no event. What the model says to refuse is text, and the answer ends with `content_filter`.
     """
 
     def __init__(self, read_token_ids: ReadTokenIds | None = None) -> None:
@@ -54,6 +56,7 @@ class ChunkReader:
         self._reason: FinishReason | None = None
         self._has_failed = self._has_text = self._has_calls = self._has_refused = False
         self._usage: Usage | None = None
+        self._held_logprobs: tuple[TokenLogprob, ...] = ()  # of tokens that end inside a character
 
     def read(self, chunk: Mapping[str, Any]) -> list[StreamEvent]:
         """The events of the next chunk, without its finish."""
@@ -70,11 +73,20 @@ class ChunkReader:
             texts = list(_parse_content_parts(cast("list[object]", content)))
         else:
             text = _get_text(content)
-            texts = [TextDelta(text, "plain", token_ids)] if text or token_ids else []
+            logprobs = self._read_logprobs(choice, has_text=bool(text))
+            texts = [TextDelta(text, "plain", token_ids, logprobs)] if text or token_ids else []
         self._has_text = self._has_text or bool(texts)
         if texts and delta.keys() <= _TEXT_ONLY_FIELDS:  # nearly always
             return texts
         return [*self._parse_leading_events(delta), *texts, *self._parse_tool_calls(delta)]
+
+    def _read_logprobs(self, choice: Mapping[str, Any], *, has_text: bool) -> tuple[TokenLogprob, ...] | None:
+        """Those of a piece of text, and of what came before it without any."""
+        if self._read_token_ids is not None or not choice.get("logprobs"):  # with ids they are there for those
+            return None
+        logprobs = self._held_logprobs + (parse_logprobs(choice) or ())
+        self._held_logprobs = () if has_text else logprobs
+        return logprobs if has_text else None
 
     def finish(self, *, is_done: bool = False) -> Finish | None:
         """How the answer ended; None: it did not end well, `failure` says how.

@@ -13,6 +13,7 @@ Event loops and clocks
 JSON and chunks
 - `loads`, `dumps`: JSON by orjson where it is installed.
 - `ChunkReader`: the events of chunks as OpenAI's chat API streams them. `ReadTokenIds` is what reads ids from a choice.
+- `build_logprob_fields`: what such a body says for `ChatRequest.top_logprobs`.
 - `has_finish_reason`, `parse_finish_reason`: whether and why a choice of a chunk ended.
 - `ChatResponseBuilder`: a response from the events of a stream.
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from llm_spec.model_folder.files import find_file, read_json
     from llm_spec.model_folder.tokenizer import FolderTokenizer
     from llm_spec.openai_chat import ChunkReader, ReadTokenIds, has_finish_reason, parse_finish_reason
+    from llm_spec.openai_logprobs import build_logprob_fields
     from llm_spec.prefill import prefill_prompt
     from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
     from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
@@ -75,6 +77,7 @@ __all__ = [
     "Purpose",
     "ReadTokenIds",
     "StoppedBy",
+    "build_logprob_fields",
     "check_number",
     "dumps",
     "find_file",
@@ -105,6 +108,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.model_folder.files": "find_file read_json",
     "llm_spec.model_folder.tokenizer": "FolderTokenizer",
     "llm_spec.openai_chat": "ChunkReader ReadTokenIds has_finish_reason parse_finish_reason",
+    "llm_spec.openai_logprobs": "build_logprob_fields",
     "llm_spec.prefill": "prefill_prompt",
     "llm_spec.status_errors": "make_status_error mask_secrets read_stream_error_status",
     "llm_spec.tokens.lookahead": "MAX_LOOKAHEAD",

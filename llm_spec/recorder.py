@@ -22,6 +22,7 @@ from llm_spec.chat import (
     Round,
     StreamEvent,
     TextDelta,
+    TokenLogprob,
     ToolCall,
     ToolCallDelta,
     Usage,
@@ -84,6 +85,15 @@ class AnswerRecorder:
     def content(self) -> str:
         """The text so far."""
         return "".join([delta.text for delta in self._texts])
+
+    def _join_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Those of the text; None where they were not asked for, and where a server does not tell them."""
+        if self.request.top_logprobs is None:
+            return None
+        told = [delta.logprobs for delta in self._texts if delta.logprobs is not None]
+        if self._texts and not told:
+            return None
+        return tuple(logprob for logprobs in told for logprob in logprobs)
 
     @property
     def _num_tokens(self) -> int:
@@ -243,7 +253,7 @@ class AnswerRecorder:
         if response.reasoning:
             self.add(ReasoningDelta(response.reasoning))
         if response.content:
-            self.add(TextDelta(response.content))
+            self.add(TextDelta(response.content, logprobs=response.logprobs))
         self._calls = dict(enumerate(response.message.tool_calls))
         self.finish = Finish(response.finish_reason, response.usage, response.stopped_by)
 
@@ -301,6 +311,7 @@ class AnswerRecorder:
             draft_usage=draft_usage,
             fallbacks=tuple(fallback.reason for fallback in self._fallbacks),
             retries=tuple(retry.reason for retry in self._retries),
+            logprobs=self._join_logprobs(),
             tool_calls=tuple(call for _, call in sorted(self._calls.items())),
             reasoning="".join(event.text for event in self._reasoning if isinstance(event, ReasoningDelta)),
             reasoning_events=tuple(self._reasoning),

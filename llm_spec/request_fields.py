@@ -174,8 +174,8 @@ TABLE: Final = (
         "logprobs",
         "chat completions",
         "plain",
-        "refused",
-        "relayed from the server",
+        "own",
+        "relayed from a server; in a program, ask by `top_logprobs`",
         (False,),
         is_passed=True,
         with_prediction=False,
@@ -184,8 +184,8 @@ TABLE: Final = (
         "top_logprobs",
         "chat responses",
         "plain",
-        "refused",
-        "relayed from the server",
+        "own",
+        "of the rows that verified; relayed from a server",
         (0,),
         is_passed=True,
         with_prediction=False,
@@ -338,7 +338,7 @@ def find_local_refusal(name: str, value: object, target_name: str = "it") -> str
         return None
     row = FIELDS.get(name)
     if row is not None and row.local == "own":
-        return f"extra has {name}, which is a field of its own; give it beside extra"
+        return f"extra has {name}, which is a field of its own; give it beside extra ({row.note})"
     reason = "" if row is None else f" ({row.note})"
     return f"{name} is set; {target_name} is a local model and cannot serve it{reason}"
 

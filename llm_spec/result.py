@@ -18,6 +18,7 @@ from llm_spec.chat import (
     ReasoningDetail,
     Round,
     StoppedBy,
+    TokenLogprob,
     ToolCall,
     Usage,
 )
@@ -188,6 +189,8 @@ class SpeculativeResult:
     measured yet. `plain_reason` says why nothing was speculated (`PLAIN_REASONS`), `plain_detail` more of it; None:
     something was.
     `reasoning_events` are the reasoning as it came, with what its provider wants back with the next turn.
+    `logprobs`: one for each token of `content`, where the request asked for them (`top_logprobs`). Tokens of reasoning
+    and tool calls have none, nor those that a stop string cut off.
     `lookahead` is the state of the lookahead policy at the end (`LookaheadController.describe`), of local models.
     """
 
@@ -207,6 +210,7 @@ class SpeculativeResult:
     draft_usage: Usage | None = None
     fallbacks: tuple[str, ...] = ()
     retries: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
     reasoning_events: tuple[ReasoningDelta | ReasoningDetail, ...] = ()
@@ -278,9 +282,10 @@ class SpeculativeResult:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Everything as JSON values; `logprobs` where they were asked for."""
         return {
             "content": self.content,
+            **({} if self.logprobs is None else {"logprobs": [_logprob_to_dict(logprob) for logprob in self.logprobs]}),
             "finish_reason": self.finish_reason,
             "stopped_by": self.stopped_by,
             **self.to_report(),
@@ -308,6 +313,12 @@ class SpeculativeResult:
         if self.cost.saving is not None:
             money += f", {abs(self.cost.saving):.6f} {'less' if self.cost.saving >= 0 else 'more'} than plain"
         return f"{self.strategy} ({self.guarantee}): {counts}, {self.timings.total_s:.3f} s{speedup}{money}"
+
+
+def _logprob_to_dict(logprob: TokenLogprob) -> dict[str, Any]:
+    token_bytes = None if logprob.token_bytes is None else list(logprob.token_bytes)
+    top = [_logprob_to_dict(likely) for likely in logprob.top]
+    return {"token": logprob.token, "logprob": logprob.logprob, "token_bytes": token_bytes, "top": top}
 
 
 @dataclass(frozen=True, slots=True)

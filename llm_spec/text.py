@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from llm_spec.chat import Origin, ReasoningDelta, StreamEvent, TextDelta
+from llm_spec.chat import Origin, ReasoningDelta, StreamEvent, TextDelta, TokenLogprob
 from llm_spec.contract.local import Tokenizer
 
-__all__ = ["HeldText", "IncrementalDecoder", "StopMatcher", "longest_partial_mark", "merge_deltas"]
+__all__ = ["HeldText", "IncrementalDecoder", "StopMatcher", "join_logprobs", "longest_partial_mark", "merge_deltas"]
 
 _REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 # A character has at most 4 bytes, so at most 4 tokens: with more than that undecoded, the first ones never will be.
@@ -32,6 +32,11 @@ class IncrementalDecoder:
         self._shown_end: list[int] = []  # the tokens of the last piece: context for the next
         self._shown_text = ""  # their decoding, and of nothing before them
         self._held: list[int] = []
+
+    @property
+    def num_held(self) -> int:
+        """The last tokens, whose text is held back."""
+        return len(self._held)
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text that is complete now, often of this very token."""
@@ -75,13 +80,19 @@ class StopMatcher:
         self._held = HeldText()
         self.matched: str | None = None
 
-    def push(self, text: str, origin: Origin = "plain", token_ids: tuple[int, ...] | None = None) -> list[TextDelta]:
+    def push(
+        self,
+        text: str,
+        origin: Origin = "plain",
+        token_ids: tuple[int, ...] | None = None,
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+    ) -> list[TextDelta]:
         """Add text; return the pieces that may be shown now."""
         if self.matched is not None or not text:
             return []
         if not self._stop:
-            return [TextDelta(text, origin, token_ids)]
-        self._held.push(TextDelta(text, origin, token_ids))
+            return [TextDelta(text, origin, token_ids, logprobs)]
+        self._held.push(TextDelta(text, origin, token_ids, logprobs))
         held_text = self._held.text
         found = min(((at + len(s), at, s) for s in self._stop if (at := held_text.find(s)) >= 0), default=None)
         if found is not None:
@@ -91,7 +102,9 @@ class StopMatcher:
 
     def filter_event(self, event: StreamEvent) -> Sequence[StreamEvent]:
         """What comes of an event: of text, what may be shown now; any other passes."""
-        return self.push(event.text, event.origin, event.token_ids) if isinstance(event, TextDelta) else [event]
+        if not isinstance(event, TextDelta):
+            return [event]
+        return self.push(event.text, event.origin, event.token_ids, event.logprobs)
 
     def flush(self) -> list[TextDelta]:
         """Return what is still held back: the answer ended and no stop string came of it."""
@@ -99,7 +112,7 @@ class StopMatcher:
 
 
 class HeldText:
-    """Text that is held back, in pieces that keep their origins and ids."""
+    """Text that is held back, in pieces that keep their origins, ids and log-probabilities."""
 
     def __init__(self) -> None:
         self._deltas: list[TextDelta] = []
@@ -111,21 +124,25 @@ class HeldText:
         self.text += delta.text
 
     def release(self, num_characters: int) -> list[TextDelta]:
-        """Give out the first characters. Of a piece that is cut the first part has the ids."""
+        """Give out the first characters. Of a piece that is cut the first part has ids and log-probabilities."""
+        return self._take(num_characters, is_shown=True)
+
+    def drop(self, num_characters: int) -> str:
+        """Take the first characters out, and return them. Of a piece that is cut the rest has its log-probabilities."""
+        return "".join(delta.text for delta in self._take(num_characters, is_shown=False))
+
+    def _take(self, num_characters: int, *, is_shown: bool) -> list[TextDelta]:
         self.text = self.text[max(0, num_characters) :]
         out: list[TextDelta] = []
         while self._deltas and num_characters > 0:
             delta = self._deltas.pop(0)
             out.append(replace(delta, text=delta.text[:num_characters]))
             if len(delta.text) > num_characters:
-                rest = None if delta.token_ids is None else ()
-                self._deltas.insert(0, TextDelta(delta.text[num_characters:], delta.origin, rest))
+                ids = None if delta.token_ids is None else ()
+                logprobs = () if is_shown and delta.logprobs is not None else delta.logprobs
+                self._deltas.insert(0, TextDelta(delta.text[num_characters:], delta.origin, ids, logprobs))
             num_characters -= len(delta.text)
         return out
-
-    def drop(self, num_characters: int) -> str:
-        """Take the first characters out, and return them."""
-        return "".join(delta.text for delta in self.release(num_characters))
 
 
 def longest_partial_mark(text: str, marks: Sequence[str]) -> int:
@@ -134,13 +151,24 @@ def longest_partial_mark(text: str, marks: Sequence[str]) -> int:
     return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)
 
 
+def join_logprobs(
+    first: tuple[TokenLogprob, ...] | None, second: tuple[TokenLogprob, ...] | None
+) -> tuple[TokenLogprob, ...] | None:
+    """Those of two neighbouring pieces; None: neither has any."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
+
+
 def merge_deltas(events: Sequence[StreamEvent]) -> list[StreamEvent]:
     """Join neighbours: text of one origin, and reasoning."""
     out: list[StreamEvent] = []
     for event in events:
         last = out[-1] if out else None
         if isinstance(event, TextDelta) and isinstance(last, TextDelta) and event.origin == last.origin:
-            out[-1] = TextDelta(last.text + event.text, event.origin)
+            out[-1] = TextDelta(
+                last.text + event.text, event.origin, None, join_logprobs(last.logprobs, event.logprobs)
+            )
         elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
             out[-1] = ReasoningDelta(last.text + event.text)
         else:

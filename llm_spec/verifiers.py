@@ -14,6 +14,7 @@ from llm_spec.contract.local import DeviceRoundRunner, DraftToken, TokenModel, T
 from llm_spec.errors import ModelOutputError
 from llm_spec.prefill import prefill_prompt
 from llm_spec.tokens.acceptance import AcceptanceRule
+from llm_spec.tokens.chosen_logprobs import ChosenLogprob, compute_chosen_logprobs
 from llm_spec.tokens.lookahead import LookaheadController
 
 __all__ = ["DeviceVerifier", "HostVerifier", "VerifiedProposal", "Verifier"]
@@ -23,6 +24,7 @@ class VerifiedProposal(NamedTuple):
     """`num_accepted` leading tokens of `proposal` stand; `next_token_id` follows them: the correction, or the bonus.
 
     `draft_s` and `verify_s` are what drafting and verifying took here, by the clock of the device that did it.
+    `logprobs` are those of the accepted tokens and the next, where they were asked for.
     """
 
     proposal: Sequence[DraftToken]
@@ -30,6 +32,7 @@ class VerifiedProposal(NamedTuple):
     next_token_id: int
     draft_s: float
     verify_s: float
+    logprobs: Sequence[ChosenLogprob] = ()
 
     @property
     def draft_share(self) -> float:
@@ -75,19 +78,28 @@ class Verifier(Protocol):
 
 
 class HostVerifier:
-    """Verify with a session's logits and an acceptance rule, in this process; see `Verifier`."""
+    """Verify with a session's logits and an acceptance rule, in this process; see `Verifier`.
+
+    `top_logprobs`: how many tokens' log-probabilities are read from each row; None: no row is read.
+    """
 
     has_draft = False
     open_draft_s = 0.0
 
-    def __init__(self, name: str, session: TokenSession, rule: AcceptanceRule) -> None:
+    def __init__(self, name: str, session: TokenSession, rule: AcceptanceRule, top_logprobs: int | None = None) -> None:
         self._name = name
         self._session = session
         self._rule = rule
+        self._top_logprobs = top_logprobs
 
     @classmethod
     def open(
-        cls, target: TokenModel, prompt_ids: Sequence[int], rule: AcceptanceRule, cancelled: Callable[[], bool]
+        cls,
+        target: TokenModel,
+        prompt_ids: Sequence[int],
+        rule: AcceptanceRule,
+        cancelled: Callable[[], bool],
+        top_logprobs: int | None = None,
     ) -> HostVerifier:
         """Open a session and read the prompt, but for the last token: the first round reads it."""
         session = target.open()
@@ -96,7 +108,7 @@ class HostVerifier:
         except BaseException:
             session.close()
             raise
-        return cls(target.name, session, rule)
+        return cls(target.name, session, rule, top_logprobs)
 
     def prepare(self, position: int) -> None:
         self._rule.prepare_noise(position)
@@ -116,8 +128,12 @@ class HostVerifier:
             num_accepted, next_token_id = self._rule.verify(logits, context_ids, proposal)
         except ModelOutputError as error:
             raise ModelOutputError(f"{self._name}: {error}") from error
+        logprobs: Sequence[ChosenLogprob] = ()
+        if self._top_logprobs is not None:  # here, while the rows are valid
+            chosen_ids = (*token_ids[1 : num_accepted + 1], next_token_id)
+            logprobs = compute_chosen_logprobs(logits, chosen_ids, self._top_logprobs)
         self._session.truncate(len(context_ids) + num_accepted)
-        return VerifiedProposal(proposal, num_accepted, next_token_id, 0.0, time.perf_counter() - started)
+        return VerifiedProposal(proposal, num_accepted, next_token_id, 0.0, time.perf_counter() - started, logprobs)
 
     def close(self) -> None:
         self._session.close()

@@ -65,8 +65,8 @@ def test_the_public_names_are_these() -> None:
         ReasoningDetail ReferenceDraft Refusal RequestLimitedModel Retry RetryPolicy Round SampledToken Sampling
         SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher
         StrategyContext StrategyEntry StreamEvent SuffixDraft TargetError TargetFeature TargetStream TextDelta
-        TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenModel TokenRound
-        TokenSampler TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta TopTokens TransientError
+        TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenLogprob TokenModel
+        TokenRound TokenSampler TokenScorer TokenSession Tokenizer ToolCall ToolCallDelta TopTokens TransientError
         UnknownProviderError UnsupportedError Usage __version__ complete_from_stream generate_events open_draft
         open_provider register_strategy registered_providers stream_token_model
     """

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BoundedTokenizer",
+    "BytesTokenizer",
     "DeviceRoundModel",
     "DeviceRoundResult",
     "DeviceRoundRunner",
@@ -101,6 +102,21 @@ class BoundedTokenizer(Protocol):
     @property
     def max_token_chars(self) -> int:
         """Characters of the longest token."""
+        ...
+
+
+@runtime_checkable
+class BytesTokenizer(Protocol):
+    """A tokenizer that knows what its tokens are made of; optional beside `Tokenizer`.
+
+    Log-probabilities name tokens by it; without it, by the text that an id decodes to alone.
+    """
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 of a token within a text, which may be a part of a character; of a control token its name.
+
+        Empty for an id that is no token.
+        """
         ...
 
 

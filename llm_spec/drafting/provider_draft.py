@@ -37,7 +37,12 @@ class ProviderDraft:
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         prefix = request.prefix if self._provider.capabilities.continue_prefix else ""
         request = replace(
-            _strip_target_fields(request), max_tokens=max_tokens, prefix=prefix, tools=(), tool_choice=None
+            _strip_target_fields(request),
+            max_tokens=max_tokens,
+            prefix=prefix,
+            tools=(),
+            tool_choice=None,
+            top_logprobs=None,
         )
         async with self._provider.stream(request) as events, aclosing(_convert_to_pieces(events)) as pieces:
             yield pieces

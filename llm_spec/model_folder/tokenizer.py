@@ -13,6 +13,7 @@ from llm_spec.errors import InvalidRequestError, ModelLoadError
 from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_marks
 from llm_spec.model_folder.chat_template import ChatTemplate
 from llm_spec.model_folder.files import find_file, read_json, read_text
+from llm_spec.model_folder.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -42,6 +43,7 @@ class FolderTokenizer:
         self._max_tokens = found if isinstance(found, int) else None
         self._chat_template = ChatTemplate.load(folder, config)
         self.mark_tokens = self._find_mark_tokens()
+        self._token_bytes: TokenBytes | None = None  # made when first asked
 
     @property
     def vocab_size(self) -> int:
@@ -70,6 +72,11 @@ class FolderTokenizer:
             raise InvalidRequestError(f"the model in {self._folder} has no chat template and cannot take messages")
         prompt = self._chat_template.render(request, self._special)
         return self._encode_prompt(prompt) + self.encode(request.prefix)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if self._token_bytes is None:
+            self._token_bytes = TokenBytes(self._prompts)
+        return self._token_bytes.find(token_id)
 
     def to_tokenizer_json(self) -> str:
         whole: dict[str, Any] = json.loads(self._prompts.to_str())

@@ -95,6 +95,7 @@ def _list_fields(request: ChatRequest) -> Iterator[tuple[str, Any]]:
     yield "raw", request.raw
     yield "tools", request.tools or None
     yield "response_format", request.response_format or None
+    yield "logprobs", None if request.top_logprobs is None else True
     yield "presence_penalty", sampling.presence_penalty
     yield "frequency_penalty", sampling.frequency_penalty
     yield from request.extra.items()

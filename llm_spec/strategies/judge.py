@@ -55,7 +55,12 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
         return Refusal("there is no draft")
     if request.prefix:
         return Refusal("the request continues an answer that has begun")
-    unsupported = {"raw": request.raw, "tools": request.tools, "response_format": request.response_format}
+    unsupported = {
+        "raw": request.raw,
+        "tools": request.tools,
+        "response_format": request.response_format,
+        "top_logprobs": request.top_logprobs is not None,
+    }
     name = next((name for name, value in unsupported.items() if value), None)
     if name is not None:
         return Refusal(f"the request sets {name}")

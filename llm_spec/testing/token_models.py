@@ -45,6 +45,9 @@ class ByteTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(i for i in token_ids if i < self.eos_token_id).decode(errors="replace")
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < self.eos_token_id else b""
+
     def encode_chat(self, request: ChatRequest) -> list[int]:
         return [*self.encode(_join_messages(request)), self.answer_token_id, *self.encode(request.prefix)]
 

@@ -58,6 +58,8 @@ def build_request_body(request: ChatRequest, model: str) -> Body:
     body |= {name: value for name, value in optional.items() if value is not None}
     if request.raw:
         raise InvalidRequestError("raw is set; Anthropic's models take messages alone")
+    if request.top_logprobs is not None:
+        raise InvalidRequestError("top_logprobs is set; Anthropic's models tell no log-probabilities")
     if request.prefix:
         body["messages"].append({"role": "assistant", "content": _check_prefix(request.prefix, model)})
     extra = dict(request.extra)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from llm_spec import ChatRequest, InvalidRequestError, Sampling, StreamEvent, TextDelta
+from llm_spec.provider_kit import build_logprob_fields
 from llm_spec_http.dialects.base import Body, Dialect
 
 __all__ = [
@@ -33,6 +34,7 @@ def build_request_body(request: ChatRequest, model: str, dialect: Dialect, *, st
         **(_STREAM_FIELDS if stream else {}),
         **build_sampling_fields(request.sampling, dialect),
         **{name: value for name, value in optional.items() if value},
+        **build_logprob_fields(request),
     }
     if request.prefix and request.raw:
         body["prompt"] += request.prefix

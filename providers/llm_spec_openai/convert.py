@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, TypeAlias
 
 from llm_spec import ChatRequest, InvalidRequestError, Sampling
+from llm_spec.provider_kit import build_logprob_fields
 from llm_spec_openai.models import is_limited_by_max_tokens
 
 __all__ = ["Body", "build_request_body"]
@@ -45,6 +46,7 @@ def build_request_body(request: ChatRequest, model: str, *, is_openai: bool, tak
         "stream_options": {"include_usage": True},
         **sampling,
         **{name: value for name, value in optional.items() if value},
+        **build_logprob_fields(request),
         **request.extra,
     }
 
@@ -57,6 +59,7 @@ def _build_sampling_fields(sampling: Sampling) -> Body:
 
 
 def _can_predict(request: ChatRequest) -> bool:
-    """Whether OpenAI would take a prediction with the rest of the request: no tools, no positive penalties."""
+    """Whether OpenAI would take a prediction with the rest: no tools, log-probabilities or positive penalties."""
     penalties = (request.sampling.presence_penalty, request.sampling.frequency_penalty)
-    return not request.tools and all(penalty is None or penalty <= 0 for penalty in penalties)
+    is_plain = not request.tools and request.top_logprobs is None
+    return is_plain and all(penalty is None or penalty <= 0 for penalty in penalties)

@@ -1,0 +1,47 @@
+"""Log-probabilities in OpenAI's words: asked for in a body, read from a choice of chat or of a completion. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any, cast
+
+from llm_spec.chat import ChatRequest, TokenLogprob
+
+__all__ = ["build_logprob_fields", "parse_logprobs"]
+
+
+def build_logprob_fields(request: ChatRequest) -> dict[str, Any]:
+    """What a body says for `top_logprobs`; nothing where none are asked for."""
+    if request.top_logprobs is None:
+        return {}
+    if request.raw:
+        return {"logprobs": request.top_logprobs}
+    return {"logprobs": True, "top_logprobs": request.top_logprobs}
+
+
+def parse_logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...] | None:
+    """Those of a choice or of one chunk of it; None: it tells none."""
+    told = choice.get("logprobs")
+    if not isinstance(told, dict):
+        return None
+    fields = cast("Mapping[str, Any]", told)
+    if fields.get("tokens"):
+        return tuple(_parse_completion(fields))
+    return tuple(_parse_entry(entry) for entry in cast("list[Mapping[str, Any]]", fields.get("content") or []))
+
+
+def _parse_entry(entry: Mapping[str, Any]) -> TokenLogprob:
+    token_bytes: Sequence[int] | None = entry.get("bytes")
+    top = tuple(_parse_entry(likely) for likely in entry.get("top_logprobs") or ())
+    return TokenLogprob(
+        entry["token"], float(entry["logprob"]), None if token_bytes is None else bytes(token_bytes), top
+    )
+
+
+def _parse_completion(fields: Mapping[str, Any]) -> Iterator[TokenLogprob]:
+    tops: Sequence[Mapping[str, float] | None] | None = fields.get("top_logprobs")
+    for token, logprob, top in zip(fields["tokens"], fields["token_logprobs"], tops or repeat(None), strict=False):
+        likely = sorted((top or {}).items(), key=lambda pair: -pair[1])
+        if logprob is not None:  # a prompt's first token has none
+            yield TokenLogprob(token, float(logprob), None, tuple(TokenLogprob(*pair) for pair in likely))

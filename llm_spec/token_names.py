@@ -1,0 +1,37 @@
+"""Log-probabilities by token ids, in the words of an answer: each token by its text and its bytes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llm_spec.chat import TokenLogprob
+from llm_spec.contract.local import BytesTokenizer, Tokenizer
+from llm_spec.tokens.chosen_logprobs import ChosenLogprob
+
+__all__ = ["TokenNames"]
+
+
+class TokenNames:
+    """What the tokens of one tokenizer are called; one answer's."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer: Final = tokenizer
+        self._names: dict[int, tuple[str, bytes]] = {}
+
+    def describe(self, chosen: ChosenLogprob) -> TokenLogprob:
+        """The log-probability of an answer's token, with those of the likeliest in its place."""
+        top = tuple(self._name(token_id, logprob) for token_id, logprob in chosen.top)
+        return self._name(chosen.token_id, chosen.logprob, top)
+
+    def _name(self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        if token_id not in self._names:
+            self._names[token_id] = self._find_name(token_id)
+        text, token_bytes = self._names[token_id]
+        return TokenLogprob(text, logprob, token_bytes, top)
+
+    def _find_name(self, token_id: int) -> tuple[str, bytes]:
+        if isinstance(self._tokenizer, BytesTokenizer):
+            token_bytes = self._tokenizer.token_bytes(token_id)
+            return token_bytes.decode(errors="replace"), token_bytes
+        text = self._tokenizer.decode([token_id])
+        return text, text.encode()

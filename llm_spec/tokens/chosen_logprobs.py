@@ -1,0 +1,51 @@
+"""How likely a model held the tokens of an answer: log-probabilities of its logits as they come.
+
+They are those before penalties, temperature, filters and grammars, as vLLM reports them by default (`raw_logprobs`). So
+they depend on the tokens before theirs alone, and not on how a token was chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from llm_spec.tokens.sampling import FloatArray
+
+__all__ = ["ChosenLogprob", "compute_chosen_logprobs"]
+
+
+class ChosenLogprob(NamedTuple):
+    """A token's natural log-probability, and those of the likeliest tokens in its place, likeliest first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def compute_chosen_logprobs(logits: FloatArray, chosen_ids: Sequence[int], num_top: int) -> tuple[ChosenLogprob, ...]:
+    """Read row i of `logits` ([num_rows, vocab_size]) for `chosen_ids[i]`, in float64; further rows are not read.
+
+    The best logit of each row must be finite. Of tokens that are equally likely, those of lower ids come first.
+    """
+    return tuple(_read_row(row, token_id, num_top) for row, token_id in zip(logits, chosen_ids, strict=False))
+
+
+def _read_row(row: FloatArray, token_id: int, num_top: int) -> ChosenLogprob:
+    relative = row.astype(np.float64)
+    relative -= relative.max()  # so that no exponential overflows
+    log_total = math.log(np.exp(relative).sum())
+    top = tuple((i, float(relative[i]) - log_total) for i in _find_top_ids(relative, num_top))
+    return ChosenLogprob(token_id, float(relative[token_id]) - log_total, top)
+
+
+def _find_top_ids(scores: FloatArray, count: int) -> list[int]:
+    """The ids of the `count` largest, largest first."""
+    if not count:
+        return []
+    border = np.partition(scores, -count)[-count] if count < scores.shape[0] else scores.min()
+    ids = np.flatnonzero(scores >= border)  # more than `count` where some are tied
+    best: list[int] = ids[np.argsort(-scores[ids], kind="stable")][:count].tolist()
+    return best
