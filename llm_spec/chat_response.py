@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llm_spec.chat import (
     ChatMessage,
     ChatRequest,
@@ -67,8 +69,10 @@ async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> C
     async with provider.stream(request) as events:
         async for event in events:
             response = builder.add(event)
-            if response is not None:
-                return response
+            if response is None:
+                continue
+            has_none = request.top_logprobs is not None and not builder.text
+            return replace(response, logprobs=()) if has_none else response
     raise TargetError(f"{provider.name} ended its stream without a finish reason", partial_text=builder.text)
 
 

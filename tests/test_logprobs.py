@@ -147,6 +147,14 @@ async def test_whole_answers_streams_and_dicts_have_the_same() -> None:
     assert "logprobs" not in without.to_dict()
 
 
+async def test_an_answer_without_text_has_an_empty_list() -> None:
+    """Not None: they were asked for."""
+    provider = LocalProvider(TableModel("", order=4))
+    request = ChatRequest.create("x", max_tokens=1, top_logprobs=0, logit_bias={256: 100})
+    result = await SpeculativeDecoder(None, provider).decode(request)
+    assert (result.content, result.logprobs, (await provider.complete(request)).logprobs) == ("", (), ())
+
+
 async def test_a_judge_does_not_have_them() -> None:
     """It approves text that it did not write."""
     provider = LocalProvider(TableModel("once upon a time"))

@@ -35,6 +35,7 @@ from llm_spec.server.encoding import (
     get_finish_reason,
     get_token_counts,
 )
+from llm_spec.server.logprobs import build_chat_logprobs, get_top_logprobs
 from llm_spec.server.problems import Problem, get_public_name, redact_places
 from llm_spec.server.request_fields import (
     Body,
@@ -78,7 +79,7 @@ def parse_chat_request(body: Body, *, is_local: bool) -> ParsedRequest:
     num_choices, logprobs = get_num_choices(body), get_field(body, "logprobs", default=False)
     tools = tuple(get_objects(body, "tools"))
     relay_fields: Json = {}
-    if num_choices > 1 or logprobs:
+    if not is_local and (num_choices > 1 or logprobs):
         relay_fields = {name: body[name] for name in ("n", "logprobs", "top_logprobs") if body.get(name)}
     request = build_chat_request(
         body,
@@ -92,6 +93,7 @@ def parse_chat_request(body: Body, *, is_local: bool) -> ParsedRequest:
         tool_choice=_get_tool_choice(body, tools),
         response_format=_get_response_format(body),
         prediction=_get_prediction_text(body),
+        top_logprobs=get_top_logprobs(body, is_asked=logprobs, asked_by="logprobs: true") if is_local else None,
     )
     return ParsedRequest(
         model=get_model_name(body),
@@ -99,7 +101,7 @@ def parse_chat_request(body: Body, *, is_local: bool) -> ParsedRequest:
         stream=get_field(body, "stream", default=False),
         include_usage=get_field(get_object(body, "stream_options"), "include_usage", default=False),
         num_choices=num_choices,
-        logprobs=logprobs,
+        logprobs=logprobs and not is_local,
     )
 
 
@@ -162,12 +164,18 @@ def build_chat_completion(result: SpeculativeResult, *, answer_id: str, model: s
     if details := _merge_reasoning_details(result):
         message["reasoning_details"] = details
     usage = build_chat_usage(result)
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": build_chat_logprobs(result.logprobs),
+        "finish_reason": get_finish_reason(result),
+    }
     return {
         "id": f"chatcmpl-{answer_id}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": get_finish_reason(result)}],
+        "choices": [choice],
         **({} if usage is None else {"usage": usage}),
     }
 
@@ -214,10 +222,10 @@ class ChatEncoder:
     def encode_event(self, event: StreamEvent) -> bytes:
         if self._trace:
             return self._encode_with_trace(event)
-        if type(event) is TextDelta:
+        if type(event) is TextDelta and event.logprobs is None:
             return self._text_head + quote(event.text).encode() + self._text_tail
         delta = self._build_delta(event)
-        return b"" if delta is None else format_sse(self._build_chunk(delta))
+        return b"" if delta is None else format_sse(self._build_chunk(delta, logprobs=_get_logprobs(event)))
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
         frames = format_sse(self._build_chunk({}, get_finish_reason(result)))
@@ -234,8 +242,8 @@ class ChatEncoder:
     def encode_error(self, problem: Problem) -> bytes:
         return format_sse(problem.to_openai()) + SSE_DONE
 
-    def _build_chunk(self, delta: Json, finish_reason: str | None = None) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _build_chunk(self, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None) -> Json:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = {**self._envelope, "choices": [choice]}
         return {**chunk, "usage": None} if self._include_usage else chunk
 
@@ -271,12 +279,17 @@ class ChatEncoder:
         delta = self._build_delta(event)
         if delta is not None:
             origin = event.origin if isinstance(event, TextDelta) else "plain"
-            return format_sse({**self._build_chunk(delta), "llm_spec": {"origin": origin, "t": round(elapsed_s, 6)}})
+            chunk = self._build_chunk(delta, logprobs=_get_logprobs(event))
+            return format_sse({**chunk, "llm_spec": {"origin": origin, "t": round(elapsed_s, 6)}})
         progress = _describe_progress(event)
         if progress is None:
             return b""
         name, fields = progress
         return format_sse({**self._envelope, "choices": [], "llm_spec": {name: {**fields, "t": round(elapsed_s, 6)}}})
+
+
+def _get_logprobs(event: StreamEvent) -> Json | None:
+    return build_chat_logprobs(event.logprobs) if isinstance(event, TextDelta) else None
 
 
 _PROGRESS_NAMES: Final[Mapping[type, str]] = {

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
+from llm_spec._checks import check_number
 from llm_spec.chat import ChatMessage, StreamEvent, TextDelta
 from llm_spec.errors import InvalidRequestError
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.chat_completions import build_chat_usage
 from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, format_sse, get_finish_reason
+from llm_spec.server.logprobs import CompletionLogprobs
 from llm_spec.server.problems import Problem
 from llm_spec.server.request_fields import (
     Body,
@@ -32,6 +34,7 @@ __all__ = ["CompletionEncoder", "build_completion", "parse_completion_requests"]
 
 _MAX_TOKENS: Final = 16  # OpenAI's default
 _MAX_PROMPTS: Final = 128
+_MAX_LOGPROBS: Final = 20
 _KNOWN_FIELDS: Final = frozenset(
     {"echo", "logprobs", "max_tokens", "model", "n", "prompt", "stop", "stream", "stream_options"},
 )
@@ -43,7 +46,8 @@ def parse_completion_requests(body: Body, *, is_local: bool) -> list[ParsedReque
     stream, num_choices = get_field(body, "stream", default=False), get_num_choices(body)
     if stream and len(prompts) > 1:
         raise InvalidRequestError(f"prompt has {len(prompts)} texts; only one can be streamed at a time")
-    logprobs = get_field(body, "logprobs", None, int) is not None  # 0 asks for those of the text itself
+    top_logprobs = _get_local_logprobs(body) if is_local else None
+    logprobs = not is_local and get_field(body, "logprobs", None, int) is not None  # 0: those of the text itself
     relay_fields = {name: body[name] for name in ("n", "logprobs", "echo") if body.get(name) is not None}
     parsed = ParsedRequest(
         model=get_model_name(body),
@@ -51,11 +55,12 @@ def parse_completion_requests(body: Body, *, is_local: bool) -> list[ParsedReque
             body,
             _KNOWN_FIELDS,
             is_local=is_local,
-            extra_fields=relay_fields if num_choices > 1 or logprobs else None,
+            extra_fields=relay_fields if not is_local and (num_choices > 1 or logprobs) else None,
             messages=(ChatMessage("user", prompts[0]),),
             raw=True,
             max_tokens=get_field(body, "max_tokens", _MAX_TOKENS),
             stop=parse_stop(body),
+            top_logprobs=top_logprobs,
         ),
         stream=stream,
         include_usage=get_field(get_object(body, "stream_options"), "include_usage", default=False),
@@ -71,6 +76,15 @@ def parse_completion_requests(body: Body, *, is_local: bool) -> list[ParsedReque
         )
         for prompt in prompts
     ]
+
+
+def _get_local_logprobs(body: Body) -> int | None:
+    """How many of the likeliest tokens are to be told by a model in this process; None: no log-probabilities."""
+    number: int | None = get_field(body, "logprobs", None, int)
+    check_number(InvalidRequestError, "logprobs", number, 0, _MAX_LOGPROBS, integer=True)
+    if number is not None and body.get("echo"):
+        raise InvalidRequestError("echo is set with logprobs; a model in this process tells none of its prompt")
+    return number
 
 
 def _get_prompts(body: Body) -> list[str]:
@@ -91,7 +105,7 @@ def build_completion(
         {
             "index": index,
             "text": parsed.echo + result.content,
-            "logprobs": None,
+            "logprobs": CompletionLogprobs().build(result.logprobs),
             "finish_reason": get_finish_reason(result),
         }
         for index, (result, parsed) in enumerate(zip(results, parsed_requests, strict=True))
@@ -126,6 +140,7 @@ class CompletionEncoder:
 
     def __init__(self, parsed: ParsedRequest, *, answer_id: str, model: str) -> None:
         self._parsed = parsed
+        self._logprobs = CompletionLogprobs()
         self._envelope: Json = {
             "id": f"cmpl-{answer_id}",
             "object": "text_completion",
@@ -137,7 +152,9 @@ class CompletionEncoder:
         return self._encode_chunk(self._parsed.echo) if self._parsed.echo else b""
 
     def encode_event(self, event: StreamEvent) -> bytes:
-        return self._encode_chunk(event.text) if isinstance(event, TextDelta) else b""
+        if not isinstance(event, TextDelta):
+            return b""
+        return self._encode_chunk(event.text, logprobs=self._logprobs.build(event.logprobs))
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
         frames = self._encode_chunk("", get_finish_reason(result))
@@ -149,6 +166,6 @@ class CompletionEncoder:
     def encode_error(self, problem: Problem) -> bytes:
         return format_sse(problem.to_openai()) + SSE_DONE
 
-    def _encode_chunk(self, text: str, finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _encode_chunk(self, text: str, finish_reason: str | None = None, logprobs: Json | None = None) -> bytes:
+        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
         return format_sse({**self._envelope, "choices": [choice]})

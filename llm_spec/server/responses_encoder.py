@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, ToolCall, ToolCallDelta
+from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, TokenLogprob, ToolCall, ToolCallDelta
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.encoding import SSE_COMMENT, ToolCallSequencer, format_sse, get_finish_reason, get_token_counts
+from llm_spec.server.logprobs import describe_logprobs
 from llm_spec.server.problems import Problem
 from llm_spec.server.request_fields import Json, ParsedRequest
 
@@ -25,7 +26,8 @@ def build_response(result: SpeculativeResult, parsed: ParsedRequest, *, answer_i
     if result.reasoning:
         output.append(_build_reasoning_item(f"rs_{answer_id}", result.reasoning, "completed"))
     if result.content or not (output or result.tool_calls):
-        output.append(_build_message_item(f"msg_{answer_id}", result.content, "completed"))
+        logprobs = describe_logprobs(result.logprobs)
+        output.append(_build_message_item(f"msg_{answer_id}", result.content, "completed", logprobs))
     for index, call in enumerate(result.tool_calls):
         output.append(_build_call_item(f"fc_{answer_id}_{index}", call, "completed"))
     return _finish_response(_start_response(parsed, answer_id, model), result, output)
@@ -54,6 +56,7 @@ def _start_response(parsed: ParsedRequest, answer_id: str, model: str) -> Json:
         "text": body.get("text") or {"format": {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": list(body.get("tools") or ()),
+        "top_logprobs": parsed.request.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
         "usage": None,
@@ -86,13 +89,13 @@ def _finish_response(response: Json, result: SpeculativeResult, output: Sequence
     return {**response, **ending, "output": list(output), "usage": usage}
 
 
-def _build_message_item(item_id: str, text: str | None, status: str) -> Json:
-    content = [] if text is None else [_build_text_part(text)]
+def _build_message_item(item_id: str, text: str | None, status: str, logprobs: Sequence[Json] = ()) -> Json:
+    content = [] if text is None else [_build_text_part(text, logprobs)]
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-def _build_text_part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _build_text_part(text: str, logprobs: Sequence[Json] = ()) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def _build_reasoning_item(item_id: str, text: str | None, status: str) -> Json:
@@ -132,7 +135,8 @@ class ResponsesEncoder:
     def encode_event(self, event: StreamEvent) -> bytes:
         match event:
             case TextDelta():
-                return self._encode_text(_OpenMessage, f"msg_{self._answer_id}_{len(self._finished_items)}", event.text)
+                item_id = f"msg_{self._answer_id}_{len(self._finished_items)}"
+                return self._encode_text(_OpenMessage, item_id, event.text, event.logprobs)
             case ReasoningDelta():
                 return self._encode_text(
                     _OpenReasoning, f"rs_{self._answer_id}_{len(self._finished_items)}", event.text
@@ -157,11 +161,17 @@ class ResponsesEncoder:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _encode_text(self, kind: type[_OpenMessage | _OpenReasoning], item_id: str, text: str) -> bytes:
+    def _encode_text(
+        self,
+        kind: type[_OpenMessage | _OpenReasoning],
+        item_id: str,
+        text: str,
+        logprobs: Sequence[TokenLogprob] | None = None,
+    ) -> bytes:
         frames = b""
         if not isinstance(self._current_item, kind):
             frames = self._close_item() + self._start_item(kind(item_id, len(self._finished_items)))
-        return frames + self._encode_delta(text)
+        return frames + self._encode_delta(text, logprobs)
 
     def _encode_call_delta(self, event: ToolCallDelta) -> bytes:
         frames, item = b"", self._current_item
@@ -176,11 +186,11 @@ class ResponsesEncoder:
         self._current_item = item
         return b"".join(self._format_event(name, **fields) for name, fields in item.iter_start_events())
 
-    def _encode_delta(self, text: str) -> bytes:
+    def _encode_delta(self, text: str, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
         item = self._current_item
         if item is None or not text:
             return b""
-        item.text += text
+        item.add(text, describe_logprobs(logprobs))
         name, fields = item.build_delta(text)
         return self._format_event(name, **fields)
 
@@ -203,6 +213,14 @@ class _OpenItem:
         self.item_id = item_id
         self.output_index = output_index
         self.text = ""
+        self.logprobs: list[Json] = []
+        self._new_logprobs: list[Json] = []
+
+    def add(self, text: str, logprobs: list[Json]) -> None:
+        """Write one more piece."""
+        self.text += text
+        self.logprobs += logprobs
+        self._new_logprobs = logprobs
 
     @property
     def position(self) -> Mapping[str, Any]:
@@ -237,15 +255,15 @@ class _OpenMessage(_OpenItem):
         return _build_message_item(self.item_id, None, "in_progress")
 
     def build_delta(self, text: str) -> tuple[str, Json]:
-        return "response.output_text.delta", {**self.position, "delta": text, "logprobs": []}
+        return "response.output_text.delta", {**self.position, "delta": text, "logprobs": self._new_logprobs}
 
     def iter_end_events(self) -> Iterator[tuple[str, Json]]:
-        yield "response.output_text.done", {**self.position, "text": self.text, "logprobs": []}
-        yield "response.content_part.done", {**self.position, "part": _build_text_part(self.text)}
+        yield "response.output_text.done", {**self.position, "text": self.text, "logprobs": self.logprobs}
+        yield "response.content_part.done", {**self.position, "part": _build_text_part(self.text, self.logprobs)}
         yield from super().iter_end_events()
 
     def build_finished(self) -> Json:
-        return _build_message_item(self.item_id, self.text, "completed")
+        return _build_message_item(self.item_id, self.text, "completed", self.logprobs)
 
 
 class _OpenReasoning(_OpenItem):

@@ -11,6 +11,7 @@ from typing import Final, cast
 
 from llm_spec.chat import ChatMessage, Role, ToolCall
 from llm_spec.errors import InvalidRequestError
+from llm_spec.server.logprobs import get_top_logprobs
 from llm_spec.server.request_fields import (
     Body,
     Json,
@@ -25,10 +26,11 @@ from llm_spec.server.request_fields import (
 __all__ = ["parse_responses_request"]
 
 # Fields that change nothing about a stateless answer
-_IGNORED_FIELDS: Final = ("include", "metadata", "service_tier", "store", "truncation")
+_IGNORED_FIELDS: Final = ("metadata", "service_tier", "store", "truncation")
 _KNOWN_FIELDS: Final = frozenset(
     {
         *_IGNORED_FIELDS,
+        "include",
         "input",
         "instructions",
         "max_output_tokens",
@@ -44,6 +46,7 @@ _KNOWN_FIELDS: Final = frozenset(
         "user",
     }
 )
+_LOGPROBS: Final = "message.output_text.logprobs"  # of `include`
 _STATEFUL_FIELDS: Final = ("background", "conversation", "previous_response_id", "prompt")
 _TEXT_PART_TYPES: Final = ("input_text", "output_text", "text", "refusal")
 
@@ -53,8 +56,7 @@ def parse_responses_request(body: Body, *, is_local: bool) -> ParsedRequest:
     for name in _STATEFUL_FIELDS:
         if body.get(name):
             raise InvalidRequestError(f"{name} is set; this server keeps no responses: send the whole input")
-    if body.get("top_logprobs"):
-        raise InvalidRequestError("top_logprobs is set; only /v1/chat/completions returns log-probabilities")
+    include = cast("Sequence[object]", get_field(body, "include", None, list) or ())
     effort = get_object(body, "reasoning").get("effort")
     request = build_chat_request(
         body,
@@ -65,6 +67,11 @@ def parse_responses_request(body: Body, *, is_local: bool) -> ParsedRequest:
         tools=tuple(_convert_tools(body)),
         tool_choice=_convert_tool_choice(body),
         response_format=_convert_response_format(body),
+        top_logprobs=get_top_logprobs(
+            body,
+            is_asked=_LOGPROBS in include,
+            asked_by=f"include: [{_LOGPROBS!r}]",
+        ),
     )
     if effort is not None:
         request = replace(request, extra={**request.extra, "reasoning_effort": effort})
