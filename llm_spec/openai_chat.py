@@ -46,12 +46,13 @@ _STOPPED_BY: Final[Mapping[FinishReason, StoppedBy]] = {
 class ChunkReader:
     """Reads the chunks of one answer, of chat or of a plain completion; choices but the first are passed over.
 
-    With `read_token_ids` text comes with its token ids, else with its log-probabilities, if there are any, and empty
-    text gives no event. What the model says to refuse is text, and the answer ends with `content_filter`.
+    With `read_token_ids` text comes with its token ids, else empty text gives no event; with `has_logprobs` it comes
+    with its log-probabilities. What the model says to refuse is text, and the answer ends with `content_filter`.
     """
 
-    def __init__(self, read_token_ids: ReadTokenIds | None = None) -> None:
+    def __init__(self, read_token_ids: ReadTokenIds | None = None, *, has_logprobs: bool = False) -> None:
         self._read_token_ids = read_token_ids
+        self._has_logprobs = has_logprobs
         self._numbers = _ToolCallNumbering()
         self._reason: FinishReason | None = None
         self._has_failed = self._has_text = self._has_calls = self._has_refused = False
@@ -82,7 +83,7 @@ class ChunkReader:
 
     def _read_logprobs(self, choice: Mapping[str, Any], *, has_text: bool) -> tuple[TokenLogprob, ...] | None:
         """Those of a piece of text, and of what came before it without any."""
-        if self._read_token_ids is not None or not choice.get("logprobs"):  # with ids they are there for those
+        if not self._has_logprobs or not choice.get("logprobs"):
             return None
         logprobs = self._held_logprobs + (parse_logprobs(choice) or ())
         self._held_logprobs = () if has_text else logprobs

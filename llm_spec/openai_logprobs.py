@@ -35,7 +35,7 @@ def _parse_entry(entry: Mapping[str, Any]) -> TokenLogprob:
     token_bytes: Sequence[int] | None = entry.get("bytes")
     top = tuple(_parse_entry(likely) for likely in entry.get("top_logprobs") or ())
     return TokenLogprob(
-        entry["token"], float(entry["logprob"]), None if token_bytes is None else bytes(token_bytes), top
+        entry.get("token") or "", float(entry["logprob"]), None if token_bytes is None else bytes(token_bytes), top
     )
 
 

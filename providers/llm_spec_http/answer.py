@@ -27,13 +27,16 @@ async def read_events(
     *,
     repeated: str = "",
     read_token_ids: ReadTokenIds | None = None,
+    has_logprobs: bool = False,
 ) -> AsyncGenerator[StreamEvent]:
     """The events of a stream; `repeated` is text that the server may repeat at its beginning.
 
-    With `read_token_ids` text comes with its token ids. Raises TransientError for a stream that breaks, or ends without
-    a finish reason and `[DONE]`, TargetError or InvalidRequestError for an error that the server reports in it.
+    With `read_token_ids` text comes with its token ids, with `has_logprobs` with its log-probabilities. Raises
+    TransientError for a stream that breaks, or ends without a finish reason and `[DONE]`, TargetError or
+    InvalidRequestError for an error that the server reports in it.
     """
-    event_data, reader, stripper = _EventDataReader(response), ChunkReader(read_token_ids), PrefixStripper(repeated)
+    event_data, stripper = _EventDataReader(response), PrefixStripper(repeated)
+    reader = ChunkReader(read_token_ids, has_logprobs=has_logprobs)
     texts: list[str] = []
     try:
         while block := await event_data.read_block():
@@ -73,10 +76,12 @@ async def read_chunks(client: HttpClient, response: aiohttp.ClientResponse) -> A
         raise TransientError(client.format_message("ended its answer without a finish reason"))
 
 
-def read_response(client: HttpClient, answer: Mapping[str, Any], *, repeated: str = "") -> ChatResponse:
+def read_response(
+    client: HttpClient, answer: Mapping[str, Any], *, repeated: str = "", has_logprobs: bool = False
+) -> ChatResponse:
     """An answer that came at once; raises TransientError for one without a finish reason."""
     choices: list[Mapping[str, Any]] = answer.get("choices") or []
-    reader, stripper = ChunkReader(), PrefixStripper(repeated)
+    reader, stripper = ChunkReader(has_logprobs=has_logprobs), PrefixStripper(repeated)
     events = reader.read({**answer, "choices": [{**choice, "delta": choice.get("message")} for choice in choices]})
     builder, finish = ChatResponseBuilder(), reader.finish()
     for event in stripper.strip(events):

@@ -87,7 +87,8 @@ class HttpProvider:
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with await self._open_response(request) as response:
-            events = read_events(self._client, response, repeated=self._get_repeated_text(request))
+            repeated, has_logprobs = self._get_repeated_text(request), request.top_logprobs is not None
+            events = read_events(self._client, response, repeated=repeated, has_logprobs=has_logprobs)
             async with aclosing(events):
                 yield events
 
@@ -105,7 +106,8 @@ class HttpProvider:
         answer = await self._client.post_for_answer(
             _get_path(request), build_request_body(request, self._model, self._dialect, stream=False)
         )
-        return read_response(self._client, answer, repeated=self._get_repeated_text(request))
+        repeated, has_logprobs = self._get_repeated_text(request), request.top_logprobs is not None
+        return read_response(self._client, answer, repeated=repeated, has_logprobs=has_logprobs)
 
     async def discover(self, feature: Feature) -> None:
         await self._abilities.discover(feature)

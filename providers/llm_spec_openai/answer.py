@@ -13,13 +13,15 @@ from llm_spec_openai.failures import SDK_ERRORS
 __all__ = ["read_chunks", "read_events"]
 
 
-async def read_events(client: ChatClient, stream: DoneTrackingStream) -> AsyncGenerator[StreamEvent]:
-    """The events of a stream.
+async def read_events(
+    client: ChatClient, stream: DoneTrackingStream, *, has_logprobs: bool = False
+) -> AsyncGenerator[StreamEvent]:
+    """The events of a stream; with `has_logprobs` text comes with its log-probabilities.
 
     Raises TransientError for a stream that breaks, or ends without a finish reason and `[DONE]`, TargetError or
     InvalidRequestError for an error that the server reports in it.
     """
-    reader = ChunkReader()
+    reader = ChunkReader(has_logprobs=has_logprobs)
     text: list[str] = []
     try:
         async for value in stream:

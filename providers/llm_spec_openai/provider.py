@@ -76,7 +76,8 @@ class OpenAIProvider:
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with AsyncExitStack() as stack:
             stream = await self._client.open(stack, self._build_body(request))
-            yield await stack.enter_async_context(aclosing(read_events(self._client, stream)))
+            events = read_events(self._client, stream, has_logprobs=request.top_logprobs is not None)
+            yield await stack.enter_async_context(aclosing(events))
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:

@@ -29,6 +29,7 @@ from llm_spec import (
     StreamEvent,
     TargetError,
     TextDelta,
+    TokenLogprob,
     ToolCall,
     ToolCallDelta,
     TransientError,
@@ -539,6 +540,24 @@ async def test_chunks_are_passed_on_as_they_are(wire: Wire) -> None:
     with pytest.raises(TargetError, match="broken"):
         async with provider.stream_chunks(QUESTION) as chunks:
             [c async for c in chunks]
+    await provider.aclose()
+
+
+async def test_log_probabilities_are_asked_for_and_read(wire: Wire) -> None:
+    """Streamed and whole; unasked-for ones are passed over."""
+    entry = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [{"token": "a", "logprob": -0.5}]}
+    told = {"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [entry]}}]}
+    wire.frames = [b"data: " + json.dumps(told).encode() + b"\n\n", chunk(finish="stop"), b"data: [DONE]\n\n"]
+    choice = {"index": 0, "message": {"content": "a"}, "logprobs": {"content": [entry]}, "finish_reason": "stop"}
+    wire.whole = {"choices": [choice]}
+    provider = provider_of(wire)
+    request = replace(QUESTION, top_logprobs=1)
+    streamed, whole = await answered(provider, request), await provider.complete(request)
+    expected = (TokenLogprob("a", -0.5, b"a", (TokenLogprob("a", -0.5),)),)
+    assert (streamed.logprobs, whole.logprobs) == (expected, expected)
+    assert [(body["logprobs"], body["top_logprobs"]) for body in wire.bodies] == [(True, 1)] * 2
+    assert (await answered(provider)).logprobs is None
+    assert "logprobs" not in wire.bodies[-1]
     await provider.aclose()
 
 
