@@ -91,13 +91,13 @@ class Timed(NamedTuple):
 
 
 def find_files(num_files: int) -> list[str]:
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(_list_modules())]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(list_modules())]
     fitting = [text for text in texts if MIN_LINES <= text.count("\n") <= MAX_LINES]
     random.Random(1).shuffle(fitting)  # noqa: S311 - the same files each time, no secret
     return fitting[:num_files]
 
 
-def _list_modules() -> list[Path]:
+def list_modules() -> list[Path]:
     return list(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 

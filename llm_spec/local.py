@@ -33,6 +33,7 @@ from llm_spec.contract.local import (
     TokenDrafter,
     TokenModel,
 )
+from llm_spec.drafting.optional_members import open_token_draft
 from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.grammar import open_constraint
@@ -87,7 +88,9 @@ def generate_events(
     rule = make_acceptance_rule(acceptance, sampler)
     limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)
     beside, model = _split_draft_model(target, drafter)
-    read_only_ids = tuple(prompt_ids)
+    open_draft = partial(
+        open_token_draft, target=target, choose=rule.choose, prompt_ids=tuple(prompt_ids), request=request
+    )
     can_use_device_rounds = acceptance == "coupled" and request.top_logprobs is None
     generation = Generation(
         target,
@@ -95,11 +98,9 @@ def generate_events(
         rule,
         (lookahead or CostAware()).start(),
         limits=limits,
-        open_draft=None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, read_only_ids),
+        open_draft=None if drafter is None else partial(open_draft, drafter),
         open_rounds=partial(_open_rounds, target, prompt_ids, sampler, model) if can_use_device_rounds else None,
-        open_companion_draft=None
-        if beside is None
-        else partial(beside.open_token_draft, target, rule.choose, read_only_ids),
+        open_companion_draft=None if beside is None else partial(open_draft, beside),
         top_logprobs=request.top_logprobs,
         cancelled=cancelled,
     )

@@ -165,6 +165,7 @@ class MeteredDraft:
     def __init__(self, draft: DraftProvider, meter: TokenMeter) -> None:
         self._draft = draft
         self._meter = meter
+        self._request: ChatRequest | None = None
 
     @property
     def name(self) -> str:
@@ -177,6 +178,11 @@ class MeteredDraft:
 
     def for_request(self) -> MeteredDraft:
         return MeteredDraft(open_for_request(self._draft), self._meter)
+
+    def with_request(self, request: ChatRequest) -> MeteredDraft:
+        reading = MeteredDraft(self._draft, self._meter)
+        reading._request = request
+        return reading
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         begin = partial(self._meter.open, request, max_output=max_tokens, is_free=self.capabilities.is_free)
@@ -191,7 +197,7 @@ class MeteredDraft:
         return find_token_draft_refusal(self._draft, target)
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
-        return open_token_draft(self._draft, target, choose, prompt_ids)
+        return open_token_draft(self._draft, target, choose, prompt_ids, self._request)
 
 
 # ------------------------------------------------------------------------------------------ streams

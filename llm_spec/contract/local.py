@@ -28,6 +28,7 @@ __all__ = [
     "GrammarTokenizer",
     "MessageTokenizer",
     "PrefixReusingSession",
+    "RequestAwareDrafter",
     "RequestLimitedModel",
     "TokenDraft",
     "TokenDrafter",
@@ -244,6 +245,15 @@ class TokenDrafter(Protocol):
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
         """Begin drafting for one request (a model reads the prompt now); whoever opened it closes it."""
+        ...
+
+
+@runtime_checkable
+class RequestAwareDrafter(Protocol):
+    """A token drafter that reads the texts of a request, not the prompt's ids alone; optional beside `TokenDrafter`."""
+
+    def with_request(self, request: ChatRequest) -> TokenDrafter:
+        """The same draft, which opens token drafts for this request only; closing it closes nothing."""
         ...
 
 

@@ -9,6 +9,7 @@ token, it was within 2 % of this rule, but for the dearest drafts of sampled ans
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
@@ -43,6 +44,7 @@ class CascadeDraft:
         self._drafts = drafts
         self._min_confidence = min_confidence
         self._has_fallback_draft = True
+        self._request: ChatRequest | None = None
 
     @property
     def name(self) -> str:
@@ -67,6 +69,11 @@ class CascadeDraft:
     def for_client(self) -> CascadeDraft:
         return CascadeDraft(*map(open_for_client, self._drafts), min_confidence=self._min_confidence)
 
+    def with_request(self, request: ChatRequest) -> CascadeDraft:
+        reading = copy.copy(self)
+        reading._request = request  # noqa: SLF001 - its own copy
+        return reading
+
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         async with aclosing(self._draft_first_pieces(request, max_tokens)) as pieces:
@@ -87,7 +94,9 @@ class CascadeDraft:
         opened: list[TokenDraft] = []
         try:
             for draft in self._drafts:
-                opened.append(open_token_draft(draft, target, choose, prompt_ids))  # noqa: PERF401 - closed if another fails
+                opened.append(  # noqa: PERF401 - closed if another fails
+                    open_token_draft(draft, target, choose, prompt_ids, self._request)
+                )
         except BaseException:
             _close_drafts(opened)
             raise

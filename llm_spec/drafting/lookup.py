@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from itertools import cycle
@@ -13,6 +14,7 @@ from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
+from llm_spec.drafting.form_follower import DraftSource, FormFollower
 from llm_spec.drafting.ngrams import NgramIndex, estimate_copy_confidence
 from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
@@ -23,7 +25,8 @@ __all__ = ["PROMPT_LOOKUP", "PromptLookup"]
 class PromptLookup:
     """Draft by copying what followed the latest occurrence of the longest matching end of the conversation.
 
-    A `DraftProvider` and `TokenDrafter` that costs next to nothing; `min_ngram` to `max_ngram` items must match.
+    A `DraftProvider` and `TokenDrafter` that costs next to nothing; `min_ngram` to `max_ngram` items must match. Of a
+    request with tools it also copies what the prompt has in another form: files as they stand in a call's arguments.
     """
 
     name = "lookup"
@@ -34,6 +37,7 @@ class PromptLookup:
         check_number(ConfigError, "max_ngram", max_ngram, min_ngram, integer=True)
         self._max_ngram = max_ngram
         self._min_ngram = min_ngram
+        self._request: ChatRequest | None = None
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         return self.for_request().draft(request, max_tokens)
@@ -49,6 +53,11 @@ class PromptLookup:
 
         return CopyDraft(self.name, copy_pieces)
 
+    def with_request(self, request: ChatRequest) -> PromptLookup:
+        reading = copy.copy(self)
+        reading._request = request  # noqa: SLF001 - its own copy
+        return reading
+
     async def aclose(self) -> None:
         """Nothing to release."""
 
@@ -58,17 +67,24 @@ class PromptLookup:
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
         index = NgramIndex[int](self._max_ngram, self._min_ngram)
         index.extend(prompt_ids)
-        return _LookupTokenDraft(index)
+        return _LookupTokenDraft(index, FormFollower.open(self._request, target.tokenizer, len(prompt_ids)))
 
 
 class _LookupTokenDraft:
-    def __init__(self, index: NgramIndex[int]) -> None:
+    def __init__(self, index: NgramIndex[int], forms: FormFollower | None) -> None:
         self._index = index
+        self._forms = forms
+        self.source: DraftSource = "context"
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
         self._index.extend(context_ids[len(self._index.items) :])
         found = self._index.find(context_ids)
-        if found is not None:
+        confidence = 0.0 if found is None else estimate_copy_confidence(found[1])
+        following = None if self._forms is None else self._forms.propose(context_ids, confidence)
+        self.source = "context" if following is None else "forms"
+        if following is not None:
+            yield from following
+        elif found is not None:
             start, num_matching = found
             # what is copied is followed by its own beginning: so a repetition goes on for longer than it is old
             for offset, token_id in enumerate(cycle(self._index.items[start:])):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftProvider, PerClientDraft, PerRequestDraft
-from llm_spec.contract.local import TokenDraft, TokenDrafter, TokenModel, TokenSampler
+from llm_spec.contract.local import RequestAwareDrafter, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.errors import DraftError
 
 __all__ = ["find_token_draft_refusal", "open_for_client", "open_for_request", "open_token_draft"]
@@ -29,9 +30,18 @@ def find_token_draft_refusal(draft: DraftProvider, target: TokenModel) -> str | 
 
 
 def open_token_draft(
-    draft: DraftProvider, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]
+    draft: DraftProvider | TokenDrafter,
+    target: TokenModel,
+    choose: TokenSampler,
+    prompt_ids: Sequence[int],
+    request: ChatRequest | None,
 ) -> TokenDraft:
-    """Begin drafting token ids for one request; raises DraftError where the draft gives text only."""
+    """Begin drafting token ids for one request; raises DraftError where the draft gives text only.
+
+    A draft that reads requests is shown this one, where there is one to show.
+    """
     if not isinstance(draft, TokenDrafter):
         raise DraftError(f"draft {draft.name} gives text, not token ids")
+    if request is not None and isinstance(draft, RequestAwareDrafter):
+        draft = draft.with_request(request)
     return draft.open_token_draft(target, choose, prompt_ids)

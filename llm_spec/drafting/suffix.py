@@ -8,6 +8,7 @@ are where it pays.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Final, TypeVar
@@ -18,6 +19,7 @@ from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
+from llm_spec.drafting.form_follower import DraftSource, FormFollower
 from llm_spec.drafting.occurrences import OccurrenceMatch
 from llm_spec.drafting.past_outputs import PastOutputs
 from llm_spec.drafting.suffix_automaton import LikelyNextItem, SuffixAutomaton, SuffixMatch
@@ -56,6 +58,7 @@ class SuffixDraft:
         self._min_match = min_match
         self._max_stored_tokens = max_stored_tokens
         self._outputs = PastOutputs(max_stored_tokens, max_match)
+        self._request: ChatRequest | None = None
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         return self.for_request().draft(request, max_tokens)
@@ -87,6 +90,11 @@ class SuffixDraft:
 
         return CopyDraft(self.name, copy_pieces)
 
+    def with_request(self, request: ChatRequest) -> SuffixDraft:
+        reading = copy.copy(self)  # of the same history
+        reading._request = request  # noqa: SLF001 - its own copy
+        return reading
+
     async def aclose(self) -> None:
         """Nothing to release."""
 
@@ -95,7 +103,9 @@ class SuffixDraft:
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
         conversation = SuffixAutomaton[int](self._max_match)
-        return _SuffixTokenDraft(self._outputs, target.tokenizer.fingerprint, conversation, prompt_ids, self._min_match)
+        forms = FormFollower.open(self._request, target.tokenizer, len(prompt_ids))
+        fingerprint = target.tokenizer.fingerprint
+        return _SuffixTokenDraft(self._outputs, fingerprint, conversation, prompt_ids, self._min_match, forms=forms)
 
 
 class _SuffixTokenDraft:
@@ -108,10 +118,14 @@ class _SuffixTokenDraft:
         conversation: SuffixAutomaton[int],
         prompt_ids: Sequence[int],
         min_match: int,
+        *,
+        forms: FormFollower | None,
     ) -> None:
         self._outputs = outputs
         self._fingerprint = fingerprint
         self._min_match = min_match
+        self._forms = forms
+        self.source: DraftSource = "context"
         self._num_prompt_tokens = len(prompt_ids)
         self._context_ids = prompt_ids
         self._conversation = conversation
@@ -139,6 +153,11 @@ class _SuffixTokenDraft:
                     found = _find_longest_followed(shelf, match, self._min_match)
                     if _compute_confidence(found) > _compute_confidence(first):
                         best, first = shelf, found
+        following = None if self._forms is None else self._forms.propose(context_ids, _compute_confidence(first))
+        self.source = "forms" if following is not None else "context" if best is own else "answers"
+        if following is not None:
+            yield from following
+            return
         lock = None if best is own else self._outputs.lock
         for token_id, confidence in _iterate_likely_items(best, first, self._min_match, lock):
             yield DraftToken(token_id, confidence)

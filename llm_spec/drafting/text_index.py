@@ -18,6 +18,7 @@ from itertools import islice
 from llm_spec.chat import ChatMessage, ChatRequest
 from llm_spec.drafting.occurrences import OccurrenceIndex, OccurrenceMatch
 from llm_spec.drafting.text_pieces import PIECES_PER_LOOP_TURN, iter_piece_ends
+from llm_spec.drafting.written_forms import has_tools, iterate_plain_forms
 
 __all__ = ["ConversationIndex", "TextIndex"]
 
@@ -74,7 +75,7 @@ class TextIndex:
 
 
 class ConversationIndex(TextIndex):
-    """The messages of one request, and the answer so far as the last text."""
+    """The messages of one request, and the answer so far as the last text; before them what its tools' calls hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +93,8 @@ class ConversationIndex(TextIndex):
         if self._messages is not request.messages:
             self.clear()
             self._messages = request.messages
-            self._unread = deque(message.text for message in request.messages)
+            forms = list(iterate_plain_forms(request)) if has_tools(request) else []
+            self._unread = deque([*reversed(forms), *(message.text for message in request.messages)])
         until = len(self.pieces) + PIECES_PER_LOOP_TURN
         while self._unread:
             room = until - len(self.pieces)
