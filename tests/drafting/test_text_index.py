@@ -136,3 +136,16 @@ def test_reading_that_was_cancelled_goes_on(num_appended: list[int]) -> None:
         assert num_appended[0] <= len(pieces_of(request)) + 200
 
     run_virtual(check())
+
+
+async def test_what_calls_hold_stands_before_the_messages() -> None:
+    """As text, where escapes make it another one; of requests with tools alone."""
+    call = {"id": "c", "type": "function", "function": {"name": "write", "arguments": '{"text": "old\\nfile"}'}}
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "ok"},
+    ]
+    index = ConversationIndex()
+    await index.read(ChatRequest.create(messages, prefix="yes"))
+    assert index.pieces == ["old", "\n", "file", "hello", "ok", "yes"]
