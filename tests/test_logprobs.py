@@ -75,6 +75,9 @@ def emit(pieces: Sequence[bytes], *, stop: Sequence[str] = (), marks: Sequence[b
         events += emitter.emit_round(TokenRound(report, ids, ("accepted",) * len(ids), None, logprobs))[1]
     texts = [event for event in [*events, *emitter.flush()] if isinstance(event, TextDelta)]
     told = [logprob for delta in texts for logprob in delta.logprobs or ()]
+    for delta in texts if not (stop or marks) else ():  # each with the text of its token
+        token_bytes = b"".join(logprob.token_bytes or b"" for logprob in delta.logprobs or ())
+        assert token_bytes.decode(errors="replace") == delta.text
     assert all(all_pieces[-round(logprob.logprob)] == logprob.token_bytes for logprob in told)
     return ["".join(delta.text for delta in texts), [logprob.token_bytes for logprob in told]]
 
@@ -84,6 +87,7 @@ def test_tokens_that_end_inside_a_character_have_their_bytes(seed: int) -> None:
     """A token each, held back or not; EOS has none."""
     pieces = [b"caf", b"\xc3", b"\xa9 ", b"\xe2\x82", b"\xac", b"\xff", b"!"]
     assert emit(pieces, seed=seed) == ["café €\ufffd!", pieces]
+    assert emit([b"\x80"] * 14, seed=seed) == ["\ufffd" * 14, [b"\x80"] * 14]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -101,6 +105,8 @@ def test_tokens_of_reasoning_and_calls_have_none(seed: int) -> None:
     pieces = [b"<think>", b"h", b"m", b"</think>", b"\n\nLet", b" me", b"<tool_call>", call, b"</tool_call>"]
     marks = (b"<think>", b"</think>", b"<tool_call>", b"</tool_call>")
     assert emit(pieces, marks=marks, seed=seed) == ["Let me", [b"\n\nLet", b" me"]]
+    halved = [b"a", b"\xc3", b"<tool_call>", call, b"</tool_call>"]
+    assert emit(halved, marks=marks, seed=seed) == ["a\ufffd", halved[:2]]
     broken = [*pieces[:7], b"{oh", b"</tool_call>"]
     text = "Let me<tool_call>{oh</tool_call>"
     assert emit(broken, marks=marks, seed=seed) == [text, [b"\n\nLet", b" me", *broken[6:]]]
