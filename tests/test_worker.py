@@ -228,10 +228,12 @@ async def test_leaving_admitted_work_ends_its_thread() -> None:
     ended = threading.Event()
 
     def make(cancelled: threading.Event) -> Iterator[list[int]]:
-        yield [0]
-        cancelled.wait()
-        time.sleep(0.02)
-        ended.set()
+        try:
+            yield [0]
+            cancelled.wait()
+        finally:  # where it was cancelled at once, it is closed instead of resumed
+            time.sleep(0.02)
+            ended.set()
 
     async with iterate_in_thread(make, executor=admitted_threads) as items:
         await anext(items)
