@@ -23,8 +23,8 @@ _ID_CHARACTERS = 24
 class AnswerEmitter:
     """One answer's state: stop strings and incomplete characters are held back, and what `parser` holds back.
 
-    `has_logprobs`: rounds come with log-probabilities, which are told with the text of their tokens; those of tokens
-    without text (EOS), and of tokens that are no text of the answer, are left out.
+    `has_logprobs`: rounds come with log-probabilities, which are emitted with the text of their tokens. Those of
+    tokens without text (EOS), and of tokens that are not text of the answer, are left out.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class AnswerEmitter:
         """What stop strings let through of text that has come, of all tokens but the last ones."""
         if self._names is None or not text:
             return self._matcher.push(text, origin)
-        num_told = len(self._logprobs) - num_tokens_held
-        logprobs, self._logprobs = tuple(self._logprobs[:num_told]), self._logprobs[num_told:]
+        num_complete = len(self._logprobs) - num_tokens_held
+        logprobs, self._logprobs = tuple(self._logprobs[:num_complete]), self._logprobs[num_complete:]
         return self._matcher.push(text, origin, None, logprobs)
 
     def _parse(self, deltas: Sequence[TextDelta]) -> list[StreamEvent]:
@@ -114,11 +114,10 @@ def open_message_parser(
     num_before_prefix = len(prompt_ids) - (len(tokenizer.encode(prefix)) if prefix else 0)
     tail_ids = prompt_ids[max(0, num_before_prefix - _NUM_TAIL_TOKENS) : num_before_prefix]
     tail = "".join(tokenizer.mark_tokens.get(token_id) or tokenizer.decode([token_id]) for token_id in tail_ids)
-    prompt_digest = hashlib.sha256(b"".join(token_id.to_bytes(4, "little") for token_id in prompt_ids))
     id_characters = None if message_format is None else message_format.id_characters
 
     def make_call_id(index: int) -> str:
-        digest = prompt_digest.copy()
+        digest = hashlib.sha256(b"".join(token_id.to_bytes(4, "little") for token_id in prompt_ids))
         digest.update(b"call %d" % index)
         return digest.hexdigest()[:id_characters] if id_characters else f"call_{digest.hexdigest()[:_ID_CHARACTERS]}"
 

@@ -250,7 +250,7 @@ class ChatRequest:
     `prefix` is assistant text that the answer continues (it is not repeated in the answer), `prediction` a guess at
     the answer; only some targets understand them. `response_format` is OpenAI's; a local model also takes
     `{"type": "regex", "pattern": …}` and `{"type": "grammar", "grammar": …}` (llguidance's variant of Lark), and its
-    answer keeps to it unless a cap or stop string cuts it. `top_logprobs`: how many of the likeliest tokens are told at
+    answer keeps to it unless a cap or stop string cuts it. `top_logprobs`: how many likely tokens are given at
     each token of the answer, with their log-probabilities (`TokenLogprob`); 0: that of the answer's own token alone,
     None: nothing. `raw`: the text of the only message is the prompt itself, to be continued without a chat template.
     `extra` goes to a remote target untouched.

@@ -131,7 +131,7 @@ class Generation:
     `open_rounds` gives rounds on a device, or None. They sample and accept there, without `rule`. Where they draft as
     well, `open_companion_draft` takes the place of `open_draft`: what it does not propose, they draft.
 
-    `top_logprobs`: so many of the likeliest tokens are told beside each token; None: no log-probabilities. Rounds on a
+    `top_logprobs`: so many of the likeliest tokens are given for each token; None: no log-probabilities. Rounds on a
     device keep their logits and tell none.
 
     `prompt_s`: seconds for opening the target's session and reading the prompt. `open_draft_s`: for opening the draft.

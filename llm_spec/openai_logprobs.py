@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's words: asked for in a body, read from a choice of chat or of a completion. Pure."""
+"""Log-probabilities in OpenAI's words: requested in a body, read from a choice of chat or of a completion. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["build_logprob_fields", "parse_logprobs"]
 
 
 def build_logprob_fields(request: ChatRequest) -> dict[str, Any]:
-    """What a body says for `top_logprobs`; nothing where none are asked for."""
+    """What a body says for `top_logprobs`; nothing where none are requested."""
     if request.top_logprobs is None:
         return {}
     if request.raw:
@@ -21,11 +21,11 @@ def build_logprob_fields(request: ChatRequest) -> dict[str, Any]:
 
 
 def parse_logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...] | None:
-    """Those of a choice or of one chunk of it; None: it tells none."""
-    told = choice.get("logprobs")
-    if not isinstance(told, dict):
+    """Those of a choice or of one chunk of it; None: it has none."""
+    value = choice.get("logprobs")
+    if not isinstance(value, dict):
         return None
-    fields = cast("Mapping[str, Any]", told)
+    fields = cast("Mapping[str, Any]", value)
     if fields.get("tokens"):
         return tuple(_parse_completion(fields))
     return tuple(_parse_entry(entry) for entry in cast("list[Mapping[str, Any]]", fields.get("content") or []))

@@ -87,13 +87,13 @@ class AnswerRecorder:
         return "".join([delta.text for delta in self._texts])
 
     def _join_logprobs(self) -> tuple[TokenLogprob, ...] | None:
-        """Those of the text; None where they were not asked for, and where a server does not tell them."""
+        """Those of the text; None where they were not requested, or the server does not send them."""
         if self.request.top_logprobs is None:
             return None
-        told = [delta.logprobs for delta in self._texts if delta.logprobs is not None]
-        if self._texts and not told:
+        found = [delta.logprobs for delta in self._texts if delta.logprobs is not None]
+        if self._texts and not found:
             return None
-        return tuple(logprob for logprobs in told for logprob in logprobs)
+        return tuple(logprob for logprobs in found for logprob in logprobs)
 
     @property
     def _num_tokens(self) -> int:

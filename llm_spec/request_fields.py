@@ -54,7 +54,7 @@ _ALL: Final = "chat completions responses messages"
 _OPENAI: Final = "chat completions responses"
 
 TABLE: Final = (
-    # What is asked
+    # What is requested
     FieldRow("messages", "chat messages", "kept", "own", "the conversation, with earlier calls and their results"),
     FieldRow(
         "input instructions", "responses", "kept", "own", "the conversation; items that need a memory are refused"
@@ -156,7 +156,7 @@ TABLE: Final = (
     FieldRow("audio", "chat", "plain", "refused", "a model here writes text", with_prediction=False),
     FieldRow("image", "responses", "plain", "refused", "a model here writes text"),
     FieldRow(
-        "suffix", "completions", "plain", "refused", "text behind a gap; the answer would have to meet it", ("",), True
+        "suffix", "completions", "plain", "refused", "text after a gap; the answer would have to meet it", ("",), True
     ),
     FieldRow("echo", "completions", "plain", "own", "the server adds the prompt itself", (False,), is_passed=True),
     FieldRow(
@@ -169,7 +169,7 @@ TABLE: Final = (
         is_passed=True,
         with_prediction=False,
     ),
-    FieldRow("best_of", "completions", "plain", "refused", "several answers, one of which is told", (1,)),
+    FieldRow("best_of", "completions", "plain", "refused", "several answers, one of which is given", (1,)),
     FieldRow(
         "logprobs",
         "chat completions",
@@ -221,7 +221,7 @@ TABLE: Final = (
     FieldRow("stream_options", _OPENAI, "metadata", "ignored", "usage at the end of a stream"),
     FieldRow("include_usage", "", "metadata", "ignored", "usage beside the answer", is_passed=True),
     FieldRow("usage", "", "metadata", "ignored", "usage beside the answer, in the words of OpenRouter"),
-    FieldRow("include", "responses", "metadata", "ignored", "what else is told of an answer"),
+    FieldRow("include", "responses", "metadata", "ignored", "what else is reported of an answer"),
     FieldRow(
         "return_token_ids return_tokens_as_token_ids timings_per_token",
         "",

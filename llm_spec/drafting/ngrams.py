@@ -55,10 +55,10 @@ class NgramIndex(Generic[T]):
 
 
 class SequenceFollower(Generic[T]):
-    """Where an answer stands in a given sequence: straight on while they agree, else behind the longest match.
+    """Where an answer stands in a given sequence: straight on while they agree, else after the longest match.
 
     Of several matches the nearest to where the answer would stand wins. Just after a difference, a short match far away
-    is not believed: an item was replaced, as it seems, and the sequence goes on behind it.
+    is not believed: an item was replaced, as it seems, and the sequence goes on after it.
     """
 
     def __init__(self, items: Sequence[T] = ()) -> None:
@@ -104,7 +104,7 @@ class SequenceFollower(Generic[T]):
 
 
 def estimate_copy_confidence(num_matching: int) -> float:
-    """How sure a guess is that is copied from behind `num_matching` matching items."""
+    """How sure a guess is that is copied from after `num_matching` matching items."""
     return 1 - _MISMATCH_FACTOR / num_matching if num_matching else _CONFIDENCE_WITHOUT_MATCH
 
 

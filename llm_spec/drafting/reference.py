@@ -23,7 +23,7 @@ _MAX_MATCH: Final = 8  # pieces
 class ReferenceDraft:
     """Draft a text that the caller expects the answer to follow, in whole or in parts.
 
-    After a difference it goes on behind the longest match of the answer's last tokens (at most 8) with the text, the
+    After a difference it goes on after the longest match of the answer's last tokens (at most 8) with the text, the
     nearest of several. `name`: what it is called in results.
     """
 

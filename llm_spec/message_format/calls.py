@@ -44,7 +44,7 @@ class CallScanner:
         self.state: Literal["open", "complete", "broken"] = "open"
         self.name: str | None = None  # of a header
         self.value_start = self.value_end = -1
-        self.end = -1  # of the call, behind what closes it
+        self.end = -1  # of the call, after what closes it
         self._text = ""
         self._at = 0
         self._open_brackets: list[str] = []
@@ -100,7 +100,7 @@ class CallScanner:
                 return
 
     def _take(self, found: str) -> None:
-        """Go on behind a mark, a bracket, an escape or a line break."""
+        """Go on after a mark, a bracket, an escape or a line break."""
         if found == self._mark:
             self._in_text = not self._in_text
         elif self._in_text:

@@ -32,7 +32,7 @@ def write_tool_grammar(
     dump_schema: Callable[[Mapping[str, Any], str], str],
     content_schema: str | None = None,
 ) -> str:
-    """The grammar of a whole answer, behind its prompt.
+    """The grammar of a whole answer, which begins after its prompt.
 
     Reasoning may precede what it demands, where the model reasons; `is_reasoning`: the prompt has opened it.
     `mark_tokens`: control tokens, by id, which a grammar names in place of their texts. `dump_schema(schema, where)`
@@ -193,7 +193,7 @@ def _write_field_rules(mark: str) -> list[str]:
 
 
 def _get_held_schema(tool: Tool, tool_use: ToolUse) -> Mapping[str, Any]:
-    """The schema that a tool's arguments are held to: any object where nobody asked for more."""
+    """The schema that a tool's arguments are held to: any object unless the request demands more."""
     if not (tool.is_strict or tool_use.must_call) or not tool.parameters:
         return _ANY_OBJECT
     return {**tool.parameters, "type": "object"}

@@ -93,7 +93,7 @@ def parse_chat_request(body: Body, *, is_local: bool) -> ParsedRequest:
         tool_choice=_get_tool_choice(body, tools),
         response_format=_get_response_format(body),
         prediction=_get_prediction_text(body),
-        top_logprobs=get_top_logprobs(body, is_asked=logprobs, asked_by="logprobs: true") if is_local else None,
+        top_logprobs=get_top_logprobs(body, is_requested=logprobs, requested_by="logprobs: true") if is_local else None,
     )
     return ParsedRequest(
         model=get_model_name(body),

@@ -79,7 +79,7 @@ def parse_completion_requests(body: Body, *, is_local: bool) -> list[ParsedReque
 
 
 def _get_local_logprobs(body: Body) -> int | None:
-    """How many of the likeliest tokens are to be told by a model in this process; None: no log-probabilities."""
+    """How many of the likeliest tokens a model in this process reports; None: no log-probabilities."""
     number: int | None = get_field(body, "logprobs", None, int)
     check_number(InvalidRequestError, "logprobs", number, 0, _MAX_LOGPROBS, integer=True)
     if number is not None and body.get("echo"):

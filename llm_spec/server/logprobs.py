@@ -1,4 +1,4 @@
-"""Log-probabilities in the words of OpenAI's APIs: how bodies ask for them, how answers tell them. Pure."""
+"""Log-probabilities in the words of OpenAI's APIs: how bodies request them, how answers report them. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["CompletionLogprobs", "build_chat_logprobs", "describe_logprobs", "ge
 _IMPOSSIBLE: Final = -9999.0  # OpenAI's value for a token that is as good as impossible; JSON has no infinity
 
 
-def get_top_logprobs(body: Body, *, is_asked: bool, asked_by: str) -> int | None:
-    """A body's `top_logprobs`; None where it does not ask for log-probabilities, which it does by `asked_by`."""
+def get_top_logprobs(body: Body, *, is_requested: bool, requested_by: str) -> int | None:
+    """A body's `top_logprobs`; None where it does not request log-probabilities; `requested_by` is how it would."""
     top_logprobs: int | None = get_field(body, "top_logprobs", None, int)
-    if is_asked:
+    if is_requested:
         return top_logprobs or 0
     if top_logprobs:
-        raise InvalidRequestError(f"top_logprobs is set; it needs {asked_by}")
+        raise InvalidRequestError(f"top_logprobs is set; it needs {requested_by}")
     return None
 
 
@@ -34,19 +34,19 @@ def describe_logprobs(logprobs: Sequence[TokenLogprob] | None) -> list[Json]:
 
 
 def build_chat_logprobs(logprobs: Sequence[TokenLogprob] | None) -> Json | None:
-    """The `logprobs` of a choice of chat; null where none were asked for."""
+    """The `logprobs` of a choice of chat; null where none were requested."""
     return None if logprobs is None else {"content": describe_logprobs(logprobs), "refusal": None}
 
 
 class CompletionLogprobs:
-    """The `logprobs` of a choice of a plain completion, whole or piece by piece; they tell where each token begins."""
+    """The `logprobs` of a choice of a plain completion, whole or piece by piece; they say where each token begins."""
 
     def __init__(self) -> None:
         self._num_characters = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def build(self, logprobs: Sequence[TokenLogprob] | None) -> Json | None:
-        """Those of the next tokens; null where none were asked for. A token is among the likeliest in its place."""
+        """Those of the next tokens; null where none were requested. A token is among the likeliest in its place."""
         if logprobs is None:
             return None
         tops = [_describe_top(logprob) for logprob in logprobs]

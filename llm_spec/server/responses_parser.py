@@ -69,8 +69,8 @@ def parse_responses_request(body: Body, *, is_local: bool) -> ParsedRequest:
         response_format=_convert_response_format(body),
         top_logprobs=get_top_logprobs(
             body,
-            is_asked=_LOGPROBS in include,
-            asked_by=f"include: [{_LOGPROBS!r}]",
+            is_requested=_LOGPROBS in include,
+            requested_by=f"include: [{_LOGPROBS!r}]",
         ),
     )
     if effort is not None:
