@@ -121,6 +121,15 @@ async def test_reasoning_comes_first_and_is_not_held(tmp_path: Path) -> None:
     assert (result.reasoning, result.tool_calls) == (answer.reasoning, answer.message.tool_calls)
 
 
+@pytest.mark.parametrize("reasoning", ["<think>", "<think>\n", "<think>\n\n</think>\n"])
+async def test_an_answer_begins_in_the_reasoning_that_its_prompt_has_opened(tmp_path: Path, reasoning: str) -> None:
+    """Until its mark comes everything is reasoning; where the prompt has closed it, nothing is."""
+    provider = OnnxProvider(write_tool_model(tmp_path / "model", FORMATS_BY_NAME["hermes"], reasoning=reasoning))
+    answer = await provider.complete(ask(tools=(), max_tokens=16))
+    is_open = "</think>" not in reasoning
+    assert (bool(answer.reasoning), bool(answer.message.text)) == (is_open, not is_open)
+
+
 async def test_ids_of_calls_belong_to_the_conversation(provider: OnnxProvider) -> None:
     """The same request gives the same ids, another one others: agents with and without a draft write one transcript."""
     request = ask(tool_choice="required", extra={"parallel_tool_calls": False})
