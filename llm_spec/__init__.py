@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from llm_spec._lazy import make_lazy_package
+from llm_spec._lazy import make_lazy_exports
 
 if TYPE_CHECKING:
     from llm_spec.budget import Budget
@@ -260,4 +260,4 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.tokens.lookahead": "CostAware Ewma Fixed LookaheadPolicy Threshold",
 }
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = make_lazy_package(__name__, _NAMES_BY_MODULE)
+    __getattr__, __dir__ = make_lazy_exports(__name__, _NAMES_BY_MODULE)

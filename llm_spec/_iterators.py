@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TypeVar
 
-__all__ = ["closing_view"]
+__all__ = ["as_closable_generator"]
 
 T = TypeVar("T")
 
 
-def closing_view(items: Iterator[T]) -> Generator[T]:
+def as_closable_generator(items: Iterator[T]) -> Generator[T]:
     """A view for `contextlib.closing`: closing it runs the clean-up of the generator behind it, if it is one."""
     yield from items

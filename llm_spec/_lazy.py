@@ -6,10 +6,10 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
-__all__ = ["make_lazy_package"]
+__all__ = ["make_lazy_exports"]
 
 
-def make_lazy_package(
+def make_lazy_exports(
     package: str, names_by_module: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a package or module that exports names of other modules.
@@ -20,13 +20,13 @@ def make_lazy_package(
     modules = {name: module for module, names in names_by_module.items() for name in names.split()}
     members = vars(sys.modules[package])
 
-    def get_member(name: str) -> object:
+    def import_member(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         member = members[name] = getattr(importlib.import_module(modules[name]), name)
         return member
 
-    def list_members() -> list[str]:
+    def list_member_names() -> list[str]:
         return sorted(members.keys() | modules.keys())
 
-    return get_member, list_members
+    return import_member, list_member_names

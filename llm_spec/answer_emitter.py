@@ -50,7 +50,7 @@ class AnswerEmitter:
         return "tool_calls" if self._parser is not None and self._parser.is_over else None
 
     @property
-    def has_calls(self) -> bool:
+    def has_tool_calls(self) -> bool:
         """Whether a tool was called."""
         return self._parser is not None and self._parser.num_calls > 0
 
@@ -63,8 +63,8 @@ class AnswerEmitter:
             self.num_reasoning_tokens += self._parser is not None and self._parser.is_reasoning
             if token_id not in self._eos_token_ids:
                 if self._names is not None:
-                    self._logprobs.append(self._names.describe(tokens.logprobs[num_emitted - 1]))
-                events += self._decode(token_id, origin)
+                    self._logprobs.append(self._names.describe_token(tokens.logprobs[num_emitted - 1]))
+                events += self._decode_token(token_id, origin)
             if self.stopped_by is not None:
                 break
         self.num_tokens += num_emitted
@@ -74,18 +74,24 @@ class AnswerEmitter:
 
     def flush(self) -> list[StreamEvent]:
         """What was held back and belongs to the answer after all."""
-        events = self._parse([*self._match(self._decoder.flush()), *self._matcher.flush()])
+        events = self._parse_tool_calls_and_reasoning(
+            [*self._match_stop_strings(self._decoder.flush()), *self._matcher.flush()]
+        )
         if self._parser is not None:
             events += self._parser.flush()
         return merge_deltas(events)
 
-    def _decode(self, token_id: int, origin: Origin) -> list[StreamEvent]:
+    def _decode_token(self, token_id: int, origin: Origin) -> list[StreamEvent]:
         mark = self._mark_tokens.get(token_id)
         if mark is None:
-            return self._parse(self._match(self._decoder.push(token_id), origin, self._decoder.num_held))
-        return self._parse([*self._match(self._decoder.flush(), origin, 1), *self._match(mark, origin)])
+            return self._parse_tool_calls_and_reasoning(
+                self._match_stop_strings(self._decoder.push(token_id), origin, self._decoder.num_held)
+            )
+        return self._parse_tool_calls_and_reasoning(
+            [*self._match_stop_strings(self._decoder.flush(), origin, 1), *self._match_stop_strings(mark, origin)]
+        )
 
-    def _match(self, text: str, origin: Origin = "plain", num_tokens_held: int = 0) -> list[TextDelta]:
+    def _match_stop_strings(self, text: str, origin: Origin = "plain", num_tokens_held: int = 0) -> list[TextDelta]:
         """What stop strings let through of text that has come, of all tokens but the last ones."""
         if self._names is None or not text:
             return self._matcher.push(text, origin)
@@ -93,7 +99,7 @@ class AnswerEmitter:
         logprobs, self._logprobs = tuple(self._logprobs[:num_complete]), self._logprobs[num_complete:]
         return self._matcher.push(text, origin, None, logprobs)
 
-    def _parse(self, deltas: Sequence[TextDelta]) -> list[StreamEvent]:
+    def _parse_tool_calls_and_reasoning(self, deltas: Sequence[TextDelta]) -> list[StreamEvent]:
         if self._parser is None:
             return [*deltas]
         return [event for delta in deltas for event in self._parser.push(delta)]

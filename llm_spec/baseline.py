@@ -60,7 +60,7 @@ class Baseline:
         if num_tokens > 1:
             self._token_s.update(num_tokens - 1, rest_s)
 
-    def add_steps(self, num_prompt_tokens: int, rounds: Sequence[Round]) -> None:
+    def add_plain_steps(self, num_prompt_tokens: int, rounds: Sequence[Round]) -> None:
         """Add the plain steps among an answer's rounds."""
         position = num_prompt_tokens
         for report in rounds:

@@ -92,16 +92,16 @@ class Budget:
         It is kept first and checked then: of two that take the last of it at once, both may be refused, none is let by.
         """
         with self._lock:
-            self._reserve(num_tokens, cost)
+            self._add_to_reserved(num_tokens, cost)
             if self._is_overspent():
-                self._reserve(-num_tokens, -cost)
+                self._add_to_reserved(-num_tokens, -cost)
                 return False
             return True
 
     def release(self, num_tokens: int, cost: float) -> None:
         """Give back what was held."""
         with self._lock:
-            self._reserve(-num_tokens, -cost)
+            self._add_to_reserved(-num_tokens, -cost)
 
     def max_affordable_tokens(self, num_input: int, price: Price | None, *, held: bool = True) -> int | None:
         """How many output tokens a request with so much input can afford: None: no bound, 0: not even to begin.
@@ -125,7 +125,7 @@ class Budget:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _reserve(self, num_tokens: int, cost: float) -> None:
+    def _add_to_reserved(self, num_tokens: int, cost: float) -> None:
         self._add_to_column(_RESERVED_TOKENS_COLUMN, num_tokens)
         self._add_to_column(_RESERVED_COST_COLUMN, cost)
 
@@ -154,14 +154,14 @@ class CallReservation:
         self._num_output = num_output
         self._max_output = max_output  # it will not write more
 
-    def can_continue_to(self, num_output: int) -> bool:
+    def reserve_output_up_to(self, num_output: int) -> bool:
         """Whether it may go on, with so many tokens written; holds the next slice where they are used up.
 
         One that has written just what it holds may go on: perhaps that was all.
         """
         while num_output >= self._num_output and num_output != self._max_output:
             left = (self._max_output or 0) - self._num_output
-            num_more = self._allowance.reserve_call(
+            num_more = self._allowance.reserve_input_and_output(
                 self._price, 0, min(RESERVED_OUTPUT_TOKENS, left) if left > 0 else RESERVED_OUTPUT_TOKENS
             )
             if not num_more:
@@ -174,7 +174,7 @@ class CallReservation:
     def settle_call(self, usage: Usage) -> None:
         """The call has ended: it holds what it has used, and no more."""
         num_tokens, cost = _count_billed_tokens(usage), self._price.cost_of(usage)
-        self._allowance.return_unused(self._num_tokens - num_tokens, self._cost - cost)
+        self._allowance.reduce_reserved(self._num_tokens - num_tokens, self._cost - cost)
         self._num_tokens, self._cost = num_tokens, cost
 
 
@@ -182,11 +182,11 @@ class AnswerReservation:
     """What one answer holds of its budgets, all calls together."""
 
     def __init__(self, budgets: Sequence[Budget]) -> None:
-        self._open_budgets = budgets
+        self._make_answer_budgets = budgets
         self._num_tokens = 0
         self._cost = 0.0
 
-    def open_call(
+    def open_call_reservation(
         self,
         price: Price | None,
         num_input: int,
@@ -200,14 +200,14 @@ class AnswerReservation:
         """
         price = price or FREE
         wanted = num_output or min(RESERVED_OUTPUT_TOKENS, max_output or RESERVED_OUTPUT_TOKENS)
-        granted = self.reserve_call(price, num_input, wanted, is_whole=num_output > 0)
+        granted = self.reserve_input_and_output(price, num_input, wanted, is_whole=num_output > 0)
         if not granted:
             raise BudgetError("no budget is left for what would be asked; nothing was sent")
         return CallReservation(self, price, num_input, granted, num_output or max_output)
 
-    def reserve_call(self, price: Price, num_input: int, num_output: int, *, is_whole: bool = False) -> int:
+    def reserve_input_and_output(self, price: Price, num_input: int, num_output: int, *, is_whole: bool = False) -> int:
         """Hold input and at most so much output; how much output that is, 0: nothing is held."""
-        left = [budget.max_affordable_tokens(num_input, price) for budget in self._open_budgets]
+        left = [budget.max_affordable_tokens(num_input, price) for budget in self._make_answer_budgets]
         room = min((number for number in left if number is not None), default=num_output)
         granted = (
             num_output
@@ -216,28 +216,28 @@ class AnswerReservation:
         )
         while granted > 0:
             cost = price.cost_of(Usage(input_tokens=num_input, output_tokens=granted))
-            if self._reserve(num_input + granted, cost):
+            if self._reserve_in_all_budgets(num_input + granted, cost):
                 return granted
             granted = 0 if is_whole else granted // 2  # others took some of it meanwhile
         return 0
 
-    def return_unused(self, num_tokens: int, cost: float) -> None:
+    def reduce_reserved(self, num_tokens: int, cost: float) -> None:
         """Hold so much less; more where it is negative, which was used already."""
-        for budget in self._open_budgets:
+        for budget in self._make_answer_budgets:
             budget.release(num_tokens, cost)
         self._num_tokens -= num_tokens
         self._cost -= cost
 
     def settle_answer(self, num_tokens: int, cost: float) -> None:
         """The answer is over: so much is spent, and nothing held any more."""
-        for budget in self._open_budgets:
+        for budget in self._make_answer_budgets:
             budget.spend(num_tokens, cost)
-        self.return_unused(self._num_tokens, self._cost)
+        self.reduce_reserved(self._num_tokens, self._cost)
 
-    def _reserve(self, num_tokens: int, cost: float) -> bool:
-        for index, budget in enumerate(self._open_budgets):
+    def _reserve_in_all_budgets(self, num_tokens: int, cost: float) -> bool:
+        for index, budget in enumerate(self._make_answer_budgets):
             if not budget.reserve(num_tokens, cost):
-                for other in self._open_budgets[:index]:
+                for other in self._make_answer_budgets[:index]:
                     other.release(num_tokens, cost)
                 return False
         self._num_tokens += num_tokens
@@ -269,13 +269,14 @@ class CostTracker:
     def max_affordable_tokens(self, num_input: int) -> int | None:
         """How many tokens an answer to so much input may have, if no other took any; None: as many as it likes."""
         bounds = [
-            budget.max_affordable_tokens(num_input, self.target_price, held=False) for budget in self._open_budgets()
+            budget.max_affordable_tokens(num_input, self.target_price, held=False)
+            for budget in self._make_answer_budgets()
         ]
         return min((bound for bound in bounds if bound is not None), default=None)
 
-    def open_answer(self) -> AnswerReservation | None:
+    def open_answer_reservation(self) -> AnswerReservation | None:
         """The allowance of an answer; None: there is no budget."""
-        return AnswerReservation(self._open_budgets()) if self.is_bounded else None
+        return AnswerReservation(self._make_answer_budgets()) if self.is_bounded else None
 
     def settle_answer(self, allowance: AnswerReservation | None, usage: Usage, draft_usage: Usage | None) -> None:
         """Count what an answer took; what has no price costs no money."""
@@ -288,7 +289,7 @@ class CostTracker:
             num_tokens += _count_billed_tokens(draft_usage)
         allowance.settle_answer(num_tokens, cost)
 
-    def cost(self, usage: Usage | None, draft_usage: Usage | None, *, has_drafted: bool) -> Cost:
+    def compute_cost(self, usage: Usage | None, draft_usage: Usage | None, *, has_drafted: bool) -> Cost:
         """The cost of an answer by its usage; a draft that was not asked cost nothing."""
         target_price = self.target_price
         draft = None if self.draft_price is None or draft_usage is None else self.draft_price.cost_of(draft_usage)
@@ -299,14 +300,14 @@ class CostTracker:
         return Cost(
             target=target_price.cost_of(usage),
             draft=draft,
-            plain=target_price.cost_of(_usage_without_speculation(usage)),
+            plain=target_price.cost_of(_estimate_plain_usage(usage)),
         )
 
-    def _open_budgets(self) -> list[Budget]:
+    def _make_answer_budgets(self) -> list[Budget]:
         return [self._make_request_budget()] if self._budget is None else [self._make_request_budget(), self._budget]
 
 
-def _usage_without_speculation(usage: Usage) -> Usage:
+def _estimate_plain_usage(usage: Usage) -> Usage:
     """The tokens that a target would have read and written alone."""
     return Usage(
         input_tokens=usage.input_tokens - usage.extra_input_tokens,

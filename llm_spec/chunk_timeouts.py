@@ -23,7 +23,7 @@ class ChunkTimeouts:
         self._name = name
         self.timeouts = timeouts
 
-    async def wait_for_first(self, awaitable: Awaitable[T]) -> T:
+    async def wait_for_first_chunk(self, awaitable: Awaitable[T]) -> T:
         """Await what comes as late as a first chunk."""
         return await self.wait_at_most(awaitable, self.timeouts.first_chunk_s)
 
@@ -49,7 +49,7 @@ class _TimeLimitedStream(AbstractAsyncContextManager[AsyncIterator[T]], AsyncIte
 
     async def __aenter__(self) -> AsyncIterator[T]:
         self._began_s = now()
-        self._items = await self._chunk_timeouts.wait_for_first(self._opened.__aenter__())
+        self._items = await self._chunk_timeouts.wait_for_first_chunk(self._opened.__aenter__())
         return self
 
     async def __aexit__(

@@ -64,7 +64,7 @@ class CountedChunkStream:
                 yield chunk
                 if is_over:
                     self._is_complete = True
-                    yield self._make_end_chunk(chunk)
+                    yield self._make_cutoff_chunk(chunk)
                     break
         if self._deadline.is_reached and not self._is_complete:
             raise TransientError(f"{self._name} was not done by the deadline")
@@ -89,7 +89,9 @@ class CountedChunkStream:
         choices: list[Mapping[str, Any]] = chunk.get("choices") or []
         self._num_pieces += sum(map(_count_choice_pieces, choices))
         has_enough = [self._has_reached_limit(choice) for choice in choices]
-        return any(has_enough) or not (self._reservation is None or self._reservation.can_continue_to(self._num_pieces))
+        return any(has_enough) or not (
+            self._reservation is None or self._reservation.reserve_output_up_to(self._num_pieces)
+        )
 
     def _has_reached_limit(self, choice: Mapping[str, Any]) -> bool:
         """Whether a choice has more than it may."""
@@ -105,7 +107,7 @@ class CountedChunkStream:
         given = TextDelta(text)
         return cap.cut_delta(given) is not given
 
-    def _make_end_chunk(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _make_cutoff_chunk(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
         """The end of all choices that have none, in the form of a chunk."""
         rest: dict[str, Any] = {"text": ""} if self._request.raw else {"delta": {}}
         choices = [{"index": index, **rest, "finish_reason": "length"} for index in self._open]

@@ -34,30 +34,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _run_command(arguments: argparse.Namespace) -> int:
+def _handle_run(arguments: argparse.Namespace) -> int:
     from llm_spec.cli_run import run
 
     return run(arguments)
 
 
-def _serve_command(arguments: argparse.Namespace) -> int:
-    from llm_spec.cli_serve import run_serve
+def _handle_serve(arguments: argparse.Namespace) -> int:
+    from llm_spec.cli_serve import serve_from_arguments
 
-    return run_serve(arguments)
+    return serve_from_arguments(arguments)
 
 
-def _plan_command(arguments: argparse.Namespace) -> int:
+def _handle_plan(arguments: argparse.Namespace) -> int:
     import asyncio
 
-    from llm_spec.cli_plan import possible_strategies, print_plan, read_plan_scenario
+    from llm_spec.cli_plan import list_possible_strategies, print_plan, read_plan_scenario
 
     situation, acceptances = asyncio.run(read_plan_scenario(arguments))
     names = (arguments.target, arguments.draft)
-    print_plan(situation, acceptances, names=names, strategies=possible_strategies(*names), out=sys.stdout)
+    print_plan(situation, acceptances, names=names, strategies=list_possible_strategies(*names), out=sys.stdout)
     return 0
 
 
-def _providers_command(_: argparse.Namespace) -> int:
+def _handle_providers(_: argparse.Namespace) -> int:
     for name, entry in registered_providers().items():
         state = f"needs: {entry.install}" if entry.missing_modules else "ready"
         print(f"{name:<10} {entry.summary}\n{'':<10} {state}")
@@ -65,8 +65,8 @@ def _providers_command(_: argparse.Namespace) -> int:
 
 
 _COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
-    "plan": _plan_command,
-    "providers": _providers_command,
-    "run": _run_command,
-    "serve": _serve_command,
+    "plan": _handle_plan,
+    "providers": _handle_providers,
+    "run": _handle_run,
+    "serve": _handle_serve,
 }

@@ -20,13 +20,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"llm-spec {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("providers", help="list the installed providers and what each can do")
-    _add_run(commands)
-    _add_plan(commands)
-    _add_serve(commands)
+    _add_run_arguments(commands)
+    _add_plan_arguments(commands)
+    _add_serve_arguments(commands)
     return parser
 
 
-def _add_run(commands: _Commands) -> None:
+def _add_run_arguments(commands: _Commands) -> None:
     run = commands.add_parser("run", help="answer a prompt with a draft and a target")
     run.add_argument("prompt", metavar="PROMPT", nargs="?", help="the user's message; - reads it from standard input")
     run.add_argument("--system", metavar="TEXT", help="the system message")
@@ -63,7 +63,7 @@ def _add_run(commands: _Commands) -> None:
     run.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def _add_plan(commands: _Commands) -> None:
+def _add_plan_arguments(commands: _Commands) -> None:
     plan = commands.add_parser(
         "plan",
         help="estimate whether a draft would pay: time and money of each strategy",
@@ -89,7 +89,7 @@ def _add_plan(commands: _Commands) -> None:
     )
 
 
-def _add_serve(commands: _Commands) -> None:
+def _add_serve_arguments(commands: _Commands) -> None:
     parser = commands.add_parser("serve", help="serve OpenAI's and Anthropic's APIs, and a page")
     parser.add_argument(
         "--config", metavar="FILE", help="a TOML file; without it the built-in pair is served as model builtin"

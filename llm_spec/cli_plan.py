@@ -18,14 +18,14 @@ from llm_spec.plan_estimates import (
     ModelSpeed,
     PlanScenario,
     estimate_answer,
-    find_break_even,
-    planned_strategies,
+    find_break_even_acceptances,
+    list_simulated_strategies,
 )
 from llm_spec.pricing import FREE, PRICES_AS_OF, Price, find_model_price, read_price
 from llm_spec.registry import find_model_parts, find_target_features, open_draft, open_provider
 from llm_spec.strategies.registry import PLAIN, REGENERATE, TOKENS, StrategyEntry
 
-__all__ = ["possible_strategies", "print_plan", "read_plan_scenario"]
+__all__ = ["list_possible_strategies", "print_plan", "read_plan_scenario"]
 
 _ACCEPTANCES: Final = (0.5, 0.8, 0.95)
 _MEASURED_TOKENS: Final = 96
@@ -43,7 +43,7 @@ async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenari
         draft_price=_find_listed_price(arguments.draft_price, *find_model_parts(arguments.draft)),
         max_concurrent_streams=arguments.streams,
     )
-    if any(strategy.is_local for strategy in possible_strategies(arguments.target, arguments.draft)):
+    if any(strategy.is_local for strategy in list_possible_strategies(arguments.target, arguments.draft)):
         scenario = replace(scenario, round_trip_s=0.0)
     if arguments.measure is not None:
         scenario = await _measure_pair(scenario, arguments.target, arguments.draft, arguments.measure)
@@ -51,12 +51,12 @@ async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenari
     return scenario, _ACCEPTANCES if arguments.acceptance is None else (scenario.acceptance,)
 
 
-def possible_strategies(target: str, draft: str) -> tuple[StrategyEntry, ...]:
-    """Those of `planned_strategies` by which this target can verify this draft, as far as their names tell."""
+def list_possible_strategies(target: str, draft: str) -> tuple[StrategyEntry, ...]:
+    """Those of `list_simulated_strategies` by which this target can verify this draft, as far as their names tell."""
     has = find_target_features(target)
     drafters = map(find_target_features, find_model_parts(draft))
     is_local = "token_model" in (has or ()) and all("token_model" in (found or ()) for found in drafters)
-    possible = [s for s in planned_strategies() if s.is_local == is_local]
+    possible = [s for s in list_simulated_strategies() if s.is_local == is_local]
     return tuple(s for s in possible if has is None or not s.needs or not set(s.needs).isdisjoint(has))
 
 
@@ -88,26 +88,22 @@ def print_plan(
         for acceptance in acceptances:
             found = estimate_answer(strategy.name, replace(scenario, acceptance=acceptance))
             print(f"{acceptance:>16.0%}{_format_row(found, plain)}", file=out)
-        faster, cheaper = find_break_even(strategy.name, scenario)
+        faster, cheaper = find_break_even_acceptances(strategy.name, scenario)
         print(
             f"  {_format_break_even('faster', faster)}"
             + (f"; {_format_break_even('cheaper', cheaper)}" if is_priced else ""),
             file=out,
         )
-    missing = [strategy.name for strategy in planned_strategies() if strategy not in strategies]
+    missing = [strategy.name for strategy in list_simulated_strategies() if strategy not in strategies]
     if missing:
         print(f"\nNot with {names[0]} and {names[1]}: {', '.join(missing)}.", file=out)
 
 
-def _format_row(break_even_points: AnswerEstimate, plain: AnswerEstimate) -> str:
-    cells = f"{break_even_points.total_s:>9.2f} s{plain.total_s / break_even_points.total_s:>9.2f}x"
-    if break_even_points.cost is None or plain.cost is None:
+def _format_row(estimate: AnswerEstimate, plain: AnswerEstimate) -> str:
+    cells = f"{estimate.total_s:>9.2f} s{plain.total_s / estimate.total_s:>9.2f}x"
+    if estimate.cost is None or plain.cost is None:
         return cells
-    return (
-        cells
-        + f"{break_even_points.cost:>12.5f}"
-        + ("" if break_even_points is plain else f"{plain.cost - break_even_points.cost:>+12.5f}")
-    )
+    return cells + f"{estimate.cost:>12.5f}" + ("" if estimate is plain else f"{plain.cost - estimate.cost:>+12.5f}")
 
 
 def _format_break_even(what: str, acceptance: float | None) -> str:

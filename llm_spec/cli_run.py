@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Spinner(f"loading {' and '.join(filter(None, (arguments.target, draft_name)))}", sys.stderr):
         target = open_provider(arguments.target)
         draft = None if draft_name is None else open_draft(draft_name)
-    result, same_text = asyncio.run(_answer_and_compare(request, config, target, draft, arguments))
+    result, same_text = asyncio.run(_answer_and_compare_with_plain(request, config, target, draft, arguments))
     _print_report(result, same_text, max_tokens=arguments.max_tokens, as_json=arguments.json)
     return 0
 
@@ -88,7 +88,7 @@ def _parse_lookahead(argument: str) -> LookaheadPolicy:
         raise ConfigError(f"lookahead is {argument!r}; it must be 'adaptive' or an integer from 1 to 32") from error
 
 
-async def _answer_and_compare(
+async def _answer_and_compare_with_plain(
     request: ChatRequest,
     config: SpeculativeConfig,
     target: LlmProvider,

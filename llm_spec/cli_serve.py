@@ -13,10 +13,10 @@ from llm_spec.errors import MissingExtraError
 if TYPE_CHECKING:
     from llm_spec.server.config import ServerConfig
 
-__all__ = ["run_serve"]
+__all__ = ["serve_from_arguments"]
 
 
-def run_serve(arguments: argparse.Namespace) -> int:
+def serve_from_arguments(arguments: argparse.Namespace) -> int:
     """Serve until told to end."""
     if importlib.util.find_spec("prometheus_client") is None:
         raise MissingExtraError(
@@ -32,17 +32,17 @@ def run_serve(arguments: argparse.Namespace) -> int:
     else:
         config = replace(load_config(arguments.config), **settings)
     if arguments.check:
-        from llm_spec.server.check import check_server
+        from llm_spec.server.check import check_config_with_live_calls
 
-        check_server(config)
+        check_config_with_live_calls(config)
         print(f"llm-spec: {len(config.models)} models can be served: {', '.join(config.models)}")
         return 0
-    print(f"llm-spec loads {_loaded(config)}", file=sys.stderr, flush=True)
+    print(f"llm-spec loads {_describe_served_models(config)}", file=sys.stderr, flush=True)
     serve(config, on_ready=lambda line: print(line, flush=True))
     return 0
 
 
-def _loaded(config: ServerConfig) -> str:
+def _describe_served_models(config: ServerConfig) -> str:
     """The models of a config, and what each is made of."""
     from llm_spec.registry import strip_credentials
 

@@ -60,7 +60,7 @@ class BreakerPolicy:
     """When a server that keeps failing is left alone: its circuit opens.
 
     max_failures: requests in a row that failed because the server did; 0: the circuit never opens. Where they are all
-        of one client (`SpeculativeDecoder.for_client`), it opens to that client alone.
+        of one client (`SpeculativeDecoder.copy_for_new_client`), it opens to that client alone.
     open_s: seconds until one request is let through again, as a trial.
     """
 

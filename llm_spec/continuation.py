@@ -73,10 +73,10 @@ class _WordSplit(NamedTuple):
 
 
 async def _test_continuation(stream: Stream) -> bool:
-    cut = _find_word_split(await _read_texts(stream(_TEST_REQUEST)))
+    cut = _find_word_split(await _collect_texts(stream(_TEST_REQUEST)))
     if cut is None:
         return False
-    more = "".join(await _read_texts(stream(replace(_TEST_REQUEST, prefix=cut.prefix, max_tokens=_NUM_TEST_TOKENS))))
+    more = "".join(await _collect_texts(stream(replace(_TEST_REQUEST, prefix=cut.prefix, max_tokens=_NUM_TEST_TOKENS))))
     return more.startswith(cut.rest) or (len(more) > 1 and cut.rest.startswith(more))
 
 
@@ -96,6 +96,6 @@ def _find_word_split(pieces: Sequence[str]) -> _WordSplit | None:
     return max(cuts, key=lambda cut: (cut.is_server_boundary, len(cut.rest)), default=None)
 
 
-async def _read_texts(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> list[str]:
+async def _collect_texts(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> list[str]:
     async with opened as events:
         return [event.text async for event in events if isinstance(event, TextDelta)]

@@ -40,57 +40,57 @@ def count_input_tokens(request: ChatRequest) -> int:
 
     Tools, schemas and fields that this library knows nothing of count by their bytes, an image as a large one.
     """
-    num_bytes = sum(_count_text_bytes(message.text) for message in request.messages)
+    num_bytes = sum(_count_utf8_bytes(message.text) for message in request.messages)
     others = [request.tools, request.response_format, request.extra]
-    num_others = sum(map(_estimate_json_bytes, others)) + sum(map(_count_other_bytes, request.messages))
+    num_others = sum(map(_estimate_json_bytes, others)) + sum(map(_count_non_text_bytes, request.messages))
     num_images = sum(map(_count_images, request.messages))
     num_others += sum(
-        _estimate_json_bytes(_find_uncounted_fields(message)) for message in request.messages if message.native
+        _estimate_json_bytes(_list_uncounted_native_fields(message)) for message in request.messages if message.native
     )
     num_text = max(count_prompt_pieces(request), num_bytes // _TOKEN_BYTES)
     return num_text + num_others // _TOKEN_BYTES + num_images * _IMAGE_TOKENS
 
 
-def _count_text_bytes(text: str) -> int:
+def _count_utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 def _count_images(message: ChatMessage) -> int:
     parts = message.content if isinstance(message.content, tuple) else ()
-    return sum(part.get("type") in _IMAGE_TYPES for part in (*parts, *_find_tool_result_parts(message)))
+    return sum(part.get("type") in _IMAGE_TYPES for part in (*parts, *_list_tool_result_parts(message)))
 
 
-def _count_other_bytes(message: ChatMessage) -> int:
+def _count_non_text_bytes(message: ChatMessage) -> int:
     """Of the parts that are neither text nor images, and of tool calls."""
     parts = message.content if isinstance(message.content, tuple) else ()
     others = [part for part in parts if part.get("type") not in ("text", *_IMAGE_TYPES)]
-    calls = sum(_count_text_bytes(call.name) + _count_text_bytes(call.arguments) for call in message.tool_calls)
+    calls = sum(_count_utf8_bytes(call.name) + _count_utf8_bytes(call.arguments) for call in message.tool_calls)
     return sum(map(_estimate_json_bytes, others)) + calls
 
 
-def _find_uncounted_fields(message: ChatMessage) -> Sequence[object]:
+def _list_uncounted_native_fields(message: ChatMessage) -> Sequence[object]:
     """What a native message says beside the fields that are counted already."""
     native = message.native
     if native is not None and native.api == "chat":
         return [value for name, value in native.value.items() if name not in _COUNTED_FIELDS]
     return [
         block
-        for block in (*_find_content_blocks(message), *_find_tool_result_parts(message))
+        for block in (*_list_native_content_blocks(message), *_list_tool_result_parts(message))
         if block.get("type") not in _COUNTED_BLOCKS
     ]
 
 
-def _find_content_blocks(message: ChatMessage) -> Sequence[Mapping[str, Any]]:
+def _list_native_content_blocks(message: ChatMessage) -> Sequence[Mapping[str, Any]]:
     """Those of a message that came in Anthropic's words."""
     native = message.native
     content: object = native.value["content"] if native is not None and native.api == "messages" else ()
     return () if isinstance(content, str) else cast("Sequence[Mapping[str, Any]]", content)
 
 
-def _find_tool_result_parts(message: ChatMessage) -> list[Mapping[str, Any]]:
+def _list_tool_result_parts(message: ChatMessage) -> list[Mapping[str, Any]]:
     """What their results of tools are made of."""
     contents: list[object] = [
-        block.get("content") for block in _find_content_blocks(message) if block.get("type") == "tool_result"
+        block.get("content") for block in _list_native_content_blocks(message) if block.get("type") == "tool_result"
     ]
     return [
         part for content in contents if isinstance(content, list) for part in cast("list[Mapping[str, Any]]", content)
@@ -103,7 +103,7 @@ def _estimate_json_bytes(value: object) -> int:
     while left:
         value = left.pop()
         if isinstance(value, str):
-            total += _count_text_bytes(value) + 2
+            total += _count_utf8_bytes(value) + 2
         elif isinstance(value, Mapping):
             fields = cast("Mapping[str, Any]", value)
             left += fields.keys()
@@ -139,7 +139,7 @@ class TokenCap:
         return delta if text == delta.text else replace(delta, text=text) if text else None
 
     def _cut_text(self, text: str) -> str:
-        num_bytes, bytes_left = _count_text_bytes(text), self._bytes_left
+        num_bytes, bytes_left = _count_utf8_bytes(text), self._bytes_left
         self._bytes_left -= num_bytes
         if num_bytes <= bytes_left and self._num_words < self._max_tokens and text.strip().isalnum():
             self._num_words += text[0].isspace() or not self._ends_in_word  # one word, as most tokens are

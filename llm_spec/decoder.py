@@ -39,7 +39,7 @@ from llm_spec.contract.endpoint import Feature, FeatureLossAware
 from llm_spec.counting import count_input_tokens
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import FeatureDiscovery
-from llm_spec.drafting.optional_members import open_for_client
+from llm_spec.drafting.optional_members import copy_draft_for_new_client
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import (
     BudgetError,
@@ -117,7 +117,7 @@ class SpeculativeDecoder:
         other._apply_config(config)  # noqa: SLF001 - as above
         return other
 
-    def for_client(self) -> SpeculativeDecoder:
+    def copy_for_new_client(self) -> SpeculativeDecoder:
         """The same pair for those who may know of each other's answers: its draft remembers those of nobody else.
 
         Failures of their target or draft open its circuit to them alone. As with `with_config`, closing it closes
@@ -125,9 +125,10 @@ class SpeculativeDecoder:
         """
         other = copy.copy(self)
         other._owned = []  # noqa: SLF001 - it is one of us
-        other._unguarded_draft = None if self._unguarded_draft is None else open_for_client(self._unguarded_draft)  # noqa: SLF001
-        other._breaker = self._breaker.for_client()  # noqa: SLF001 - as above
-        other._draft_breaker = None if self._draft_breaker is None else self._draft_breaker.for_client()  # noqa: SLF001
+        draft = self._unguarded_draft
+        other._unguarded_draft = None if draft is None else copy_draft_for_new_client(draft)  # noqa: SLF001
+        other._breaker = self._breaker.copy_for_new_client()  # noqa: SLF001 - as above
+        other._draft_breaker = None if self._draft_breaker is None else self._draft_breaker.copy_for_new_client()  # noqa: SLF001
         other._apply_config(self.config)  # noqa: SLF001 - as above
         return other
 
@@ -187,7 +188,7 @@ class SpeculativeDecoder:
         are those of ChatRequest.create. Raises InvalidRequestError, UnsupportedError for a strategy that cannot serve
         this pair, and TargetError with the text so far; never for a draft. Cancelling it stops the work behind it.
         """
-        original_request = _build_request(request, options)
+        original_request = _create_or_pass_request(request, options)
         if self._can_complete_at_once(original_request):
             return await self._complete_at_once(original_request)
         async with aclosing(self._stream_answer(original_request, rounds=False, is_whole=True)) as events:
@@ -206,7 +207,7 @@ class SpeculativeDecoder:
         `Fallback`, `Retry`.
         Arguments and errors are those of `decode`.
         """
-        async with aclosing(self._stream_answer(_build_request(request, options), rounds=rounds)) as events:
+        async with aclosing(self._stream_answer(_create_or_pass_request(request, options), rounds=rounds)) as events:
             yield events
 
     def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
@@ -227,11 +228,14 @@ class SpeculativeDecoder:
         num_choices = max(1, int(request.extra.get("n") or 1))
         if max_affordable_tokens is not None:
             max_affordable_tokens //= num_choices
-        prepared, allowance = self._prepare_request(request, max_affordable_tokens), self._cost_tracker.open_answer()
+        prepared, allowance = (
+            self._prepare_request(request, max_affordable_tokens),
+            self._cost_tracker.open_answer_reservation(),
+        )
         reservation = None
         if allowance is not None:
             most = None if prepared.max_tokens is None else prepared.max_tokens * num_choices
-            reservation = allowance.open_call(
+            reservation = allowance.open_call_reservation(
                 self._cost_tracker.target_price, count_input_tokens(request), max_output=most
             )
         counted = CountedChunkStream(target.name, target, prepared, self.config, breaker, reservation=reservation)
@@ -305,11 +309,11 @@ class SpeculativeDecoder:
         request = self._prepare_request(original_request, max_affordable_tokens)
         recorder = AnswerRecorder(request, self._cost_tracker)
         if max_affordable_tokens == 0:
-            yield self._finish_without_budget(recorder)
+            yield self._make_no_budget_finish(recorder)
             return
         target = MeteredTarget(self._target, recorder.target_meter, self._discovery, self.config.timeouts)
         target_call = TargetCall(target, self.config, recorder, self._breaker)
-        draft = self._find_draft(request)
+        draft = self._choose_draft(request)
         recorder.draft_name = None if draft is None else draft.name
         context = StrategyContext(
             draft=None if draft is None else MeteredDraft(draft, recorder.draft_meter),
@@ -339,7 +343,7 @@ class SpeculativeDecoder:
                 seconds: Callable[[], float] = (lambda: 0.0) if strategy is PLAIN else clock()
                 async for event in events:
                     recorder.add(event)
-                    if type(event) is TextDelta or self._log_and_filter(event, target_call, rounds=rounds):
+                    if type(event) is TextDelta or self._log_and_check_is_shown(event, target_call, rounds=rounds):
                         given_s = seconds()
                         yield event
                         recorder.consumer_wait_s += seconds() - given_s
@@ -352,7 +356,7 @@ class SpeculativeDecoder:
             if recorder.allowance is not None:  # counting what nobody asks for takes time
                 self._cost_tracker.settle_answer(recorder.allowance, recorder.target_meter.usage, recorder.draft_usage)
         if recorder.is_refused_by_budget:
-            yield self._finish_without_budget(recorder)
+            yield self._make_no_budget_finish(recorder)
             return
         finish = self._build_finish(recorder, target_call, original_request)
         result = self._build_and_record_result(strategy_choice, recorder, target_call, finish)
@@ -360,7 +364,7 @@ class SpeculativeDecoder:
             await target_call.deadline.wait_for(self._discovery.finish_interrupted_trials())
         yield SpeculativeFinish.from_finish(finish, result)
 
-    def _finish_without_budget(self, recorder: AnswerRecorder) -> SpeculativeFinish:
+    def _make_no_budget_finish(self, recorder: AnswerRecorder) -> SpeculativeFinish:
         """The end of an answer that no budget was left for: nothing was asked."""
         nothing = Finish("length", Usage(), "budget")
         recorder.add(nothing)
@@ -368,7 +372,7 @@ class SpeculativeDecoder:
             nothing, self._build_result(nothing, recorder, StrategyChoice(PLAIN, plain_reason="budget"))
         )
 
-    def _log_and_filter(self, event: StreamEvent, target_call: TargetCall, *, rounds: bool) -> bool:
+    def _log_and_check_is_shown(self, event: StreamEvent, target_call: TargetCall, *, rounds: bool) -> bool:
         """Log an event that tells of progress; gives whether the caller is given the event."""
         if isinstance(event, Progress):
             self._log_progress(event, target_call)
@@ -390,7 +394,7 @@ class SpeculativeDecoder:
         self._log_end(result, target_call)
         return result
 
-    def _find_draft(self, request: ChatRequest) -> DraftProvider | None:
+    def _choose_draft(self, request: ChatRequest) -> DraftProvider | None:
         """What drafts an answer: the request's own prediction first, unless the target takes predictions itself."""
         if not request.prediction or self._target.capabilities.prediction:
             return self._draft
@@ -406,7 +410,7 @@ class SpeculativeDecoder:
     def _can_complete_at_once(self, request: ChatRequest) -> bool:
         """Whether a target may be asked for a whole answer: nobody verifies, times, counts or keeps its pieces."""
         config = self.config
-        if config.stream_always or self._can_speculate(self._find_draft(request)):
+        if config.stream_always or self._can_speculate(self._choose_draft(request)):
             return False
         is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
         return self._target.capabilities.whole_answers and not (is_timed or self._cost_tracker.is_bounded)
@@ -547,7 +551,7 @@ class SpeculativeDecoder:
             )
 
 
-def _build_request(request: Messages | ChatRequest, options: RequestOptions) -> ChatRequest:
+def _create_or_pass_request(request: Messages | ChatRequest, options: RequestOptions) -> ChatRequest:
     if not isinstance(request, ChatRequest):
         return ChatRequest.create(request, **options)
     if options:

@@ -47,9 +47,9 @@ class DecoderStats:
         if result.rounds or result.fallbacks:
             self.rounds += result.stats
         if result.usage is not None:
-            _add_usage(self._usage, result.usage)
+            _add_usage_to_totals(self._usage, result.usage)
         if result.draft_usage is not None:
-            _add_usage(self._draft_usage, result.draft_usage)
+            _add_usage_to_totals(self._draft_usage, result.draft_usage)
         self.total_s += result.timings.total_s
         if result.plain_s is not None:
             self.compared_s += result.timings.total_s
@@ -106,7 +106,7 @@ class DecoderStats:
         return f"<DecoderStats: {self.summary()}>"
 
 
-def _add_usage(totals: Counter[str], usage: Usage) -> None:
+def _add_usage_to_totals(totals: Counter[str], usage: Usage) -> None:
     """Add it to sums by field: to make a new `Usage` for each request would take five times as long."""
     for name, number in vars(usage).items():
         if number:

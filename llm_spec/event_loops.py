@@ -14,7 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from llm_spec.errors import ConfigError
 
-__all__ = ["LoopBound", "PerEventLoop"]
+__all__ = ["PerLoopResource", "SingleLoopGuard"]
 
 
 class Closable(Protocol):
@@ -26,7 +26,7 @@ class Closable(Protocol):
 T = TypeVar("T", bound=Closable)
 
 
-class PerEventLoop(Generic[T]):
+class PerLoopResource(Generic[T]):
     """One of something for each event loop that uses it.
 
     It is made where a loop first needs it, and closed with its loop or by `aclose`. Safe to use from several threads.
@@ -86,7 +86,7 @@ class PerEventLoop(Generic[T]):
         task.add_done_callback(self._closing.discard)
 
 
-class LoopBound:
+class SingleLoopGuard:
     """The loop of something that the caller made, which belongs to one loop: that of its first use.
 
     `what` begins the errors, `advice` ends them.

@@ -71,7 +71,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
     watch = _Stopwatch()
     while answer.stopped_by is None and not answer.cancelled.is_set():
         answer.between_s += watch.lap()
-        lookahead, draft_room = answer.lookahead, answer.draft_room()
+        lookahead, draft_room = answer.lookahead, answer.count_draftable_next_round()
         verifier.prepare(len(answer.context_ids))
         prepare_s = watch.lap()
 
@@ -83,7 +83,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
         proposal = verified.proposal
         verify_s = watch.lap()
 
-        token_ids, origins = accept(verified, answer.eos_token_ids)
+        token_ids, origins = label_emitted_tokens(verified, answer.eos_token_ids)
         num_accepted = origins.count("accepted")
 
         answer.commit(token_ids, num_drafted=len(proposal), num_accepted=num_accepted)
@@ -106,7 +106,9 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
         yield TokenRound(report, token_ids, origins, answer.stopped_by, logprobs)
 
 
-def accept(verified: VerifiedProposal, eos_token_ids: Collection[int]) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
+def label_emitted_tokens(
+    verified: VerifiedProposal, eos_token_ids: Collection[int]
+) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
     """The tokens that a round emits, up to the first end of the text, and the origin of each."""
     num_accepted = verified.num_accepted
     token_ids = [*(token.token_id for token in verified.proposal[:num_accepted]), verified.next_token_id]
@@ -167,7 +169,7 @@ class Generation:
         self.prompt_s = self.open_draft_s = self.between_s = 0.0
         self._rule = rule
         self._open_draft = open_draft
-        self._open_rounds = open_rounds
+        self._open_device_rounds = open_rounds
         self._open_companion_draft = open_companion_draft
         self._top_logprobs = top_logprobs
         self._verifier: Verifier | None = None
@@ -214,7 +216,7 @@ class Generation:
         self._proposer.close()
 
     def _open_verifier(self) -> Verifier:
-        runner = None if self._open_rounds is None else self._open_rounds(self.cancelled.is_set)
+        runner = None if self._open_device_rounds is None else self._open_device_rounds(self.cancelled.is_set)
         if runner is not None:
             return DeviceVerifier(runner)
         return HostVerifier.open(self.target, self.context_ids, self._rule, self.cancelled.is_set, self._top_logprobs)
@@ -222,14 +224,14 @@ class Generation:
     # --------------------------------------------------------------------------------- the answer so far
 
     @property
-    def fallback(self) -> str | None:
+    def fallback_reason(self) -> str | None:
         """Why the draft was dropped; None if it was not."""
         return self._proposer.fallback
 
     @property
     def stats(self) -> SpeculativeStats:
         """All rounds so far, or since `rounds` was cleared."""
-        return SpeculativeStats.of_rounds(self.rounds)
+        return SpeculativeStats.from_rounds(self.rounds)
 
     @property
     def num_output_tokens(self) -> int:
@@ -245,7 +247,7 @@ class Generation:
             room.append(self.limits.max_draft_tokens - self._num_draft_tokens)
         return min(room)
 
-    def draft_room(self) -> int:
+    def count_draftable_next_round(self) -> int:
         """Most tokens that may be drafted in the next round; 0 where a plain step is due."""
         is_speed_known = self._num_plain_steps >= self.limits.min_plain_steps
         if self._num_rounds_since_plain >= (self.limits.plain_every if is_speed_known else 1) > 0:

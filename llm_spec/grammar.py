@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llm_spec.chat import ChatRequest
     from llm_spec.tokens.sampling import TokenConstraint
 
-__all__ = ["GrammarConstraint", "open_constraint", "supports_response_format"]
+__all__ = ["GrammarConstraint", "build_answer_constraint", "supports_response_format"]
 
 _NO_TOOLS: Final = ToolUse()
 Mask: TypeAlias = NDArray[np.bool_]
@@ -50,10 +50,10 @@ _CACHED_TOKENIZERS: Final = 4  # of 128,000 ids one takes 0.6 s to make
 
 def supports_response_format(tokenizer: Tokenizer) -> bool:
     """Whether a local model's answers can be held to a format: its tokenizer allows it, and the extra is installed."""
-    return isinstance(tokenizer, GrammarTokenizer) and _is_installed()
+    return isinstance(tokenizer, GrammarTokenizer) and _is_grammar_library_installed()
 
 
-def open_constraint(
+def build_answer_constraint(
     target: TokenModel, request: ChatRequest, tool_use: ToolUse = _NO_TOOLS, *, is_reasoning: bool = False
 ) -> TokenConstraint | None:
     """What `response_format`, and tools that must be called or are strict, demand of an answer; None: nothing.
@@ -64,7 +64,7 @@ def open_constraint(
     `strict` or not. Schemas may be 64 KiB long (as compact JSON, those of all tools together), the others 8 KiB.
     Raises InvalidRequestError for what is longer or cannot be kept, and MissingExtraError without the library.
     """
-    source = _read_source(target, request, tool_use, is_reasoning=is_reasoning)
+    source = _read_grammar_source(target, request, tool_use, is_reasoning=is_reasoning)
     if source is None:
         return None
     source.check_length()
@@ -73,7 +73,7 @@ def open_constraint(
         raise InvalidRequestError(f"{source.field} is set; {target.name} does not share its vocabulary with grammars")
     if not tokenizer.eos_token_ids:
         raise InvalidRequestError(f"{source.field} is set; {target.name} has no token that ends an answer")
-    if not _is_installed():
+    if not _is_grammar_library_installed():
         raise MissingExtraError(
             f"{source.field} needs {_LIBRARY}, which is not installed; run: pip install 'llm-spec[grammar]'"
         )
@@ -85,10 +85,10 @@ def open_constraint(
     )
 
 
-def _read_source(
+def _read_grammar_source(
     target: TokenModel, request: ChatRequest, tool_use: ToolUse, *, is_reasoning: bool
 ) -> _GrammarSource | None:
-    source = None if request.response_format is None else _GrammarSource.read(request.response_format)
+    source = None if request.response_format is None else _GrammarSource.from_response_format(request.response_format)
     tokenizer = target.tokenizer
     if not tool_use.tools or not isinstance(tokenizer, MessageTokenizer) or tokenizer.message_format is None:
         return source
@@ -132,7 +132,7 @@ class GrammarConstraint:
         num_common = _count_common_prefix(self._ids, answer_ids)
         if num_common == len(answer_ids) and num_common in self._masks:
             return self._masks[num_common]
-        self._roll_back(len(self._ids) - num_common)
+        self._roll_back_matcher(len(self._ids) - num_common)
         return self._compute_mask() if self._advance_matcher(answer_ids[num_common:]) else self._anything
 
     def _reset_matcher(self) -> None:
@@ -140,7 +140,7 @@ class GrammarConstraint:
         self._ids: list[int] = []  # of the answer, as far as the matcher has read it
         self._masks: dict[int, Mask] = {}  # by how many of these come before; draft and target ask for the same ones
 
-    def _roll_back(self, num_tokens: int) -> None:
+    def _roll_back_matcher(self, num_tokens: int) -> None:
         if num_tokens:
             self._matcher.rollback(num_tokens)
             del self._ids[-num_tokens:]
@@ -191,23 +191,23 @@ class _GrammarSource(NamedTuple):
         return self.field if self.kind == self.field else f"{self.field} {self.kind}"
 
     @classmethod
-    def read(cls, response_format: Mapping[str, Any]) -> _GrammarSource | None:
+    def from_response_format(cls, response_format: Mapping[str, Any]) -> _GrammarSource | None:
         """Take OpenAI's dict apart; None: any text will do."""
-        kind = _get_field(response_format, "type", str, "response_format")
+        kind = _require_field(response_format, "type", str, "response_format")
         match kind:
             case "text":
                 return None
             case "json_object":
                 return cls("json_schema", _dump_schema({"type": "object"}))
             case "json_schema":
-                named = _get_field(response_format, "json_schema", Mapping, "response_format")
+                named = _require_field(response_format, "json_schema", Mapping, "response_format")
                 return cls(
-                    "json_schema", _dump_schema(_get_field(named, "schema", Mapping, "response_format.json_schema"))
+                    "json_schema", _dump_schema(_require_field(named, "schema", Mapping, "response_format.json_schema"))
                 )
             case "regex":
-                return cls("regex", _get_field(response_format, "pattern", str, "response_format"))
+                return cls("regex", _require_field(response_format, "pattern", str, "response_format"))
             case "grammar":
-                return cls("grammar", _get_field(response_format, "grammar", str, "response_format"))
+                return cls("grammar", _require_field(response_format, "grammar", str, "response_format"))
             case _:
                 kinds = "text, json_object, json_schema, regex, grammar"
                 raise InvalidRequestError(f"response_format.type is {kind!r}; it must be one of {kinds}")
@@ -231,7 +231,7 @@ class _GrammarSource(NamedTuple):
                 return LLMatcher.grammar_from_lark(self.source)
 
 
-def _get_field(fields: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+def _require_field(fields: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
     value: object = fields.get(name)
     if not isinstance(value, kind):
         wanted = "a text" if kind is str else "an object"
@@ -250,7 +250,7 @@ def _dump_schema(schema: Mapping[str, Any], where: str = "response_format.json_s
 # -------------------------------------------------------------------------------------------- the library
 
 
-def _is_installed() -> bool:
+def _is_grammar_library_installed() -> bool:
     return importlib.util.find_spec(_LIBRARY) is not None
 
 

@@ -36,7 +36,7 @@ from llm_spec.contract.local import (
 from llm_spec.drafting.optional_members import open_token_draft
 from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits
-from llm_spec.grammar import open_constraint
+from llm_spec.grammar import build_answer_constraint
 from llm_spec.request_fields import find_local_refusal
 from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
@@ -83,11 +83,11 @@ def generate_events(
         vocab_size=target.vocab_size,
         num_prompt_tokens=len(prompt_ids),
         seed=seed,
-        constraint=open_constraint(target, request, tool_use, is_reasoning=is_reasoning),
+        constraint=build_answer_constraint(target, request, tool_use, is_reasoning=is_reasoning),
     )
     rule = make_acceptance_rule(acceptance, sampler)
     limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)
-    beside, model = _split_draft_model(target, drafter)
+    beside, model = _split_drafter_at_model(target, drafter)
     open_draft = partial(
         open_token_draft, target=target, choose=rule.choose, prompt_ids=tuple(prompt_ids), request=request
     )
@@ -99,7 +99,7 @@ def generate_events(
         (lookahead or CostAware()).start(),
         limits=limits,
         open_draft=None if drafter is None else partial(open_draft, drafter),
-        open_rounds=partial(_open_rounds, target, prompt_ids, sampler, model) if can_use_device_rounds else None,
+        open_rounds=partial(_open_device_rounds, target, prompt_ids, sampler, model) if can_use_device_rounds else None,
         open_companion_draft=None if beside is None else partial(open_draft, beside),
         top_logprobs=request.top_logprobs,
         cancelled=cancelled,
@@ -110,7 +110,7 @@ def generate_events(
     def take_fallback() -> list[Fallback]:
         """The draft's failure, once."""
         nonlocal reason
-        is_new, reason = generation.fallback != reason, generation.fallback
+        is_new, reason = generation.fallback_reason != reason, generation.fallback_reason
         return [Fallback(reason)] if is_new and reason is not None else []
 
     with generation:
@@ -123,7 +123,7 @@ def generate_events(
         generation.close_draft()  # here, so that a failure can still be reported
         last_events = text.flush()
         stopped_by = text.stopped_by or generation.stopped_by or "max_tokens"
-        if text.has_calls and stopped_by == "eos":
+        if text.has_tool_calls and stopped_by == "eos":
             stopped_by = "tool_calls"
         num_drafted = generation.stats.num_draft_tokens
         is_free = drafter is not None and draft_capabilities(drafter).is_free
@@ -173,7 +173,7 @@ async def stream_token_model(
         yield await stack.enter_async_context(iterate_in_thread(make, executor=threads))
 
 
-def _open_rounds(
+def _open_device_rounds(
     target: TokenModel,
     prompt_ids: Sequence[int],
     sampler: Sampler,
@@ -186,7 +186,7 @@ def _open_rounds(
     return target.open_rounds(prompt_ids, sampler.sampling, sampler.seed, draft, cancelled)
 
 
-def _split_draft_model(
+def _split_drafter_at_model(
     target: TokenModel, drafter: TokenDrafter | None
 ) -> tuple[TokenDrafter | None, TokenModel | None]:
     """A drafter's model, which may draft where the target lives, and what drafts before it is asked."""

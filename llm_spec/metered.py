@@ -19,7 +19,7 @@ from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, Tok
 from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
 from llm_spec.counting import TokenCap
 from llm_spec.discovery import FeatureDiscovery
-from llm_spec.drafting.optional_members import find_token_draft_refusal, open_for_request, open_token_draft
+from llm_spec.drafting.optional_members import find_token_draft_refusal, open_draft_for_request, open_token_draft
 from llm_spec.errors import TransientError
 from llm_spec.metering import MeteredCall, TokenMeter
 
@@ -70,14 +70,14 @@ class MeteredTarget:
         counts_drafts: bool = False,
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """A call of the target, counted."""
-        begin = partial(self._meter.open, request, counts_drafts=counts_drafts)
+        begin = partial(self._meter.open_call, request, counts_drafts=counts_drafts)
         return self._chunk_timeouts.limit_stream(_count_stream(opened, begin, request))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
 
     async def discover(self, feature: Feature) -> None:
-        if not await self._chunk_timeouts.wait_for_first(self._discovery.wait_for(feature)):
+        if not await self._chunk_timeouts.wait_for_first_chunk(self._discovery.wait_for(feature)):
             raise TransientError(f"{self.name} could not be tried, because its decoder was closed")
 
     async def aclose(self) -> None:
@@ -111,24 +111,24 @@ class _MeteredEndpoint:
         return self._endpoint.context_length
 
     async def encode(self, text: str) -> list[int]:
-        return await self._chunk_timeouts.wait_for_first(self._endpoint.encode(text))
+        return await self._chunk_timeouts.wait_for_first_chunk(self._endpoint.encode(text))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        return await self._chunk_timeouts.wait_for_first(self._endpoint.decode(token_ids))
+        return await self._chunk_timeouts.wait_for_first_chunk(self._endpoint.decode(token_ids))
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
-        token_ids = await self._chunk_timeouts.wait_for_first(self._endpoint.encode_chat(request))
+        token_ids = await self._chunk_timeouts.wait_for_first_chunk(self._endpoint.encode_chat(request))
         self._meter.record_prompt_tokens(len(token_ids))
         return token_ids
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
-        call = self._meter.open(num_input=sum(map(len, prefixes)), num_output=len(prefixes))
-        return await self._chunk_timeouts.wait_for_first(
+        call = self._meter.open_call(num_input=sum(map(len, prefixes)), num_output=len(prefixes))
+        return await self._chunk_timeouts.wait_for_first_chunk(
             _await_counted(call, self._endpoint.sample_next(prefixes, sampling))
         )
 
     def stream_chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        counted = _count_stream(self._endpoint.stream_chat(request), partial(self._meter.open, request), request)
+        counted = _count_stream(self._endpoint.stream_chat(request), partial(self._meter.open_call, request), request)
         return self._chunk_timeouts.limit_stream(counted)
 
     def stream_after(
@@ -136,7 +136,7 @@ class _MeteredEndpoint:
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         opened = self._endpoint.stream_after(token_ids, request)
         return self._chunk_timeouts.limit_stream(
-            _count_stream(opened, partial(self._meter.open, num_input=len(token_ids)), request)
+            _count_stream(opened, partial(self._meter.open_call, num_input=len(token_ids)), request)
         )
 
 
@@ -151,9 +151,9 @@ class _MeteredScorer:
         return self._scorer.max_top
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
-        call = self._meter.open(num_input=len(token_ids), num_output=1)  # a server always writes one
+        call = self._meter.open_call(num_input=len(token_ids), num_output=1)  # a server always writes one
         scored = _await_counted(call, self._scorer.score(token_ids, num_rows=num_rows, top=top))
-        return await self._chunk_timeouts.wait_for_first(scored)
+        return await self._chunk_timeouts.wait_for_first_chunk(scored)
 
 
 class MeteredDraft:
@@ -177,7 +177,7 @@ class MeteredDraft:
         return draft_capabilities(self._draft)
 
     def for_request(self) -> MeteredDraft:
-        return MeteredDraft(open_for_request(self._draft), self._meter)
+        return MeteredDraft(open_draft_for_request(self._draft), self._meter)
 
     def with_request(self, request: ChatRequest) -> MeteredDraft:
         reading = MeteredDraft(self._draft, self._meter)
@@ -185,7 +185,7 @@ class MeteredDraft:
         return reading
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
-        begin = partial(self._meter.open, request, max_output=max_tokens, is_free=self.capabilities.is_free)
+        begin = partial(self._meter.open_call, request, max_output=max_tokens, is_free=self.capabilities.is_free)
         return _CountedStream(
             self._draft.draft(request, max_tokens), begin, MeteredCall.add_draft_piece, MeteredCall.end_draft
         )
@@ -247,7 +247,7 @@ class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
                 call.fail_call(error)
             call.close_call()
             raise
-        self._items = self._count(items, call)
+        self._items = self._iterate_counted(items, call)
         return self._items
 
     async def __aexit__(
@@ -261,7 +261,7 @@ class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
             if self._call is not None:
                 self._call.close_call()
 
-    async def _count(self, items: AsyncIterator[T], call: MeteredCall) -> AsyncGenerator[T]:
+    async def _iterate_counted(self, items: AsyncIterator[T], call: MeteredCall) -> AsyncGenerator[T]:
         """What comes of a call."""
         next_item, add = items.__anext__, self._add
         while call.cut_by is None:

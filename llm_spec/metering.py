@@ -15,7 +15,7 @@ from llm_spec.budget import AnswerReservation, CallReservation
 from llm_spec.chat import ChatRequest, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.counting import TokenCap, count_answer_tokens, count_input_tokens
-from llm_spec.drafting.text_pieces import check_piece, count_pieces, count_tokens
+from llm_spec.drafting.text_pieces import check_draft_piece, count_pieces, count_tokens
 from llm_spec.errors import BudgetError, CircuitOpenError, TargetError, TransientError
 from llm_spec.pricing import Price
 
@@ -35,7 +35,7 @@ class TokenMeter:
         self._num_encoded: int | None = None
         self._num_pieces: int | None = None
 
-    def open(
+    def open_call(
         self,
         request: ChatRequest | None = None,
         *,
@@ -53,8 +53,8 @@ class TokenMeter:
         num_prefix = 0 if request is None else count_pieces(request.prefix)
         call = MeteredCall(self, request, num_input, num_output, is_free, num_prefix, counts_drafts=counts_drafts)
         if self._allowance is not None and not is_free:
-            call.reservation = self._allowance.open_call(
-                self._price, call.count_input(), num_output=num_output, max_output=max_output
+            call.reservation = self._allowance.open_call_reservation(
+                self._price, call.estimate_input_tokens(), num_output=num_output, max_output=max_output
             )
         self._calls.append(call)
         return call
@@ -90,9 +90,9 @@ class TokenMeter:
         """Tokens of the request itself: as the provider counted them, else as encoded, else in pieces."""
         counted = (call.counted for call in self._calls if call.is_for_request(self._request))
         found = next((usage.input_tokens for usage in counted if usage is not None), None)
-        return self.count_input(self._request, count_pieces(self._request.prefix)) if found is None else found
+        return self.estimate_input_tokens(self._request, count_pieces(self._request.prefix)) if found is None else found
 
-    def count_input(self, request: ChatRequest, num_prefix: int) -> int:
+    def estimate_input_tokens(self, request: ChatRequest, num_prefix: int) -> int:
         """How many tokens a request has, `num_prefix` of them in its prefix, where its provider does not count them."""
         if request.messages is not self._request.messages:
             return count_input_tokens(request) + num_prefix
@@ -159,7 +159,7 @@ class MeteredCall:
 
     def add_draft_piece(self, piece: DraftPiece) -> DraftPiece:
         """Something came from a draft; raises DraftError for what is not a piece."""
-        checked, self.has_drafted = check_piece(piece), True
+        checked, self.has_drafted = check_draft_piece(piece), True
         num_tokens = count_tokens(checked)
         if self.is_free or checked.is_free:
             self.num_free_tokens += num_tokens
@@ -167,7 +167,7 @@ class MeteredCall:
             self.num_paid_tokens += num_tokens
         if checked.usage is not None:
             self.counted = checked.usage if self.counted is None else self.counted + checked.usage
-        if self.reservation is not None and not self.reservation.can_continue_to(self.num_paid_tokens):
+        if self.reservation is not None and not self.reservation.reserve_output_up_to(self.num_paid_tokens):
             self.cut_by = "budget"
         return piece
 
@@ -179,7 +179,7 @@ class MeteredCall:
         if isinstance(event, Round):
             self.num_tokens_in_rounds += event.num_emitted_tokens + event.num_draft_tokens * self.counts_drafts
         self.num_seen_tokens += count_answer_tokens(event)
-        if not reservation.can_continue_to(max(self.num_seen_tokens, self.num_tokens_in_rounds)):
+        if not reservation.reserve_output_up_to(max(self.num_seen_tokens, self.num_tokens_in_rounds)):
             self.cut_by = "budget"
 
     def close_call(self) -> None:
@@ -201,16 +201,16 @@ class MeteredCall:
         free = Usage(output_tokens=self.num_free_tokens, free_output_tokens=self.num_free_tokens)
         if self.is_free or (self.num_free_tokens and not self.num_paid_tokens):
             return free
-        num_output = self.num_output + self.num_paid_tokens + self._count_output()
-        return free + (self.counted or Usage(input_tokens=self.count_input(), output_tokens=num_output))
+        num_output = self.num_output + self.num_paid_tokens + self._estimate_output_tokens()
+        return free + (self.counted or Usage(input_tokens=self.estimate_input_tokens(), output_tokens=num_output))
 
-    def count_input(self) -> int:
+    def estimate_input_tokens(self) -> int:
         """Tokens that it reads, as far as that can be told here."""
         if self.num_input is not None:
             return self.num_input
-        return 0 if self.request is None else self.meter.count_input(self.request, self.num_prefix)
+        return 0 if self.request is None else self.meter.estimate_input_tokens(self.request, self.num_prefix)
 
-    def _count_output(self) -> int:
+    def _estimate_output_tokens(self) -> int:
         """The rounds of a model in this process tell exactly."""
         rounds = [event.num_emitted_tokens for event in self.events if isinstance(event, Round)]
         return sum(rounds) if rounds else sum(map(count_answer_tokens, self.events))

@@ -73,7 +73,7 @@ class ChunkReader:
         if isinstance(content, list):
             texts = list(_parse_content_parts(cast("list[object]", content)))
         else:
-            text = _get_text(content)
+            text = _get_text_or_empty(content)
             logprobs = self._read_logprobs(choice, has_text=bool(text))
             texts = [TextDelta(text, "plain", token_ids, logprobs)] if text or token_ids else []
         self._has_text = self._has_text or bool(texts)
@@ -114,13 +114,13 @@ class ChunkReader:
         return "ended its answer without a finish reason"
 
     def _parse_leading_events(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        if reasoning := _get_text(delta.get("reasoning_content") or delta.get("reasoning")):
+        if reasoning := _get_text_or_empty(delta.get("reasoning_content") or delta.get("reasoning")):
             yield ReasoningDelta(reasoning)
         details: object = delta.get("reasoning_details")
         for detail in cast("list[object]", details) if isinstance(details, list) else ():
             if isinstance(detail, dict):
                 yield ReasoningDetail("chat", cast("Mapping[str, Any]", detail))
-        if refusal := _get_text(delta.get("refusal")):
+        if refusal := _get_text_or_empty(delta.get("refusal")):
             self._has_refused = self._has_text = True
             yield TextDelta(refusal)
 
@@ -130,7 +130,7 @@ class ChunkReader:
             yield self._numbers.assign_number(_parse_call_delta(call, position))
 
 
-def _get_text(value: object) -> str:
+def _get_text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
@@ -142,7 +142,7 @@ def _parse_content_parts(content: Iterable[object]) -> Iterator[StreamEvent]:
     """
     for part in content:
         fields = cast("Mapping[str, object]", part) if isinstance(part, dict) else _EMPTY_CHOICE
-        if fields.get("type") == "text" and (text := _get_text(fields.get("text"))):
+        if fields.get("type") == "text" and (text := _get_text_or_empty(fields.get("text"))):
             yield TextDelta(text)
         elif fields.get("type") == "thinking" and (thought := _join_thinking_text(fields.get("thinking"))):
             yield ReasoningDelta(thought)
@@ -151,7 +151,7 @@ def _parse_content_parts(content: Iterable[object]) -> Iterator[StreamEvent]:
 def _join_thinking_text(thinking: object) -> str:
     """The text of a thinking part, which is in parts itself."""
     if not isinstance(thinking, list):
-        return _get_text(thinking)
+        return _get_text_or_empty(thinking)
     return "".join(
         event.text for event in _parse_content_parts(cast("list[object]", thinking)) if isinstance(event, TextDelta)
     )

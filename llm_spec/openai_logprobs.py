@@ -27,19 +27,19 @@ def parse_logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...] | None
         return None
     fields = cast("Mapping[str, Any]", value)
     if fields.get("tokens"):
-        return tuple(_parse_completion(fields))
-    return tuple(_parse_entry(entry) for entry in cast("list[Mapping[str, Any]]", fields.get("content") or []))
+        return tuple(_parse_completion_logprobs(fields))
+    return tuple(_parse_logprob_entry(entry) for entry in cast("list[Mapping[str, Any]]", fields.get("content") or []))
 
 
-def _parse_entry(entry: Mapping[str, Any]) -> TokenLogprob:
+def _parse_logprob_entry(entry: Mapping[str, Any]) -> TokenLogprob:
     token_bytes: Sequence[int] | None = entry.get("bytes")
-    top = tuple(_parse_entry(likely) for likely in entry.get("top_logprobs") or ())
+    top = tuple(_parse_logprob_entry(likely) for likely in entry.get("top_logprobs") or ())
     return TokenLogprob(
         entry.get("token") or "", float(entry["logprob"]), None if token_bytes is None else bytes(token_bytes), top
     )
 
 
-def _parse_completion(fields: Mapping[str, Any]) -> Iterator[TokenLogprob]:
+def _parse_completion_logprobs(fields: Mapping[str, Any]) -> Iterator[TokenLogprob]:
     tops: Sequence[Mapping[str, float] | None] | None = fields.get("top_logprobs")
     for token, logprob, top in zip(fields["tokens"], fields["token_logprobs"], tops or repeat(None), strict=False):
         likely = sorted((top or {}).items(), key=lambda pair: -pair[1])

@@ -29,8 +29,8 @@ __all__ = [
     "ModelSpeed",
     "PlanScenario",
     "estimate_answer",
-    "find_break_even",
-    "planned_strategies",
+    "find_break_even_acceptances",
+    "list_simulated_strategies",
 ]
 
 _NUM_SEEDS: Final = 6
@@ -93,14 +93,14 @@ class AnswerEstimate(NamedTuple):
     cost: float | None
 
 
-def planned_strategies() -> tuple[StrategyEntry, ...]:
+def list_simulated_strategies() -> tuple[StrategyEntry, ...]:
     """The strategies that can be simulated."""
     return tuple(entry for entry in registered_strategies().values() if entry.simulation is not None)
 
 
 @cache
 def estimate_answer(name: str, scenario: PlanScenario) -> AnswerEstimate:
-    """What one answer takes by `plain` or one of `planned_strategies`, in its decoder's first speculative request."""
+    """What one answer takes by `plain` or a simulated strategy, in its decoder's first speculative request."""
     strategy = find_strategy(name)
     if strategy.simulation == "steps":
         return _estimate_local_steps(scenario)
@@ -132,7 +132,7 @@ def _estimate_local_steps(scenario: PlanScenario) -> AnswerEstimate:
     return AnswerEstimate(total_s, plain.cost + price.cost_of(used))
 
 
-def find_break_even(strategy: str, scenario: PlanScenario) -> tuple[float | None, float | None]:
+def find_break_even_acceptances(strategy: str, scenario: PlanScenario) -> tuple[float | None, float | None]:
     """The lowest acceptance, in twentieths, from which on a strategy is faster, and cheaper, than plain; None: none."""
     plain = estimate_answer(PLAIN.name, scenario)
     faster = cheaper = 21  # the lowest so far, in twentieths
@@ -149,15 +149,15 @@ def find_break_even(strategy: str, scenario: PlanScenario) -> tuple[float | None
             cheaper = num_twentieths
         if num_twentieths not in (faster, cheaper):
             break
-    return _find_lowest_acceptance(faster), _find_lowest_acceptance(cheaper)
+    return _convert_twentieths_to_rate(faster), _convert_twentieths_to_rate(cheaper)
 
 
-def _find_lowest_acceptance(num_twentieths: int) -> float | None:
+def _convert_twentieths_to_rate(num_twentieths: int) -> float | None:
     return None if num_twentieths > 20 else num_twentieths / 20
 
 
 def _simulate_answer(strategy: StrategyEntry, scenario: PlanScenario, seed: int) -> tuple[float, float | None]:
-    answer = "".join(_generate_sentences(scenario.output, random.Random(seed)))  # noqa: S311 - a reproducible text
+    answer = "".join(_generate_random_lines(scenario.output, random.Random(seed)))  # noqa: S311 - a reproducible text
     prompt = " ".join(["one"] * scenario.context)  # also by its bytes, a quarter of a token each
     config = SpeculativeConfig(
         strategy=strategy.name,
@@ -208,7 +208,7 @@ def _make_simulated_draft(kind: Simulation | None, scenario: PlanScenario, answe
     return SimulatedDraft(answer, agreement, seed, first_token_s=speed.first_token_s, token_s=speed.token_s)
 
 
-def _generate_sentences(num_tokens: int, rng: random.Random) -> Iterator[str]:
+def _generate_random_lines(num_tokens: int, rng: random.Random) -> Iterator[str]:
     """Lines of random words, of so many tokens together."""
     while num_tokens > 0:
         num_words = max(1, min(_WORDS_PER_LINE, num_tokens - 2))

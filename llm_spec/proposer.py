@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 
-from llm_spec._iterators import closing_view
+from llm_spec._iterators import as_closable_generator
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel
 from llm_spec.drafting.token_checks import ReadOnlyTokenIds, check_confidence, check_draft_token
 from llm_spec.errors import DraftError, format_error_line
@@ -41,7 +41,7 @@ class Proposer:
 
     def open(self, open_draft: Callable[[], TokenDraft]) -> None:
         """Open the draft; if that fails, there is none."""
-        with self._drop_failed_draft():
+        with self._drop_draft_on_failure():
             self._draft = open_draft()
 
     def propose(self, lookahead: LookaheadController, draft_room: int) -> list[DraftToken]:
@@ -52,18 +52,18 @@ class Proposer:
         """
         proposal: list[DraftToken] = []
         if self._draft is not None:
-            with self._drop_failed_draft():
-                self._collect(self._draft, proposal, lookahead, min(lookahead.limit(), draft_room))
+            with self._drop_draft_on_failure():
+                self._collect_proposal(self._draft, proposal, lookahead, min(lookahead.limit(), draft_room))
         return proposal
 
     def close(self) -> None:
         """Close the draft, after which the target goes on alone; calling it twice is harmless."""
         draft, self._draft = self._draft, None
         if draft is not None:
-            with self._drop_failed_draft(" (raised by the draft's close)"):
+            with self._drop_draft_on_failure(" (raised by the draft's close)"):
                 draft.close()
 
-    def _collect(
+    def _collect_proposal(
         self, draft: TokenDraft, proposal: list[DraftToken], lookahead: LookaheadController, max_drafted: int
     ) -> None:
         """Append checked tokens to `proposal` until one of its ends is reached."""
@@ -71,7 +71,7 @@ class Proposer:
             return
         give_up_at = time.perf_counter() + self._timeout_s
         confidences: list[float | None] = []
-        with contextlib.closing(closing_view(draft.propose(self._context_ids))) as guesses:
+        with contextlib.closing(as_closable_generator(draft.propose(self._context_ids))) as guesses:
             for guess in guesses:
                 token = check_draft_token(guess, self._target.vocab_size)
                 proposal.append(token)  # from here on it is verified, whatever becomes of its draft
@@ -93,7 +93,7 @@ class Proposer:
             raise DraftError(f"a proposal took longer than {self._timeout_s} s")
 
     @contextlib.contextmanager
-    def _drop_failed_draft(self, where: str = "") -> Generator[None]:
+    def _drop_draft_on_failure(self, where: str = "") -> Generator[None]:
         """Whatever the draft raises ends the draft, not the answer; the first reason is kept.
 
         Also CancelledError: no task of the caller's is cancelled in here.

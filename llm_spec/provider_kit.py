@@ -6,8 +6,8 @@ HTTP errors
 - `mask_secrets`: a text without the given keys.
 
 Event loops and clocks
-- `PerEventLoop`: a client for each event loop that uses the provider.
-- `LoopBound`: reports a client that only one event loop may use.
+- `PerLoopResource`: a client for each event loop that uses the provider.
+- `SingleLoopGuard`: reports a client that only one event loop may use.
 - `now`: the running event loop's clock, in seconds. Tests can replace it.
 
 JSON and chunks
@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from llm_spec._lazy import make_lazy_package
+from llm_spec._lazy import make_lazy_exports
 
 if TYPE_CHECKING:
     from llm_spec._checks import check_number
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from llm_spec.chat import ContentPart, FinishReason, StoppedBy
     from llm_spec.chat_response import ChatResponseBuilder
     from llm_spec.continuation import ContinuationTest
-    from llm_spec.event_loops import LoopBound, PerEventLoop
+    from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
     from llm_spec.grammar import supports_response_format
     from llm_spec.json_text import dumps, loads
     from llm_spec.model_folder.files import find_file, read_json
@@ -72,10 +72,10 @@ __all__ = [
     "ContinuationTest",
     "FinishReason",
     "FolderTokenizer",
-    "LoopBound",
-    "PerEventLoop",
+    "PerLoopResource",
     "Purpose",
     "ReadTokenIds",
+    "SingleLoopGuard",
     "StoppedBy",
     "build_logprob_fields",
     "check_number",
@@ -102,7 +102,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.chat": "ContentPart FinishReason StoppedBy",
     "llm_spec.chat_response": "ChatResponseBuilder",
     "llm_spec.continuation": "ContinuationTest",
-    "llm_spec.event_loops": "LoopBound PerEventLoop",
+    "llm_spec.event_loops": "PerLoopResource SingleLoopGuard",
     "llm_spec.grammar": "supports_response_format",
     "llm_spec.json_text": "dumps loads",
     "llm_spec.model_folder.files": "find_file read_json",
@@ -117,4 +117,4 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.tokens.sampling": "is_greedy needs_no_penalties",
 }
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = make_lazy_package(__name__, _NAMES_BY_MODULE)
+    __getattr__, __dir__ = make_lazy_exports(__name__, _NAMES_BY_MODULE)

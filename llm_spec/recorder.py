@@ -55,7 +55,9 @@ class AnswerRecorder:
         self.request = request
         self.text_guarantee = _EXACT  # of the strategy, as it was chosen
         self.finish: Finish | None = None
-        self.allowance: AnswerReservation | None = None if cost_tracker is None else cost_tracker.open_answer()
+        self.allowance: AnswerReservation | None = (
+            None if cost_tracker is None else cost_tracker.open_answer_reservation()
+        )
         self.target_meter = TokenMeter(
             request, self.allowance, None if cost_tracker is None else cost_tracker.target_price
         )
@@ -227,9 +229,9 @@ class AnswerRecorder:
             case Finish():
                 self.finish = event
             case _:
-                self._add_progress(event)
+                self._add_progress_event(event)
 
-    def _add_progress(self, event: Progress) -> None:
+    def _add_progress_event(self, event: Progress) -> None:
         match event:
             case Round():
                 self._rounds.append(event)
@@ -260,7 +262,7 @@ class AnswerRecorder:
     def add_plain_steps_to(self, baseline: Baseline) -> None:
         """Add the plain steps of this answer, by a model in this process."""
         if self.finish is not None and self.finish.usage is not None:
-            baseline.add_steps(self.finish.usage.input_tokens, self._rounds)
+            baseline.add_plain_steps(self.finish.usage.input_tokens, self._rounds)
 
     def _find_kept_guarantee(self) -> TextGuarantee:
         """What holds for the text as it has come about."""
@@ -284,7 +286,7 @@ class AnswerRecorder:
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
         total_s = self._clock() - self._started_s
-        stats = SpeculativeStats.of_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
+        stats = SpeculativeStats.from_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
         text_guarantee = self._find_kept_guarantee()
         usage, draft_usage = self.usage, self.draft_usage
         reason, detail = self._find_plain_reason(strategy_choice)
@@ -316,7 +318,7 @@ class AnswerRecorder:
             reasoning="".join(event.text for event in self._reasoning if isinstance(event, ReasoningDelta)),
             reasoning_events=tuple(self._reasoning),
             approved_spans=self._find_approved_spans() if text_guarantee.guarantee == "judged" else (),
-            cost=cost_tracker.cost(usage, draft_usage, has_drafted=draft is not None),
+            cost=cost_tracker.compute_cost(usage, draft_usage, has_drafted=draft is not None),
             plain_s=plain_s,
             speedup_basis=basis,
             plain_reason=reason,

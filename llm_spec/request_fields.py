@@ -16,11 +16,11 @@ __all__ = [
     "METADATA_FIELDS",
     "PASSED_FIELDS",
     "TABLE",
-    "FieldRow",
+    "FieldGroup",
     "find_local_refusal",
     "find_local_use",
     "goes_with_prediction",
-    "is_default",
+    "is_default_value",
     "is_plain",
 ]
 
@@ -32,7 +32,7 @@ ServerUse: TypeAlias = Literal["metadata", "kept", "plain"]
 LocalUse: TypeAlias = Literal["ignored", "own", "kept", "left_out", "refused"]
 
 
-class FieldRow(NamedTuple):
+class FieldGroup(NamedTuple):
     """Fields that are alike: `names`, and `apis` whose own they are ("": of some servers, frameworks or programs).
 
     `defaults` are values that say nothing. `is_passed`: `llm-spec serve` sends them to servers, if it does not read
@@ -55,20 +55,20 @@ _OPENAI: Final = "chat completions responses"
 
 TABLE: Final = (
     # What is requested
-    FieldRow("messages", "chat messages", "kept", "own", "the conversation, with earlier calls and their results"),
-    FieldRow(
+    FieldGroup("messages", "chat messages", "kept", "own", "the conversation, with earlier calls and their results"),
+    FieldGroup(
         "input instructions", "responses", "kept", "own", "the conversation; items that need a memory are refused"
     ),
-    FieldRow("system", "messages", "kept", "own", "a system message"),
-    FieldRow("prompt", "completions responses", "kept", "own", "text to continue; a stored prompt is refused"),
-    FieldRow("model", _ALL, "kept", "own", "chooses the model"),
-    FieldRow("prefix", "", "kept", "own", "text that the answer continues, where a target can"),
-    FieldRow("raw", "", "plain", "own", "a prompt without a chat template", (False,), with_prediction=False),
+    FieldGroup("system", "messages", "kept", "own", "a system message"),
+    FieldGroup("prompt", "completions responses", "kept", "own", "text to continue; a stored prompt is refused"),
+    FieldGroup("model", _ALL, "kept", "own", "chooses the model"),
+    FieldGroup("prefix", "", "kept", "own", "text that the answer continues, where a target can"),
+    FieldGroup("raw", "", "plain", "own", "a prompt without a chat template", (False,), with_prediction=False),
     # How tokens are drawn
-    FieldRow("temperature top_p min_p repetition_penalty", _ALL, "kept", "own", "draft and target obey the same"),
-    FieldRow("top_k", "messages", "kept", "own", "draft and target obey the same", (0, -1), is_passed=True),
-    FieldRow("logit_bias seed", "chat completions", "kept", "own", "draft and target obey the same", is_passed=True),
-    FieldRow(
+    FieldGroup("temperature top_p min_p repetition_penalty", _ALL, "kept", "own", "draft and target obey the same"),
+    FieldGroup("top_k", "messages", "kept", "own", "draft and target obey the same", (0, -1), is_passed=True),
+    FieldGroup("logit_bias seed", "chat completions", "kept", "own", "draft and target obey the same", is_passed=True),
+    FieldGroup(
         "presence_penalty frequency_penalty",
         "chat completions",
         "plain",
@@ -77,7 +77,7 @@ TABLE: Final = (
         (0, 0.0),
         with_prediction=False,
     ),
-    FieldRow(
+    FieldGroup(
         "allowed_token_ids bad_words dry_allowed_length dry_base dry_multiplier dry_penalty_last_n "
         "dry_sequence_breakers dynatemp_exponent dynatemp_range early_stopping epsilon_cutoff eta_cutoff ignore_eos "
         "include_stop_str_in_output length_penalty min_keep min_tokens mirostat mirostat_eta mirostat_tau no_stop_trim "
@@ -90,12 +90,12 @@ TABLE: Final = (
         is_passed=True,
     ),
     # How long
-    FieldRow("max_tokens", "chat completions messages", "kept", "own", "the limit", is_passed=True, is_limit=True),
-    FieldRow(
+    FieldGroup("max_tokens", "chat completions messages", "kept", "own", "the limit", is_passed=True, is_limit=True),
+    FieldGroup(
         "max_completion_tokens", "chat", "kept", "own", "read as `max_tokens`", is_limit=True, with_prediction=False
     ),
-    FieldRow("max_output_tokens", "responses", "kept", "own", "read as `max_tokens`", is_limit=True),
-    FieldRow(
+    FieldGroup("max_output_tokens", "responses", "kept", "own", "read as `max_tokens`", is_limit=True),
+    FieldGroup(
         "max_gen_len max_length max_new_tokens max_tokens_to_sample maxoutputtokens maxtokens n_predict num_predict "
         "options",
         "",
@@ -104,9 +104,9 @@ TABLE: Final = (
         "other servers' limits, by which some go where `max_tokens` is set, too; `options` is Ollama's",
         is_limit=True,
     ),
-    FieldRow("stop stop_sequences", "chat completions messages", "kept", "own", "looked for in the joined text"),
+    FieldGroup("stop stop_sequences", "chat completions messages", "kept", "own", "looked for in the joined text"),
     # Tools
-    FieldRow(
+    FieldGroup(
         "tools",
         "chat responses messages",
         "plain",
@@ -114,14 +114,14 @@ TABLE: Final = (
         "shown by the chat template; calls are read from the text",
         with_prediction=False,
     ),
-    FieldRow(
+    FieldGroup(
         "tool_choice",
         "chat responses messages",
         "kept",
         "own",
         "`none` shows no tools; `required`, `any` and names are held by a grammar",
     ),
-    FieldRow(
+    FieldGroup(
         "parallel_tool_calls",
         "chat responses",
         "plain",
@@ -130,19 +130,19 @@ TABLE: Final = (
         (True,),
         is_passed=True,
     ),
-    FieldRow("max_tool_calls", "responses", "metadata", "ignored", "counts hosted tools, of which there are none"),
-    FieldRow("functions", "chat", "plain", "refused", "replaced by `tools`", ([],), is_passed=True),
-    FieldRow(
+    FieldGroup("max_tool_calls", "responses", "metadata", "ignored", "counts hosted tools, of which there are none"),
+    FieldGroup("functions", "chat", "plain", "refused", "replaced by `tools`", ([],), is_passed=True),
+    FieldGroup(
         "function_call", "chat", "plain", "refused", "replaced by `tool_choice`", ("auto", "none"), is_passed=True
     ),
-    FieldRow("web_search_options", "chat", "plain", "refused", "a tool that a vendor runs"),
-    FieldRow("mcp_servers", "messages", "plain", "refused", "tools that a vendor runs", ([],)),
+    FieldGroup("web_search_options", "chat", "plain", "refused", "a tool that a vendor runs"),
+    FieldGroup("mcp_servers", "messages", "plain", "refused", "tools that a vendor runs", ([],)),
     # The form of the answer
-    FieldRow("response_format", "chat", "plain", "own", "held by a grammar", ({"type": "text"},)),
-    FieldRow("text", "responses", "plain", "own", "its `format` is read as `response_format`"),
-    FieldRow("output_config", "messages", "plain", "own", "its `format` and `effort` are read", is_passed=True),
-    FieldRow("output_format", "messages", "plain", "own", "read as `response_format`", is_passed=True),
-    FieldRow(
+    FieldGroup("response_format", "chat", "plain", "own", "held by a grammar", ({"type": "text"},)),
+    FieldGroup("text", "responses", "plain", "own", "its `format` is read as `response_format`"),
+    FieldGroup("output_config", "messages", "plain", "own", "its `format` and `effort` are read", is_passed=True),
+    FieldGroup("output_format", "messages", "plain", "own", "read as `response_format`", is_passed=True),
+    FieldGroup(
         "ebnf grammar guided_choice guided_grammar guided_json guided_regex json_schema regex structured_outputs",
         "",
         "plain",
@@ -150,16 +150,16 @@ TABLE: Final = (
         "engines' own words for `response_format`; send that",
         is_passed=True,
     ),
-    FieldRow(
+    FieldGroup(
         "modalities", "chat", "plain", "refused", "a model here writes text", (["text"],), True, with_prediction=False
     ),
-    FieldRow("audio", "chat", "plain", "refused", "a model here writes text", with_prediction=False),
-    FieldRow("image", "responses", "plain", "refused", "a model here writes text"),
-    FieldRow(
+    FieldGroup("audio", "chat", "plain", "refused", "a model here writes text", with_prediction=False),
+    FieldGroup("image", "responses", "plain", "refused", "a model here writes text"),
+    FieldGroup(
         "suffix", "completions", "plain", "refused", "text after a gap; the answer would have to meet it", ("",), True
     ),
-    FieldRow("echo", "completions", "plain", "own", "the server adds the prompt itself", (False,), is_passed=True),
-    FieldRow(
+    FieldGroup("echo", "completions", "plain", "own", "the server adds the prompt itself", (False,), is_passed=True),
+    FieldGroup(
         "n",
         "chat completions",
         "plain",
@@ -169,8 +169,8 @@ TABLE: Final = (
         is_passed=True,
         with_prediction=False,
     ),
-    FieldRow("best_of", "completions", "plain", "refused", "several answers, one of which is given", (1,)),
-    FieldRow(
+    FieldGroup("best_of", "completions", "plain", "refused", "several answers, one of which is given", (1,)),
+    FieldGroup(
         "logprobs",
         "chat completions",
         "plain",
@@ -180,7 +180,7 @@ TABLE: Final = (
         is_passed=True,
         with_prediction=False,
     ),
-    FieldRow(
+    FieldGroup(
         "top_logprobs",
         "chat responses",
         "plain",
@@ -190,13 +190,13 @@ TABLE: Final = (
         is_passed=True,
         with_prediction=False,
     ),
-    FieldRow("prediction", "chat", "kept", "own", "a guess at the answer: a draft, or the server's business"),
+    FieldGroup("prediction", "chat", "kept", "own", "a guess at the answer: a draft, or the server's business"),
     # Reasoning
-    FieldRow(
+    FieldGroup(
         "reasoning_effort", "chat", "plain", "kept", "a variable of the chat template; `none` reasons not", (), True
     ),
-    FieldRow("reasoning", "responses", "plain", "kept", "its `effort` is read as `reasoning_effort`", ({},), True),
-    FieldRow(
+    FieldGroup("reasoning", "responses", "plain", "kept", "its `effort` is read as `reasoning_effort`", ({},), True),
+    FieldGroup(
         "thinking",
         "messages",
         "plain",
@@ -205,10 +205,10 @@ TABLE: Final = (
         ({"type": "disabled"},),
         is_passed=True,
     ),
-    FieldRow("enable_thinking", "", "plain", "kept", "a variable of the chat template", is_passed=True),
-    FieldRow("chat_template_kwargs", "", "plain", "kept", "variables of the chat template"),
-    FieldRow("verbosity", "chat", "plain", "ignored", "a wish for which models here have no word", ("medium",), True),
-    FieldRow(
+    FieldGroup("enable_thinking", "", "plain", "kept", "a variable of the chat template", is_passed=True),
+    FieldGroup("chat_template_kwargs", "", "plain", "kept", "variables of the chat template"),
+    FieldGroup("verbosity", "chat", "plain", "ignored", "a wish for which models here have no word", ("medium",), True),
+    FieldGroup(
         "context_management include_reasoning prompt_mode reasoning_format safe_prompt thinking_budget",
         "",
         "plain",
@@ -217,12 +217,12 @@ TABLE: Final = (
         is_passed=True,
     ),
     # How the answer is sent
-    FieldRow("stream", _ALL, "metadata", "ignored", "whole or in pieces: the text is the same"),
-    FieldRow("stream_options", _OPENAI, "metadata", "ignored", "usage at the end of a stream"),
-    FieldRow("include_usage", "", "metadata", "ignored", "usage beside the answer", is_passed=True),
-    FieldRow("usage", "", "metadata", "ignored", "usage beside the answer, in the words of OpenRouter"),
-    FieldRow("include", "responses", "metadata", "ignored", "what else is reported of an answer"),
-    FieldRow(
+    FieldGroup("stream", _ALL, "metadata", "ignored", "whole or in pieces: the text is the same"),
+    FieldGroup("stream_options", _OPENAI, "metadata", "ignored", "usage at the end of a stream"),
+    FieldGroup("include_usage", "", "metadata", "ignored", "usage beside the answer", is_passed=True),
+    FieldGroup("usage", "", "metadata", "ignored", "usage beside the answer, in the words of OpenRouter"),
+    FieldGroup("include", "responses", "metadata", "ignored", "what else is reported of an answer"),
+    FieldGroup(
         "return_token_ids return_tokens_as_token_ids timings_per_token",
         "",
         "plain",
@@ -232,7 +232,7 @@ TABLE: Final = (
         is_passed=True,
     ),
     # Who asks, and how it is queued, billed, cached and stored
-    FieldRow(
+    FieldGroup(
         "metadata",
         "chat responses messages",
         "metadata",
@@ -240,9 +240,9 @@ TABLE: Final = (
         "labels",
         is_passed=True,
     ),
-    FieldRow("user safety_identifier", _OPENAI, "metadata", "ignored", "who asks", is_passed=True),
-    FieldRow("store", "chat responses", "metadata", "ignored", "whether the vendor keeps the answer", is_passed=True),
-    FieldRow(
+    FieldGroup("user safety_identifier", _OPENAI, "metadata", "ignored", "who asks", is_passed=True),
+    FieldGroup("store", "chat responses", "metadata", "ignored", "whether the vendor keeps the answer", is_passed=True),
+    FieldGroup(
         "prompt_cache_key prompt_cache_options prompt_cache_retention",
         "chat responses",
         "metadata",
@@ -250,7 +250,7 @@ TABLE: Final = (
         "the server's cache",
         is_passed=True,
     ),
-    FieldRow(
+    FieldGroup(
         "cache_control betas",
         "messages",
         "metadata",
@@ -258,20 +258,20 @@ TABLE: Final = (
         "the server's cache; names of features",
         is_passed=True,
     ),
-    FieldRow("cache_prompt cache_salt", "", "metadata", "ignored", "the server's cache", is_passed=True),
-    FieldRow("service_tier", "chat responses messages", "metadata", "ignored", "which queue; may cost more"),
-    FieldRow("speed", "messages", "metadata", "ignored", "which queue; may cost more"),
-    FieldRow("priority", "", "metadata", "ignored", "which queue"),
-    FieldRow(
+    FieldGroup("cache_prompt cache_salt", "", "metadata", "ignored", "the server's cache", is_passed=True),
+    FieldGroup("service_tier", "chat responses messages", "metadata", "ignored", "which queue; may cost more"),
+    FieldGroup("speed", "messages", "metadata", "ignored", "which queue; may cost more"),
+    FieldGroup("priority", "", "metadata", "ignored", "which queue"),
+    FieldGroup(
         "billing_policy diagnostics fallback_credit_token inference_geo user_profile_id workspace_id",
         "messages",
         "metadata",
         "ignored",
         "who asks, who pays, where it runs",
     ),
-    FieldRow("truncation", "responses", "metadata", "ignored", "a conversation that is too long is an error here"),
+    FieldGroup("truncation", "responses", "metadata", "ignored", "a conversation that is too long is an error here"),
     # What needs a memory, or another model
-    FieldRow(
+    FieldGroup(
         "background background_options conversation previous_response_id",
         "responses",
         "plain",
@@ -279,11 +279,11 @@ TABLE: Final = (
         "needs a server that keeps responses; send the whole input",
         (False,),
     ),
-    FieldRow("compaction thread", "messages", "plain", "refused", "needs a server that keeps conversations"),
-    FieldRow("container", "messages", "plain", "left_out", "where tools run that a vendor runs"),
-    FieldRow("fallbacks", "messages", "plain", "left_out", "other models for the answer", ([],)),
-    FieldRow("access_programs moderation", _OPENAI, "plain", "left_out", "what else the vendor does with the text"),
-    FieldRow(
+    FieldGroup("compaction thread", "messages", "plain", "refused", "needs a server that keeps conversations"),
+    FieldGroup("container", "messages", "plain", "left_out", "where tools run that a vendor runs"),
+    FieldGroup("fallbacks", "messages", "plain", "left_out", "other models for the answer", ([],)),
+    FieldGroup("access_programs moderation", _OPENAI, "plain", "left_out", "what else the vendor does with the text"),
+    FieldGroup(
         "add_generation_prompt add_special_tokens continue_final_message",
         "",
         "plain",
@@ -291,10 +291,10 @@ TABLE: Final = (
         "how a server turns messages into a prompt",
         is_passed=True,
     ),
-    FieldRow("chat_template", "", "plain", "left_out", "a template is code; a model here has its own"),
+    FieldGroup("chat_template", "", "plain", "left_out", "a template is code; a model here has its own"),
 )
 
-FIELDS: Final[Mapping[str, FieldRow]] = {name: row for row in TABLE for name in row.names.split()}
+FIELDS: Final[Mapping[str, FieldGroup]] = {name: row for row in TABLE for name in row.names.split()}
 # What says nothing of the answer: who asks, how the server queues, bills and caches
 METADATA_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.server == "metadata")
 # Other servers' words for `max_tokens`, which some of them go by where both are set
@@ -306,7 +306,7 @@ EXTRA_FIELDS: Final = frozenset(
 PASSED_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.is_passed)
 
 
-def is_default(name: str, value: object) -> bool:
+def is_default_value(name: str, value: object) -> bool:
     """Whether a field says nothing: it is null, an object of nulls, or at a value that it has anyway."""
     if value is None:
         return True
@@ -321,13 +321,13 @@ def is_plain(name: str, value: object) -> bool:
 
     In `extra` that is all but what says nothing of the text: what else speculation keeps to, it reads elsewhere.
     """
-    return name not in METADATA_FIELDS and not is_default(name, value)
+    return name not in METADATA_FIELDS and not is_default_value(name, value)
 
 
 def find_local_use(name: str, value: object) -> LocalUse:
     """What a model in this process does with a field of `ChatRequest.extra`."""
     row = FIELDS.get(name)
-    if is_default(name, value):
+    if is_default_value(name, value):
         return "ignored"
     return "left_out" if row is None or row.local == "own" else row.local
 
@@ -347,4 +347,4 @@ def goes_with_prediction(name: str, value: object) -> bool:
     """Whether a request with this field may have a predicted output, as OpenAI documents it."""
     row = FIELDS.get(name)
     is_reward = isinstance(value, int | float) and value < 0  # a penalty the other way round
-    return row is None or row.with_prediction or is_reward or is_default(name, value)
+    return row is None or row.with_prediction or is_reward or is_default_value(name, value)

@@ -21,7 +21,7 @@ from llm_spec._clock import clock, now
 from llm_spec.chat import ChatRequest
 from llm_spec.config import BreakerPolicy, RetryPolicy
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
-from llm_spec.drafting.optional_members import open_for_request
+from llm_spec.drafting.optional_members import open_draft_for_request
 from llm_spec.errors import CircuitOpenError, ConfigError, DraftError, TransientError
 
 __all__ = ["CircuitBreaker", "ConcurrencyLimit", "GuardedDraft", "retry_transient", "wait_within"]
@@ -59,7 +59,7 @@ async def retry_transient(
             raise state.pop()
         return await call()
 
-    def compute_wait_s(state: RetryCallState) -> float:
+    def choose_wait_s(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
         wanted = error.retry_after_s if isinstance(error, TransientError) else None
         if wanted is not None:
@@ -80,7 +80,7 @@ async def retry_transient(
     attempts = AsyncRetrying(
         retry=retry_if_exception(is_retryable),
         stop=stop_after_attempt(max_attempts),
-        wait=compute_wait_s,
+        wait=choose_wait_s,
         before_sleep=before_sleep,
         sleep=asyncio.sleep,
         reraise=True,
@@ -129,7 +129,7 @@ class CircuitBreaker:
         is_concerned = self._client is None or self._client in failures or len(failures) > 1
         return 0 < self._max_failures <= failures.total() and is_concerned
 
-    def for_client(self) -> CircuitBreaker:
+    def copy_for_new_client(self) -> CircuitBreaker:
         """The breaker for all requests of one client."""
         other = copy.copy(self)
         other._client = object()  # noqa: SLF001 - it is one of us
@@ -371,7 +371,7 @@ class GuardedDraft:
         return draft_capabilities(self._draft)
 
     def for_request(self) -> GuardedDraft:
-        return GuardedDraft(open_for_request(self._draft), self._breaker, self._limit, self._patience_s)
+        return GuardedDraft(open_draft_for_request(self._draft), self._breaker, self._limit, self._patience_s)
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:

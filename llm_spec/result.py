@@ -115,7 +115,7 @@ class SpeculativeStats:
         return self.num_draft_tokens / self.num_spec_steps if self.num_spec_steps else None
 
     @classmethod
-    def of_rounds(cls, rounds: Sequence[Round], *, num_fallbacks: int = 0) -> SpeculativeStats:
+    def from_rounds(cls, rounds: Sequence[Round], *, num_fallbacks: int = 0) -> SpeculativeStats:
         """The sums over some rounds."""
         if not rounds:
             return cls(num_fallbacks=num_fallbacks) if num_fallbacks else _NO_ROUNDS

@@ -64,7 +64,7 @@ def make_status_error(
     `headers` are looked up in lower case; `message` is the whole text of the error. `reported` is the server's error
     object, if it sent one: it has the `code` and `param`.
     """
-    error = _make_error(status, headers, message)
+    error = _choose_error(status, headers, message)
     if isinstance(reported, Mapping):
         error.code, error.param = _read_code_and_param(cast("Mapping[str, object]", reported))
     return error
@@ -84,7 +84,7 @@ def _read_code_and_param(reported: Mapping[str, object]) -> tuple[str | None, st
     return code, param if isinstance(param, str) and _PARAM_PATTERN.fullmatch(param) else None
 
 
-def _make_error(status: int, headers: Mapping[str, str], message: str) -> LlmSpecError:
+def _choose_error(status: int, headers: Mapping[str, str], message: str) -> LlmSpecError:
     if status in _INVALID_STATUSES:
         return InvalidRequestError(message)
     is_transient = status in _TRANSIENT_STATUSES or status >= 500

@@ -19,7 +19,7 @@ from llm_spec.recorder import AnswerRecorder
 from llm_spec.resilience import CircuitBreaker, retry_transient
 from llm_spec.strategies.base import OpenStream
 from llm_spec.strategies.resume_plain import CannotContinueError, can_continue, continue_by_text
-from llm_spec.telemetry import RequestContext, log_event
+from llm_spec.telemetry import RequestLogContext, log_event
 
 __all__ = ["TargetCall"]
 
@@ -37,7 +37,7 @@ class TargetCall:
         self.recorder = recorder
         self.breaker = breaker.for_request()
         self.deadline = Deadline(config.deadline_s)
-        self.log_context = RequestContext()
+        self.log_context = RequestLogContext()
 
     @property
     def deadline_reached(self) -> bool:
@@ -59,7 +59,7 @@ class TargetCall:
         async with aclosing(self.deadline.limit_stream(attempts.events())) as events:
             async for event in events:
                 yield event
-        for progress in attempts.take_progress():
+        for progress in attempts.take_progress_events():
             yield progress
 
     async def complete(self, on_retry: Callable[[TransientError, float], None]) -> ChatResponse:
@@ -91,14 +91,14 @@ class TargetCall:
             with self.log_context:
                 return await awaitable
         except Exception as error:  # noqa: BLE001 - it is raised again
-            self.reraise(error)
+            self.raise_with_text_so_far(error)
 
     def read(self, events: AsyncIterator[StreamEvent]) -> Awaitable[StreamEvent | None]:
-        """The next event, None after the last one. Its errors are as they came: see `reraise`."""
+        """The next event, None after the last one. Its errors are as they came: see `raise_with_text_so_far`."""
         following = anext(events, None)
         return self.run_step(following) if self.log_context.is_request_logged else following
 
-    def reraise(self, error: Exception) -> NoReturn:
+    def raise_with_text_so_far(self, error: Exception) -> NoReturn:
         """Raise an error of the target with the text so far; one that is not ours becomes TargetError."""
         if isinstance(error, TargetError):
             error.partial_text = self.recorder.content or error.partial_text
@@ -137,7 +137,7 @@ class _AnswerAttempts:
             try:
                 while True:
                     events, event = await self._next_attempt()
-                    for progress in self.take_progress():
+                    for progress in self.take_progress_events():
                         yield progress
                     try:
                         while event is not None and type(event) is not Finish:
@@ -149,7 +149,7 @@ class _AnswerAttempts:
                             return
                         self._continue_broken_answer(error)
                     except Exception as error:  # noqa: BLE001 - it is raised again
-                        target_call.reraise(error)
+                        target_call.raise_with_text_so_far(error)
                     else:
                         if event is not None:
                             target_call.breaker.record_outcome(None)
@@ -184,7 +184,7 @@ class _AnswerAttempts:
             )
         )
 
-    def take_progress(self) -> list[StreamEvent]:
+    def take_progress_events(self) -> list[StreamEvent]:
         """What happened since this was last called."""
         progress, self._progress = self._progress, []
         return progress

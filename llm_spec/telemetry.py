@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["RequestContext", "is_log_enabled", "load_structlog", "log_event", "new_request_id"]
+__all__ = ["RequestLogContext", "is_log_enabled", "load_structlog", "log_event", "new_request_id"]
 
 _STDLIB: Final = logging.getLogger("llm_spec")
 
@@ -29,7 +29,7 @@ def load_structlog() -> None:
     importlib.import_module("structlog.contextvars")
 
 
-class RequestContext:
+class RequestLogContext:
     """Binds a request's id to whatever is logged inside `with`, by this library or by a provider.
 
     A class, because it is entered for every event of a stream and a generator-based one takes several times as long.

@@ -12,7 +12,14 @@ from typing import Final
 from llm_spec.chat import Origin, ReasoningDelta, StreamEvent, TextDelta, TokenLogprob
 from llm_spec.contract.local import Tokenizer
 
-__all__ = ["HeldText", "IncrementalDecoder", "StopMatcher", "join_logprobs", "longest_partial_mark", "merge_deltas"]
+__all__ = [
+    "HeldText",
+    "IncrementalDecoder",
+    "StopMatcher",
+    "find_longest_partial_mark",
+    "join_logprobs",
+    "merge_deltas",
+]
 
 _REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 # A character has at most 4 bytes, so at most 4 tokens: with more than that undecoded, the first ones never will be.
@@ -98,7 +105,7 @@ class StopMatcher:
         if found is not None:
             _, start, self.matched = found
             return self._held.release(start)
-        return self._held.release(len(held_text) - longest_partial_mark(held_text, self._stop))
+        return self._held.release(len(held_text) - find_longest_partial_mark(held_text, self._stop))
 
     def filter_event(self, event: StreamEvent) -> Sequence[StreamEvent]:
         """What comes of an event: of text, what may be shown now; any other passes."""
@@ -125,13 +132,13 @@ class HeldText:
 
     def release(self, num_characters: int) -> list[TextDelta]:
         """Give out the first characters. Of a piece that is cut the first part has ids and log-probabilities."""
-        return self._take(num_characters, is_shown=True)
+        return self._take_deltas(num_characters, is_shown=True)
 
     def drop(self, num_characters: int) -> str:
         """Take the first characters out, and return them. Of a piece that is cut the rest has its log-probabilities."""
-        return "".join(delta.text for delta in self._take(num_characters, is_shown=False))
+        return "".join(delta.text for delta in self._take_deltas(num_characters, is_shown=False))
 
-    def _take(self, num_characters: int, *, is_shown: bool) -> list[TextDelta]:
+    def _take_deltas(self, num_characters: int, *, is_shown: bool) -> list[TextDelta]:
         self.text = self.text[max(0, num_characters) :]
         out: list[TextDelta] = []
         while self._deltas and num_characters > 0:
@@ -145,7 +152,7 @@ class HeldText:
         return out
 
 
-def longest_partial_mark(text: str, marks: Sequence[str]) -> int:
+def find_longest_partial_mark(text: str, marks: Sequence[str]) -> int:
     """Length of the longest end of `text` with which a mark begins, and which is not all of it."""
     longest = min(len(text), max(map(len, marks), default=1) - 1)
     return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)

@@ -18,12 +18,12 @@ class TokenNames:
         self._tokenizer: Final = tokenizer
         self._names: dict[int, tuple[str, bytes]] = {}
 
-    def describe(self, chosen: ChosenLogprob) -> TokenLogprob:
+    def describe_token(self, chosen: ChosenLogprob) -> TokenLogprob:
         """The log-probability of an answer's token, with those of the likeliest in its place."""
-        top = tuple(self._name(token_id, logprob) for token_id, logprob in chosen.top)
-        return self._name(chosen.token_id, chosen.logprob, top)
+        top = tuple(self._make_named_logprob(token_id, logprob) for token_id, logprob in chosen.top)
+        return self._make_named_logprob(chosen.token_id, chosen.logprob, top)
 
-    def _name(self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    def _make_named_logprob(self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
         if token_id not in self._names:
             self._names[token_id] = self._find_name(token_id)
         text, token_bytes = self._names[token_id]

@@ -18,7 +18,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing
 from typing import Final, TypeVar
 
-from llm_spec._iterators import closing_view
+from llm_spec._iterators import as_closable_generator
 
 __all__ = ["admitted_threads", "call_on_deep_stack", "iterate_in_thread"]
 
@@ -81,7 +81,7 @@ async def iterate_in_thread(
         if cancelled.is_set():
             return  # left before its turn came: nobody listens any more
         try:
-            with closing(closing_view(make(cancelled))) as produced:
+            with closing(as_closable_generator(make(cancelled))) as produced:
                 for batch in produced:
                     loop.call_soon_threadsafe(batches.put_nowait, batch)
                     if cancelled.is_set():

@@ -56,9 +56,9 @@ def test_a_few_plain_steps_tell_nothing_yet() -> None:
     baseline = Baseline()
     plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
     drafted = Round(index=0, num_draft_tokens=4, num_accepted_tokens=4, num_emitted_tokens=5, verify_s=0.5)
-    baseline.add_steps(10, [plain, drafted] * 7)
+    baseline.add_plain_steps(10, [plain, drafted] * 7)
     assert baseline.estimate_plain_steps_s(10, 100) is None
-    baseline.add_steps(10, [drafted, plain])
+    baseline.add_plain_steps(10, [drafted, plain])
     assert baseline.estimate_plain_steps_s(10, 100) == pytest.approx(1.0)
 
 
@@ -68,7 +68,7 @@ def test_one_hiccup_does_not_tell_the_time_of_plain_steps(at: int) -> None:
     baseline = Baseline()
     plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
     steps = [replace(plain, verify_s=0.05) if index == at else plain for index in range(8)]
-    baseline.add_steps(10, steps)
+    baseline.add_plain_steps(10, steps)
     assert baseline.estimate_plain_steps_s(10, 100) == pytest.approx(1.0, rel=0.1)
 
 
@@ -77,7 +77,7 @@ def test_plain_steps_take_longer_behind_a_long_context() -> None:
     baseline = Baseline()
     for start in (0, 1000, 3000, 6000) * 20:
         seconds = 0.01 + start * 1e-6
-        baseline.add_steps(
+        baseline.add_plain_steps(
             start, [Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=seconds)]
         )
     assert baseline.estimate_plain_steps_s(3950, 100) == pytest.approx(100 * 0.014, rel=0.02)
@@ -89,7 +89,7 @@ def recorded(open_draft_s: float, round_s: float, consumer_s: float = 0.0) -> Sp
     async def run() -> SpeculativeResult:
         baseline = Baseline()
         plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
-        baseline.add_steps(50, [plain] * 20)
+        baseline.add_plain_steps(50, [plain] * 20)
         recorder = AnswerRecorder(ChatRequest.create("tell"))
         await asyncio.sleep(2.0 + open_draft_s + 10 * round_s)
         for index in range(10):

@@ -34,17 +34,17 @@ def test_a_slice_leaves_something_to_others(left: int, granted: int) -> None:
     """256 tokens, a sixteenth of what is left, or 16, and the rest where it is less."""
     budget = Budget(max_tokens=100_000)
     budget.spend(100_000 - left - 7, 0.0)
-    assert AnswerReservation([budget]).reserve_call(FREE, 7, 1000) == granted
+    assert AnswerReservation([budget]).reserve_input_and_output(FREE, 7, 1000) == granted
     assert budget.reserved_tokens == (granted + 7 if granted else 0)
 
 
 def test_money_is_held_as_tokens_are() -> None:
     budget = Budget(max_cost=1.0)
     allowance = AnswerReservation([budget])
-    reservation = allowance.open_call(DEAR, 100_000, max_output=256)
+    reservation = allowance.open_call_reservation(DEAR, 100_000, max_output=256)
     assert held(budget) == (100_256, round(100_000 * 2e-6 + 256 * 8e-6, 12))
     with pytest.raises(BudgetError):
-        allowance.open_call(DEAR, 500_000)
+        allowance.open_call_reservation(DEAR, 500_000)
     reservation.settle_call(Usage(input_tokens=100_000, cached_input_tokens=100_000, output_tokens=10))
     assert held(budget) == (100_010, round(100_000 * 2e-6 + 10 * 8e-6, 12))
     allowance.settle_answer(100_010, 0.2)
@@ -54,32 +54,32 @@ def test_money_is_held_as_tokens_are() -> None:
 def test_a_hold_grows_with_what_is_written() -> None:
     """By slices, up to what the call may write; where there is no more, what was held may be written, no more."""
     budget = Budget(max_tokens=10_000)
-    reservation = AnswerReservation([budget]).open_call(None, 10, max_output=300)
+    reservation = AnswerReservation([budget]).open_call_reservation(None, 10, max_output=300)
     assert budget.reserved_tokens == 10 + 256
-    assert reservation.can_continue_to(255)
+    assert reservation.reserve_output_up_to(255)
     assert budget.reserved_tokens == 10 + 256
-    assert reservation.can_continue_to(256)
+    assert reservation.reserve_output_up_to(256)
     assert budget.reserved_tokens == 10 + 300
-    assert reservation.can_continue_to(300)
+    assert reservation.reserve_output_up_to(300)
     assert budget.reserved_tokens == 10 + 300
     small = Budget(max_tokens=40)
-    reservation = AnswerReservation([small]).open_call(None, 10)
-    assert [reservation.can_continue_to(number) for number in (16, 29, 30, 31)] == [True, True, True, False]
+    reservation = AnswerReservation([small]).open_call_reservation(None, 10)
+    assert [reservation.reserve_output_up_to(number) for number in (16, 29, 30, 31)] == [True, True, True, False]
     assert small.reserved_tokens == 40
 
 
 def test_a_batch_is_held_whole_or_not_at_all() -> None:
     budget = Budget(max_tokens=100)
     allowance = AnswerReservation([budget])
-    allowance.open_call(None, 50, num_output=40)
+    allowance.open_call_reservation(None, 50, num_output=40)
     with pytest.raises(BudgetError):
-        allowance.open_call(None, 5, num_output=6)
+        allowance.open_call_reservation(None, 5, num_output=6)
     assert budget.reserved_tokens == 90
 
 
 def test_what_one_budget_refuses_no_other_keeps() -> None:
     wide, narrow = Budget(max_tokens=1000), Budget(max_tokens=10)
-    assert AnswerReservation([wide, narrow]).reserve_call(FREE, 10, 5) == 0
+    assert AnswerReservation([wide, narrow]).reserve_input_and_output(FREE, 10, 5) == 0
     assert (wide.reserved_tokens, narrow.reserved_tokens) == (0, 0)
 
 

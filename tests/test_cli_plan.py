@@ -8,7 +8,7 @@ import pytest
 
 from llm_spec.cli import main
 from llm_spec.plan_estimates import (
-    planned_strategies,
+    list_simulated_strategies,
 )
 
 # ------------------------------------------------------------------------------------------ the command
@@ -39,7 +39,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str], target: str, draft: str, 
     assert re.findall(r"^(\w+): ", printed, re.MULTILINE) == shown
     assert len(re.findall(r"^  (faster|never faster)", printed, re.MULTILINE)) == len(shown)
     assert len(re.findall(r"^ +80% +\d", printed, re.MULTILINE)) == len(shown)
-    left_out = [entry.name for entry in planned_strategies() if entry.name not in shown]
+    left_out = [entry.name for entry in list_simulated_strategies() if entry.name not in shown]
     assert printed.endswith(f"Not with {target} and {draft}: {', '.join(left_out)}.\n")
 
 

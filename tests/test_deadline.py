@@ -75,7 +75,7 @@ def test_pieces_that_wait_are_not_emitted_after_the_deadline() -> None:
 
     class Instant(ScriptedProvider):
         async def _play_script(self, request: ChatRequest) -> AsyncGenerator[Any]:
-            for event in self._answer(WORDS, request):
+            for event in self._make_answer_events(WORDS, request):
                 yield event
 
     decoder = SpeculativeDecoder(None, Instant(""), SpeculativeConfig(deadline_s=1.0))

@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 import pytest
 
 from llm_spec import ConfigError
-from llm_spec.event_loops import LoopBound, PerEventLoop
+from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ def run_unclosed(work: Callable[[], Awaitable[T]]) -> T:
 
 def test_one_after_another() -> None:
     """Each loop has its own, the same one each time, and closes it as it ends."""
-    each = PerEventLoop(Made)
+    each = PerLoopResource(Made)
 
     async def use() -> None:
         made = await each.get()
@@ -63,7 +63,7 @@ def test_one_after_another() -> None:
 def test_at_the_same_time() -> None:
     """Loops of several threads share nothing."""
     barrier = threading.Barrier(4)
-    each = PerEventLoop(Made)
+    each = PerLoopResource(Made)
 
     async def use() -> Made:
         barrier.wait(10)
@@ -77,7 +77,7 @@ def test_at_the_same_time() -> None:
 
 def test_closing() -> None:
     """It closes once what the running loop has; afterwards there is a new one."""
-    each = PerEventLoop(Made)
+    each = PerLoopResource(Made)
 
     async def use() -> None:
         first = await each.get()
@@ -91,7 +91,7 @@ def test_closing() -> None:
 
 def test_a_loop_that_closes_nothing() -> None:
     """What it leaves is closed by the next that comes."""
-    each = PerEventLoop(Made)
+    each = PerLoopResource(Made)
     first = run_unclosed(each.get)
     assert first.closed_on == []
     second = asyncio.run(_returned(each.get()))
@@ -104,7 +104,7 @@ async def _returned(waiting: Awaitable[T]) -> T:
 
 def test_closing_what_another_thread_uses() -> None:
     """Its own loop closes it, soon."""
-    each = PerEventLoop(Made)
+    each = PerLoopResource(Made)
     is_used, was_closed = threading.Event(), threading.Event()
 
     async def use() -> None:
@@ -126,7 +126,7 @@ def test_closing_what_another_thread_uses() -> None:
 
 def test_something_given_belongs_to_the_first_loop() -> None:
     """Another that comes while it is open is refused; where it is closed, a failure is explained."""
-    given = LoopBound("the session", "give another")
+    given = SingleLoopGuard("the session", "give another")
 
     async def use() -> None:
         given.check()
@@ -150,5 +150,5 @@ def test_something_given_belongs_to_the_first_loop() -> None:
     asyncio.run(use_again())
 
 
-async def _check(given: LoopBound) -> None:
+async def _check(given: SingleLoopGuard) -> None:
     given.check()

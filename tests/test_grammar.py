@@ -44,7 +44,7 @@ from llm_spec import (
     generate_events,
     open_provider,
 )
-from llm_spec.grammar import GrammarConstraint, open_constraint
+from llm_spec.grammar import GrammarConstraint, build_answer_constraint
 from llm_spec.model_folder.tokenizer import FolderTokenizer
 from llm_spec.testing import LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.acceptance import VerifyResult
@@ -313,7 +313,7 @@ def check_texts() -> None:
 
 
 CHOOSE = llm_spec.tokens.acceptance._sample_coupled
-BACK: tuple[Any, str] = (GrammarConstraint, "_roll_back")
+BACK: tuple[Any, str] = (GrammarConstraint, "_roll_back_matcher")
 ROWS: tuple[Any, str] = (llm_spec.tokens.acceptance, "_verify_coupled")
 FAULTS: dict[str, tuple[tuple[Any, str], Any, Callable[[], None]]] = {
     "the matcher is not rolled back": (BACK, drop_nothing_from_the_matcher, check_texts),
@@ -349,7 +349,7 @@ def stub(**changes: Any) -> TokenModel:
 
 
 def constraint(name: str, model: TokenModel | None = None, prefix: str = "") -> Any:
-    opened = open_constraint(model or stub(), ask(FORMATS[name], prefix=prefix))
+    opened = build_answer_constraint(model or stub(), ask(FORMATS[name], prefix=prefix))
     assert opened is not None
     return opened
 
@@ -392,7 +392,7 @@ def test_the_matcher_is_asked_once_for_each_position() -> None:
     masks = [walked.mask(ids[:length]) for length in range(len(ids))]
     assert all(walked.mask(ids[:length]) is mask for length, mask in enumerate(masks))
     long = TOKENIZER.encode(" ab" * 300)
-    walked = cast("Any", open_constraint(stub(), ask({"type": "regex", "pattern": "( ab)*"})))
+    walked = cast("Any", build_answer_constraint(stub(), ask({"type": "regex", "pattern": "( ab)*"})))
     for length in range(len(long)):
         walked.mask(long[:length])
     assert len(walked._masks) <= 34
@@ -488,10 +488,10 @@ def test_the_deepest_source_that_may_be_asked_for_ends_no_process(response_forma
     """In a process of its own: where the stack is too small, there is no error to catch."""
     program = """
 import json, sys, threading
-from test_grammar import ask, open_constraint, stub
+from test_grammar import ask, build_answer_constraint, stub
 threading.stack_size(512 * 1024)
 request = ask(json.loads(sys.stdin.read()))
-thread = threading.Thread(target=lambda: print(open_constraint(stub(), request).mask([]).sum()))
+thread = threading.Thread(target=lambda: print(build_answer_constraint(stub(), request).mask([]).sum()))
 thread.start()
 thread.join()
 print(threading.stack_size())
@@ -517,7 +517,7 @@ print(threading.stack_size())
 )
 def test_a_longer_source_is_refused_by_its_length(response_format: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match=r"response_format \w+ has \d+ bytes; it may have (65536|8192)"):
-        open_constraint(stub(), ask(response_format))
+        build_answer_constraint(stub(), ask(response_format))
 
 
 def test_what_cannot_be_written_is_an_error() -> None:
@@ -531,15 +531,17 @@ def test_models_that_cannot_are_refused() -> None:
     table = TableModel()
     assert not LocalProvider(table).capabilities.response_format
     with pytest.raises(InvalidRequestError, match="table:model does not share its vocabulary"):
-        open_constraint(table, ask(FORMATS["regex"]))
+        build_answer_constraint(table, ask(FORMATS["regex"]))
     fields = {"fingerprint": "other", "encode": list, "decode": str, "encode_chat": list}
     endless = SimpleNamespace(**fields, eos_token_ids=frozenset(), to_tokenizer_json=TOKENIZER.to_tokenizer_json)
     with pytest.raises(InvalidRequestError, match="stub has no token that ends an answer"):
-        open_constraint(cast("TokenModel", SimpleNamespace(name="stub", tokenizer=endless)), ask(FORMATS["regex"]))
+        build_answer_constraint(
+            cast("TokenModel", SimpleNamespace(name="stub", tokenizer=endless)), ask(FORMATS["regex"])
+        )
     broken = SimpleNamespace(**fields, eos_token_ids=frozenset({7}), to_tokenizer_json=lambda: "{}")
     model = SimpleNamespace(name="stub", tokenizer=broken, vocab_size=4096)
     with pytest.raises(InvalidRequestError, match="cannot read the tokenizer of stub"):
-        open_constraint(cast("TokenModel", model), ask(FORMATS["regex"]))
+        build_answer_constraint(cast("TokenModel", model), ask(FORMATS["regex"]))
 
 
 async def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

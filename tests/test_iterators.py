@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from llm_spec._iterators import closing_view
+from llm_spec._iterators import as_closable_generator
 
 
 def test_closing_a_view_closes_the_generator_behind_it() -> None:
@@ -21,14 +21,14 @@ def test_closing_a_view_closes_the_generator_behind_it() -> None:
             closed.append("count")
 
     source = count()  # kept, so that nothing but the view can close it
-    with closing(closing_view(source)) as numbers:
+    with closing(as_closable_generator(source)) as numbers:
         assert next(numbers) == 0
         assert not closed
     assert closed == ["count"]
 
 
 def test_a_plain_iterator_needs_no_closing() -> None:
-    with closing(closing_view(iter([1, 2]))) as numbers:
+    with closing(as_closable_generator(iter([1, 2]))) as numbers:
         assert list(numbers) == [1, 2]
     with pytest.raises(StopIteration):
         next(numbers)

@@ -11,8 +11,8 @@ from llm_spec.plan_estimates import (
     ModelSpeed,
     PlanScenario,
     estimate_answer,
-    find_break_even,
-    planned_strategies,
+    find_break_even_acceptances,
+    list_simulated_strategies,
 )
 
 SITUATION = PlanScenario(
@@ -65,23 +65,23 @@ def test_rounds_of_tokens() -> None:
     assert many.total_s == pytest.approx(plain.total_s + 0.3 - 599 / 60 / 2, rel=1e-3)
     dear = replace(here, verify_token_s=1 / 60)
     assert estimate_answer("tokens", dear) == plain
-    assert find_break_even("tokens", replace(dear, verify_token_s=1 / 120))[0] == 0.55
+    assert find_break_even_acceptances("tokens", replace(dear, verify_token_s=1 / 120))[0] == 0.55
 
 
 def test_break_even() -> None:
     """From there on a strategy is faster, or cheaper; below it is not."""
-    faster, cheaper = find_break_even("predict", SITUATION)
+    faster, cheaper = find_break_even_acceptances("predict", SITUATION)
     assert cheaper is None
     assert faster is not None
     assert 0.0 < faster < 1.0
     plain = estimate_answer("plain", SITUATION)
     assert estimate_answer("predict", replace(SITUATION, acceptance=faster)).total_s < plain.total_s
     assert estimate_answer("predict", replace(SITUATION, acceptance=faster - 0.05)).total_s >= plain.total_s
-    _, cheaper = find_break_even("judge", SITUATION)
+    _, cheaper = find_break_even_acceptances("judge", SITUATION)
     assert cheaper == 1.0
 
 
-@pytest.mark.parametrize("strategy", [entry.name for entry in planned_strategies()])
+@pytest.mark.parametrize("strategy", [entry.name for entry in list_simulated_strategies()])
 def test_without_prices_there_is_no_money(strategy: str) -> None:
     """None, not 0; times are the same."""
     free = replace(SITUATION, output=60, target_price=None)

@@ -105,7 +105,7 @@ def spending(target: Price | None, draft: Price | None) -> CostTracker:
 def test_the_cost_of_an_answer() -> None:
     """Target, draft, what plain would have cost, what was wasted and what was saved."""
     usage = Usage(input_tokens=1500, extra_input_tokens=500, output_tokens=900, cancelled_output_tokens=100)
-    cost = spending(DEAR, CHEAP).cost(usage, Usage(input_tokens=1000, output_tokens=1000), has_drafted=True)
+    cost = spending(DEAR, CHEAP).compute_cost(usage, Usage(input_tokens=1000, output_tokens=1000), has_drafted=True)
     of_draft, of_waste = 1000 * 0.1e-6 + 1000 * 0.4e-6, 500 * 2e-6 + 100 * 8e-6
     assert cost.target == pytest.approx(1500 * 2e-6 + 900 * 8e-6)
     assert cost.draft == pytest.approx(of_draft)
@@ -113,7 +113,7 @@ def test_the_cost_of_an_answer() -> None:
     assert cost.total == pytest.approx(1500 * 2e-6 + 900 * 8e-6 + of_draft)
     assert cost.wasted == pytest.approx(of_waste + of_draft)
     assert cost.saving == pytest.approx(-of_waste - of_draft)
-    predicted = spending(DEAR, None).cost(
+    predicted = spending(DEAR, None).compute_cost(
         Usage(output_tokens=120, accepted_prediction_tokens=80, rejected_prediction_tokens=20), None, has_drafted=False
     )
     assert (predicted.target, predicted.draft) == (pytest.approx(120 * 8e-6), 0.0)
@@ -133,7 +133,7 @@ def test_what_is_not_known_is_none(
     target: Price | None, draft: Price | None, usage: Usage | None, draft_usage: Usage | None
 ) -> None:
     """Never 0."""
-    cost = spending(target, draft).cost(usage, draft_usage, has_drafted=True)
+    cost = spending(target, draft).compute_cost(usage, draft_usage, has_drafted=True)
     assert (cost.total, cost.saving, cost.wasted) == (None, None, None)
 
 

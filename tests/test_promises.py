@@ -445,7 +445,7 @@ def test_calls_that_are_not_charged_are_seen(
     case = replace(LONG, strategy=strategy, kind="ids", draft=draft, draft_piece_s=0.0, longest=90, budget=10**6)  # type: ignore[arg-type]
     case = replace(case, asks=(ask,), baseline_every=0)
     assert not check(run_case(case))
-    open_call = TokenMeter.open
+    open_call = TokenMeter.open_call
 
     def forget(self: TokenMeter, request: ChatRequest | None = None, **options: Any) -> MeteredCall:
         call = open_call(self, request, **options)
@@ -453,6 +453,6 @@ def test_calls_that_are_not_charged_are_seen(
             self._calls.remove(call)  # pyright: ignore[reportPrivateUsage]
         return call
 
-    monkeypatch.setattr(TokenMeter, "open", forget)
+    monkeypatch.setattr(TokenMeter, "open_call", forget)
     found = " ".join(map(str, check(run_case(case))))
     assert ("the calls read and wrote" if ask.cancel_at_s else "output tokens; its") in found

@@ -490,7 +490,7 @@ def test_one_clients_failures_close_a_model_to_nobody_else() -> None:
 
     async def check() -> None:
         decoder = plainly(target, retry=RetryPolicy(max_attempts=1), breaker=BreakerPolicy(max_failures=3))
-        one, another, third = (decoder.for_client() for _ in range(3))
+        one, another, third = (decoder.copy_for_new_client() for _ in range(3))
         for _ in range(3):
             with pytest.raises(TransientError):
                 await one.decode("q")
@@ -518,7 +518,7 @@ def test_one_clients_broken_drafts_are_anothers_too_only_when_they_fail_there() 
     async def check() -> None:
         config = SpeculativeConfig(strategy="race", baseline_every=0, breaker=BreakerPolicy(max_failures=2))
         decoder = SpeculativeDecoder(draft, target, config)
-        one, another = decoder.for_client(), decoder.for_client()
+        one, another = decoder.copy_for_new_client(), decoder.copy_for_new_client()
         for _ in range(2):
             assert (await one.decode("q", temperature=0.0)).fallbacks
         assert (one.is_draft_circuit_open, another.is_draft_circuit_open) == (True, False)

@@ -25,7 +25,7 @@ def report(drafted: int, accepted: int, *, draft_s: float = 0.0, verify_s: float
 
 
 def stats_of(*reports: Round) -> SpeculativeStats:
-    return SpeculativeStats.of_rounds(reports)
+    return SpeculativeStats.from_rounds(reports)
 
 
 def plain_steps(count: int) -> list[Round]:

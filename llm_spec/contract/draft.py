@@ -91,7 +91,7 @@ class PerRequestDraft(Protocol):
 class PerClientDraft(Protocol):
     """A draft that learns from the answers it drafted for; optional beside `DraftProvider`."""
 
-    def for_client(self) -> DraftProvider:
+    def copy_for_new_client(self) -> DraftProvider:
         """The same draft for those who may know of each other's answers: it begins with none, and keeps its own.
 
         Closing it closes nothing.

@@ -12,7 +12,7 @@ from llm_spec._clock import clock
 from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftProvider, draft_capabilities
 from llm_spec.drafting.draft_call import DraftCall, max_answer_tokens
-from llm_spec.drafting.optional_members import open_for_request
+from llm_spec.drafting.optional_members import open_draft_for_request
 from llm_spec.drafting.text_index import TextIndex
 from llm_spec.drafting.text_pieces import take_last_pieces
 from llm_spec.errors import format_error_line
@@ -50,7 +50,7 @@ class BackgroundDraft:
         self.num_tokens = 0
         self._writing_s = 0.0
         self._num_timed = 0
-        self._draft = open_for_request(draft)
+        self._draft = open_draft_for_request(draft)
         self._request = request
         self._max_tokens = max_tokens
         self._timeout_s = timeout_s
@@ -90,7 +90,7 @@ class BackgroundDraft:
             self._run.align_with_answer(self._request.prefix + answer)
             self._publish_text(self._run)
             return
-        self._cancel()
+        self._cancel_run()
         self.ended = self.is_cut = self.is_complete = False
         prefix = self._request.prefix + answer
         run = _DraftRun(prefix if self._continues else "", writes_once=not self._continues)
@@ -100,7 +100,7 @@ class BackgroundDraft:
             run.align_with_answer(self._request.prefix + answer)
         max_tokens_left = None if self._max_tokens is None else self._max_tokens - self.num_tokens
         call = DraftCall(self._draft, request, self._limit_call_tokens(num_tokens), max_pieces=max_tokens_left)
-        task = asyncio.create_task(self._read_call(run, call))
+        task = asyncio.create_task(self._read_draft_call(run, call))
         run.task, run.call = task, call
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -108,18 +108,18 @@ class BackgroundDraft:
     def stop_as_late(self, failure: str) -> None:
         """Leave the draft as one that takes too long; what it has written is all that it says."""
         if self._run is not None and self._run.call is not None:
-            self._run.call.time_out()
+            self._run.call.end_with_timeout()
         self._run = None
         self.failure, self.ended, self.is_complete = failure, True, False
 
     async def aclose(self) -> None:
         """End all that runs for it; what that raises is nobody's concern."""
-        self._cancel()
+        self._cancel_run()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _cancel(self) -> None:
+    def _cancel_run(self) -> None:
         if self._run is not None and self._run.task is not None:
             self._run.task.cancel()
         self._run = None
@@ -130,7 +130,7 @@ class BackgroundDraft:
             num_tokens = max_answer_tokens(self._request)
         return num_tokens if self._max_tokens is None else min(num_tokens, self._max_tokens - self.num_tokens)
 
-    async def _read_call(self, run: _DraftRun, call: DraftCall) -> None:
+    async def _read_draft_call(self, run: _DraftRun, call: DraftCall) -> None:
         seconds = clock()
         last_s: float | None = None
         began_s = moved_s = seconds()
@@ -147,7 +147,7 @@ class BackgroundDraft:
             if now - moved_s > 0.01 * self._timeout_s and not patience.expired():  # moving a timer is dear
                 patience.reschedule(now + self._timeout_s)
                 moved_s = now
-            run.write(text, now - began_s)
+            run.append_text(text, now - began_s)
             self._publish_text(run)
 
         try:
@@ -157,7 +157,7 @@ class BackgroundDraft:
             is_late = patience.expired() and isinstance(error, TimeoutError)
             late = f"late: the draft was silent for {self._timeout_s:.3g} s"
             self._fail_run(run, late if is_late else format_error_line(error))
-        run.ended, run.is_cut, run.is_complete = True, self._continues and call.is_full, call.is_complete
+        run.ended, run.is_cut, run.is_complete = True, self._continues and call.has_reached_limit, call.is_complete
         self._publish_text(run)
 
     def _fail_run(self, run: _DraftRun, failure: str) -> None:
@@ -187,13 +187,13 @@ class _DraftRun:
         self._ends: list[int] = []  # of its pieces, in what it wrote …
         self._times_s: list[float] = []  # … and when they came, since it was called
 
-    def write(self, text: str, time_s: float) -> None:
+    def append_text(self, text: str, time_s: float) -> None:
         """Add what it wrote."""
         self.written_text += text
         self._ends.append(len(self.written_text))
         self._times_s.append(time_s)
         if self._index is not None:
-            self._index.read_up_to(self.written_text, len(text) + 1)  # the piece before may have grown
+            self._index.update_last_text_partly(self.written_text, len(text) + 1)  # the piece before may have grown
 
     def piece_times(self, start: int, end: int) -> Iterator[tuple[int, float]]:
         """Where its pieces end in a stretch of what it wrote, and how long each took."""

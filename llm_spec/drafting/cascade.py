@@ -14,14 +14,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from llm_spec._checks import check_number
-from llm_spec._iterators import closing_view
+from llm_spec._iterators import as_closable_generator
 from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.optional_members import (
+    copy_draft_for_new_client,
     find_token_draft_refusal,
-    open_for_client,
-    open_for_request,
+    open_draft_for_request,
     open_token_draft,
 )
 from llm_spec.drafting.token_checks import check_draft_token, confidence_before_sampling
@@ -64,10 +64,10 @@ class CascadeDraft:
         )
 
     def for_request(self) -> CascadeDraft:
-        return CascadeDraft(*map(open_for_request, self._drafts), min_confidence=self._min_confidence)
+        return CascadeDraft(*map(open_draft_for_request, self._drafts), min_confidence=self._min_confidence)
 
-    def for_client(self) -> CascadeDraft:
-        return CascadeDraft(*map(open_for_client, self._drafts), min_confidence=self._min_confidence)
+    def copy_for_new_client(self) -> CascadeDraft:
+        return CascadeDraft(*map(copy_draft_for_new_client, self._drafts), min_confidence=self._min_confidence)
 
     def with_request(self, request: ChatRequest) -> CascadeDraft:
         reading = copy.copy(self)
@@ -76,7 +76,7 @@ class CascadeDraft:
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
-        async with aclosing(self._draft_first_pieces(request, max_tokens)) as pieces:
+        async with aclosing(self._stream_first_nonempty_draft(request, max_tokens)) as pieces:
             yield pieces
 
     async def aclose(self) -> None:
@@ -110,7 +110,7 @@ class CascadeDraft:
         others._has_fallback_draft = False
         return others
 
-    async def _draft_first_pieces(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
+    async def _stream_first_nonempty_draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
         for draft in self._drafts:
             written, is_free = False, draft_capabilities(draft).is_free
             async with draft.draft(request, max_tokens) as pieces:
@@ -137,7 +137,7 @@ class _CascadeTokenDraft:
         with contextlib.ExitStack() as stack:
             # all of them, since a draft learns of answers that it had no part in
             proposals = [
-                stack.enter_context(contextlib.closing(closing_view(draft.propose(context_ids))))
+                stack.enter_context(contextlib.closing(as_closable_generator(draft.propose(context_ids))))
                 for draft in self._drafts
             ]
             last_resort = proposals[-1] if self._has_fallback_draft else None

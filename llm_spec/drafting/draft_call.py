@@ -43,14 +43,14 @@ class DraftCall:
         self._finish_reason: FinishReason | None = None
 
     @property
-    def is_full(self) -> bool:
+    def has_reached_limit(self) -> bool:
         """Whether it wrote as much as it was asked for."""
         return self._is_over or self.num_tokens >= self._max_tokens
 
     @property
     def is_complete(self) -> bool:
         """Whether the draft came to an end of its own."""
-        return self._has_ended and not self.is_full and self._finish_reason != "length"
+        return self._has_ended and not self.has_reached_limit and self._finish_reason != "length"
 
     async def read_pieces(self, on_text: Callable[[str, int], None]) -> None:
         """Read it to its end or limit; `on_text` gets each text, within the limit, and how many tokens were written.
@@ -61,13 +61,13 @@ class DraftCall:
         num_cancelling = 0 if task is None else task.cancelling()
         try:
             async with self._draft.draft(self._request, self._max_tokens) as pieces:
-                await self._read(pieces, on_text)
+                await self._read_until_limit(pieces, on_text)
         except asyncio.CancelledError as error:
             if task is None or task.cancelling() > num_cancelling:
                 raise
             raise DraftError("the draft was cancelled, and nobody cancelled the request") from error
 
-    def time_out(self) -> None:
+    def end_with_timeout(self) -> None:
         """It takes too long: end `read`. The draft sees TimeoutError, so that its circuit breaker counts a failure."""
         patience, self._patience = self._patience, None
         if patience is not None:
@@ -75,13 +75,13 @@ class DraftCall:
         elif self._task is not None:
             self._task.cancel()
 
-    async def _read(self, pieces: AsyncIterator[DraftPiece], on_text: Callable[[str, int], None]) -> None:
+    async def _read_until_limit(self, pieces: AsyncIterator[DraftPiece], on_text: Callable[[str, int], None]) -> None:
         patience = asyncio.timeout(None)
         async with patience:
             self._patience = patience
             try:
                 async for piece in pieces:
-                    on_text(*self._count_piece(piece))
+                    on_text(*self._cut_and_count_piece(piece))
                     if self._is_over:
                         return
                     if self._num_delivered_tokens % _PIECES_PER_LOOP_TURN == 0:
@@ -90,7 +90,7 @@ class DraftCall:
             finally:
                 self._patience = None
 
-    def _count_piece(self, piece: DraftPiece) -> tuple[str, int]:
+    def _cut_and_count_piece(self, piece: DraftPiece) -> tuple[str, int]:
         """What may be used of a piece, and how many tokens it is."""
         self._finish_reason = piece.finish_reason or self._finish_reason
         self._num_delivered_tokens += piece.finish_reason is None

@@ -59,7 +59,7 @@ class EncodedDraft:
 
     def restart(self, answer: str, num_tokens: int) -> None:
         """Forget everything; guess what follows `answer`."""
-        self._cancel()
+        self._cancel_encodings()
         self.ids.clear()
         self.seconds.clear()
         self._pending_seconds.clear()
@@ -76,7 +76,7 @@ class EncodedDraft:
             return
         text = self._background_draft.text[self._num_encoded_characters :]
         if not self._background_draft.ended:
-            text = text[: _find_open_word(text)]
+            text = text[: _find_last_word_start(text)]
         if text:
             start, self._num_encoded_characters = self._num_encoded_characters, self._num_encoded_characters + len(text)
             task = asyncio.ensure_future(self._endpoint.encode(text))
@@ -97,7 +97,7 @@ class EncodedDraft:
 
     async def aclose(self) -> None:
         """End what is under way."""
-        self._cancel()
+        self._cancel_encodings()
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     # ------------------------------------------------------------------------------------------ inside
@@ -106,7 +106,7 @@ class EncodedDraft:
         self._base_text, self._num_encoded_characters = answer, 0
         self._background_draft.restart(answer, num_tokens)
 
-    def _cancel(self) -> None:
+    def _cancel_encodings(self) -> None:
         while self._encodings:
             task = self._encodings.pop().task
             task.cancel()
@@ -134,7 +134,7 @@ class EncodedDraft:
         self.seconds += [seconds / len(token_ids)] * (len(token_ids) - shared)
 
 
-def _find_open_word(text: str) -> int:
+def _find_last_word_start(text: str) -> int:
     """Where the run begins that the text ends with."""
     size = _ENCODING_WINDOW
     while True:

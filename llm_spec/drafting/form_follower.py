@@ -16,13 +16,13 @@ from llm_spec.contract.local import DraftToken, Tokenizer
 from llm_spec.drafting.ngrams import SequenceFollower, estimate_copy_confidence
 from llm_spec.drafting.written_forms import (
     escape_json,
-    has_tools,
     iterate_diff_forms,
     iterate_escaped_forms,
     iterate_plain_forms,
+    uses_tools,
 )
 
-__all__ = ["DraftSource", "FormFollower"]
+__all__ = ["DraftSource", "TextFormDrafter"]
 
 # What a proposal was copied from: prompt and answer, a form of an earlier text, or an earlier answer
 DraftSource: TypeAlias = Literal["context", "forms", "answers"]
@@ -39,7 +39,7 @@ _SIGNS: Final[Mapping[re.Pattern[str], Callable[[ChatRequest], Iterator[str]]]] 
 }
 
 
-class FormFollower:
+class TextFormDrafter:
     """One request's forms, and the answer's place in them."""
 
     def __init__(self, request: ChatRequest, tokenizer: Tokenizer, num_prompt_tokens: int) -> None:
@@ -52,18 +52,18 @@ class FormFollower:
         self._follower: SequenceFollower[int] | None = None
 
     @classmethod
-    def open(cls, request: ChatRequest | None, tokenizer: Tokenizer, num_prompt_tokens: int) -> FormFollower | None:
+    def open(cls, request: ChatRequest | None, tokenizer: Tokenizer, num_prompt_tokens: int) -> TextFormDrafter | None:
         """The forms of a request that has tools; None: nothing has another form."""
-        return None if request is None or not has_tools(request) else cls(request, tokenizer, num_prompt_tokens)
+        return None if request is None or not uses_tools(request) else cls(request, tokenizer, num_prompt_tokens)
 
     def propose(self, context_ids: Sequence[int], confidence: float) -> Iterator[DraftToken] | None:
         """What follows, where a form is surer of it than `confidence`; to be called in every round."""
         new = context_ids[self._num_read :]
         self._num_read = len(context_ids)
-        self._look_for_signs(new)
+        self._queue_forms_with_signs(new)
         follower = self._follower
         if confidence < _SURE and (follower is None or follower.num_matching < _TAIL):
-            self._read_step()
+            self._index_next_texts()
         if self._follower is None:
             return None
         start = self._follower.advance(new if follower is not None else context_ids[-_TAIL:])
@@ -76,13 +76,13 @@ class FormFollower:
             for offset, token_id in enumerate(following)
         )
 
-    def _look_for_signs(self, new: Sequence[int]) -> None:
+    def _queue_forms_with_signs(self, new: Sequence[int]) -> None:
         text = self._text + self._tokenizer.decode(new)
         for sign in [sign for sign in self._signs if sign.search(text)]:
-            self._unread = chain(_cut(self._signs.pop(sign)(self._request)), self._unread)
+            self._unread = chain(_cut_texts_into_steps(self._signs.pop(sign)(self._request)), self._unread)
         self._text = text[-_SIGN_LENGTH:]
 
-    def _read_step(self) -> None:
+    def _index_next_texts(self) -> None:
         """Read some thousand characters of what is needed, if there is more."""
         text = next(self._unread, None)
         if text is not None:
@@ -90,7 +90,7 @@ class FormFollower:
             self._follower.extend(self._tokenizer.encode(text))
 
 
-def _cut(texts: Iterable[str]) -> Iterator[str]:
+def _cut_texts_into_steps(texts: Iterable[str]) -> Iterator[str]:
     """Texts in steps."""
     for text in texts:
         yield from (text[start : start + _STEP_CHARACTERS] for start in range(0, len(text), _STEP_CHARACTERS))

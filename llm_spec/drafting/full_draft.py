@@ -52,7 +52,7 @@ class FullDraft:
             if timeout_s < self._patience_s:  # it was not given the time that it may take
                 self._task.cancel()
             else:
-                self._call.time_out()
+                self._call.end_with_timeout()
 
     async def _read_call(self) -> None:
         if self._max_tokens < 1:

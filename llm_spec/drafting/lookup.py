@@ -14,7 +14,7 @@ from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
-from llm_spec.drafting.form_follower import DraftSource, FormFollower
+from llm_spec.drafting.form_follower import DraftSource, TextFormDrafter
 from llm_spec.drafting.ngrams import NgramIndex, estimate_copy_confidence
 from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
@@ -46,7 +46,7 @@ class PromptLookup:
         index = ConversationIndex()
 
         async def copy_pieces(request: ChatRequest, max_tokens: int) -> Sequence[str]:
-            await index.read(request)
+            await index.read_request(request)
             found = index.find(index.pieces, self._max_ngram, self._min_ngram)
             start = len(index.pieces) if found is None else found.positions[-1]
             return index.pieces[start : start + max_tokens]
@@ -67,11 +67,11 @@ class PromptLookup:
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
         index = NgramIndex[int](self._max_ngram, self._min_ngram)
         index.extend(prompt_ids)
-        return _LookupTokenDraft(index, FormFollower.open(self._request, target.tokenizer, len(prompt_ids)))
+        return _LookupTokenDraft(index, TextFormDrafter.open(self._request, target.tokenizer, len(prompt_ids)))
 
 
 class _LookupTokenDraft:
-    def __init__(self, index: NgramIndex[int], forms: FormFollower | None) -> None:
+    def __init__(self, index: NgramIndex[int], forms: TextFormDrafter | None) -> None:
         self._index = index
         self._forms = forms
         self.source: DraftSource = "context"
@@ -94,12 +94,12 @@ class _LookupTokenDraft:
         """Nothing to release."""
 
 
-def _load_draft(model: str, base_url: str | None) -> PromptLookup:
+def _load_prompt_lookup(model: str, base_url: str | None) -> PromptLookup:
     if model or base_url:
         raise ConfigError(f"lookup takes no model; write 'lookup' instead of 'lookup:{model}'")
     return PromptLookup()
 
 
 PROMPT_LOOKUP: Final = ProviderEntry(
-    load=_load_draft, summary="draft: copies the text that followed the same words earlier", is_free=True
+    load=_load_prompt_lookup, summary="draft: copies the text that followed the same words earlier", is_free=True
 )

@@ -79,7 +79,7 @@ class SequenceFollower(Generic[T]):
     def advance(self, new: Sequence[T]) -> int | None:
         """Index of the item that should come after the answer, which grew by `new` items; None: lost."""
         self._tail = [*self._tail, *new][-_FOLLOWED_NGRAM:]
-        num_equal = 0 if self._at is None else _count_equal(self.items, self._at, new)
+        num_equal = 0 if self._at is None else _count_equal_items(self.items, self._at, new)
         if self._at is not None:
             self._at += num_equal
             self.num_matching += num_equal
@@ -108,6 +108,6 @@ def estimate_copy_confidence(num_matching: int) -> float:
     return 1 - _MISMATCH_FACTOR / num_matching if num_matching else _CONFIDENCE_WITHOUT_MATCH
 
 
-def _count_equal(items: Sequence[T], start: int, new: Sequence[T]) -> int:
+def _count_equal_items(items: Sequence[T], start: int, new: Sequence[T]) -> int:
     """How many of the new items stand in `items` from `start` on."""
     return next((i for i, item in enumerate(new) if start + i >= len(items) or items[start + i] != item), len(new))

@@ -9,17 +9,17 @@ from llm_spec.contract.draft import DraftProvider, PerClientDraft, PerRequestDra
 from llm_spec.contract.local import RequestAwareDrafter, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.errors import DraftError
 
-__all__ = ["find_token_draft_refusal", "open_for_client", "open_for_request", "open_token_draft"]
+__all__ = ["copy_draft_for_new_client", "find_token_draft_refusal", "open_draft_for_request", "open_token_draft"]
 
 
-def open_for_request(draft: DraftProvider) -> DraftProvider:
+def open_draft_for_request(draft: DraftProvider) -> DraftProvider:
     """The draft for one request: one that remembers its calls where there is such, else the draft itself."""
     return draft.for_request() if isinstance(draft, PerRequestDraft) else draft
 
 
-def open_for_client(draft: DraftProvider) -> DraftProvider:
+def copy_draft_for_new_client(draft: DraftProvider) -> DraftProvider:
     """The draft with a memory of its own where it has one, else the draft itself."""
-    return draft.for_client() if isinstance(draft, PerClientDraft) else draft
+    return draft.copy_for_new_client() if isinstance(draft, PerClientDraft) else draft
 
 
 def find_token_draft_refusal(draft: DraftProvider, target: TokenModel) -> str | None:

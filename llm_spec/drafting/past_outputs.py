@@ -31,7 +31,7 @@ class PastOutputs:
     def num_tokens(self) -> int:
         """Tokens remembered."""
         with self.lock:
-            return _count_tokens(self._new) + _count_tokens(self._old)
+            return _count_automata_items(self._new) + _count_automata_items(self._old)
 
     def find_automata(self, fingerprint: str) -> list[SuffixAutomaton[int]]:
         """The answers in one vocabulary, the newer first; they may grow, and are kept for those who hold them."""
@@ -44,7 +44,7 @@ class PastOutputs:
         if not token_ids:
             return
         with self.lock:
-            if _count_tokens(self._new) + len(token_ids) > self._capacity:
+            if _count_automata_items(self._new) + len(token_ids) > self._capacity:
                 self._old, self._new = self._new, {}
             if fingerprint not in self._new:
                 self._new[fingerprint] = SuffixAutomaton(self._max_match)
@@ -52,5 +52,5 @@ class PastOutputs:
             self._new[fingerprint].extend(token_ids)
 
 
-def _count_tokens(automata: _AutomataByVocabulary) -> int:
+def _count_automata_items(automata: _AutomataByVocabulary) -> int:
     return sum(answers.num_items for answers in automata.values())

@@ -44,7 +44,7 @@ class ProviderDraft:
             tool_choice=None,
             top_logprobs=None,
         )
-        async with self._provider.stream(request) as events, aclosing(_convert_to_pieces(events)) as pieces:
+        async with self._provider.stream(request) as events, aclosing(_convert_events_to_pieces(events)) as pieces:
             yield pieces
 
     async def aclose(self) -> None:
@@ -76,7 +76,7 @@ class _ModelTokenDraft:
             raise DraftError(f"the prompt has {len(prompt_ids)} tokens; {model.name} takes {model.context_length}")
         self._context_length = model.context_length
         self._vocab_size = model.vocab_size
-        self._choose = choose
+        self._choose_and_check_finite = choose
         self._cached_ids = list(prompt_ids[:-1])
         self._num_confirmed = len(self._cached_ids)  # of them, by the context as it was read last
         self._session = model.open(exact=False)
@@ -95,7 +95,7 @@ class _ModelTokenDraft:
         while len(ids) < self._context_length:
             logits = self._session.forward(unread, num_rows=1)[0]
             self._cached_ids += unread
-            token = self._choose(logits, ids)
+            token = self._choose_and_check_finite(logits, ids)
             yield token
             unread = [token.token_id]
             ids.append(token.token_id)
@@ -121,7 +121,7 @@ def _strip_target_fields(request: ChatRequest) -> ChatRequest:
     return replace(request, messages=tuple(replace(m, native=None) for m in request.messages), extra=extra)
 
 
-async def _convert_to_pieces(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[DraftPiece]:
+async def _convert_events_to_pieces(events: AsyncIterator[StreamEvent]) -> AsyncGenerator[DraftPiece]:
     async for event in events:
         match event:
             case TextDelta(text=text) if text:

@@ -42,7 +42,7 @@ class ReferenceDraft:
         async def copy_pieces(request: ChatRequest, max_tokens: int) -> Sequence[str]:
             start: int | None = len(request.prefix)
             if not text.startswith(request.prefix):
-                await index.read_text(text)
+                await index.update_last_text(text)
                 start = index.find_match_end(take_last_pieces(request.prefix, _MAX_MATCH), _MAX_MATCH)
             if start is None:
                 return ()

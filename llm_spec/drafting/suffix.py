@@ -19,7 +19,7 @@ from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
-from llm_spec.drafting.form_follower import DraftSource, FormFollower
+from llm_spec.drafting.form_follower import DraftSource, TextFormDrafter
 from llm_spec.drafting.occurrences import OccurrenceMatch
 from llm_spec.drafting.past_outputs import PastOutputs
 from llm_spec.drafting.suffix_automaton import LikelyNextItem, SuffixAutomaton, SuffixMatch
@@ -43,8 +43,8 @@ class SuffixDraft:
     The context is the conversation and the answer so far; earlier answers are those that targets of the same tokenizer
     gave to requests of this object, up to `max_stored_tokens` of them, the oldest forgotten first; 0 keeps none. What
     one request was answered may so be proposed to another, which can tell it by what is accepted (prompts are never
-    kept): use one object for those who may know of each other, and `for_client` for others. Matches have `min_match` to
-    `max_match` tokens. Text drafts look at the conversation alone.
+    kept): use one object for those who may know of each other, and `copy_for_new_client` for others. Matches have
+    `min_match` to `max_match` tokens. Text drafts look at the conversation alone.
     """
 
     name = "suffix"
@@ -63,7 +63,7 @@ class SuffixDraft:
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         return self.for_request().draft(request, max_tokens)
 
-    def for_client(self) -> SuffixDraft:
+    def copy_for_new_client(self) -> SuffixDraft:
         return SuffixDraft(
             max_match=self._max_match, min_match=self._min_match, max_stored_tokens=self._max_stored_tokens
         )
@@ -72,7 +72,7 @@ class SuffixDraft:
         index = ConversationIndex()
 
         async def copy_pieces(request: ChatRequest, max_tokens: int) -> Sequence[str]:
-            await index.read(request)
+            await index.read_request(request)
             context, survival = list(index.pieces[-self._max_match :]), 1.0
             num_known = len(context)
             for num_drafted in range(max_tokens):
@@ -103,7 +103,7 @@ class SuffixDraft:
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
         conversation = SuffixAutomaton[int](self._max_match)
-        forms = FormFollower.open(self._request, target.tokenizer, len(prompt_ids))
+        forms = TextFormDrafter.open(self._request, target.tokenizer, len(prompt_ids))
         fingerprint = target.tokenizer.fingerprint
         return _SuffixTokenDraft(self._outputs, fingerprint, conversation, prompt_ids, self._min_match, forms=forms)
 
@@ -119,7 +119,7 @@ class _SuffixTokenDraft:
         prompt_ids: Sequence[int],
         min_match: int,
         *,
-        forms: FormFollower | None,
+        forms: TextFormDrafter | None,
     ) -> None:
         self._outputs = outputs
         self._fingerprint = fingerprint
@@ -146,14 +146,14 @@ class _SuffixTokenDraft:
     def _propose_tokens(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
         self._index_tokens(context_ids[self._conversation.num_items :])
         own = self._conversation
-        best, first = own, _find_longest_followed(own, own.find_earlier_end(), self._min_match)
+        best, first = own, _find_longest_match_with_next(own, own.find_longest_repeated_end(), self._min_match)
         if self._automata:
             with self._outputs.lock:
                 for shelf, match in zip(self._automata, self._matches, strict=True):
-                    found = _find_longest_followed(shelf, match, self._min_match)
-                    if _compute_confidence(found) > _compute_confidence(first):
+                    found = _find_longest_match_with_next(shelf, match, self._min_match)
+                    if _compute_match_confidence(found) > _compute_match_confidence(first):
                         best, first = shelf, found
-        following = None if self._forms is None else self._forms.propose(context_ids, _compute_confidence(first))
+        following = None if self._forms is None else self._forms.propose(context_ids, _compute_match_confidence(first))
         self.source = "forms" if following is not None else "context" if best is own else "answers"
         if following is not None:
             yield from following
@@ -170,7 +170,7 @@ class _SuffixTokenDraft:
                 self._matches = [shelf.advance_match(match, token_ids) for shelf, match in pairs]
 
 
-def _find_longest_followed(
+def _find_longest_match_with_next(
     automaton: SuffixAutomaton[T], match: SuffixMatch, min_match: int
 ) -> LikelyNextItem[T] | None:
     """What followed the longest end of a match that anything followed."""
@@ -190,16 +190,16 @@ def _iterate_likely_items(
     """The likeliest continuation, each item with its confidence, for as long as some of it is expected to stand."""
     survival = 1.0
     while found is not None:
-        confidence = _compute_confidence(found)
+        confidence = _compute_match_confidence(found)
         survival *= confidence
         if survival < _MIN_SURVIVAL:
             return
         yield found.item, confidence
         with lock or nullcontext():
-            found = _find_longest_followed(automaton, found.match, min_match)
+            found = _find_longest_match_with_next(automaton, found.match, min_match)
 
 
-def _compute_confidence(match: LikelyNextItem[T] | None) -> float:
+def _compute_match_confidence(match: LikelyNextItem[T] | None) -> float:
     return 0.0 if match is None else _estimate_repeat_probability(match.num_times, match.num_total, match.length)
 
 
@@ -219,14 +219,14 @@ def _estimate_repeat_probability(num_times: int, num_total: int, length: int) ->
     return num_times / num_total * (1 - _MISMATCH_FACTOR / length)
 
 
-def _load_draft(model: str, base_url: str | None) -> SuffixDraft:
+def _load_suffix_draft(model: str, base_url: str | None) -> SuffixDraft:
     if model or base_url:
         raise ConfigError(f"suffix takes no model; write 'suffix' instead of 'suffix:{model}'")
     return SuffixDraft()
 
 
 SUFFIX_DRAFT: Final = ProviderEntry(
-    load=_load_draft,
+    load=_load_suffix_draft,
     summary="draft: copies the text that most often followed the same words, in earlier answers too",
     is_free=True,
 )

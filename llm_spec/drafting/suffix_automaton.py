@@ -65,9 +65,9 @@ class SuffixAutomaton(Generic[T]):
     def extend(self, items: Iterable[T]) -> None:
         """Append items to the last sequence."""
         for item in items:
-            self._append(item)
+            self._append_input_item(item)
 
-    def find_earlier_end(self) -> SuffixMatch:
+    def find_longest_repeated_end(self) -> SuffixMatch:
         """The longest end of the last sequence that occurred before."""
         state = self._link[self._last]
         return SuffixMatch() if state <= _ROOT else self._make_match(state, self._longest[state])
@@ -100,7 +100,7 @@ class SuffixAutomaton(Generic[T]):
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _append(self, item: T) -> None:
+    def _append_input_item(self, item: T) -> None:
         self._last = self._add_state(item)
         before = self._find_holding_state(self._end, self._max_match)
         self._end = self._find_holding_state(self._next[before][item], self._max_match + 1)

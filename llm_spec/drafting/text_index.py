@@ -18,7 +18,7 @@ from itertools import islice
 from llm_spec.chat import ChatMessage, ChatRequest
 from llm_spec.drafting.occurrences import OccurrenceIndex, OccurrenceMatch
 from llm_spec.drafting.text_pieces import PIECES_PER_LOOP_TURN, iter_piece_ends
-from llm_spec.drafting.written_forms import has_tools, iterate_plain_forms
+from llm_spec.drafting.written_forms import iterate_plain_forms, uses_tools
 
 __all__ = ["ConversationIndex", "TextIndex"]
 
@@ -46,11 +46,11 @@ class TextIndex:
         found = self._occurrences.find(tail, max_match)
         return None if found is None else self._ends[found.positions[-1] - self._start - 1]
 
-    async def read_text(self, text: str) -> None:
+    async def update_last_text(self, text: str) -> None:
         """Read the last text, which is now `text`, in steps."""
-        await _run_in_steps(lambda: self.read_up_to(text, PIECES_PER_LOOP_TURN))
+        await _run_steps_yielding(lambda: self.update_last_text_partly(text, PIECES_PER_LOOP_TURN))
 
-    def read_up_to(self, text: str, max_pieces: int) -> bool:
+    def update_last_text_partly(self, text: str, max_pieces: int) -> bool:
         """Read at most `max_pieces` (2 or more) pieces of the last text, which is now `text`; whether that is all."""
         # What is read stays where it is followed by a character that both texts share: it shows that a piece has ended.
         num_kept = bisect_left(self._ends, _count_shared_characters(self._text, text))
@@ -82,31 +82,31 @@ class ConversationIndex(TextIndex):
         self._messages: tuple[ChatMessage, ...] = ()
         self._unread: deque[str] = deque()
 
-    async def read(self, request: ChatRequest) -> None:
+    async def read_request(self, request: ChatRequest) -> None:
         """Bring it in line with a request's messages and prefix, in steps; other messages begin it anew.
 
         Cancelled, it goes on where it was with the next call.
         """
-        await _run_in_steps(lambda: self._read_step(request))
+        await _run_steps_yielding(lambda: self._read_next_step(request))
 
-    def _read_step(self, request: ChatRequest) -> bool:
+    def _read_next_step(self, request: ChatRequest) -> bool:
         if self._messages is not request.messages:
             self.clear()
             self._messages = request.messages
-            forms = list(iterate_plain_forms(request)) if has_tools(request) else []
+            forms = list(iterate_plain_forms(request)) if uses_tools(request) else []
             self._unread = deque([*reversed(forms), *(message.text for message in request.messages)])
         until = len(self.pieces) + PIECES_PER_LOOP_TURN
         while self._unread:
             room = until - len(self.pieces)
-            if room < 2 or not self.read_up_to(self._unread[0], room):
+            if room < 2 or not self.update_last_text_partly(self._unread[0], room):
                 return False
             self._unread.popleft()
             self.begin_text()
         room = until - len(self.pieces)
-        return room >= 2 and self.read_up_to(request.prefix, room)
+        return room >= 2 and self.update_last_text_partly(request.prefix, room)
 
 
-async def _run_in_steps(step: Callable[[], bool]) -> None:
+async def _run_steps_yielding(step: Callable[[], bool]) -> None:
     """Take steps until one is the last, with a turn of the event loop after each."""
     while not step():  # noqa: ASYNC110 - nothing is waited for: others have their turn
         await asyncio.sleep(0)

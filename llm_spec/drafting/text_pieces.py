@@ -14,7 +14,7 @@ from llm_spec.errors import DraftError
 
 __all__ = [
     "PIECES_PER_LOOP_TURN",
-    "check_piece",
+    "check_draft_piece",
     "count_pieces",
     "count_prompt_pieces",
     "count_tokens",
@@ -59,7 +59,7 @@ def count_words(text: str) -> int:
     return len(_WORD.findall(text))
 
 
-def check_piece(piece: object) -> DraftPiece:
+def check_draft_piece(piece: object) -> DraftPiece:
     """A piece as a draft gave it, without a usage that cannot be added up; raises DraftError for anything else."""
     if not isinstance(piece, DraftPiece):
         raise DraftError(f"the draft gave an object of type {type(piece).__name__}; it must give DraftPiece")

@@ -59,11 +59,11 @@ def check_draft_token(token: DraftToken, vocab_size: int) -> DraftToken:
     if not 0 <= token_id < vocab_size:
         raise DraftError(f"token id {token_id} is outside the vocabulary of {vocab_size}")
     if token.probs is not None:
-        _check_probs(token.probs, token_id, vocab_size)
+        _check_draft_probs(token.probs, token_id, vocab_size)
     return token
 
 
-def _check_probs(drafted_probs: object, token_id: int, vocab_size: int) -> None:
+def _check_draft_probs(drafted_probs: object, token_id: int, vocab_size: int) -> None:
     if not isinstance(drafted_probs, np.ndarray):
         raise DraftError(
             f"probs of token id {token_id} are of type {type(drafted_probs).__name__}; it must be a numpy array"

@@ -15,13 +15,13 @@ from typing import Any, Final, cast
 
 from llm_spec.chat import ChatMessage, ChatRequest
 
-__all__ = ["escape_json", "has_tools", "iterate_diff_forms", "iterate_escaped_forms", "iterate_plain_forms"]
+__all__ = ["escape_json", "iterate_diff_forms", "iterate_escaped_forms", "iterate_plain_forms", "uses_tools"]
 
 _MAX_CHARACTERS: Final = 65_536  # of the texts that are read, the newest first; of one that is too long, its end
 _LINE_NUMBER: Final = re.compile(r"^ *\d+(?:\t|→|:|\| )", re.MULTILINE)  # cat -n, and what agents' own tools write
 
 
-def has_tools(request: ChatRequest) -> bool:
+def uses_tools(request: ChatRequest) -> bool:
     """Whether anything of a request was, or may be, written in another form: it has tools, or results of some."""
     return bool(request.tools) or any(message.role == "tool" for message in request.messages)
 
@@ -36,7 +36,7 @@ def iterate_escaped_forms(request: ChatRequest, max_characters: int = _MAX_CHARA
 
     Those that escaping leaves as they are in the prompt are left out.
     """
-    for text in _take_last(_iterate_message_texts(request), max_characters):
+    for text in _take_last_characters(_iterate_message_texts(request), max_characters):
         escaped = escape_json(_remove_line_numbers(text))
         if escaped != text:
             yield escaped
@@ -44,7 +44,7 @@ def iterate_escaped_forms(request: ChatRequest, max_characters: int = _MAX_CHARA
 
 def iterate_diff_forms(request: ChatRequest, max_characters: int = _MAX_CHARACTERS) -> Iterator[str]:
     """The texts of messages (the system's left out) as a diff repeats lines that stay, the newest first."""
-    for text in _take_last(_iterate_message_texts(request), max_characters):
+    for text in _take_last_characters(_iterate_message_texts(request), max_characters):
         if "\n" in text:
             yield _remove_line_numbers(text).replace("\n", "\n ")
 
@@ -59,9 +59,9 @@ def iterate_plain_forms(request: ChatRequest, max_characters: int = _MAX_CHARACT
         if len(source) > room:
             continue
         room -= len(source)
-        value = _parse_json(source)
+        value = _parse_json_or_none(source)
         if isinstance(value, (dict, list)):
-            yield from (text for text in _iterate_strings(cast("object", value)) if escape_json(text) != text)
+            yield from (text for text in _iterate_json_strings(cast("object", value)) if escape_json(text) != text)
         elif (text := _remove_line_numbers(source)) != source:
             yield text
 
@@ -80,7 +80,7 @@ def _list_tool_texts(message: ChatMessage) -> list[str]:
     return [*result, *(call.arguments for call in reversed(message.tool_calls))]
 
 
-def _take_last(texts: Iterator[str], room: int) -> Iterator[str]:
+def _take_last_characters(texts: Iterator[str], room: int) -> Iterator[str]:
     for text in texts:
         if not room:
             return
@@ -89,23 +89,23 @@ def _take_last(texts: Iterator[str], room: int) -> Iterator[str]:
         yield kept
 
 
-def _parse_json(text: str) -> Any:
+def _parse_json_or_none(text: str) -> Any:
     try:
         return json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
     except (ValueError, RecursionError):
         return None
 
 
-def _iterate_strings(value: object) -> Iterator[str]:
+def _iterate_json_strings(value: object) -> Iterator[str]:
     """The strings in a JSON value, in order; `json` bounds how deep it is."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for member in cast("Mapping[str, object]", value).values():
-            yield from _iterate_strings(member)
+            yield from _iterate_json_strings(member)
     elif isinstance(value, Sequence):
         for member in cast("Sequence[object]", value):
-            yield from _iterate_strings(member)
+            yield from _iterate_json_strings(member)
 
 
 def _remove_line_numbers(text: str) -> str:

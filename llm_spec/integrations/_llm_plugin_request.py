@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from llm_spec.chat import ChatMessage, ChatRequest, RequestOptions, Role, ToolCall
 
-__all__ = ["SpeculativeOptions", "to_request"]
+__all__ = ["SpeculativeOptions", "convert_prompt_to_request"]
 
 
 class SpeculativeOptions(llm.Options):
@@ -56,7 +56,7 @@ _NO_REQUEST_OPTIONS = ("json_object", "strategy", "tool_choice", "parallel_tool_
 _TOOL_CHOICES = ("auto", "none", "required")
 
 
-def to_request(prompt: llm.Prompt, *, max_tokens: int | None = None) -> ChatRequest:
+def convert_prompt_to_request(prompt: llm.Prompt, *, max_tokens: int | None = None) -> ChatRequest:
     """The request that a prompt means, with all that was said before; `max_tokens` where its options say nothing."""
     chosen = cast("SpeculativeOptions", prompt.options)
     options: dict[str, Any] = chosen.model_dump(exclude_none=True, exclude=set(_NO_REQUEST_OPTIONS))

@@ -35,7 +35,7 @@ from pydantic_ai.tools import ToolDefinition
 
 from llm_spec.chat import ChatMessage, ChatRequest, RequestOptions, ToolCall
 
-__all__ = ["to_request"]
+__all__ = ["convert_messages_to_request"]
 
 _SCHEMA_NAME: Final = "final_result"  # where the output type has none
 _OPTIONS: Final[Mapping[str, str]] = {
@@ -50,7 +50,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
 }
 
 
-def to_request(
+def convert_messages_to_request(
     messages: Sequence[ModelMessage],
     settings: ModelSettings,
     parameters: ModelRequestParameters,
@@ -68,15 +68,17 @@ def to_request(
     options["logit_bias"] = {int(token): bias for token, bias in (settings.get("logit_bias") or {}).items()}
     options["tools"], options["tool_choice"] = _convert_tools(settings, parameters)
     options["response_format"] = _build_response_format(parameters, has_json_mode)
-    options["extra"] = _build_extra(settings, parameters, has_tools=bool(options["tools"]))
+    options["extra"] = _build_extra_fields(settings, parameters, uses_tools=bool(options["tools"]))
     typed: RequestOptions = options  # type: ignore[assignment] # keys as in _OPTIONS and above
     return ChatRequest.create(list(_insert_instructions(messages, parameters)), **typed)
 
 
-def _build_extra(settings: ModelSettings, parameters: ModelRequestParameters, *, has_tools: bool) -> dict[str, Any]:
+def _build_extra_fields(
+    settings: ModelSettings, parameters: ModelRequestParameters, *, uses_tools: bool
+) -> dict[str, Any]:
     body = settings.get("extra_body")
     extra: dict[str, Any] = dict(body) if isinstance(body, Mapping) else {}
-    if has_tools and "parallel_tool_calls" in settings:
+    if uses_tools and "parallel_tool_calls" in settings:
         extra["parallel_tool_calls"] = settings["parallel_tool_calls"]
     if parameters.thinking is True:
         extra["enable_thinking"] = True

@@ -110,25 +110,25 @@ class SpeculativeLLM(CustomLLM):
     def __init__(self, name: str = "llm_spec") -> None:
         super().__init__()
         self.name = name
-        self._models: dict[str | None, BridgedSource] = {}
+        self._handle_models: dict[str | None, BridgedSource] = {}
 
     def add(self, model: str | None, bridge: BridgedSource) -> None:
         """Serve one more model."""
-        if model in self._models:
+        if model in self._handle_models:
             bridge.close()
             raise ConfigError(f"model is {model!r}, which {self.name} has already; choose another name")
-        self._models[model] = bridge
+        self._handle_models[model] = bridge
 
     def close(self) -> None:
         """Close what was opened from strings, end threads and what they were doing; litellm forgets the name."""
         self._unregister()
-        for bridge in self._models.values():
+        for bridge in self._handle_models.values():
             bridge.close()
 
     async def aclose(self) -> None:
         """As `close`, for a coroutine."""
         self._unregister()
-        for bridge in self._models.values():
+        for bridge in self._handle_models.values():
             await bridge.aclose()
 
     def __enter__(self) -> Self:
@@ -152,11 +152,11 @@ class SpeculativeLLM(CustomLLM):
 
     def completion(self, *_: Any, **keywords: Any) -> ModelResponse:
         with self._prepare_call(keywords) as call:
-            return call.build_response(call.bridge.run(call.collect))
+            return call.build_response(call.bridge.run(call.collect_events))
 
     async def acompletion(self, *_: Any, **keywords: Any) -> ModelResponse:
         with self._prepare_call(keywords) as call:
-            return call.build_response(await call.bridge.arun(call.collect))
+            return call.build_response(await call.bridge.arun(call.collect_events))
 
     def streaming(self, *_: Any, **keywords: Any) -> Generator[Chunk]:  # type: ignore[override]  # litellm reads both
         with self._prepare_call(keywords) as call, closing(call.bridge.stream(call.open_events)) as events:
@@ -175,9 +175,9 @@ class SpeculativeLLM(CustomLLM):
         """What a call asks for; errors become litellm's."""
         model = str(keywords["model"])
         try:
-            bridge = self._models.get(model) or self._models.get(None)
+            bridge = self._handle_models.get(model) or self._handle_models.get(None)
             if bridge is None:
-                known = ", ".join(str(name) for name in self._models)
+                known = ", ".join(str(name) for name in self._handle_models)
                 raise NotFoundError(f"no model {model!r} in {self.name}; it has: {known}", model, self.name)
             request = _build_request(keywords["messages"], keywords["optional_params"])
             timeout = keywords.get("timeout")
@@ -196,7 +196,7 @@ class _PreparedCall:
     timeout_s: float | None
     response: ModelResponse
 
-    async def collect(self) -> list[StreamEvent]:
+    async def collect_events(self) -> list[StreamEvent]:
         """The events of the whole answer; runs on the provider's loop."""
         async with asyncio.timeout(self.timeout_s), self.open_stream() as events:
             return [event async for event in events]
@@ -204,7 +204,10 @@ class _PreparedCall:
     @asynccontextmanager
     async def open_events(self) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         """The events as they come, each waited for as long as the timeout; runs on the provider's loop."""
-        async with self.open_stream() as events, aclosing(_limit_wait(events, self.timeout_s)) as limited_events:
+        async with (
+            self.open_stream() as events,
+            aclosing(_limit_wait_for_events(events, self.timeout_s)) as limited_events,
+        ):
             yield limited_events
 
     def build_response(self, events: Sequence[StreamEvent]) -> ModelResponse:
@@ -233,7 +236,9 @@ class _PreparedCall:
         return self.response
 
 
-async def _limit_wait(events: AsyncIterator[StreamEvent], timeout_s: float | None) -> AsyncGenerator[StreamEvent]:
+async def _limit_wait_for_events(
+    events: AsyncIterator[StreamEvent], timeout_s: float | None
+) -> AsyncGenerator[StreamEvent]:
     iterator = aiter(events)
     while True:
         try:

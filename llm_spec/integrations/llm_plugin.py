@@ -41,10 +41,10 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.integrations._bridge import EventLoopBridge, OpenStream
-from llm_spec.integrations._llm_plugin_request import SpeculativeOptions, to_request
+from llm_spec.integrations._llm_plugin_request import SpeculativeOptions, convert_prompt_to_request
 from llm_spec.integrations._shared import ProviderSource, describe_finish
 
-__all__ = ["AsyncSpeculativeModel", "ModelSpec", "SpeculativeModel", "read_specs", "register_models"]
+__all__ = ["AsyncSpeculativeModel", "ModelSpec", "SpeculativeModel", "read_model_specs", "register_models"]
 
 _IMAGES: Final = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
 
@@ -87,7 +87,7 @@ _BUILTIN: Final = ModelSpec(
 )
 
 
-def read_specs(text: str | None, environment: Mapping[str, str]) -> list[ModelSpec]:
+def read_model_specs(text: str | None, environment: Mapping[str, str]) -> list[ModelSpec]:
     """The models of `llm_spec.json` (None: there is none) and of the environment; raises ConfigError."""
     specs = [_BUILTIN]
     if text is not None:
@@ -111,7 +111,7 @@ def register_models(register: Callable[..., None]) -> None:
     folder: Path = llm.user_dir()  # type: ignore[no-untyped-call] # llm's own
     path = folder / "llm_spec.json"
     try:
-        specs = read_specs(path.read_text(encoding="utf-8") if path.exists() else None, os.environ)
+        specs = read_model_specs(path.read_text(encoding="utf-8") if path.exists() else None, os.environ)
     except (ConfigError, OSError) as error:
         click.echo(f"llm-spec: {error}", err=True)
         return
@@ -123,7 +123,7 @@ def register_models(register: Callable[..., None]) -> None:
 # ------------------------------------------------------------------------------------------------- models
 
 
-class _SharedModel:
+class _SpeculativeModelBase:
     """What the two classes of a model have in common."""
 
     can_stream = True
@@ -144,12 +144,12 @@ class _SharedModel:
         """What opens the answer to a prompt."""
         return partial(
             self._pair.stream,
-            to_request(prompt, max_tokens=self._max_tokens),
+            convert_prompt_to_request(prompt, max_tokens=self._max_tokens),
             cast("SpeculativeOptions", prompt.options).strategy,
         )
 
 
-class SpeculativeModel(_SharedModel, llm.Model):
+class SpeculativeModel(_SpeculativeModelBase, llm.Model):
     """A model of `llm` that answers by a target and its draft. Errors are llm.ModelError."""
 
     class Options(SpeculativeOptions):
@@ -171,7 +171,7 @@ class SpeculativeModel(_SharedModel, llm.Model):
             raise llm.ModelError(str(error)) from error
 
 
-class AsyncSpeculativeModel(_SharedModel, llm.AsyncModel):
+class AsyncSpeculativeModel(_SpeculativeModelBase, llm.AsyncModel):
     """As SpeculativeModel, for `llm.get_async_model`; works on any event loop."""
 
     class Options(SpeculativeOptions):

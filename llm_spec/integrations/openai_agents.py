@@ -174,9 +174,9 @@ class SpeculativeModel(Model):
         with self._open_span(request, settings, tracing) as span:
             async with TaskStream(self._source.stream(request)) as stream:
                 chunks = ChatChunkStream(stream, request, self.model)
-                async for event in self._iter_events(chunks, request, settings):
+                async for event in self._iter_response_events(chunks, request, settings):
                     if event.type == "response.completed":
-                        _record_figures(span, chunks, event.response, tracing)
+                        _record_speculation_figures(span, chunks, event.response, tracing)
                     yield event, chunks
 
     def _build_request(
@@ -206,7 +206,7 @@ class SpeculativeModel(Model):
             options["response_format"] = _omit_to_none(Converter.convert_response_format(output_schema))
         return ChatRequest.create(messages, **build_request_options(options))
 
-    def _iter_events(
+    def _iter_response_events(
         self, chunks: ChatChunkStream, request: ChatRequest, settings: ModelSettings
     ) -> AsyncIterator[TResponseStreamEvent]:
         response = Response(
@@ -263,17 +263,17 @@ class SpeculativeModelProvider(ModelProvider):
         config: SpeculativeConfig | None = None,
     ) -> None:
         self._target, self._draft, self._config = target, draft, config
-        self._models: dict[str | None, SpeculativeModel] = {}
+        self._handle_models: dict[str | None, SpeculativeModel] = {}
 
     def get_model(self, model_name: str | None) -> Model:
-        if model_name not in self._models:
+        if model_name not in self._handle_models:
             target = self._target if model_name is None else model_name
-            self._models[model_name] = SpeculativeModel(target, draft=self._draft, config=self._config)
-        return self._models[model_name]
+            self._handle_models[model_name] = SpeculativeModel(target, draft=self._draft, config=self._config)
+        return self._handle_models[model_name]
 
     async def aclose(self) -> None:
-        while self._models:
-            _, model = self._models.popitem()
+        while self._handle_models:
+            _, model = self._handle_models.popitem()
             await model.close()
 
 
@@ -304,7 +304,7 @@ def _convert_usage(completed: Response) -> Usage:
     )
 
 
-def _record_figures(
+def _record_speculation_figures(
     span: Span[GenerationSpanData], chunks: ChatChunkStream, completed: Response, tracing: ModelTracing
 ) -> None:
     """Note in items and span how the answer came about, before whoever reads the last event may leave."""

@@ -47,7 +47,7 @@ from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.errors import InvalidRequestError, LlmSpecError, TransientError, UnsupportedError
-from llm_spec.integrations._pydantic_ai_messages import to_request
+from llm_spec.integrations._pydantic_ai_messages import convert_messages_to_request
 from llm_spec.integrations._shared import ProviderSource, StreamClosedError, TaskStream, describe_finish
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 
@@ -142,7 +142,7 @@ class SpeculativeModel(Model[Any]):
         settings, parameters = self.prepare_request(settings, parameters)
         try:
             has_json_mode = self.profile.get("supports_json_object_output", False)
-            request = to_request(messages, settings or {}, parameters, has_json_mode=has_json_mode)
+            request = convert_messages_to_request(messages, settings or {}, parameters, has_json_mode=has_json_mode)
         except InvalidRequestError as error:
             raise _to_model_error(self._name, error) from error
         async with TaskStream(self._source.stream(request)) as stream:
@@ -212,7 +212,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
         self.finish_reason = _FINISH_REASONS[finish.finish_reason]
         self.provider_details = describe_finish(finish)
         if finish.usage is not None:
-            self._add_usage(_convert_usage(finish.usage), reported=True)
+            self._add_usage_to_totals(_convert_usage(finish.usage), reported=True)
         if isinstance(finish, SpeculativeFinish) and finish.result is not None:
             attempts = _list_failed_attempts(finish.result, self._started)
             self.failed_attempts = [*(self.failed_attempts or []), *attempts] or None  # behind a fallback model's own

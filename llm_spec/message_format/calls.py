@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from llm_spec.message_format.formats import ARGUMENTS_KEYS, MessageFormat
 
-__all__ = ["CallScanner", "WrittenCall", "read_calls"]
+__all__ = ["ToolCallScanner", "WrittenToolCall", "parse_tool_calls"]
 
 _SPACE: Final = " \t\r\n"
 _BRACKETS: Final = {"{": "}", "[": "]"}
@@ -20,14 +20,14 @@ _MAX_DEPTH: Final = 100  # of brackets in each other; json itself gives up at ab
 _MAX_HEADER: Final = 256
 
 
-class WrittenCall(NamedTuple):
+class WrittenToolCall(NamedTuple):
     """A call as its model wrote it; `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
-class CallScanner:
+class ToolCallScanner:
     """Find the end of one call in text that comes piece by piece; every character is looked at once.
 
     `state`: `open` while it goes on, `complete` at its end, `broken` where it cannot become a call any more.
@@ -64,15 +64,15 @@ class CallScanner:
         """Add the text that follows what opened the call."""
         self._text += piece
         if self.state == "open" and self.value_start < 0:
-            self._find_value()
+            self._find_bracketed_text()
         if self.state == "open" and self.value_start >= 0 and self.value_end < 0:
-            self._find_value_end()
+            self._find_bracketed_text_end()
         if self.state == "open" and self.value_end >= 0:
-            self._find_close()
+            self._find_closing_mark()
 
-    def _find_value(self) -> None:
+    def _find_bracketed_text(self) -> None:
         start = len(self._text) - len(self._text.lstrip(_SPACE))
-        at = next((i for i in range(start, len(self._text)) if self._is_value_start(i, start)), None)
+        at = next((i for i in range(start, len(self._text)) if self._is_bracketed_text_start(i, start)), None)
         if at is None:
             is_hopeless = len(self._text) - start > (_MAX_HEADER if self._header.pattern else 0)
             self.state = "broken" if is_hopeless else "open"
@@ -84,22 +84,22 @@ class CallScanner:
         self.name = header.groupdict().get("name")
         self.value_start = self._at = at
 
-    def _is_value_start(self, at: int, header_start: int) -> bool:
+    def _is_bracketed_text_start(self, at: int, header_start: int) -> bool:
         """Whether a value begins here; a bracket of a header (`name[ARGS]{`) does not begin one."""
         return self._text[at] == "{" or (self._text[at] == "[" and at == header_start)
 
-    def _find_value_end(self) -> None:
+    def _find_bracketed_text_end(self) -> None:
         while self.value_end < 0:
             found = (self._inside if self._in_text else self._outside).search(self._text, self._at)
             if found is None:
                 self._at = max(self._at, len(self._text) - len(self._mark))  # a mark may be incomplete here
                 return
             self._at = found.end()
-            self._take(found[0])
+            self._advance_past(found[0])
             if self.state == "broken":
                 return
 
-    def _take(self, found: str) -> None:
+    def _advance_past(self, found: str) -> None:
         """Go on after a mark, a bracket, an escape or a line break."""
         if found == self._mark:
             self._in_text = not self._in_text
@@ -115,7 +115,7 @@ class CallScanner:
         elif not self._open_brackets:
             self.value_end = self._at
 
-    def _find_close(self) -> None:
+    def _find_closing_mark(self) -> None:
         rest = self._text[self.value_end :]
         start = len(rest) - len(rest.lstrip(_SPACE)) if self._close else 0
         if rest.startswith(self._close, start):
@@ -125,7 +125,7 @@ class CallScanner:
             self.state = "broken"
 
 
-def read_calls(scanner: CallScanner, names: Collection[str]) -> list[WrittenCall] | None:
+def parse_tool_calls(scanner: ToolCallScanner, names: Collection[str]) -> list[WrittenToolCall] | None:
     """The calls that a complete scan holds (several in an array); None: it is text.
 
     Names must be of `names`. Arguments are a JSON object, and stay as the model wrote them.
@@ -133,28 +133,28 @@ def read_calls(scanner: CallScanner, names: Collection[str]) -> list[WrittenCall
     value, message_format = scanner.value, scanner.message_format
     try:
         if message_format.body == "json":
-            calls = list(_read_json_calls(value))
+            calls = list(_parse_json_tool_calls(value))
         elif message_format.body == "named_json":
-            calls = [WrittenCall(scanner.name or "", value)]
+            calls = [WrittenToolCall(scanner.name or "", value)]
         else:
-            calls = [WrittenCall(scanner.name or "", _translate_fields(value, message_format.text_mark))]
+            calls = [WrittenToolCall(scanner.name or "", _translate_fields_to_json(value, message_format.text_mark))]
         is_right = all(call.name in names and isinstance(json.loads(call.arguments), dict) for call in calls)
     except (ValueError, RecursionError):
         return None
     return calls if calls and is_right else None
 
 
-def _read_json_calls(text: str) -> Iterator[WrittenCall]:
+def _parse_json_tool_calls(text: str) -> Iterator[WrittenToolCall]:
     """The calls of an object, or of an array of objects; raises ValueError for what is none."""
     if text.startswith("["):
-        for start, end in _find_members(text, has_keys=False).values():
-            yield from _read_json_calls(text[start:end])
+        for start, end in _find_json_members(text, has_keys=False).values():
+            yield from _parse_json_tool_calls(text[start:end])
         return
-    members = _find_members(text, has_keys=True)
+    members = _find_json_members(text, has_keys=True)
     function = members.get("function")
     if function is not None and "name" not in members:  # {"type": "function", "function": {…}}
         text = text[slice(*function)]
-        members = _find_members(text, has_keys=True)
+        members = _find_json_members(text, has_keys=True)
     if "name" not in members:
         raise ValueError("an object without a name")
     name: Any = json.loads(text[slice(*members["name"])])
@@ -162,34 +162,34 @@ def _read_json_calls(text: str) -> Iterator[WrittenCall]:
     arguments = "{}" if key is None else text[slice(*members[key])]
     if arguments.startswith('"'):  # an object that was made a text once more
         arguments = json.loads(arguments)
-    yield WrittenCall(name if isinstance(name, str) else "", arguments)
+    yield WrittenToolCall(name if isinstance(name, str) else "", arguments)
 
 
-def _find_members(text: str, *, has_keys: bool) -> dict[Any, tuple[int, int]]:
+def _find_json_members(text: str, *, has_keys: bool) -> dict[Any, tuple[int, int]]:
     """Where the values of an object (by key) or array (by index) stand in its text; raises ValueError for bad JSON."""
     decoder = json.JSONDecoder()
     json.loads(text)  # as a whole it is good, so what follows is about places alone
     places: dict[Any, tuple[int, int]] = {}
-    at = _skip(text, 1, "")
+    at = _skip_space_and_mark(text, 1, "")
     while text[at] not in "}]":
         key: Any = len(places)
         if has_keys:
             key, at = decoder.raw_decode(text, at)
-            at = _skip(text, at, ":")
+            at = _skip_space_and_mark(text, at, ":")
         _, end = decoder.raw_decode(text, at)
         places[key] = (at, end)
-        at = _skip(text, end, ",")
+        at = _skip_space_and_mark(text, end, ",")
     return places
 
 
-def _skip(text: str, at: int, mark: str) -> int:
+def _skip_space_and_mark(text: str, at: int, mark: str) -> int:
     """The next place that is neither space nor `mark`."""
     while text[at] in _SPACE or text[at] == mark:
         at += 1
     return at
 
 
-def _translate_fields(text: str, mark: str) -> str:
+def _translate_fields_to_json(text: str, mark: str) -> str:
     """JSON of `{key:value,…}` whose texts stand between marks: every text and every key gets quotes."""
     parts = text.split(mark)
     outside = (re.sub(r"(?<=[{,])\s*([\w.$-]+)\s*:", r'"\1":', part) for part in parts[0::2])

@@ -17,7 +17,7 @@ __all__ = [
     "ReasoningMarks",
     "find_message_format",
     "find_reasoning_marks",
-    "list_marks",
+    "list_format_marks",
 ]
 
 # json: an object with the function's name and arguments, or an array of such. named_json: the name, then the arguments.
@@ -130,7 +130,9 @@ def find_message_format(chat_template: str) -> MessageFormat | None:
     """The format that a chat template shows its model; None: it shows no tools, or in a way that is not known."""
     if "tools" not in chat_template:
         return None
-    return next((row for row in FORMATS if all(_has_mark(chat_template, mark) for mark in row.template_marks)), None)
+    return next(
+        (row for row in FORMATS if all(_template_has_mark(chat_template, mark) for mark in row.template_marks)), None
+    )
 
 
 def find_reasoning_marks(chat_template: str) -> ReasoningMarks | None:
@@ -138,7 +140,7 @@ def find_reasoning_marks(chat_template: str) -> ReasoningMarks | None:
     return next((marks for marks in _REASONING if marks.close in chat_template), None)
 
 
-def list_marks(row: MessageFormat | ReasoningMarks | None) -> tuple[str, ...]:
+def list_format_marks(row: MessageFormat | ReasoningMarks | None) -> tuple[str, ...]:
     """The texts of a format that a tokenizer may have as control tokens."""
     if isinstance(row, MessageFormat):
         header = row.header.replace("\\", "")
@@ -146,5 +148,5 @@ def list_marks(row: MessageFormat | ReasoningMarks | None) -> tuple[str, ...]:
     return () if row is None else (row.open, row.close)
 
 
-def _has_mark(chat_template: str, mark: str | tuple[str, ...]) -> bool:
+def _template_has_mark(chat_template: str, mark: str | tuple[str, ...]) -> bool:
     return any(text in chat_template for text in ((mark,) if isinstance(mark, str) else mark))

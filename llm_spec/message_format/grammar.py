@@ -39,8 +39,8 @@ def write_tool_grammar(
     gives a schema's text. `content_schema`: what an answer without calls keeps to; None: it is free.
     Arguments that are not JSON (`named_fields`) keep to names and types of the outermost fields alone.
     """
-    quote = _Quoter(mark_tokens)
-    writer = _CallWriter(message_format, tool_use, quote, dump_schema)
+    quote = _GrammarQuoter(mark_tokens)
+    writer = _CallGrammarWriter(message_format, tool_use, quote, dump_schema)
     if tool_use.must_call:
         answer = "calls"
     elif content_schema is not None:
@@ -59,7 +59,7 @@ def write_tool_grammar(
     return "\n".join([f"start: {start}", *rules])
 
 
-class _Quoter:
+class _GrammarQuoter:
     """Texts as a grammar writes them: quoted, and by id where they are control tokens."""
 
     def __init__(self, mark_tokens: Mapping[int, str]) -> None:
@@ -73,27 +73,27 @@ class _Quoter:
         return " ".join(parts)
 
 
-class _CallWriter:
+class _CallGrammarWriter:
     """The rules of calls in one format."""
 
     def __init__(
         self,
         message_format: MessageFormat,
         tool_use: ToolUse,
-        quote: _Quoter,
+        quote: _GrammarQuoter,
         dump_schema: Callable[[Mapping[str, Any], str], str],
     ) -> None:
         self._format = message_format
-        self._quote = quote
+        self._quote_without_key = quote
         self._dump_schema = dump_schema
         self._has_one = tool_use.max_calls == 1
-        bodies = [self._write_body(index, tool) for index, tool in enumerate(tool_use.tools)]
+        bodies = [self._write_call_body(index, tool) for index, tool in enumerate(tool_use.tools)]
         self.rules = [
             *self._write_call_rules(),
             "body: " + " | ".join(f"body_{index}" for index in range(len(bodies))),
             *(f"body_{index}: {body}" for index, body in enumerate(bodies)),
             *(
-                f"arguments_{index}: {self._write_arguments(tool, tool_use)}"
+                f"arguments_{index}: {self._write_arguments_rule(tool, tool_use)}"
                 for index, tool in enumerate(tool_use.tools)
             ),
         ]
@@ -102,7 +102,7 @@ class _CallWriter:
 
     def write_free_answer(self) -> str:
         """An answer that may call: text, in which calls keep to the rules."""
-        row, quote = self._format, self._quote
+        row, quote = self._format, self._quote_without_key
         if row.is_bare:
             self.rules.append(r"OTHER: /[^{ \t\r\n](.|\n)*/")
             return "SPACE calls SPACE | SPACE OTHER | SPACE"
@@ -113,49 +113,49 @@ class _CallWriter:
         return "free_call* TEXT"
 
     def _write_call_rules(self) -> list[str]:
-        row, quote = self._format, self._quote
-        if self._is_list:
+        row, quote = self._format, self._quote_without_key
+        if self._writes_calls_as_list:
             return [f"calls: {quote(row.call_open)} {self._write_rest_of_call()}"]
         opening = "" if row.is_bare else quote(row.call_open)
         more = "" if self._has_one else f" ({quote(row.separator)} call)*"
         return [f"calls: call{more}", f"call: {opening} {self._write_rest_of_call()}"]
 
     @property
-    def _is_list(self) -> bool:
+    def _writes_calls_as_list(self) -> bool:
         """Whether all calls stand in one array."""
         return self._format.body == "json" and not self._format.call_close and not self._format.is_bare
 
     def _write_rest_of_call(self) -> str:
         """What follows a call's opening mark."""
-        row, quote = self._format, self._quote
-        if self._is_list:
+        row, quote = self._format, self._quote_without_key
+        if self._writes_calls_as_list:
             more = "" if self._has_one else '(", " body)*'
             return f'{quote(row.padding + "[")} body {more} "]"'
         return f"{quote(row.padding)} body {quote(row.padding, row.call_close)}"
 
-    def _write_body(self, index: int, tool: Tool) -> str:
+    def _write_call_body(self, index: int, tool: Tool) -> str:
         if self._format.body == "named_json":
-            return f"{self._quote(tool.name, '[ARGS]')} arguments_{index}"
+            return f"{self._quote_without_key(tool.name, '[ARGS]')} arguments_{index}"
         if self._format.body == "named_fields":
-            return f"{self._quote(f'call:{tool.name}')} arguments_{index}"
+            return f"{self._quote_without_key(f'call:{tool.name}')} arguments_{index}"
         name = json.dumps(tool.name, ensure_ascii=False)
         opening = f'{{"name": {name}, "{self._format.arguments_key}": '
-        return f'{self._quote(opening)} arguments_{index} "}}"'
+        return f'{self._quote_without_key(opening)} arguments_{index} "}}"'
 
-    def _write_arguments(self, tool: Tool, tool_use: ToolUse) -> str:
-        schema = _get_held_schema(tool, tool_use)
+    def _write_arguments_rule(self, tool: Tool, tool_use: ToolUse) -> str:
+        schema = _get_enforced_schema(tool, tool_use)
         if self._format.body == "named_fields":
-            return _write_fields(schema, self._quote(self._format.text_mark))
+            return _write_fields_rule(schema, self._quote_without_key(self._format.text_mark))
         return "%json " + self._dump_schema(schema, f"parameters of tool {tool.name!r}")
 
 
-def _write_fields(schema: Mapping[str, Any], mark: str) -> str:
+def _write_fields_rule(schema: Mapping[str, Any], mark: str) -> str:
     """`{key:value,…}` of an object's outermost properties: those that are required in their order, then others."""
     properties: Mapping[str, Any] = schema.get("properties") or {}
     required = [name for name in schema.get("required") or () if name in properties]
     if not properties:
         return "object_value"
-    fields = {name: f"{json.dumps(f'{name}:')} {_write_value(value, mark)}" for name, value in properties.items()}
+    fields = {name: f"{json.dumps(f'{name}:')} {_write_value_rule(value, mark)}" for name, value in properties.items()}
     others = " | ".join(field for name, field in fields.items() if name not in required)
     if not required:
         return f'"{{" (({others}) ("," ({others}))*)? "}}"'
@@ -163,7 +163,7 @@ def _write_fields(schema: Mapping[str, Any], mark: str) -> str:
     return '"{" ' + ' "," '.join(fields[name] for name in required) + more + ' "}"'
 
 
-def _write_value(schema: object, mark: str) -> str:
+def _write_value_rule(schema: object, mark: str) -> str:
     """The rule of a value by its type; any value where the schema says more than a type and texts to choose from."""
     if not isinstance(schema, Mapping):
         return "any_value"
@@ -192,7 +192,7 @@ def _write_field_rules(mark: str) -> list[str]:
     ]
 
 
-def _get_held_schema(tool: Tool, tool_use: ToolUse) -> Mapping[str, Any]:
+def _get_enforced_schema(tool: Tool, tool_use: ToolUse) -> Mapping[str, Any]:
     """The schema that a tool's arguments are held to: any object unless the request demands more."""
     if not (tool.is_strict or tool_use.must_call) or not tool.parameters:
         return _ANY_OBJECT

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.message_format.calls import CallScanner, read_calls
+from llm_spec.message_format.calls import ToolCallScanner, parse_tool_calls
 from llm_spec.message_format.formats import MessageFormat, ReasoningMarks
-from llm_spec.text import HeldText, longest_partial_mark
+from llm_spec.text import HeldText, find_longest_partial_mark
 
 __all__ = ["MessageParser"]
 
@@ -50,7 +50,7 @@ class MessageParser:
         self._may_reason = bool(self._reasoning.open) and not starts_in_reasoning
         self._is_at_start = True  # nothing but space and reasoning so far, or since the last call
         self._drops_space = starts_in_reasoning  # what comes next is space between marks
-        self._scanner: CallScanner | None = None
+        self._scanner: ToolCallScanner | None = None
         self._num_opening = 0  # characters held before a call's body: space, and what opened it
         self.num_calls = 0
 
@@ -67,13 +67,13 @@ class MessageParser:
     def push(self, delta: TextDelta) -> list[StreamEvent]:
         """Add text; return what may be shown of it now."""
         self._held.push(delta)
-        return self._read(is_end=False)
+        return self._read_held_text(is_end=False)
 
     def flush(self) -> list[StreamEvent]:
         """What is still held back: the answer has ended."""
-        return self._read(is_end=True)
+        return self._read_held_text(is_end=True)
 
-    def _read(self, *, is_end: bool) -> list[StreamEvent]:
+    def _read_held_text(self, *, is_end: bool) -> list[StreamEvent]:
         events: list[StreamEvent] = []
         while self._held.text and not self.is_over:
             state, num_held = self._state, len(self._held.text)
@@ -92,7 +92,7 @@ class MessageParser:
             written = self._held.drop(end + len(close))[:end]
             self._state, self._drops_space = self._read_text, True
         else:
-            num_kept = 0 if is_end else longest_partial_mark(text, (close,))
+            num_kept = 0 if is_end else find_longest_partial_mark(text, (close,))
             written = self._held.drop(len(text[: len(text) - num_kept].rstrip(_SPACE)))
             if is_end:
                 self._held.drop(len(self._held.text))
@@ -105,7 +105,7 @@ class MessageParser:
             self._held.drop(len(text) - len(text.lstrip(_SPACE)))
             self._drops_space = not self._held.text
 
-    def _open_reasoning(self) -> bool:
+    def _try_to_open_reasoning(self) -> bool:
         """Whether the held text begins with reasoning, which is open from now on."""
         text = self._held.text
         start = len(text) - len(text.lstrip(_SPACE))
@@ -119,21 +119,21 @@ class MessageParser:
 
     def _read_text(self, is_end: bool) -> Sequence[StreamEvent]:
         self._drop_space()
-        if self._may_reason and self._open_reasoning():
+        if self._may_reason and self._try_to_open_reasoning():
             return ()
         text = self._held.text
-        if is_end and self.num_calls and not text.strip(self._between):
+        if is_end and self.num_calls and not text.strip(self._separator_characters):
             self._held.drop(len(text))
             return ()
         opened = self._find_call()
         if self._format is not None and opened is not None:
             start, body_start = opened
-            released = self._release(len(text[:start].rstrip(_SPACE)))
+            released = self._release_text(len(text[:start].rstrip(_SPACE)))
             self._num_opening = body_start - (len(text) - len(self._held.text))
-            self._scanner = CallScanner(self._format)
+            self._scanner = ToolCallScanner(self._format)
             self._state = self._read_call
             return released
-        return self._release(len(text) if is_end else len(text) - self._count_kept(text))
+        return self._release_text(len(text) if is_end else len(text) - self._count_held_back_characters(text))
 
     def _find_call(self) -> tuple[int, int] | None:
         """Where a call begins in the held text, and where its body; None: nowhere yet."""
@@ -142,29 +142,29 @@ class MessageParser:
         text = self._held.text
         start = text.find(self._format.call_open)
         if self._format.is_bare and self._is_at_start:
-            first = len(text) - len(text.lstrip(self._between))
+            first = len(text) - len(text.lstrip(self._separator_characters))
             if text[first : first + 1] == "{":
                 return 0, first
         return None if start < 0 else (start, start + len(self._format.call_open))
 
     @property
-    def _between(self) -> str:
+    def _separator_characters(self) -> str:
         """Characters that may stand between two calls."""
         return _SPACE if self._format is None or not self.num_calls else _SPACE + self._format.separator
 
-    def _count_kept(self, text: str) -> int:
+    def _count_held_back_characters(self, text: str) -> int:
         """Characters at the end of a text that may belong to a mark, or are space before one."""
         marks: list[str] = []
         if self._format is not None:
             marks.append(self._format.call_open)
         if self._may_reason:
             marks.append(self._reasoning.open)
-        shown = text[: len(text) - longest_partial_mark(text, marks)]
+        shown = text[: len(text) - find_longest_partial_mark(text, marks)]
         if self._format is not None or (self._is_at_start and marks):
-            shown = shown.rstrip(self._between if self._is_at_start else _SPACE)
+            shown = shown.rstrip(self._separator_characters if self._is_at_start else _SPACE)
         return len(text) - len(shown)
 
-    def _release(self, num_characters: int) -> Sequence[StreamEvent]:
+    def _release_text(self, num_characters: int) -> Sequence[StreamEvent]:
         released = self._held.release(num_characters)
         if any(delta.text.strip(_SPACE) for delta in released):
             self._is_at_start = self._may_reason = False
@@ -180,11 +180,11 @@ class MessageParser:
         scanner.feed(self._held.text[num_scanned:])
         if scanner.state == "open" and not is_end:
             return ()
-        calls = read_calls(scanner, self._tool_names) if scanner.state == "complete" else None
+        calls = parse_tool_calls(scanner, self._tool_names) if scanner.state == "complete" else None
         self._scanner, self._state, self._may_reason = None, self._read_text, False
         if calls is None:  # it is text, in which another call may begin
             self._is_at_start = False
-            return self._release(max(1, self._num_opening))
+            return self._release_text(max(1, self._num_opening))
         self._held.drop(self._num_opening + scanner.end)
         self._is_at_start = True
         deltas: list[StreamEvent] = []

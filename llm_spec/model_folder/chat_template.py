@@ -30,8 +30,8 @@ class ChatTemplate:
 
     def __init__(self, folder: Path, default: str, with_tools: str) -> None:
         self._folder = folder
-        self._default = _compile(default, folder)
-        self._with_tools = self._default if with_tools == default else _compile(with_tools, folder)
+        self._default = _compile_template(default, folder)
+        self._with_tools = self._default if with_tools == default else _compile_template(with_tools, folder)
         self.message_format = find_message_format(with_tools)
         self.reasoning = find_reasoning_marks(default)
 
@@ -41,7 +41,7 @@ class ChatTemplate:
 
         Raises ModelLoadError for one that is broken.
         """
-        sources = _read_sources(folder, config)
+        sources = _read_template_sources(folder, config)
         if "default" not in sources:
             return None
         return cls(folder, sources["default"], sources.get("tool_use", sources["default"]))
@@ -50,16 +50,16 @@ class ChatTemplate:
         """The prompt of a request, ready for the answer; raises InvalidRequestError for what the template refuses."""
         from jinja2 import TemplateError
 
-        has_tools = bool(request.tools) and request.tool_choice != "none"
-        if has_tools and self.message_format is None:
+        uses_tools = bool(request.tools) and request.tool_choice != "none"
+        if uses_tools and self.message_format is None:
             raise InvalidRequestError(
                 f"tools are set; the chat template in {self._folder} has no place for them, or shows calls in a form "
                 "that is not known; give the folder a chat_template.jinja that lists `tools`"
             )
         variables: dict[str, Any] = {**special_tokens, **_read_template_variables(request)}
-        if has_tools:
+        if uses_tools:
             variables["tools"] = [dict(tool) for tool in request.tools]
-        template = self._with_tools if has_tools else self._default
+        template = self._with_tools if uses_tools else self._default
         messages = self._convert_messages(request.messages)
         try:
             return str(template.render(**{**variables, "messages": messages, "add_generation_prompt": True}))
@@ -78,7 +78,7 @@ class ChatTemplate:
                     {
                         "id": self._shorten_call_id(call.id),
                         "type": "function",
-                        "function": {"name": call.name, "arguments": _parse_arguments(call.arguments)},
+                        "function": {"name": call.name, "arguments": _parse_call_arguments(call.arguments)},
                     }
                     for call in message.tool_calls
                 ]
@@ -102,7 +102,7 @@ class ChatTemplate:
         return hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:length]
 
 
-def _read_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def _read_template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Templates by name: the file's, the field's, or the field's list of several (the older layout)."""
     found: Any = config.get("chat_template")
     sources: dict[str, str] = {}
@@ -117,7 +117,7 @@ def _read_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return sources
 
 
-def _compile(source: str, folder: Path) -> Any:
+def _compile_template(source: str, folder: Path) -> Any:
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -135,7 +135,7 @@ def _compile(source: str, folder: Path) -> Any:
     extensions: list[Any] = ["jinja2.ext.loopcontrols", GenerationExtension]
     environment: Any = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-    environment.filters["tojson"] = _to_json  # jinja2's own escapes what HTML does not like
+    environment.filters["tojson"] = _dump_template_json  # jinja2's own escapes what HTML does not like
     try:
         return environment.from_string(source)
     except TemplateError as error:
@@ -148,19 +148,19 @@ def _read_template_variables(request: ChatRequest) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"chat_template_kwargs is {given!r}; it must be an object")
     variables = dict(cast("Mapping[str, Any]", given))
-    effort = request.extra.get("reasoning_effort") or _get_text(request, "reasoning", "effort")
+    effort = request.extra.get("reasoning_effort") or _get_extra_text(request, "reasoning", "effort")
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
         variables.setdefault("enable_thinking", effort != "none")
     thinking = request.extra.get("enable_thinking")
     if thinking is None:
-        thinking = {"enabled": True, "disabled": False}.get(_get_text(request, "thinking", "type") or "")
+        thinking = {"enabled": True, "disabled": False}.get(_get_extra_text(request, "thinking", "type") or "")
     if thinking is not None:
         variables.setdefault("enable_thinking", thinking)
     return variables
 
 
-def _get_text(request: ChatRequest, name: str, part: str) -> str | None:
+def _get_extra_text(request: ChatRequest, name: str, part: str) -> str | None:
     """A text of a field of `extra` that is an object; raises InvalidRequestError where it is another."""
     value: Any = request.extra.get(name) or {}
     if not isinstance(value, Mapping):
@@ -171,7 +171,7 @@ def _get_text(request: ChatRequest, name: str, part: str) -> str | None:
     return text
 
 
-def _parse_arguments(arguments: str) -> Any:
+def _parse_call_arguments(arguments: str) -> Any:
     """Templates write arguments by themselves, from an object; what is not one stays text."""
     try:
         value = json.loads(arguments or "{}")
@@ -185,7 +185,7 @@ def _map_role(message: ChatMessage) -> str:
     return "system" if message.role == "developer" else message.role
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+def _dump_template_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llm_spec.chat import ChatRequest
 from llm_spec.errors import InvalidRequestError, ModelLoadError
-from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_marks
+from llm_spec.message_format.formats import MessageFormat, ReasoningMarks, list_format_marks
 from llm_spec.model_folder.chat_template import ChatTemplate
 from llm_spec.model_folder.files import find_file, read_json, read_text
 from llm_spec.model_folder.token_bytes import TokenBytes
@@ -93,7 +93,7 @@ class FolderTokenizer:
     def _find_mark_tokens(self) -> Mapping[int, str]:
         added = self._prompts.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
-        marks = [*list_marks(self.message_format), *list_marks(self.reasoning)]
+        marks = [*list_format_marks(self.message_format), *list_format_marks(self.reasoning)]
         return {token_id: text for token_id, text in special.items() if any(text in mark for mark in marks)}
 
     def _find_eos_ids(self, folder: Path) -> frozenset[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from llm_spec._lazy import make_lazy_package
+from llm_spec._lazy import make_lazy_exports
 
 if TYPE_CHECKING:
     from llm_spec.server.app import Server
@@ -19,4 +19,4 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.server.launcher": "serve",
 }
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = make_lazy_package(__name__, _NAMES_BY_MODULE)
+    __getattr__, __dir__ = make_lazy_exports(__name__, _NAMES_BY_MODULE)

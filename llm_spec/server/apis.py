@@ -11,14 +11,14 @@ from llm_spec.result import SpeculativeResult
 from llm_spec.server.chat_completions import ChatEncoder, build_chat_completion, parse_chat_request
 from llm_spec.server.completions import CompletionEncoder, build_completion, parse_completion_requests
 from llm_spec.server.encoding import StreamEncoder
-from llm_spec.server.messages_encoder import MessagesEncoder, build_message
+from llm_spec.server.messages_encoder import MessagesEncoder, build_anthropic_message
 from llm_spec.server.messages_parser import parse_messages_request
 from llm_spec.server.problems import Problem
 from llm_spec.server.request_fields import Body, Json, ParsedRequest
 from llm_spec.server.responses_encoder import ResponsesEncoder, build_response
 from llm_spec.server.responses_parser import parse_responses_request
 
-__all__ = ["APIS", "AnswerContext", "Api"]
+__all__ = ["APIS", "AnswerContext", "ApiDefinition"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class AnswerContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Api:
+class ApiDefinition:
     """One API: a body to requests (more than one only where it has several prompts), answers to a body or a stream.
 
     `parse` is told the target's own API, None of a model in this process. `can_relay`: whether several choices and
@@ -58,21 +58,21 @@ def _create_chat_encoder(parsed: ParsedRequest, context: AnswerContext) -> Strea
 
 
 APIS: Final = {
-    "/v1/chat/completions": Api(
+    "/v1/chat/completions": ApiDefinition(
         name="chat.completions",
         parse=lambda body, target_api: [parse_chat_request(body, is_local=target_api is None)],
         build_body=lambda results, _, n: build_chat_completion(results[0], answer_id=n.answer_id, model=n.model),
         create_encoder=_create_chat_encoder,
         can_relay=True,
     ),
-    "/v1/completions": Api(
+    "/v1/completions": ApiDefinition(
         name="completions",
         parse=lambda body, target_api: parse_completion_requests(body, is_local=target_api is None),
         build_body=lambda results, parsed, n: build_completion(results, parsed, answer_id=n.answer_id, model=n.model),
         create_encoder=lambda parsed, n: CompletionEncoder(parsed, answer_id=n.answer_id, model=n.model),
         can_relay=True,
     ),
-    "/v1/responses": Api(
+    "/v1/responses": ApiDefinition(
         name="responses",
         parse=lambda body, target_api: [parse_responses_request(body, is_local=target_api is None)],
         build_body=lambda results, parsed, n: build_response(
@@ -80,10 +80,10 @@ APIS: Final = {
         ),
         create_encoder=lambda parsed, n: ResponsesEncoder(parsed, answer_id=n.answer_id, model=n.model),
     ),
-    "/v1/messages": Api(
+    "/v1/messages": ApiDefinition(
         name="messages",
         parse=lambda body, target_api: [parse_messages_request(body, target_api=target_api)],
-        build_body=lambda results, parsed, n: build_message(
+        build_body=lambda results, parsed, n: build_anthropic_message(
             results[0], parsed[0], answer_id=n.answer_id, model=n.model
         ),
         create_encoder=lambda parsed, n: MessagesEncoder(parsed, answer_id=n.answer_id, model=n.model),

@@ -72,16 +72,16 @@ class Server:
         self._socket = sock
         self._clients = Clients(config.keys, ledger, worker)
         self._metrics = partial(Metrics, num_workers=ledger.num_workers)
-        self._models = ServedModels(config)
+        self._handle_models = ServedModels(config)
         self._stack = AsyncExitStack()
         self._gateway: Gateway | None = None
         self.url = ""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._models.aclose)
-            self._models.open(self._clients.all)
-            self._gateway = Gateway(self._config, self._models, self._clients, self._metrics())
+            stack.push_async_callback(self._handle_models.aclose)
+            self._handle_models.open(self._clients.all)
+            self._gateway = Gateway(self._config, self._handle_models, self._clients, self._metrics())
             runner = web.AppRunner(
                 self._gateway.build_app(),
                 handler_cancellation=True,

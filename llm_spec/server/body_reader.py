@@ -35,25 +35,25 @@ class BodyReader:
     @asynccontextmanager
     async def read_body(self, request: web.Request) -> AsyncGenerator[RequestBody]:
         """A request's body, a JSON object, which counts until the context is left; raises Problem for what is not."""
-        reservation = _Reservation()
+        reservation = _BodyReservation()
         try:
-            data = await self._read_in_time(request, reservation)
+            data = await self._read_body_in_time(request, reservation)
             yield await _decode_body(data)
         finally:
             self._num_reserved_bytes -= reservation.num_bytes
 
-    async def _read_in_time(self, request: web.Request, reservation: _Reservation) -> bytes:
+    async def _read_body_in_time(self, request: web.Request, reservation: _BodyReservation) -> bytes:
         if (request.content_length or 0) > self._config.max_body_bytes:
             raise self._build_too_long_problem()
         if request.content.is_eof():  # it came with its headers
-            return await self._read_bounded(request, reservation)
+            return await self._read_bounded_body(request, reservation)
         try:
             async with asyncio.timeout(self._config.body_timeout_s):
-                return await self._read_bounded(request, reservation)
+                return await self._read_bounded_body(request, reservation)
         except TimeoutError:
             raise Problem(408, "the request's body did not arrive in time", code="timeout") from None
 
-    async def _read_bounded(self, request: web.Request, reservation: _Reservation) -> bytes:
+    async def _read_bounded_body(self, request: web.Request, reservation: _BodyReservation) -> bytes:
         pieces: list[bytes] = []
         num_bytes = 0
         while piece := await request.content.readany():
@@ -61,11 +61,11 @@ class BodyReader:
             if num_bytes > self._config.max_body_bytes:
                 raise self._build_too_long_problem()
             if num_bytes > LONG_BYTES:
-                self._reserve(num_bytes - reservation.num_bytes, reservation)
+                self._reserve_long_body_bytes(num_bytes - reservation.num_bytes, reservation)
             pieces.append(piece)
         return b"".join(pieces)
 
-    def _reserve(self, more_bytes: int, reservation: _Reservation) -> None:
+    def _reserve_long_body_bytes(self, more_bytes: int, reservation: _BodyReservation) -> None:
         if self._num_reserved_bytes + more_bytes > self._max_reserved_bytes:
             message = "the server already holds as many long requests as it can"
             raise Problem(503, message, code="overloaded", retry_after_s=1.0)
@@ -77,7 +77,7 @@ class BodyReader:
         return Problem(413, message, code="request_too_large")
 
 
-class _Reservation:
+class _BodyReservation:
     """How much of one body counts."""
 
     def __init__(self) -> None:

@@ -30,13 +30,13 @@ from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.encoding import (
     SSE_COMMENT,
     SSE_DONE,
-    describe_result,
+    describe_result_for_client,
     format_sse,
     get_finish_reason,
     get_token_counts,
 )
 from llm_spec.server.logprobs import build_chat_logprobs, get_top_logprobs
-from llm_spec.server.problems import Problem, get_public_name, redact_places
+from llm_spec.server.problems import Problem, get_public_name, redact_server_details
 from llm_spec.server.request_fields import (
     Body,
     Json,
@@ -46,7 +46,7 @@ from llm_spec.server.request_fields import (
     get_model_name,
     get_num_choices,
     get_object,
-    get_objects,
+    get_object_list,
     parse_messages,
     parse_stop,
 )
@@ -77,7 +77,7 @@ _JOINED_FIELDS: Final = ("text", "summary", "data")
 def parse_chat_request(body: Body, *, is_local: bool) -> ParsedRequest:
     """A chat completion's body; raises InvalidRequestError naming the field that is wrong."""
     num_choices, logprobs = get_num_choices(body), get_field(body, "logprobs", default=False)
-    tools = tuple(get_objects(body, "tools"))
+    tools = tuple(get_object_list(body, "tools"))
     relay_fields: Json = {}
     if not is_local and (num_choices > 1 or logprobs):
         relay_fields = {name: body[name] for name in ("n", "logprobs", "top_logprobs") if body.get(name)}
@@ -133,7 +133,7 @@ def _get_prediction_text(body: Body) -> str | None:
     content = prediction.get("content")
     if isinstance(content, str):
         return content
-    return "".join(str(part.get("text", "")) for part in get_objects(prediction, "content"))
+    return "".join(str(part.get("text", "")) for part in get_object_list(prediction, "content"))
 
 
 def build_chat_usage(result: SpeculativeResult) -> Json | None:
@@ -225,14 +225,14 @@ class ChatEncoder:
         if type(event) is TextDelta and event.logprobs is None:
             return self._text_head + quote(event.text).encode() + self._text_tail
         delta = self._build_delta(event)
-        return b"" if delta is None else format_sse(self._build_chunk(delta, logprobs=_get_logprobs(event)))
+        return b"" if delta is None else format_sse(self._build_chunk(delta, logprobs=_build_event_logprobs(event)))
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
         frames = format_sse(self._build_chunk({}, get_finish_reason(result)))
         usage = build_chat_usage(result)
         last_chunk: Json = {**self._envelope, "choices": []}
         if self._trace:
-            last_chunk["llm_spec"] = {"result": describe_result(result)}
+            last_chunk["llm_spec"] = {"result": describe_result_for_client(result)}
         if self._include_usage and usage is not None:
             last_chunk["usage"] = usage
         if self._trace or "usage" in last_chunk:
@@ -279,7 +279,7 @@ class ChatEncoder:
         delta = self._build_delta(event)
         if delta is not None:
             origin = event.origin if isinstance(event, TextDelta) else "plain"
-            chunk = self._build_chunk(delta, logprobs=_get_logprobs(event))
+            chunk = self._build_chunk(delta, logprobs=_build_event_logprobs(event))
             return format_sse({**chunk, "llm_spec": {"origin": origin, "t": round(elapsed_s, 6)}})
         progress = _describe_progress(event)
         if progress is None:
@@ -288,7 +288,7 @@ class ChatEncoder:
         return format_sse({**self._envelope, "choices": [], "llm_spec": {name: {**fields, "t": round(elapsed_s, 6)}}})
 
 
-def _get_logprobs(event: StreamEvent) -> Json | None:
+def _build_event_logprobs(event: StreamEvent) -> Json | None:
     return build_chat_logprobs(event.logprobs) if isinstance(event, TextDelta) else None
 
 
@@ -309,5 +309,5 @@ def _describe_progress(event: StreamEvent) -> tuple[str, Json] | None:
     if isinstance(event, TargetStream):
         fields["outcome"] = "emitted" if fields.pop("is_used") else "cancelled"
     if "reason" in fields:
-        fields["reason"] = redact_places(fields["reason"])
+        fields["reason"] = redact_server_details(fields["reason"])
     return name, fields

@@ -15,14 +15,14 @@ from llm_spec.server.config import ServerConfig
 from llm_spec.server.models import ServedModels
 from llm_spec.server.usage_ledger import UsageLedger
 
-__all__ = ["check_server"]
+__all__ = ["check_config_with_live_calls"]
 
 _NUM_TOKENS: Final = 16  # some servers refuse less
 _PROBE_REQUEST: Final = ChatRequest.create("Say yes.", max_tokens=_NUM_TOKENS)
 _TIMEOUT_S: Final = 30.0  # until the first piece of an answer
 
 
-def check_server(config: ServerConfig) -> None:
+def check_config_with_live_calls(config: ServerConfig) -> None:
     """Open all that a server would open, ask each target and draft on a server once, and close it.
 
     Raises ConfigError for what would keep it from serving, and for all that could not be asked.
@@ -45,11 +45,13 @@ async def _check_providers(config: ServerConfig) -> None:
             if target.capabilities.token_model is None
         }
         streams = drafts | targets  # one that is both is asked once
-        problems = await asyncio.gather(*map(_find_failure, streams.values()))
+        problems = await asyncio.gather(*map(_find_call_failure, streams.values()))
     finally:
         await models.aclose()
     failed = [
-        _format_failure(config, text, fault) for text, fault in zip(streams, problems, strict=True) if fault is not None
+        _format_call_failure(config, text, fault)
+        for text, fault in zip(streams, problems, strict=True)
+        if fault is not None
     ]
     if failed:
         raise ConfigError("; ".join(failed))
@@ -61,7 +63,7 @@ def _is_remote(draft: DraftProvider) -> bool:
     return not can.is_free and (can.token_model is None or bool(can.drafts))
 
 
-async def _find_failure(opened: AbstractAsyncContextManager[AsyncIterator[object]]) -> str | None:
+async def _find_call_failure(opened: AbstractAsyncContextManager[AsyncIterator[object]]) -> str | None:
     """What keeps it from answering; None: it began to."""
     try:
         async with asyncio.timeout(_TIMEOUT_S), opened as events:
@@ -74,7 +76,7 @@ async def _find_failure(opened: AbstractAsyncContextManager[AsyncIterator[object
     return "it ended its answer before it began"
 
 
-def _format_failure(config: ServerConfig, text: str, problem: str) -> str:
+def _format_call_failure(config: ServerConfig, text: str, problem: str) -> str:
     """What cannot be asked, by the models that need it."""
     needed_by = [name for name, model in config.models.items() if text in (model.target, model.draft)]
     return f"models.{', models.'.join(needed_by)}: {text.partition('@')[0]} cannot answer: {problem}"

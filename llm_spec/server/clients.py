@@ -43,7 +43,7 @@ class Client:
         budget = None if config is None else _SharedBudget(config, ledger, worker, index)
         self.budget = budget if budget is not None and budget.is_bounded else None
 
-    def can_use(self, model: str) -> bool:
+    def can_use_model(self, model: str) -> bool:
         """Whether it may ask for this model."""
         return self._config is None or self._config.models is None or model in self._config.models
 
@@ -72,7 +72,7 @@ class Clients:
     def __init__(self, keys: Mapping[str, KeyConfig], ledger: UsageLedger, worker: int) -> None:
         self._anonymous = Client("", None, ledger, worker, 0)
         self._clients_by_hash = [
-            (_hash_key(config.key), Client(name, config, ledger, worker, index))
+            (_hash_api_key(config.key), Client(name, config, ledger, worker, index))
             for index, (name, config) in enumerate(keys.items())
         ]
 
@@ -94,13 +94,13 @@ class Clients:
             raise Problem(
                 401, "the API key is missing; send it as Authorization: Bearer or x-api-key", code="missing_api_key"
             )
-        digest = _hash_key(api_key)
+        digest = _hash_api_key(api_key)
         found = [client for key_hash, client in self._clients_by_hash if hmac.compare_digest(key_hash, digest)]
         if not found:
             raise Problem(401, "the API key is not known to this server", code="invalid_api_key")
         return found[0]
 
 
-def _hash_key(key: str) -> bytes:
+def _hash_api_key(key: str) -> bytes:
     """Of equal length for all keys, so that comparing tells nothing of theirs."""
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

@@ -105,7 +105,7 @@ def build_completion(
         {
             "index": index,
             "text": parsed.echo + result.content,
-            "logprobs": CompletionLogprobs().build(result.logprobs),
+            "logprobs": CompletionLogprobs().build_next(result.logprobs),
             "finish_reason": get_finish_reason(result),
         }
         for index, (result, parsed) in enumerate(zip(results, parsed_requests, strict=True))
@@ -154,7 +154,7 @@ class CompletionEncoder:
     def encode_event(self, event: StreamEvent) -> bytes:
         if not isinstance(event, TextDelta):
             return b""
-        return self._encode_chunk(event.text, logprobs=self._logprobs.build(event.logprobs))
+        return self._encode_chunk(event.text, logprobs=self._logprobs.build_next(event.logprobs))
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
         frames = self._encode_chunk("", get_finish_reason(result))

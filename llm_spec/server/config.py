@@ -169,7 +169,7 @@ def is_loopback(host: str) -> bool:
 
 
 def load_config(path: str | Path, environment: Mapping[str, str] | None = None) -> ServerConfig:
-    """Read a TOML file; `${SERVER_NAME}` in its texts stands for a variable of the environment.
+    """Read a TOML file; `${NAME}` in its texts stands for a variable of the environment.
 
     Raises ConfigError that names the file, the line and the key.
     """
@@ -180,7 +180,7 @@ def load_config(path: str | Path, environment: Mapping[str, str] | None = None) 
         raise ConfigError(f"the config {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    return _ConfigReader(str(path), text, os.environ if environment is None else environment).read(table)
+    return _ConfigReader(str(path), text, os.environ if environment is None else environment).read_config(table)
 
 
 # ---------------------------------------------------------------------------------------------- inside
@@ -195,7 +195,7 @@ class _ConfigReader:
         self._environment = environment
         self._secret_replacements: dict[str, str] = {}  # what errors say instead of them
 
-    def read(self, table: Table) -> ServerConfig:
+    def read_config(self, table: Table) -> ServerConfig:
         self._secret_replacements |= dict.fromkeys(_find_secrets(table), "***")
         table = self._expand_variables(table, ())
         self._refuse_unknown(table, (), ("server", "providers", "models", "keys"))
@@ -206,7 +206,9 @@ class _ConfigReader:
             raise ConfigError(f"{self._path}: no model is configured; add [models.NAME] with a target")
         names = [f.name for f in dataclasses.fields(ServerConfig) if f.name not in ("models", "providers", "keys")]
         settings = self._get_settings(table.get("server", {}), ("server",), names)
-        config = self._construct(("server",), ServerConfig, models=models, providers=providers, keys=keys, **settings)
+        config = self._construct_or_name_line(
+            ("server",), ServerConfig, models=models, providers=providers, keys=keys, **settings
+        )
         self._check_models(config)
         return config
 
@@ -244,13 +246,13 @@ class _ConfigReader:
         breaker = {key: settings.pop(key) for key in _BREAKER_KEYS if key in settings}
         for key, read in _VALUE_READERS.items():
             if key in settings:
-                settings[key] = self._construct((*key_path, key), read, settings[key])
+                settings[key] = self._construct_or_name_line((*key_path, key), read, settings[key])
         settings.setdefault("stream_always", False)
-        settings["retry"] = self._construct(key_path, RetryPolicy, **retry)
-        settings["timeouts"] = self._construct(key_path, Timeouts, **timeouts)
-        settings["breaker"] = self._construct(key_path, BreakerPolicy, **breaker)
-        speculative = self._construct(key_path, SpeculativeConfig, **settings)
-        return self._construct(key_path, ModelConfig, speculative=speculative, **own)
+        settings["retry"] = self._construct_or_name_line(key_path, RetryPolicy, **retry)
+        settings["timeouts"] = self._construct_or_name_line(key_path, Timeouts, **timeouts)
+        settings["breaker"] = self._construct_or_name_line(key_path, BreakerPolicy, **breaker)
+        speculative = self._construct_or_name_line(key_path, SpeculativeConfig, **settings)
+        return self._construct_or_name_line(key_path, ModelConfig, speculative=speculative, **own)
 
     def _read_key(self, name: str, table: Table) -> KeyConfig:
         key_path = ("keys", name)
@@ -258,7 +260,7 @@ class _ConfigReader:
         settings = self._get_settings(table, key_path, [f.name for f in dataclasses.fields(KeyConfig)])
         if not isinstance(settings["key"], str):
             raise self._build_error((*key_path, "key"), "key must be a text")
-        return self._construct(key_path, KeyConfig, **settings)
+        return self._construct_or_name_line(key_path, KeyConfig, **settings)
 
     def _check_models(self, config: ServerConfig) -> None:
         """Name the line of a provider that is not there."""
@@ -296,7 +298,9 @@ class _ConfigReader:
         if name not in table:
             raise self._build_error(key_path, f"{name} is missing")
 
-    def _construct(self, key_path: tuple[str, ...], make: Callable[..., T], *values: Any, **settings: Any) -> T:
+    def _construct_or_name_line(
+        self, key_path: tuple[str, ...], make: Callable[..., T], *values: Any, **settings: Any
+    ) -> T:
         """What `make` makes; its complaint gets the line of the key that it begins with."""
         try:
             return make(*values, **settings)
@@ -391,16 +395,16 @@ def _find_key_lines(text: str) -> dict[tuple[str, ...], int]:
     for number, line in enumerate(text.splitlines(), 1):
         header = _TABLE_HEADER.match(line)
         if header is not None:
-            table = _split_key(header["path"])
+            table = _split_dotted_key(header["path"])
             lines.setdefault(table, number)
             for n in range(1, len(table)):
                 lines.setdefault(table[:n], number)
         elif "=" in line and not line.lstrip().startswith("#"):
-            lines.setdefault((*table, *_split_key(line.partition("=")[0])), number)
+            lines.setdefault((*table, *_split_dotted_key(line.partition("=")[0])), number)
     return lines
 
 
-def _split_key(path: str) -> tuple[str, ...]:
+def _split_dotted_key(path: str) -> tuple[str, ...]:
     """The parts of a dotted key, quotes taken off."""
     found = re.findall(r'"([^"]*)"|\'([^\']*)\'|([^.\s]+)', path)
     return tuple(a or b or c for a, b, c in found)

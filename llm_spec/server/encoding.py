@@ -9,14 +9,14 @@ from typing import Any, Final, Protocol
 from llm_spec.chat import FinishReason, StreamEvent, ToolCallDelta
 from llm_spec.json_text import dumps_ascii
 from llm_spec.result import SpeculativeResult
-from llm_spec.server.problems import Problem, get_public_name, redact_places
+from llm_spec.server.problems import Problem, get_public_name, redact_server_details
 from llm_spec.server.request_fields import Json
 
 __all__ = [
     "StreamEncoder",
     "ToolCallSequencer",
     "build_metric_headers",
-    "describe_result",
+    "describe_result_for_client",
     "format_sse",
     "get_finish_reason",
     "get_token_counts",
@@ -110,15 +110,15 @@ def get_finish_reason(result: SpeculativeResult) -> FinishReason:
     return "tool_calls" if result.tool_calls and result.finish_reason == "stop" else result.finish_reason
 
 
-def describe_result(result: SpeculativeResult) -> Json:
+def describe_result_for_client(result: SpeculativeResult) -> Json:
     """The run's figures for a client, who is not told where the servers behind are."""
     fields = result.to_report()
     for name in ("target", "draft"):
         fields[name] = fields[name] and get_public_name(fields[name])
     for name in ("fallbacks", "retries"):
-        fields[name] = [redact_places(reason) for reason in fields[name]]
+        fields[name] = [redact_server_details(reason) for reason in fields[name]]
     for name in ("plain_detail", "plain_text"):
-        fields[name] = fields[name] and redact_places(fields[name])
+        fields[name] = fields[name] and redact_server_details(fields[name])
     return fields
 
 

@@ -16,7 +16,7 @@ from aiohttp import hdrs, web
 from llm_spec._clock import now
 from llm_spec.errors import LlmSpecError
 from llm_spec.json_text import dumps
-from llm_spec.server.apis import APIS, AnswerContext, Api
+from llm_spec.server.apis import APIS, AnswerContext, ApiDefinition
 from llm_spec.server.body_reader import BodyReader, RequestBody
 from llm_spec.server.clients import Client, Clients
 from llm_spec.server.config import ServerConfig, is_loopback
@@ -56,7 +56,7 @@ class Gateway:
 
     def __init__(self, config: ServerConfig, models: ServedModels, clients: Clients, metrics: Metrics) -> None:
         self._config = config
-        self._models = models
+        self._handle_models = models
         self._clients = clients
         self._metrics = metrics
         self._secret_texts = models.secret_texts
@@ -177,12 +177,14 @@ class Gateway:
 
     async def _list_models(self, request: web.Request) -> web.Response:
         client = self._clients.authenticate(request.headers)
-        models = [model.describe() for model in self._models.list_for_client(client)]
+        models = [model.to_openai_model() for model in self._handle_models.list_for_client(client)]
         return self._build_json_response(request, {"object": "list", "data": models})
 
     async def _get_model(self, request: web.Request) -> web.Response:
         client = self._clients.authenticate(request.headers)
-        return self._build_json_response(request, self._models.find(request.match_info["name"], client).describe())
+        return self._build_json_response(
+            request, self._handle_models.find(request.match_info["name"], client).to_openai_model()
+        )
 
     async def _get_liveness(self, request: web.Request) -> web.Response:
         return self._build_json_response(request, {"status": "ok"})
@@ -194,7 +196,7 @@ class Gateway:
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         client = self._clients.authenticate(request.headers)
-        text = self._metrics.render(self._models.all, self._models.list_for_client(client))
+        text = self._metrics.render(self._handle_models.all, self._handle_models.list_for_client(client))
         return web.Response(body=text, headers={**_SERVER_HEADER, "Content-Type": CONTENT_TYPE})
 
     async def _get_page(self, _: web.Request) -> web.Response:
@@ -204,33 +206,33 @@ class Gateway:
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
         client = self._clients.authenticate(request.headers)
-        self._admit(client)
+        self._admit_request(client)
         try:
             async with self._body_reader.read_body(request) as request_body:
                 body = {**request_body.fields, "max_tokens": 1}  # it has no such field
-                model = self._models.find(get_model_name(body), client)
+                model = self._handle_models.find(get_model_name(body), client)
                 parsed_requests, _ = await self._parse_requests(
                     _MESSAGES_API, request, request_body._replace(fields=body), model
                 )
                 num_tokens = await count_tokens(model.target, parsed_requests[0].request)
         finally:
-            self._release(client)
+            self._release_request(client)
         return self._build_json_response(request, {"input_tokens": num_tokens})
 
-    async def _handle_completion(self, api: Api, request: web.Request) -> web.StreamResponse:
+    async def _handle_completion(self, api: ApiDefinition, request: web.Request) -> web.StreamResponse:
         started_s = now()
         client = self._clients.authenticate(request.headers)
-        self._admit(client)
+        self._admit_request(client)
         try:
             async with self._body_reader.read_body(request) as request_body:
                 return await self._respond(api, request, request_body, client, started_s)
         finally:
-            self._release(client)
+            self._release_request(client)
 
     async def _respond(
-        self, api: Api, request: web.Request, request_body: RequestBody, client: Client, started_s: float
+        self, api: ApiDefinition, request: web.Request, request_body: RequestBody, client: Client, started_s: float
     ) -> web.StreamResponse:
-        model = self._models.find(get_model_name(request_body.fields), client)
+        model = self._handle_models.find(get_model_name(request_body.fields), client)
         self._metrics.count_request(api.name, model.name)
         parsed_requests, dropped_fields = await self._parse_requests(api, request, request_body, model)
         context = AnswerContext(
@@ -254,7 +256,7 @@ class Gateway:
         return await responder.respond()
 
     async def _parse_requests(
-        self, api: Api, request: web.Request, request_body: RequestBody, model: ServedModel
+        self, api: ApiDefinition, request: web.Request, request_body: RequestBody, model: ServedModel
     ) -> tuple[list[ParsedRequest], list[str]]:
         """What is asked, and the names of fields that the target is not sent."""
         body = request_body.fields
@@ -263,7 +265,7 @@ class Gateway:
         parse = partial(api.parse, body, model.target_api)
         return model.drop_unsafe_fields(await run_in_body_thread(parse) if request_body.is_long else parse())
 
-    def _admit(self, client: Client) -> None:
+    def _admit_request(self, client: Client) -> None:
         """Let a request in; raises Problem where there are too many."""
         if self._num_open >= self._config.max_requests:
             raise Problem(
@@ -273,7 +275,7 @@ class Gateway:
         self._num_open += 1
         self._metrics.set_open_requests(self._num_open)
 
-    def _release(self, client: Client) -> None:
+    def _release_request(self, client: Client) -> None:
         client.end_request()
         self._num_open -= 1
         self._metrics.set_open_requests(self._num_open)

@@ -41,12 +41,12 @@ _body_executor: Final = ThreadPoolExecutor(1, thread_name_prefix="llm_spec_bodie
 
 def decode_json(data: bytes) -> Any:
     """The value of a text: UTF-8, without NaN and Infinity, every character whole; raises ValueError for others."""
-    return _decode(data, _DECODER)
+    return _decode_with(data, _DECODER)
 
 
 def decode_long_json(data: bytes) -> Any:
     """As `decode_json`, letting other threads run; ValueError also for what exceeds the bounds of this module."""
-    return _decode(data, _BoundedDecoder())
+    return _decode_with(data, _BoundedDecoder())
 
 
 async def run_in_body_thread(function: Callable[..., T], *arguments: Any) -> T:
@@ -54,7 +54,7 @@ async def run_in_body_thread(function: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(_body_executor, function, *arguments)
 
 
-def _decode(data: bytes, decoder: json.JSONDecoder) -> Any:
+def _decode_with(data: bytes, decoder: json.JSONDecoder) -> Any:
     text = data.decode()
     value = decoder.decode(text)
     if any(escape["half"] for escape in _ESCAPES.finditer(text)):

@@ -40,12 +40,12 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print) -> N
             config.workers, _run_worker_process, (config, sock, ledger), on_death=clear_worker_gauges
         )
         stack.callback(supervisor.stop, config.shutdown_s + 5.0)
-        signal.signal(signal.SIGTERM, _exit)
+        signal.signal(signal.SIGTERM, _exit_on_signal)
         supervisor.start()
         host, port = sock.getsockname()[:2]
         suffix = f" with {config.workers} workers" if config.workers > 1 else ""
         on_ready(f"llm-spec serves at http://{f'[{host}]' if ':' in host else host}:{port}{suffix}")
-        supervisor.watch()
+        supervisor.restart_dead_workers()
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def _open_socket(config: ServerConfig) -> Generator[socket.socket]:
         yield sock
 
 
-def _exit(*_: object) -> None:
+def _exit_on_signal(*_: object) -> None:
     sys.exit(0)
 
 

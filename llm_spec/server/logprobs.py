@@ -45,37 +45,37 @@ class CompletionLogprobs:
         self._num_characters = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def build(self, logprobs: Sequence[TokenLogprob] | None) -> Json | None:
+    def build_next(self, logprobs: Sequence[TokenLogprob] | None) -> Json | None:
         """Those of the next tokens; null where none were requested. A token is among the likeliest in its place."""
         if logprobs is None:
             return None
-        tops = [_describe_top(logprob) for logprob in logprobs]
+        tops = [_describe_top_tokens(logprob) for logprob in logprobs]
         return {
             "tokens": [logprob.token for logprob in logprobs],
-            "token_logprobs": [_floor(logprob.logprob) for logprob in logprobs],
+            "token_logprobs": [_make_logprob_finite(logprob.logprob) for logprob in logprobs],
             "top_logprobs": tops if any(logprob.top for logprob in logprobs) else None,
-            "text_offset": [self._advance(logprob) for logprob in logprobs],
+            "text_offset": [self._advance_text_offset(logprob) for logprob in logprobs],
         }
 
-    def _advance(self, logprob: TokenLogprob) -> int:
+    def _advance_text_offset(self, logprob: TokenLogprob) -> int:
         start = self._num_characters
         token_bytes = logprob.token.encode() if logprob.token_bytes is None else logprob.token_bytes
         self._num_characters += len(self._decoder.decode(token_bytes))
         return start
 
 
-def _describe_top(logprob: TokenLogprob) -> dict[str, float]:
+def _describe_top_tokens(logprob: TokenLogprob) -> dict[str, float]:
     """By text, likeliest first; of several tokens with one text (parts of characters) the likeliest."""
     top: dict[str, float] = {}
     for likely in (*logprob.top, logprob):
-        top.setdefault(likely.token, _floor(likely.logprob))
+        top.setdefault(likely.token, _make_logprob_finite(likely.logprob))
     return top
 
 
 def _describe_token(logprob: TokenLogprob) -> Json:
     token_bytes = None if logprob.token_bytes is None else list(logprob.token_bytes)
-    return {"token": logprob.token, "logprob": _floor(logprob.logprob), "bytes": token_bytes}
+    return {"token": logprob.token, "logprob": _make_logprob_finite(logprob.logprob), "bytes": token_bytes}
 
 
-def _floor(logprob: float) -> float:
+def _make_logprob_finite(logprob: float) -> float:
     return max(logprob, _IMPOSSIBLE)

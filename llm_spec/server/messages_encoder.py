@@ -15,7 +15,7 @@ from llm_spec.server.encoding import ToolCallSequencer, format_sse, get_finish_r
 from llm_spec.server.problems import Problem
 from llm_spec.server.request_fields import Json, ParsedRequest
 
-__all__ = ["MessagesEncoder", "build_message"]
+__all__ = ["MessagesEncoder", "build_anthropic_message"]
 
 _STOP_REASONS: Final[Mapping[str, str]] = {
     "stop": "end_turn",
@@ -25,7 +25,7 @@ _STOP_REASONS: Final[Mapping[str, str]] = {
 }
 
 
-def build_message(result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str) -> Json:
+def build_anthropic_message(result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str) -> Json:
     """A whole answer."""
     content = _build_thinking_blocks(result)
     if result.content or not (content or result.tool_calls):  # an empty text may not be sent back

@@ -24,7 +24,7 @@ from llm_spec.server.request_fields import (
     get_field,
     get_model_name,
     get_object,
-    get_objects,
+    get_object_list,
     parse_stop,
 )
 
@@ -88,7 +88,7 @@ def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedR
     is_native, is_local = target_api == "messages", target_api is None
     messages = [*_parse_system(body, is_native=is_native), *_parse_messages(body, is_native=is_native)]
     prefix = ""
-    if messages and _is_prefix(messages[-1]):
+    if messages and _is_prefix_message(messages[-1]):
         prefix = messages.pop().text
     if not messages:
         raise InvalidRequestError("messages is empty; it must hold at least one message")
@@ -100,7 +100,7 @@ def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedR
         body,
         known_fields,
         is_local=is_local,
-        extra_fields=None if is_native else _convert_fields(body, is_local=is_local),
+        extra_fields=None if is_native else _convert_other_fields(body, is_local=is_local),
         messages=tuple(messages),
         max_tokens=get_field(body, "max_tokens", None, int),
         stop=parse_stop(body, "stop_sequences"),
@@ -112,7 +112,7 @@ def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedR
     return ParsedRequest(model=get_model_name(body), request=request, stream=get_field(body, "stream", default=False))
 
 
-def _is_prefix(last: ChatMessage) -> bool:
+def _is_prefix_message(last: ChatMessage) -> bool:
     """Whether a last message is text to go on from; one that says more is sent as it is."""
     return last.role == "assistant" and not last.tool_calls and last.native is None
 
@@ -124,7 +124,7 @@ def _build_native_message(role: Any, content: str | Sequence[Json], *, is_native
 def _parse_system(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
     system = body.get("system")
     if isinstance(system, list):
-        blocks = get_objects(body, "system")
+        blocks = get_object_list(body, "system")
         text = "\n\n".join(str(part.get("text", "")) for part in blocks)
         yield ChatMessage("system", text, native=_build_native_message("system", blocks, is_native=is_native))
     elif system is not None and not isinstance(system, str):
@@ -134,7 +134,7 @@ def _parse_system(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
 
 
 def _parse_messages(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
-    for index, message in enumerate(get_objects(body, "messages")):
+    for index, message in enumerate(get_object_list(body, "messages")):
         role, content = message.get("role"), message.get("content")
         if role not in ("user", "assistant", "system"):
             raise InvalidRequestError(f"messages[{index}].role is {role!r}; it must be user or assistant")
@@ -144,7 +144,7 @@ def _parse_messages(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
             yield ChatMessage(role, content, native=_build_native_message(role, content, is_native=keep_native))
             continue
         try:
-            blocks = get_objects(message, "content")
+            blocks = get_object_list(message, "content")
             if role == "assistant":
                 yield _parse_assistant_message(blocks, is_native=is_native)
             else:
@@ -177,7 +177,7 @@ def _parse_user_message(blocks: Sequence[Json], role: Role, *, is_native: bool) 
     if not others:
         return
     native = _build_native_message(role, others, is_native=is_native)
-    parts = [_convert_part(block) for block in others if native is None or block.get("type") in _CONTENT_TYPES]
+    parts = [_convert_content_part(block) for block in others if native is None or block.get("type") in _CONTENT_TYPES]
     if all(part["type"] == "text" for part in parts):
         yield ChatMessage(role, "".join(part["text"] for part in parts), native=native)
     else:
@@ -187,14 +187,14 @@ def _parse_user_message(blocks: Sequence[Json], role: Role, *, is_native: bool) 
 def _get_tool_result_text(block: Json, *, is_native: bool) -> str:
     content = block.get("content")
     if isinstance(content, list):
-        parts = get_objects(block, "content")
+        parts = get_object_list(block, "content")
         if not is_native and any(part.get("type") != "text" for part in parts):
             raise InvalidRequestError("a tool_result has a part that is not text, which is not supported here")
         return "".join(str(part.get("text", "")) for part in parts)
     return str(content or "")
 
 
-def _convert_part(block: Json) -> Json:
+def _convert_content_part(block: Json) -> Json:
     """A content part in OpenAI's form."""
     kind = block.get("type")
     if kind == "text":
@@ -207,7 +207,7 @@ def _convert_part(block: Json) -> Json:
 
 
 def _convert_tools(body: Body, *, is_native: bool) -> Iterator[Json]:
-    for index, tool in enumerate(get_objects(body, "tools")):
+    for index, tool in enumerate(get_object_list(body, "tools")):
         kind = str(tool.get("type") or "custom")
         if "name" in tool and is_native and (kind == "custom" or kind.startswith(_CLIENT_TOOL_PREFIXES)):
             yield tool
@@ -235,7 +235,7 @@ def _convert_tool_choice(body: Body) -> str | Json | None:
     return _TOOL_CHOICES[kind]
 
 
-def _convert_fields(body: Body, *, is_local: bool) -> Json:
+def _convert_other_fields(body: Body, *, is_local: bool) -> Json:
     """What chat completions, or a model in this process, have other words for."""
     fields: Json = {}
     if body.get("tools") and get_object(body, "tool_choice").get("disable_parallel_tool_use") is True:

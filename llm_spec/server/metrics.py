@@ -31,7 +31,7 @@ from llm_spec.server.models import ServedModel
 from llm_spec.server.problems import Problem
 from llm_spec.strategies.registry import PLAIN
 
-__all__ = ["CONTENT_TYPE", "Metrics", "share_metrics"]
+__all__ = ["CONTENT_TYPE", "Metrics", "use_worker_metrics_files"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _LATENCY_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -41,7 +41,7 @@ _TOKEN_KINDS: Final = ("draft", "accepted", "wasted", "input", "output")
 _NO_USAGE: Final = Usage()
 
 
-def share_metrics(worker: int) -> None:
+def use_worker_metrics_files(worker: int) -> None:
     """Let this process count in the files of that worker, if there are any; to be called before it makes metrics."""
     if FOLDER_VARIABLE in os.environ:
         values.ValueClass = values.MultiProcessValue(process_identifier=lambda: worker)  # type: ignore[no-untyped-call] # it has no types

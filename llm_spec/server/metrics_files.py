@@ -44,8 +44,8 @@ def create_metrics_folder(config: ServerConfig) -> Generator[None]:
     with folder:
         try:
             for worker in range(config.workers):
-                for path in _list_paths(folder.name, worker, _KINDS):
-                    path.write_bytes(bytes(_compute_file_size(config)))
+                for path in _list_metrics_files(folder.name, worker, _KINDS):
+                    path.write_bytes(bytes(_estimate_metrics_file_size(config)))
             os.environ[FOLDER_VARIABLE] = folder.name
         except OSError as error:
             for path in Path(folder.name).iterdir():
@@ -60,16 +60,16 @@ def create_metrics_folder(config: ServerConfig) -> Generator[None]:
 def clear_worker_gauges(worker: int) -> None:
     """A worker has died: what it had open is open no more."""
     if FOLDER_VARIABLE in os.environ:
-        for path in _list_paths(os.environ[FOLDER_VARIABLE], worker, _GAUGES):
+        for path in _list_metrics_files(os.environ[FOLDER_VARIABLE], worker, _GAUGES):
             with suppress(OSError), path.open("r+b") as file:
                 file.write(bytes(path.stat().st_size))
 
 
-def _list_paths(folder: str, worker: int, kinds: tuple[str, ...]) -> list[Path]:
+def _list_metrics_files(folder: str, worker: int, kinds: tuple[str, ...]) -> list[Path]:
     return [Path(folder, f"{kind}_{worker}.db") for kind in kinds]
 
 
-def _compute_file_size(config: ServerConfig) -> int:
+def _estimate_metrics_file_size(config: ServerConfig) -> int:
     names = sum(len(json.dumps(name)) for name in config.models)
     return _SHARED_SERIES_BYTES + len(config.models) * _MODEL_SERIES_BYTES + names * _NUM_MODEL_SERIES
 

@@ -51,7 +51,9 @@ class ServedModel:
         if strategy is not None and strategy not in self._config.allowed_strategies:
             usable = ", ".join(self._list_usable_strategies())
             raise InvalidRequestError(f"x-llm-spec-strategy is {strategy!r}; {self.name} takes: {usable}")
-        decoders = self._client_decoders.pop(client.name, None) or _ClientDecoders(self.decoder.for_client(), client)
+        decoders = self._client_decoders.pop(client.name, None) or _ClientDecoders(
+            self.decoder.copy_for_new_client(), client
+        )
         self._client_decoders[client.name] = decoders
         if len(self._client_decoders) > MAX_CLIENTS:
             self._client_decoders.popitem(last=False)
@@ -63,7 +65,7 @@ class ServedModel:
             if strategy is PLAIN or self._has_draft or self.is_local:
                 strategy.load()
 
-    def describe(self) -> Json:
+    def to_openai_model(self) -> Json:
         """The model object of OpenAI's API."""
         details = {
             "target": get_public_name(self._config.target),
@@ -117,7 +119,7 @@ class ServedModels:
         self._stack = AsyncExitStack()
         self._targets: dict[str, LlmProvider] = {}
         self._drafts: dict[str, DraftProvider] = {}
-        self._models: dict[str, ServedModel] = {}
+        self._handle_models: dict[str, ServedModel] = {}
 
     def open(self, clients: Sequence[Client]) -> None:
         """Open the providers, and check the budgets of all clients; raises ConfigError, naming the model."""
@@ -125,26 +127,26 @@ class ServedModels:
             try:
                 target = self._open_target(model.target)
                 draft = None if model.draft is None else self._open_draft(model.draft)
-                self._models[name] = ServedModel(name, model, target, draft)
-                self._stack.push_async_callback(self._models[name].decoder.aclose)
-                self._models[name].load_strategies()
+                self._handle_models[name] = ServedModel(name, model, target, draft)
+                self._stack.push_async_callback(self._handle_models[name].decoder.aclose)
+                self._handle_models[name].load_strategies()
                 for client in clients:
-                    if client.can_use(name):
-                        self._models[name].get_decoder(client, None)
+                    if client.can_use_model(name):
+                        self._handle_models[name].get_decoder(client, None)
             except (ConfigError, ModelLoadError) as error:
                 raise ConfigError(f"models.{name}: {error}") from error
 
     def find(self, name: str, client: Client) -> ServedModel:
         """The model of that name, or the default one; raises Problem where there is none for this client."""
-        served_name = name if name in self._models else self._config.default_model
-        if served_name is None or not client.can_use(served_name):
+        served_name = name if name in self._handle_models else self._config.default_model
+        if served_name is None or not client.can_use_model(served_name):
             message = f"the model {name[:200]!r} does not exist here, or this key may not use it"
             raise Problem(404, message, code="model_not_found", param="model")
-        return self._models[served_name]
+        return self._handle_models[served_name]
 
     def list_for_client(self, client: Client) -> list[ServedModel]:
         """What a client may ask for."""
-        return [model for name, model in self._models.items() if client.can_use(name)]
+        return [model for name, model in self._handle_models.items() if client.can_use_model(name)]
 
     @property
     def targets(self) -> Mapping[str, LlmProvider]:
@@ -158,7 +160,7 @@ class ServedModels:
 
     @property
     def all(self) -> list[ServedModel]:
-        return list(self._models.values())
+        return list(self._handle_models.values())
 
     @property
     def secret_texts(self) -> tuple[str, ...]:

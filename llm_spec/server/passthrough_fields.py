@@ -37,12 +37,12 @@ def drop_unsafe_fields(
     if is_local:
         kept = {name: value for name, value in extra.items() if find_local_use(name, value) != "left_out"}
     else:
-        kept = {name: value for name, value in extra.items() if _is_allowed(name, allowed_fields)}
+        kept = {name: value for name, value in extra.items() if _is_field_allowed(name, allowed_fields)}
     dropped_fields = sorted(extra.keys() - kept.keys())
     return (replace(parsed, request=replace(parsed.request, extra=kept)) if dropped_fields else parsed), dropped_fields
 
 
-def _is_allowed(name: str, allowed_fields: AbstractSet[str]) -> bool:
+def _is_field_allowed(name: str, allowed_fields: AbstractSet[str]) -> bool:
     if name in PASSED_FIELDS:
         return True
     return name.lower() not in LIMIT_FIELDS and (name in allowed_fields or ALL_FIELDS in allowed_fields)

@@ -18,7 +18,7 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 
-__all__ = ["Problem", "get_model_folder", "get_public_name", "redact_places", "to_problem"]
+__all__ = ["Problem", "get_model_folder", "get_public_name", "redact_server_details", "to_problem"]
 
 # RFC 9110's statuses, and OpenAI's names for them
 _ERROR_TYPES: Final[Mapping[int, str]] = {
@@ -113,7 +113,7 @@ def to_problem(error: Exception, secret_texts: tuple[str, ...] = ()) -> Problem:
     """An error of this library as a problem; `secret_texts`, such as addresses of servers behind, are taken out."""
     if isinstance(error, Problem):
         return error
-    message = redact_places(str(error), secret_texts, quotes_server=isinstance(error, InvalidRequestError))
+    message = redact_server_details(str(error), secret_texts, quotes_server=isinstance(error, InvalidRequestError))
     if isinstance(error, TargetError) and error.status in (401, 403):  # its words may hold a part of the key
         message = "the target refused this server's key"
     if isinstance(error, InvalidRequestError):
@@ -131,7 +131,7 @@ def to_problem(error: Exception, secret_texts: tuple[str, ...] = ()) -> Problem:
     return Problem(500, "the server failed; its log says why", code="internal", is_final=True)
 
 
-def redact_places(message: str, secret_texts: tuple[str, ...] = (), *, quotes_server: bool = False) -> str:
+def redact_server_details(message: str, secret_texts: tuple[str, ...] = (), *, quotes_server: bool = False) -> str:
     """A message without the addresses of servers behind, without these texts, and without what other libraries said.
 
     `quotes_server`: it may quote a server, whose words about the request are for who sent it.

@@ -10,10 +10,12 @@ from llm_spec.chat import Usage
 from llm_spec.openai_chat import parse_usage
 from llm_spec.server.request_fields import Json
 
-__all__ = ["ChunkMerger", "rewrite_chunk"]
+__all__ = ["ChunkMerger", "rewrite_chunk_for_client"]
 
 
-def rewrite_chunk(chunk: Mapping[str, Any], *, answer_id: str, model: str, include_usage: bool) -> Json | None:
+def rewrite_chunk_for_client(
+    chunk: Mapping[str, Any], *, answer_id: str, model: str, include_usage: bool
+) -> Json | None:
     """A chunk under this server's names; None for one that holds nothing but a usage that was not asked for."""
     rewritten = {**chunk, "id": answer_id, "model": model}
     rewritten["choices"] = [_fill_logprob_lists(choice) for choice in cast("list[Json]", chunk.get("choices") or [])]
@@ -45,7 +47,7 @@ class ChunkMerger:
                 merged["text"] = merged.get("text", "") + choice["text"]
             elif choice.get("delta") is not None:
                 message = merged.setdefault("message", {"role": "assistant", "content": None, "refusal": None})
-                _append_delta(message, choice["delta"])
+                _append_delta_to_message(message, choice["delta"])
 
     def build_body(self, *, answer_id: str, model: str, kind: str) -> Json:
         """The answer."""
@@ -68,7 +70,7 @@ def _fill_logprob_lists(choice: Json) -> Json:
     return {**choice, "logprobs": {"content": None, "refusal": None, **choice["logprobs"]}}
 
 
-def _append_delta(message: Json, delta: Json) -> None:
+def _append_delta_to_message(message: Json, delta: Json) -> None:
     for name in ("content", "refusal", "reasoning_content", "reasoning"):
         if isinstance(delta.get(name), str):
             message[name] = (message.get(name) or "") + delta[name]

@@ -19,7 +19,7 @@ __all__ = [
     "get_model_name",
     "get_num_choices",
     "get_object",
-    "get_objects",
+    "get_object_list",
     "parse_messages",
     "parse_stop",
 ]
@@ -96,7 +96,7 @@ def get_field(body: Body, name: str, default: T, kind: type | None = None) -> T:
     return cast("T", value)
 
 
-def get_objects(body: Body, name: str) -> list[Json]:
+def get_object_list(body: Body, name: str) -> list[Json]:
     """A list of objects."""
     values = cast("list[Any]", get_field(body, name, None, list)) or []
     for index, value in enumerate(values):
@@ -112,7 +112,7 @@ def get_object(body: Body, name: str) -> Json:
 
 def parse_messages(body: Body) -> tuple[ChatMessage, ...]:
     """Chat messages in OpenAI's form."""
-    messages = get_objects(body, "messages")
+    messages = get_object_list(body, "messages")
     if not messages:
         raise InvalidRequestError("messages is empty; it must hold at least one message")
     messages_read: list[ChatMessage] = []

@@ -17,14 +17,14 @@ from llm_spec.errors import BudgetError, InvalidRequestError
 from llm_spec.json_text import dumps
 from llm_spec.pricing import find_model_price
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
-from llm_spec.server.apis import AnswerContext, Api
+from llm_spec.server.apis import AnswerContext, ApiDefinition
 from llm_spec.server.clients import Client
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, StreamEncoder, build_metric_headers, format_sse
 from llm_spec.server.metrics import Metrics
 from llm_spec.server.models import ServedModel
 from llm_spec.server.problems import Problem
-from llm_spec.server.relay import ChunkMerger, rewrite_chunk
+from llm_spec.server.relay import ChunkMerger, rewrite_chunk_for_client
 from llm_spec.server.request_fields import ParsedRequest
 from llm_spec.server.stream_sender import StreamSender
 from llm_spec.strategies.registry import PLAIN
@@ -50,7 +50,7 @@ class Responder:
         *,
         config: ServerConfig,
         metrics: Metrics,
-        api: Api,
+        api: ApiDefinition,
         model: ServedModel,
         client: Client,
         parsed_requests: Sequence[ParsedRequest],
@@ -118,7 +118,7 @@ class Responder:
         headers = {"x-llm-spec-overhead-ms": f"{overhead_s * 1e3:.3f}"}
         encoder = self._api.create_encoder(parsed, self._context)
         async with decoder.stream(parsed.request, rounds=True) as events:
-            early_events = await _read_until_answer(events)  # until then an error has a status of its own
+            early_events = await _read_to_first_answer_event(events)  # until then an error has a status of its own
             for event in early_events:
                 if isinstance(event, SpeculativeFinish) and event.result and event.result.plain_reason == "budget":
                     raise self._build_budget_problem()
@@ -215,7 +215,7 @@ class Responder:
         async with self._open_sender(SSE_COMMENT, _RELAY_HEADERS) as sender:
             try:
                 while chunk is not None:
-                    rewritten = rewrite_chunk(
+                    rewritten = rewrite_chunk_for_client(
                         chunk, answer_id=answer_id, model=model, include_usage=parsed.include_usage
                     )
                     sender.put(b"" if rewritten is None else format_sse(rewritten))
@@ -232,7 +232,7 @@ class Responder:
         return f"{'cmpl' if parsed.request.raw else 'chatcmpl'}-{self._context.answer_id}"
 
 
-async def _read_until_answer(events: AsyncIterator[StreamEvent]) -> list[StreamEvent]:
+async def _read_to_first_answer_event(events: AsyncIterator[StreamEvent]) -> list[StreamEvent]:
     """The events up to the first that belongs to the answer, or ends it."""
     early_events: list[StreamEvent] = []
     async for event in events:

@@ -30,10 +30,10 @@ def build_response(result: SpeculativeResult, parsed: ParsedRequest, *, answer_i
         output.append(_build_message_item(f"msg_{answer_id}", result.content, "completed", logprobs))
     for index, call in enumerate(result.tool_calls):
         output.append(_build_call_item(f"fc_{answer_id}_{index}", call, "completed"))
-    return _finish_response(_start_response(parsed, answer_id, model), result, output)
+    return _finish_response(_build_initial_response(parsed, answer_id, model), result, output)
 
 
-def _start_response(parsed: ParsedRequest, answer_id: str, model: str) -> Json:
+def _build_initial_response(parsed: ParsedRequest, answer_id: str, model: str) -> Json:
     """A response that has just begun; it repeats what was asked for."""
     body, sampling = parsed.body, parsed.request.sampling
     return {
@@ -121,7 +121,7 @@ class ResponsesEncoder:
 
     def __init__(self, parsed: ParsedRequest, *, answer_id: str, model: str) -> None:
         self._answer_id = answer_id
-        self._response = _start_response(parsed, answer_id, model)
+        self._response = _build_initial_response(parsed, answer_id, model)
         self._sequence_number = 0
         self._finished_items: list[Json] = []  # the items that are done
         self._current_item: _OpenItem | None = None

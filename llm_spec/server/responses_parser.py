@@ -20,7 +20,7 @@ from llm_spec.server.request_fields import (
     get_field,
     get_model_name,
     get_object,
-    get_objects,
+    get_object_list,
 )
 
 __all__ = ["parse_responses_request"]
@@ -90,18 +90,18 @@ def _parse_input(body: Body) -> list[ChatMessage]:
     input_value = body.get("input")
     if isinstance(input_value, str):
         return [*messages, ChatMessage("user", input_value)]
-    items = get_objects(body, "input")
+    items = get_object_list(body, "input")
     if not items:
         raise InvalidRequestError("input is empty; it must be a text or a list of at least one item")
     for index, item in enumerate(items):
         try:
-            _append_item(messages, item)
+            _append_input_item(messages, item)
         except (InvalidRequestError, KeyError, TypeError) as error:
             raise InvalidRequestError(f"input[{index}] is wrong: {error}") from error
     return messages
 
 
-def _append_item(messages: list[ChatMessage], item: Json) -> None:
+def _append_input_item(messages: list[ChatMessage], item: Json) -> None:
     match item.get("type", "message"):
         case "message":
             messages.append(ChatMessage(cast("Role", item.get("role")), _convert_content(item)))
@@ -113,7 +113,7 @@ def _append_item(messages: list[ChatMessage], item: Json) -> None:
                 messages.append(ChatMessage("assistant", None, tool_calls=(call,)))
         case "function_call_output":
             output = item["output"]
-            text = output if isinstance(output, str) else _join_texts(get_objects(item, "output"))
+            text = output if isinstance(output, str) else _join_part_texts(get_object_list(item, "output"))
             messages.append(ChatMessage("tool", text, tool_call_id=item["call_id"]))
         case "reasoning":
             pass  # of an earlier answer: not for the model to read
@@ -125,28 +125,28 @@ def _convert_content(item: Json) -> str | tuple[Json, ...]:
     content = item.get("content")
     if isinstance(content, str):
         return content
-    parts = get_objects(item, "content")
+    parts = get_object_list(item, "content")
     if all(part.get("type") in _TEXT_PART_TYPES for part in parts):
-        return _join_texts(parts)
-    return tuple(_convert_part(part) for part in parts)
+        return _join_part_texts(parts)
+    return tuple(_convert_content_part(part) for part in parts)
 
 
-def _join_texts(parts: Sequence[Json]) -> str:
+def _join_part_texts(parts: Sequence[Json]) -> str:
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
 
 
-def _convert_part(part: Json) -> Json:
+def _convert_content_part(part: Json) -> Json:
     """A content part in the form of chat completions."""
     kind = part.get("type")
     if kind in _TEXT_PART_TYPES:
-        return {"type": "text", "text": _join_texts([part])}
+        return {"type": "text", "text": _join_part_texts([part])}
     if kind == "input_image" and part.get("image_url"):
         return {"type": "image_url", "image_url": {"url": part["image_url"], "detail": part.get("detail") or "auto"}}
     raise InvalidRequestError(f"a part of type {kind!r} is not supported here")
 
 
 def _convert_tools(body: Body) -> Iterator[Json]:
-    for index, tool in enumerate(get_objects(body, "tools")):
+    for index, tool in enumerate(get_object_list(body, "tools")):
         if tool.get("type") != "function":
             raise InvalidRequestError(f"tools[{index}] is {tool.get('type')!r}; only functions are supported here")
         fields = ("name", "description", "parameters", "strict")
@@ -161,7 +161,7 @@ def _convert_tool_choice(body: Body) -> str | Json | None:
         return choice
     tool = get_object(body, "tool_choice")
     if tool.get("type") == "allowed_tools":
-        allowed = [_convert_named_tool(listed) for listed in get_objects(tool, "tools")]
+        allowed = [_convert_named_tool(listed) for listed in get_object_list(tool, "tools")]
         return {"type": "allowed_tools", "allowed_tools": {"mode": tool.get("mode"), "tools": allowed}}
     return _convert_named_tool(tool)
 

@@ -32,7 +32,7 @@ def get_restart_wait_s(num_quick_deaths: int) -> float:
 
 
 @dataclass(slots=True)
-class _Worker:
+class _WorkerProcess:
     process: BaseProcess
     reports: Connection | None
     started_s: float
@@ -60,17 +60,17 @@ class Supervisor:
         self._arguments = arguments
         self._on_death = on_death
         self._context = multiprocessing.get_context("spawn")  # a forked process would share the threads' locks
-        self._workers: list[_Worker] = []
+        self._workers: list[_WorkerProcess] = []
         self._has_served = False  # one of them has been
 
     def start(self) -> None:
         """Start all, and wait until one of them serves; raises ConfigError, in its words, where one cannot."""
         for index in range(self._num_workers):
-            self._workers.append(_Worker(*self._start_process(index)))
+            self._workers.append(_WorkerProcess(*self._start_process(index)))
         while not self._has_served:
             self._handle_next_event()
 
-    def watch(self) -> None:
+    def restart_dead_workers(self) -> None:
         """Start again what dies, until an exception such as KeyboardInterrupt ends it."""
         while True:
             self._handle_next_event()
@@ -96,7 +96,7 @@ class Supervisor:
             if worker.restart_at_s is None and not worker.process.is_alive():
                 self._handle_death(index, worker)
             if worker.restart_at_s is not None and worker.restart_at_s <= time.monotonic():
-                self._restart(index, worker)
+                self._restart_worker(index, worker)
 
     def _list_wait_objects(self) -> list[Any]:
         living = [worker.process.sentinel for worker in self._workers if worker.restart_at_s is None]
@@ -106,7 +106,7 @@ class Supervisor:
         times_s = [worker.restart_at_s for worker in self._workers if worker.restart_at_s is not None]
         return max(0.0, min(times_s) - time.monotonic()) if times_s else None
 
-    def _read_report(self, index: int, worker: _Worker) -> None:
+    def _read_report(self, index: int, worker: _WorkerProcess) -> None:
         """A worker's report; without one it has died, which its sentinel tells."""
         assert worker.reports is not None  # noqa: S101 - as its caller has seen
         try:
@@ -122,7 +122,7 @@ class Supervisor:
         elif report is not None:
             log_event("worker_cannot_serve", level=logging.ERROR, worker=index, why=report)
 
-    def _handle_death(self, index: int, worker: _Worker) -> None:
+    def _handle_death(self, index: int, worker: _WorkerProcess) -> None:
         code = worker.process.exitcode
         if not self._has_served and worker.num_starts >= _MAX_STARTS:
             raise ConfigError(f"worker {index} ended {worker.num_starts} times before it could serve, with code {code}")
@@ -133,7 +133,7 @@ class Supervisor:
         worker.restart_at_s = time.monotonic() + wait_s
         log_event("worker_died", level=logging.ERROR, worker=index, code=code, lived_s=round(lived_s, 1), wait_s=wait_s)
 
-    def _restart(self, index: int, worker: _Worker) -> None:
+    def _restart_worker(self, index: int, worker: _WorkerProcess) -> None:
         worker.process.close()
         if worker.reports is not None:
             worker.reports.close()

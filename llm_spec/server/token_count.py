@@ -19,7 +19,7 @@ async def count_tokens(target: LlmProvider, request: ChatRequest) -> int:
     """
     estimate = count_input_tokens(request)
     try:
-        counted = await _count_exactly(target, request, estimate)
+        counted = await _count_tokens_exactly(target, request, estimate)
     except InvalidRequestError:
         raise
     except LlmSpecError:  # it does not know the call, or cannot be asked now
@@ -27,7 +27,7 @@ async def count_tokens(target: LlmProvider, request: ChatRequest) -> int:
     return estimate if counted is None else counted
 
 
-async def _count_exactly(target: LlmProvider, request: ChatRequest, estimate: int) -> int | None:
+async def _count_tokens_exactly(target: LlmProvider, request: ChatRequest, estimate: int) -> int | None:
     if isinstance(target, InputTokenCounting):
         return await target.count_input_tokens(request)
     model, endpoint = target.capabilities.token_model, target.capabilities.token_endpoint

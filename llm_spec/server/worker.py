@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from llm_spec.server.app import Server
 from llm_spec.server.config import ServerConfig
-from llm_spec.server.metrics import share_metrics
+from llm_spec.server.metrics import use_worker_metrics_files
 from llm_spec.server.usage_ledger import UsageLedger
 
 __all__ = ["run_worker"]
@@ -40,12 +40,12 @@ def run_worker(
             ready()
             await ended.wait()
 
-    share_metrics(worker)
+    use_worker_metrics_files(worker)
     ledger.settle_dead_worker(worker)
-    _run_coroutine(run)
+    _run_on_fastest_loop(run)
 
 
-def _run_coroutine(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def _run_on_fastest_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a coroutine function, on uvloop where that is installed: it halves what a relayed piece costs."""
     with asyncio.Runner(loop_factory=_get_loop_factory()) as runner:
         runner.run(main())

@@ -64,7 +64,7 @@ class SimulatedHostedModel:
         prompt = [piece for message in request.messages for piece in split_pieces(message.text)]
         num_cached = max((_count_shared_pieces(prompt, earlier) for earlier in self._seen_prompts), default=0)
         self._seen_prompts.append(prompt)
-        pieces = split_pieces(self._choose_text(request))
+        pieces = split_pieces(self._choose_reply_text(request))
         predicted = _match_prediction(pieces, split_pieces(request.prediction or ""))
         clock = asyncio.get_running_loop().time
         at = clock() + self._first_token_s + self._read_token_s * (len(prompt) - num_cached)
@@ -84,7 +84,7 @@ class SimulatedHostedModel:
         )
         yield Finish("stop", usage, "eos")
 
-    def _choose_text(self, request: ChatRequest) -> str:
+    def _choose_reply_text(self, request: ChatRequest) -> str:
         """What it writes: a verdict, the rest of an answer that broke off, or the answer."""
         *before, last = request.messages
         question = _parse_judge_question(last.text)

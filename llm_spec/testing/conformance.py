@@ -143,7 +143,7 @@ async def _check_identity(subject: _ProviderSubject) -> None:
     )
 
 
-async def _check_secret(subject: _ProviderSubject) -> None:
+async def _check_secret_is_hidden(subject: _ProviderSubject) -> None:
     shown = f"{subject.provider!r} {subject.provider} {subject.name} {subject.provider.capabilities!r}"
     subject.require_promise(
         subject.secret is None or subject.secret not in shown, "its representation must not show a secret"
@@ -229,7 +229,7 @@ async def _check_prefix(subject: _ProviderSubject) -> None:
 
 _PROVIDER_CHECKS: Final[Mapping[str, Callable[[_ProviderSubject], Coroutine[Any, Any, None]]]] = {
     "name and capabilities": _check_identity,
-    "hiding secrets": _check_secret,
+    "hiding secrets": _check_secret_is_hidden,
     "the end of a stream": _check_ending,
     "complete": _check_complete,
     "leaving a stream": check_early_exit,
@@ -282,7 +282,7 @@ async def _check_token_draft(subject: _DraftSubject) -> None:
 def _propose_side_by_side(subject: _DraftSubject, drafter: TokenDrafter, target: TokenModel) -> None:
     """Draft for two requests at once, as their answers grow, and close the drafts."""
     prompts = [target.tokenizer.encode_chat(request) for request in _REQUESTS]
-    drafts = [drafter.open_token_draft(target, _choose_best, prompt_ids) for prompt_ids in prompts]
+    drafts = [drafter.open_token_draft(target, _choose_best_token, prompt_ids) for prompt_ids in prompts]
     for num_confirmed in (0, 1, 3):
         for draft, prompt_ids in zip(drafts, prompts, strict=True):
             context_ids = [*prompt_ids, *target.tokenizer.encode("abc")[:num_confirmed]]
@@ -295,7 +295,7 @@ def _propose_side_by_side(subject: _DraftSubject, drafter: TokenDrafter, target:
         draft.close()
 
 
-def _choose_best(logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:  # noqa: ARG001 - greedy
+def _choose_best_token(logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:  # noqa: ARG001 - greedy
     return DraftToken(int(logits.argmax()))
 
 

@@ -70,7 +70,7 @@ def _draw_word(rng: random.Random) -> str:
     return " " + "".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, 8)))
 
 
-def _load_draft(model: str, base_url: str | None) -> RandomDraft:
+def _load_random_draft(model: str, base_url: str | None) -> RandomDraft:
     if base_url is not None:
         raise ConfigError(f"random takes no address; leave out '@{base_url}'")
     if model and not (model.isascii() and model.isdecimal()):
@@ -78,4 +78,4 @@ def _load_draft(model: str, base_url: str | None) -> RandomDraft:
     return RandomDraft(int(model or 0))
 
 
-RANDOM_DRAFT: Final = ProviderEntry(load=_load_draft, summary="draft for tests: random tokens", is_free=True)
+RANDOM_DRAFT: Final = ProviderEntry(load=_load_random_draft, summary="draft for tests: random tokens", is_free=True)

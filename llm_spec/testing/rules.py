@@ -127,17 +127,19 @@ def _generate_events(request: ChatRequest) -> Iterator[StreamEvent]:
     num_input = count_prompt_pieces(request)
     called = _choose_function(request)
     if called is not None:
-        arguments = json.dumps(_make_value(called.get("parameters") or {}, _ValueHints(_last_user_text(request))))
+        arguments = json.dumps(
+            _make_value_for_schema(called.get("parameters") or {}, _ValueHints(_get_last_user_text(request)))
+        )
         yield ToolCallDelta(0, "call_0", str(called["name"]))
         num_output = 0
-        for piece in _iter_pieces(arguments):
+        for piece in _iter_text_pieces(arguments):
             num_output += 1
             yield ToolCallDelta(0, arguments=piece)
         yield Finish("tool_calls", Usage(input_tokens=num_input, output_tokens=num_output), "tool_calls")
         return
-    text = _write_text(request)
+    text = _write_answer_text(request)
     found = [at for stop in request.stop if (at := text.find(stop)) >= 0]
-    pieces = _iter_pieces(text[: min(found)] if found else text)
+    pieces = _iter_text_pieces(text[: min(found)] if found else text)
     num_output = 0
     limit = request.extra.get("max_tokens", request.max_tokens)  # 0 comes in `extra` alone
     for piece in islice(pieces, None if limit is None else min(limit, sys.maxsize)):
@@ -150,7 +152,7 @@ def _generate_events(request: ChatRequest) -> Iterator[StreamEvent]:
         yield Finish("stop", usage, "stop_string" if found else None)
 
 
-def _iter_pieces(text: str) -> Iterator[str]:
+def _iter_text_pieces(text: str) -> Iterator[str]:
     """The pieces of a text, each cut when it is wanted."""
     start = 0
     for end in iter_piece_ends(text, 0):
@@ -158,18 +160,18 @@ def _iter_pieces(text: str) -> Iterator[str]:
         start = end
 
 
-def _last_user_text(request: ChatRequest) -> str:
+def _get_last_user_text(request: ChatRequest) -> str:
     return next((m.text for m in reversed(request.messages) if m.role == "user"), "")
 
 
-def _write_text(request: ChatRequest) -> str:
+def _write_answer_text(request: ChatRequest) -> str:
     last = request.messages[-1]
     if request.response_format is not None and request.response_format.get("type") != "text":
         if request.response_format.get("type") == "json_object":
-            keys = re.findall(r"\w+", " ".join(_KEYS.findall(_last_user_text(request))).replace(" and ", " "))
-            return json.dumps(dict.fromkeys(keys or ["answer"], _last_user_text(request)))
+            keys = re.findall(r"\w+", " ".join(_KEYS.findall(_get_last_user_text(request))).replace(" and ", " "))
+            return json.dumps(dict.fromkeys(keys or ["answer"], _get_last_user_text(request)))
         schema = cast("Json", request.response_format.get("json_schema") or {}).get("schema")
-        return json.dumps(_make_value(cast("Json", schema or {}), _ValueHints(_last_user_text(request))))
+        return json.dumps(_make_value_for_schema(cast("Json", schema or {}), _ValueHints(_get_last_user_text(request))))
     return f"The tool said: {last.text}" if last.role == "tool" else f"You said: {last.text}"
 
 
@@ -189,7 +191,7 @@ def _choose_function(request: ChatRequest) -> Json | None:
         return functions[0]
     if request.messages[-1].role != "user":
         return None
-    words = set(_WORD.findall(_last_user_text(request).lower()))
+    words = set(_WORD.findall(_get_last_user_text(request).lower()))
     return next((f for f in functions if words & _find_long_words(str(f["name"]))), None)
 
 
@@ -213,25 +215,25 @@ class _ValueHints:
         self.quoted = iter(re.findall(r"['\"]([^'\"]+)['\"]", text))
 
 
-def _make_value(schema: Json, hints: _ValueHints, definitions: Json | None = None) -> Any:
+def _make_value_for_schema(schema: Json, hints: _ValueHints, definitions: Json | None = None) -> Any:
     """A value that fits a JSON schema."""
     definitions = definitions or cast("Json", schema.get("$defs") or schema.get("definitions") or {})
     if "$ref" in schema:
-        return _make_value(definitions[str(schema["$ref"]).rsplit("/", 1)[-1]], hints, definitions)
+        return _make_value_for_schema(definitions[str(schema["$ref"]).rsplit("/", 1)[-1]], hints, definitions)
     for several in ("anyOf", "oneOf", "allOf"):
         if schema.get(several):
-            return _make_value(schema[several][0], hints, definitions)
+            return _make_value_for_schema(schema[several][0], hints, definitions)
     kind = schema.get("type", "object" if "properties" in schema else "string")
     kind = str(cast("list[str]", kind)[0] if isinstance(kind, list) else kind)
     if kind == "object":
         fields = cast("Mapping[str, Json]", schema.get("properties") or {})
-        return {name: _make_value(field, hints, definitions) for name, field in fields.items()}
+        return {name: _make_value_for_schema(field, hints, definitions) for name, field in fields.items()}
     if kind == "array":
-        return [_make_value(schema.get("items") or {}, hints, definitions)]
-    return _make_scalar(schema, kind, hints)
+        return [_make_value_for_schema(schema.get("items") or {}, hints, definitions)]
+    return _make_scalar_for_schema(schema, kind, hints)
 
 
-def _make_scalar(schema: Json, kind: str, hints: _ValueHints) -> Any:
+def _make_scalar_for_schema(schema: Json, kind: str, hints: _ValueHints) -> Any:
     if "const" in schema:
         return schema["const"]
     if schema.get("enum"):
@@ -243,10 +245,10 @@ def _make_scalar(schema: Json, kind: str, hints: _ValueHints) -> Any:
     return _CONSTANT_VALUES[kind] if kind in _CONSTANT_VALUES else next(hints.quoted, hints.text)
 
 
-def _load_provider(model: str, base_url: str | None) -> RuleBasedProvider:  # noqa: ARG001 - it is nowhere
+def _load_rule_based_provider(model: str, base_url: str | None) -> RuleBasedProvider:  # noqa: ARG001 - it is nowhere
     return RuleBasedProvider(f"rules:{model or 'any'}")
 
 
 RULES: Final = ProviderEntry(
-    load=_load_provider, summary="target for tests: calls tools, returns JSON, repeats what was said"
+    load=_load_rule_based_provider, summary="target for tests: calls tools, returns JSON, repeats what was said"
 )

@@ -82,14 +82,14 @@ class ScriptedProvider:
 
     async def _play_script(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
         script = self.script(request) if callable(self.script) else self.script
-        events = self._answer(script, request) if isinstance(script, str) else script
+        events = self._make_answer_events(script, request) if isinstance(script, str) else script
         for index, event in enumerate(events):
             await asyncio.sleep(self._delay_piece_s if index else self._delay_first_s)
             if index in self._fail_at:
                 raise self._fail_at[index]
             yield event
 
-    def _answer(self, text: str, request: ChatRequest) -> list[StreamEvent]:
+    def _make_answer_events(self, text: str, request: ChatRequest) -> list[StreamEvent]:
         """Give a text as an honest model does."""
         if self.capabilities.continue_prefix:
             text = text.removeprefix(request.prefix)

@@ -125,17 +125,17 @@ async def check_exit_by_exception(subject: ConformanceSubject) -> None:
 
 async def check_concurrency(subject: ConformanceSubject) -> None:
     """Read two side by side, and leave one while the other goes on: each must say what it says alone."""
-    alone = [_join_texts(await subject.collect_items(index)) for index in (0, 1)]
+    alone = [_join_item_texts(await subject.collect_items(index)) for index in (0, 1)]
     async with subject.open_stream(0) as first, subject.open_stream(1) as second:
         head = await anext(first, None)
-        texts = [_join_texts([item async for item in second])]
-        texts.insert(0, _join_texts([head, *[item async for item in first]]))
+        texts = [_join_item_texts([item async for item in second])]
+        texts.insert(0, _join_item_texts([head, *[item async for item in first]]))
     subject.require_promise(texts == alone, f"streams must not disturb each other; {alone} became {texts} side by side")
     async with subject.open_stream(0) as kept:
         head = await anext(kept, None)
         async with subject.open_stream(1) as leftover:
             await anext(leftover, None)
-        text = _join_texts([head, *[item async for item in kept]])
+        text = _join_item_texts([head, *[item async for item in kept]])
     subject.require_promise(
         text == alone[0], f"leaving one stream must not disturb another; {alone[0]!r} became {text!r}"
     )
@@ -196,5 +196,5 @@ async def check_closing_twice(subject: ConformanceSubject) -> None:
     await subject.require_idle(before, "aclose")
 
 
-def _join_texts(items: Iterable[object]) -> str:
+def _join_item_texts(items: Iterable[object]) -> str:
     return "".join(item.text for item in items if isinstance(item, TextDelta | DraftPiece))

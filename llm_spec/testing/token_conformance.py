@@ -46,7 +46,7 @@ class _TokenModelChecks:
         self.model = model
         self._rng = random.Random(0)  # noqa: S311 - repeatable, not secret
 
-    def require(self, is_kept: bool, promise: str) -> None:
+    def require_promise(self, is_kept: bool, promise: str) -> None:
         if not is_kept:
             raise ConformanceError(f"{self.model.name or 'a model without a name'}: {promise}")
 
@@ -68,11 +68,11 @@ class _TokenModelChecks:
 
     def check_sizes(self) -> None:
         model = self.model
-        self.require(bool(model.name), "name must not be empty")
-        self.require(model.vocab_size > 0, f"vocab_size must be positive; it is {model.vocab_size}")
-        self.require(model.max_width >= 1, f"max_width must be at least 1; it is {model.max_width}")
-        self.require(model.context_length > 1, f"context_length must be above 1; it is {model.context_length}")
-        self.require(bool(model.tokenizer.fingerprint), "the tokenizer's fingerprint must not be empty")
+        self.require_promise(bool(model.name), "name must not be empty")
+        self.require_promise(model.vocab_size > 0, f"vocab_size must be positive; it is {model.vocab_size}")
+        self.require_promise(model.max_width >= 1, f"max_width must be at least 1; it is {model.max_width}")
+        self.require_promise(model.context_length > 1, f"context_length must be above 1; it is {model.context_length}")
+        self.require_promise(bool(model.tokenizer.fingerprint), "the tokenizer's fingerprint must not be empty")
         self.require_ids(sorted(model.tokenizer.eos_token_ids), "eos_token_ids")
 
     def check_round_trip(self, texts: Sequence[str]) -> None:
@@ -80,33 +80,39 @@ class _TokenModelChecks:
         for text in texts:
             token_ids = tokenizer.encode(text)
             self.require_ids(token_ids, f"the ids of {text!r}")
-            self.require(not tokenizer.eos_token_ids & {*token_ids}, f"encode({text!r}) must not add or read an EOS")
+            self.require_promise(
+                not tokenizer.eos_token_ids & {*token_ids}, f"encode({text!r}) must not add or read an EOS"
+            )
             back = tokenizer.decode(token_ids)
-            self.require(back == text, f"decode(encode({text!r})) must give it back; it gave {back!r}")
+            self.require_promise(back == text, f"decode(encode({text!r})) must give it back; it gave {back!r}")
         for token_id in tokenizer.eos_token_ids:
             shown = tokenizer.decode([token_id])
-            self.require(not shown, f"decode must leave EOS {token_id} out; it gave {shown!r}")
+            self.require_promise(not shown, f"decode must leave EOS {token_id} out; it gave {shown!r}")
 
     def check_chat(self, texts: Sequence[str]) -> None:
         tokenizer = self.model.tokenizer
         text = next((text for text in texts if text), "")
         prompt_ids = tokenizer.encode_chat(ChatRequest.create(text))
-        self.require(bool(prompt_ids), "encode_chat must give at least one id")
+        self.require_promise(bool(prompt_ids), "encode_chat must give at least one id")
         self.require_ids(prompt_ids, "the ids of a prompt")
         if text:
             continued = tokenizer.encode_chat(ChatRequest.create(text, prefix=text))
-            self.require(len(continued) > len(prompt_ids), "encode_chat must put the request's prefix into the prompt")
+            self.require_promise(
+                len(continued) > len(prompt_ids), "encode_chat must put the request's prefix into the prompt"
+            )
 
     def require_ids(self, token_ids: Sequence[int], what: str) -> None:
         is_kept = all(0 <= token_id < self.model.vocab_size for token_id in token_ids)
-        self.require(is_kept, f"{what} must be below vocab_size {self.model.vocab_size}; they are {list(token_ids)}")
+        self.require_promise(
+            is_kept, f"{what} must be below vocab_size {self.model.vocab_size}; they are {list(token_ids)}"
+        )
 
     # -------------------------------------------------------------------------------------- sessions
 
     def check_closing_twice(self) -> None:
         session = self.model.open()
-        self.require(session.length == 0, f"a new session must be empty; its length is {session.length}")
-        self.read_rows(session, self.draw_ids(1))
+        self.require_promise(session.length == 0, f"a new session must be empty; its length is {session.length}")
+        self.read_rows(session, self.draw_token_ids(1))
         session.close()
         try:
             session.close()
@@ -115,7 +121,7 @@ class _TokenModelChecks:
 
     def check_shape(self) -> None:
         width = min(self.model.max_width, self.model.context_length)
-        token_ids = self.draw_ids(width)
+        token_ids = self.draw_token_ids(width)
         with closing(self.model.open()) as session:
             rows = self.read_rows(session, token_ids)
         for num_rows in sorted({1, (width + 1) // 2, width}):
@@ -124,29 +130,29 @@ class _TokenModelChecks:
                 self.require_logits(logits, num_rows)
                 self.require_length(session, width)
             last = np.allclose(logits, rows[-num_rows:], rtol=_LOGIT_TOLERANCE, atol=_LOGIT_TOLERANCE)
-            self.require(last, f"num_rows={num_rows} must give the last {num_rows} rows")
+            self.require_promise(last, f"num_rows={num_rows} must give the last {num_rows} rows")
 
     def check_long_forward(self) -> None:
         num = self.model.max_width + 1
         if num <= self.model.context_length:
             with closing(self.model.open()) as session:
-                self.require_logits(session.forward(self.draw_ids(num), num_rows=1), 1)
+                self.require_logits(session.forward(self.draw_token_ids(num), num_rows=1), 1)
                 self.require_length(session, num)
 
     def check_truncation(self, length: int) -> None:
-        tail_ids = self.draw_ids(self.model.max_width)
+        tail_ids = self.draw_token_ids(self.model.max_width)
         with closing(self.model.open()) as session:
-            session.forward(self.draw_ids(length), num_rows=1)
+            session.forward(self.draw_token_ids(length), num_rows=1)
             first = self.read_rows(session, tail_ids)
             self.truncate(session, length)
-            self.read_rows(session, self.draw_ids(self.model.max_width))
+            self.read_rows(session, self.draw_token_ids(self.model.max_width))
             self.truncate(session, length)
             again = self.read_rows(session, tail_ids)
         same = np.array_equal(first, again)
-        self.require(same, f"after truncate({length}) the same tokens must give the same logits")
+        self.require_promise(same, f"after truncate({length}) the same tokens must give the same logits")
 
     def check_same_rows(self, length: int) -> None:
-        prompt_ids, tail_ids = self.draw_ids(length), self.draw_ids(self.model.max_width)
+        prompt_ids, tail_ids = self.draw_token_ids(length), self.draw_token_ids(self.model.max_width)
         with closing(self.model.open()) as session:
             session.forward(prompt_ids, num_rows=1)
             read_alone = np.concatenate([self.read_rows(session, [token_id]) for token_id in tail_ids])
@@ -155,11 +161,11 @@ class _TokenModelChecks:
                 rows = self.read_rows(session, tail_ids[:width])
                 self.require_same(rows, read_alone[:width], f"at width {width} after {length} tokens")
                 self.truncate(session, length)
-                rows = self.read_rows(session, [tail_ids[0], *self.draw_ids(width - 1)])
+                rows = self.read_rows(session, [tail_ids[0], *self.draw_token_ids(width - 1)])
                 self.require_same(rows[:1], read_alone[:1], f"with other tokens behind it after {length} tokens")
 
     def check_independent_sessions(self) -> None:
-        ids = [self.draw_ids(4), self.draw_ids(4)]
+        ids = [self.draw_token_ids(4), self.draw_token_ids(4)]
         read_alone: list[FloatArray] = []
         for own_ids in ids:
             with closing(self.model.open()) as session:
@@ -172,11 +178,11 @@ class _TokenModelChecks:
                 ]
             self.require_length(first, 4)
         is_kept = np.array_equal([*(a for a, _ in mixed), *(b for _, b in mixed)], read_alone)
-        self.require(is_kept, "two sessions must not disturb each other")
+        self.require_promise(is_kept, "two sessions must not disturb each other")
 
     # ----------------------------------------------------------------------------------------- parts
 
-    def draw_ids(self, num: int) -> list[int]:
+    def draw_token_ids(self, num: int) -> list[int]:
         return [self._rng.randrange(self.model.vocab_size) for _ in range(num)]
 
     def read_rows(self, session: TokenSession, token_ids: Sequence[int]) -> FloatArray:
@@ -189,12 +195,12 @@ class _TokenModelChecks:
 
     def require_logits(self, logits: FloatArray, num_rows: int) -> None:
         shape = (num_rows, self.model.vocab_size)
-        self.require(logits.shape == shape, f"logits must be of shape {shape}; they are {logits.shape}")
-        self.require(logits.dtype == np.float32, f"logits must be float32; they are {logits.dtype}")
-        self.require(not np.isnan(logits).any(), "logits must not be NaN")
+        self.require_promise(logits.shape == shape, f"logits must be of shape {shape}; they are {logits.shape}")
+        self.require_promise(logits.dtype == np.float32, f"logits must be float32; they are {logits.dtype}")
+        self.require_promise(not np.isnan(logits).any(), "logits must not be NaN")
 
     def require_length(self, session: TokenSession, length: int) -> None:
-        self.require(session.length == length, f"length must be {length}; it is {session.length}")
+        self.require_promise(session.length == length, f"length must be {length}; it is {session.length}")
 
     def require_same(self, rows: FloatArray, read_alone: FloatArray, where: str) -> None:
         if not np.array_equal(rows, read_alone):

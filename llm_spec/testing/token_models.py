@@ -180,7 +180,9 @@ class _TableSession:
         if self._given is not None:
             self._given.fill(np.nan)  # logits are valid until the next call: whoever keeps them shall notice
         self._ids += token_ids
-        self._given = np.stack([self._compute_row(end) for end in range(len(self._ids) - num_rows, len(self._ids))])
+        self._given = np.stack(
+            [self._compute_logits_row(end) for end in range(len(self._ids) - num_rows, len(self._ids))]
+        )
         return self._given
 
     def truncate(self, length: int) -> None:
@@ -193,7 +195,7 @@ class _TableSession:
             self._closed = True
             self._model.count_closed_session()
 
-    def _compute_row(self, position: int) -> FloatArray:
+    def _compute_logits_row(self, position: int) -> FloatArray:
         if position in self._model.nan_at:
             return np.full(self._model.vocab_size, np.nan, dtype=np.float32)
         return self._model.logits(self._ids[: position + 1])

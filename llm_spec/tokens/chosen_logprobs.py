@@ -30,10 +30,12 @@ def compute_chosen_logprobs(logits: FloatArray, chosen_ids: Sequence[int], num_t
 
     The best logit of each row must be finite. Of tokens that are equally likely, those of lower ids come first.
     """
-    return tuple(_read_row(row, token_id, num_top) for row, token_id in zip(logits, chosen_ids, strict=False))
+    return tuple(
+        _compute_row_logprobs(row, token_id, num_top) for row, token_id in zip(logits, chosen_ids, strict=False)
+    )
 
 
-def _read_row(row: FloatArray, token_id: int, num_top: int) -> ChosenLogprob:
+def _compute_row_logprobs(row: FloatArray, token_id: int, num_top: int) -> ChosenLogprob:
     relative = row.astype(np.float64)
     relative -= relative.max()  # so that no exponential overflows
     log_total = math.log(np.exp(relative).sum())

@@ -91,10 +91,10 @@ class Fixed:
         _check_lookahead("lookahead", self.lookahead)
 
     def start(self) -> LookaheadController:
-        return _SteppedController(self.lookahead)
+        return _FixedController(self.lookahead)
 
 
-class _SteppedController:
+class _FixedController:
     """A lookahead that only changes between rounds; subclasses say how."""
 
     def __init__(self, initial: int) -> None:
@@ -139,7 +139,7 @@ class Threshold:
         return _ThresholdController(self)
 
 
-class _ThresholdController(_SteppedController):
+class _ThresholdController(_FixedController):
     def __init__(self, policy: Threshold) -> None:
         super().__init__(policy.initial)
         self._policy = policy
@@ -176,7 +176,7 @@ class Ewma:
         return _EwmaController(self)
 
 
-class _EwmaController(_SteppedController):
+class _EwmaController(_FixedController):
     def __init__(self, policy: Ewma) -> None:
         self._policy = policy
         self._accepted = ExponentialMovingAverage(half_life=policy.half_life)
@@ -252,8 +252,8 @@ class _CostAwareController:
         self.reset()
 
     def reset(self) -> None:
-        self._acceptance = self._make_estimate(_PRIOR_WEIGHT)
-        self._buckets = [self._make_estimate(_BUCKET_WEIGHT) for _ in range(len(_CONFIDENCE_BUCKETS) + 1)]
+        self._acceptance = self._make_acceptance_estimate(_PRIOR_WEIGHT)
+        self._buckets = [self._make_acceptance_estimate(_BUCKET_WEIGHT) for _ in range(len(_CONFIDENCE_BUCKETS) + 1)]
         self._draft = CostAverage(half_life=_COST_HALF_LIFE)
         self._verify = CostLine(half_life=_COST_HALF_LIFE)
         self._plain_steps = 0  # still to take before the next trial
@@ -263,7 +263,7 @@ class _CostAwareController:
         self._since_plain: float = _PLAIN_EVERY
         self._plan_lookahead()
 
-    def _make_estimate(self, prior_weight: float) -> AcceptanceEstimate:
+    def _make_acceptance_estimate(self, prior_weight: float) -> AcceptanceEstimate:
         policy = self._policy
         return AcceptanceEstimate(half_life=policy.half_life, prior=policy.prior_acceptance, prior_weight=prior_weight)
 
@@ -279,10 +279,10 @@ class _CostAwareController:
             return True
         survival = self._acceptance.rate
         for confidence in confidences:
-            survival *= self._expected_acceptance(confidence)
+            survival *= self._estimate_acceptance(confidence)
         return survival >= self._price
 
-    def _expected_acceptance(self, confidence: float | None) -> float:
+    def _estimate_acceptance(self, confidence: float | None) -> float:
         """How likely a token of this confidence is accepted; before there is evidence, half-way to its own word."""
         overall = self._acceptance.rate
         if confidence is None:

@@ -42,7 +42,7 @@ def uniform(seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: P
     """
     tokens = np.arange(-(-vocab_size // 4), dtype=np.int64)[None, :]
     position = positions[:, None]
-    counter = (tokens, position & MASK32, position >> 32, _stream_counter(purpose, round_index))
+    counter = (tokens, position & MASK32, position >> 32, _make_stream_counter(purpose, round_index))
     words = philox4x32(counter, _seed_to_key(seed))
     out = np.empty((*words[0].shape, 4), dtype=np.float64)
     for lane, word in enumerate(words):
@@ -54,7 +54,7 @@ def uniform(seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: P
 
 def uniform_number(seed: int, position: int, purpose: Purpose, round_index: int = 0) -> float:
     """`uniform` of token 0 at one position, in plain integers (a single number costs numpy thirty times as much)."""
-    counter = (0, position & MASK32, position >> 32, _stream_counter(purpose, round_index))
+    counter = (0, position & MASK32, position >> 32, _make_stream_counter(purpose, round_index))
     word: int = philox4x32(counter, _seed_to_key(seed))[0]
     return (word + 0.5) * _SCALE
 
@@ -75,5 +75,5 @@ def _seed_to_key(seed: int) -> tuple[int, int]:
     return seed & MASK32, seed >> 32
 
 
-def _stream_counter(purpose: Purpose, round_index: int) -> int:
+def _make_stream_counter(purpose: Purpose, round_index: int) -> int:
     return int(purpose) | round_index << 8

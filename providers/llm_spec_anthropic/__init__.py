@@ -23,7 +23,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _load_provider(model: str, base_url: str | None, api_key: str | None = None) -> AnthropicProvider:
+def _load_anthropic_provider(model: str, base_url: str | None, api_key: str | None = None) -> AnthropicProvider:
     if not model:
         raise ConfigError("anthropic needs a model: anthropic:claude-haiku-5-5")
     if ANTHROPIC.missing_modules:
@@ -36,8 +36,8 @@ def _load_provider(model: str, base_url: str | None, api_key: str | None = None)
 
 
 ANTHROPIC: Final = ProviderEntry(
-    load=_load_provider,
-    load_with_key=_load_provider,
+    load=_load_anthropic_provider,
+    load_with_key=_load_anthropic_provider,
     summary="Claude, through Anthropic's own SDK: anthropic:claude-haiku-5-5",
     requires=("anthropic",),
     install=_INSTALL,

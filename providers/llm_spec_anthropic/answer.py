@@ -59,18 +59,18 @@ class AnswerReader:
         """Take one event in; give what it says."""
         match event.get("type"):
             case "message_start":
-                self._update_counts(_as_object(_as_object(event.get("message")).get("usage")))
+                self._update_counts(_as_object_or_empty(_as_object_or_empty(event.get("message")).get("usage")))
             case "content_block_start":
-                yield from self._start_block(event.get("index"), _as_object(event.get("content_block")))
+                yield from self._start_block(event.get("index"), _as_object_or_empty(event.get("content_block")))
             case "content_block_delta":
-                yield from self._add_delta(event.get("index"), _as_object(event.get("delta")))
+                yield from self._add_delta(event.get("index"), _as_object_or_empty(event.get("delta")))
             case "content_block_stop":
                 call = self._calls.get(event.get("index"))
                 if call is not None and not call.has_arguments:
                     yield ToolCallDelta(call.index, arguments=json.dumps(call.given_input))
             case "message_delta":
-                self._update_counts(_as_object(event.get("usage")))
-                reason = _as_object(event.get("delta")).get("stop_reason")
+                self._update_counts(_as_object_or_empty(event.get("usage")))
+                reason = _as_object_or_empty(event.get("delta")).get("stop_reason")
                 if reason is not None:
                     self._finish_reason = _FINISH_REASONS.get(str(reason), ("stop", None))
             case _:
@@ -80,22 +80,22 @@ class AnswerReader:
 
     def _start_block(self, index: object, block: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if block.get("type") != "tool_use":
-            yield from self._read_content(block)
+            yield from self._convert_content(block)
             return
-        call = _OpenToolCall(len(self._calls), _as_object(block.get("input")))
+        call = _OpenToolCall(len(self._calls), _as_object_or_empty(block.get("input")))
         self._calls[index] = call
         yield ToolCallDelta(call.index, block.get("id"), block.get("name"))
 
     def _add_delta(self, index: object, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if delta.get("type") != "input_json_delta":
-            yield from self._read_content(delta)
+            yield from self._convert_content(delta)
             return
         call, piece = self._calls.get(index), delta.get("partial_json")
         if call is not None and isinstance(piece, str) and piece:
             call.has_arguments = True
             yield ToolCallDelta(call.index, arguments=piece)
 
-    def _read_content(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _convert_content(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
         """What a block's beginning or a delta says, if it is of those that are known."""
         match piece:
             case {"type": "text" | "text_delta", "text": str(text)} if text:
@@ -117,7 +117,7 @@ class AnswerReader:
         said: the cached input to 0, the other to what was read in the end.
         """
         self._counts |= {name: usage[name] for name in _COUNT_FIELDS if usage.get(name) is not None}
-        num_thinking = _as_object(usage.get("output_tokens_details")).get("thinking_tokens")
+        num_thinking = _as_object_or_empty(usage.get("output_tokens_details")).get("thinking_tokens")
         self._num_reasoning_tokens = self._num_reasoning_tokens if num_thinking is None else num_thinking
 
     def _build_usage(self) -> Usage | None:
@@ -133,6 +133,6 @@ class AnswerReader:
         )
 
 
-def _as_object(value: Any) -> Mapping[str, Any]:
+def _as_object_or_empty(value: Any) -> Mapping[str, Any]:
     """A JSON object as it is, anything else as an empty one."""
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

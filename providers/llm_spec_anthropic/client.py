@@ -27,7 +27,7 @@ from anthropic import (
 )
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
-from llm_spec.provider_kit import LoopBound, PerEventLoop, make_status_error, mask_secrets
+from llm_spec.provider_kit import PerLoopResource, SingleLoopGuard, make_status_error, mask_secrets
 
 __all__ = ["MessagesClient", "SdkStream"]
 
@@ -67,8 +67,8 @@ class MessagesClient:
         self._name = name
         self._sdk = _create_sdk_client(base_url, api_key) if client is None else client.with_options(max_retries=0)
         self._spare_client = self._sdk if client is None else None  # for the first loop; it has no connections yet
-        self._loop_clients = PerEventLoop(self._create_loop_client) if client is None else None
-        self._given_loop = LoopBound(
+        self._loop_clients = PerLoopResource(self._create_loop_client) if client is None else None
+        self._given_loop = SingleLoopGuard(
             f"the client given to {name}", "give each loop a provider with a client of its own"
         )
         self._secrets = [secret for secret in (self._sdk.api_key, self._sdk.auth_token) if secret]
@@ -87,7 +87,7 @@ class MessagesClient:
             )
             return await stack.enter_async_context(await sending)
         except (TypeError, RuntimeError, *_SDK_ERRORS) as error:
-            failed = self._given_loop.explain_loop_error(error) or self._to_error(error, sending=True)
+            failed = self._given_loop.explain_loop_error(error) or self._convert_error(error, sending=True)
         raise failed
 
     async def count_tokens(self, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> int:
@@ -98,7 +98,7 @@ class MessagesClient:
             counted: object = await client.post(path, body=body, options=_build_request_options(betas), cast_to=object)
             return int(cast("Mapping[str, Any]", counted)["input_tokens"])
         except (KeyError, TypeError, RuntimeError, *_SDK_ERRORS) as error:
-            failed = self._given_loop.explain_loop_error(error) or self._to_error(error)
+            failed = self._given_loop.explain_loop_error(error) or self._convert_error(error)
         raise failed
 
     async def read_events(self, stream: SdkStream) -> AsyncGenerator[dict[str, Any]]:
@@ -113,7 +113,7 @@ class MessagesClient:
                 if event_object.get("type") == "message_stop":
                     break
         except _SDK_ERRORS as error:
-            failed = self._to_error(error)
+            failed = self._convert_error(error)
         if failed is not None:
             raise failed
         with suppress(TimeoutError, *_SDK_ERRORS):
@@ -147,10 +147,10 @@ class MessagesClient:
         first, self._spare_client = self._spare_client, None
         return first or self._sdk.with_options(http_client=_create_http_client())
 
-    def _to_error(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
+    def _convert_error(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
         """What went wrong, as an error of this library."""
         if isinstance(error, APIStatusError):
-            return self._status_to_error(error)
+            return self._convert_status_error(error)
         seen = error.__cause__ if isinstance(error, APIConnectionError) and error.__cause__ else error
         words = f"({type(seen).__name__}: {seen})"
         if isinstance(error, APITimeoutError | httpx2.TimeoutException | TimeoutError):
@@ -164,7 +164,7 @@ class MessagesClient:
         what = "sent what is no JSON" if isinstance(error, ValueError) else "failed"
         return TargetError(self.format_message(f"{what} {words}"))
 
-    def _status_to_error(self, error: APIStatusError) -> LlmSpecError:
+    def _convert_status_error(self, error: APIStatusError) -> LlmSpecError:
         """A status that is none of success, or an error inside a stream, whose status was."""
         words = mask_secrets(str(error.api_message or error.body or error.response.reason_phrase), *self._secrets)[
             :_MAX_QUOTED_CHARS

@@ -23,7 +23,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _create_entry(dialect: Dialect) -> ProviderEntry:
+def _create_provider_entry(dialect: Dialect) -> ProviderEntry:
     def load_provider(model: str, base_url: str | None, api_key: str | None = None) -> HttpProvider:
         from llm_spec_http.provider import HttpProvider
 
@@ -42,4 +42,4 @@ def _create_entry(dialect: Dialect) -> ProviderEntry:
     )
 
 
-ENTRIES: Final = {name: _create_entry(dialect) for name, dialect in DIALECTS.items()}
+ENTRIES: Final = {name: _create_provider_entry(dialect) for name, dialect in DIALECTS.items()}

@@ -9,8 +9,8 @@ from yarl import URL
 
 from llm_spec import LlmSpecError, TargetError, TransientError
 from llm_spec.provider_kit import (
-    LoopBound,
-    PerEventLoop,
+    PerLoopResource,
+    SingleLoopGuard,
     dumps,
     loads,
     make_status_error,
@@ -63,8 +63,10 @@ class HttpClient:
         if not reuses_connections:
             self._headers["Connection"] = "close"
         self._given_session = session
-        self._given_loop = LoopBound(f"the session given to {name}", "leave it out, and each loop gets one of its own")
-        self._loop_sessions = PerEventLoop(_create_session)
+        self._given_loop = SingleLoopGuard(
+            f"the session given to {name}", "leave it out, and each loop gets one of its own"
+        )
+        self._loop_sessions = PerLoopResource(_create_session)
 
     async def post(
         self, path: str, body: Body, timeouts: aiohttp.ClientTimeout | None = None
@@ -114,7 +116,9 @@ class HttpClient:
         try:
             return loads(data)
         except ValueError as error:
-            raise TargetError(self.format_message(f"sent what is no JSON: {self._quote(data)!r}")) from error
+            raise TargetError(
+                self.format_message(f"sent what is no JSON: {self._quote_without_key(data)!r}")
+            ) from error
 
     def parse_chunk(self, data: str) -> dict[str, Any]:
         """A JSON object of a stream; raises what the server reports in it, and as `parse_json`."""
@@ -123,7 +127,7 @@ class HttpClient:
     def _check_object(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
             raise TargetError(
-                self.format_message(f"sent something that is not a JSON object: {self._quote(str(answer))}")
+                self.format_message(f"sent something that is not a JSON object: {self._quote_without_key(str(answer))}")
             )
         fields = cast("dict[str, Any]", answer)
         if fields.get("error"):
@@ -132,8 +136,8 @@ class HttpClient:
 
     def _build_reported_error(self, answer: Any) -> LlmSpecError:
         """What a server said went wrong in the middle of its answer, as an error."""
-        line = self.format_message(f"reported an error: {self._quote(_get_error_text(answer))}")
-        reported = _as_object(answer).get("error")
+        line = self.format_message(f"reported an error: {self._quote_without_key(_get_error_text(answer))}")
+        reported = _as_object_or_empty(answer).get("error")
         return make_status_error(read_stream_error_status(reported), {}, line, reported=reported)
 
     def build_connection_error(self, error: Exception, text: str = "") -> TargetError:
@@ -150,7 +154,7 @@ class HttpClient:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _quote(self, words: str) -> str:
+    def _quote_without_key(self, words: str) -> str:
         return mask_secrets(words, self._api_key)[:_MAX_QUOTED_CHARS]  # in this order: half a key is a secret too
 
     def _get_url(self, path: str) -> URL:
@@ -168,7 +172,7 @@ class HttpClient:
         answer: Any = None
         try:
             answer = loads(await _read_body(response, _MAX_ERROR_BYTES))
-            words = self._quote(_get_error_text(answer))
+            words = self._quote_without_key(_get_error_text(answer))
         except (ValueError, aiohttp.ClientError):
             words = response.reason or ""
         advice = {
@@ -180,7 +184,7 @@ class HttpClient:
         if response.status in (404, 405, 501):
             raise MissingEndpointError(line)
         headers = {k.lower(): v for k, v in response.headers.items()}
-        reported = _as_object(answer).get("error") or answer
+        reported = _as_object_or_empty(answer).get("error") or answer
         raise make_status_error(response.status, headers, line, reported=reported)
 
 
@@ -201,11 +205,11 @@ def _create_session() -> aiohttp.ClientSession:
 
 def _get_error_text(answer: Any) -> str:
     """A server's own words, whichever of the usual forms they come in."""
-    fields = _as_object(answer)
+    fields = _as_object_or_empty(answer)
     error = fields.get("error") or fields.get("message") or fields.get("detail") or answer
-    return str(_as_object(error).get("message") or error)
+    return str(_as_object_or_empty(error).get("message") or error)
 
 
-def _as_object(value: Any) -> dict[str, Any]:
+def _as_object_or_empty(value: Any) -> dict[str, Any]:
     """A JSON object as it is, anything else as an empty one."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -30,7 +30,7 @@ def build_request_body(request: ChatRequest, model: str, dialect: Dialect, *, st
     }
     body: Body = {
         "model": model,
-        **_build_prompt(request),
+        **_build_prompt_fields(request),
         **(_STREAM_FIELDS if stream else {}),
         **build_sampling_fields(request.sampling, dialect),
         **{name: value for name, value in optional.items() if value},
@@ -45,7 +45,7 @@ def build_request_body(request: ChatRequest, model: str, dialect: Dialect, *, st
     return body | dict(request.extra)
 
 
-def _build_prompt(request: ChatRequest) -> Body:
+def _build_prompt_fields(request: ChatRequest) -> Body:
     if request.raw:
         return {"prompt": request.messages[0].text}
     return {"messages": [message.to_openai() for message in request.messages]}

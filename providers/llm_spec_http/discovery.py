@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from llm_spec import Capabilities, ChatRequest, Sampling, StreamEvent, TextDelta
 from llm_spec.contract.endpoint import Feature
 from llm_spec.provider_kit import now
-from llm_spec_http.tokens import HttpTokens
+from llm_spec_http.tokens import HttpTokenEndpoint
 
 __all__ = ["ServerAbilities"]
 
@@ -39,11 +39,11 @@ class ServerAbilities:
     `check_continuation` tries whether it goes on from a text, which is believed until it is tried.
     """
 
-    def __init__(self, known: Capabilities, tokens: HttpTokens | None, check_continuation: Check) -> None:
+    def __init__(self, known: Capabilities, tokens: HttpTokenEndpoint | None, check_continuation: Check) -> None:
         self._tokens = tokens
         self._known = known
         self._check_continuation = check_continuation
-        self._endpoint, self._scorer, self._continuation = _Ability(), _Ability(), _Ability()
+        self._endpoint, self._scorer, self._continuation = _ServerAbility(), _ServerAbility(), _ServerAbility()
         self._capabilities_by_findings: dict[tuple[bool, ...], Capabilities] = {}
 
     @property
@@ -66,9 +66,9 @@ class ServerAbilities:
             if self._known.continue_prefix:
                 await self._continuation.probe_if_due(self._check_continuation)
         elif tokens is not None:
-            await self._endpoint.probe_if_due(lambda: _is_passed(can_use_token_ids(tokens)))
+            await self._endpoint.probe_if_due(lambda: _does_check_pass(can_use_token_ids(tokens)))
             if feature == "token_scorer" and tokens.max_top and self._endpoint.is_there:
-                await self._scorer.probe_if_due(lambda: _is_passed(can_score_tokens(tokens)))
+                await self._scorer.probe_if_due(lambda: _does_check_pass(can_score_tokens(tokens)))
 
     def mark_feature_lost(self, feature: Feature) -> None:
         """A call has shown that a feature is not there any more."""
@@ -83,7 +83,7 @@ class ServerAbilities:
                 self._tokens.forget()  # perhaps another model, with another vocabulary
 
 
-class _Ability:
+class _ServerAbility:
     """Whether a server can do something: tried when it is first needed, and where it could not, again after a pause.
 
     The pause doubles, up to an hour, unless the ability had been there for longer than the last one.
@@ -159,7 +159,7 @@ class _RunningTrial:
     num_waiting: int = 0
 
 
-async def _is_passed(check: Awaitable[bool]) -> bool:
+async def _does_check_pass(check: Awaitable[bool]) -> bool:
     """Whether it says so; whatever the server does instead, and however long it takes, is a no."""
     try:
         async with asyncio.timeout(_TRIAL_TIMEOUT_S):
@@ -168,7 +168,7 @@ async def _is_passed(check: Awaitable[bool]) -> bool:
         return False
 
 
-async def can_use_token_ids(tokens: HttpTokens) -> bool:
+async def can_use_token_ids(tokens: HttpTokenEndpoint) -> bool:
     """Whether chat, continued ids and batched one-token completions give the same tokens, and text survives ids.
 
     All at once, so that it takes about as long as a first token does.
@@ -188,7 +188,7 @@ async def can_use_token_ids(tokens: HttpTokens) -> bool:
     return chat.result() == continued.result() and same_start and same_batch and read.result() == _ROUND_TRIP_TEXT
 
 
-async def can_score_tokens(tokens: HttpTokens) -> bool:
+async def can_score_tokens(tokens: HttpTokenEndpoint) -> bool:
     """Whether the likeliest tokens that it reports are those that it samples, position by position."""
     prompt_ids = await tokens.encode_chat(_REQUEST)
     first = (await tokens.sample_next([prompt_ids], _GREEDY))[0].token_id
@@ -212,5 +212,5 @@ async def _collect_answer(
     return text, token_ids
 
 
-async def _encode_and_decode(tokens: HttpTokens) -> str:
+async def _encode_and_decode(tokens: HttpTokenEndpoint) -> str:
     return await tokens.decode(await tokens.encode(_ROUND_TRIP_TEXT))

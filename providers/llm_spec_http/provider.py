@@ -27,7 +27,7 @@ from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import build_request_body
 from llm_spec_http.dialects import DIALECTS, Dialect
 from llm_spec_http.discovery import ServerAbilities
-from llm_spec_http.tokens import HttpTokens
+from llm_spec_http.tokens import HttpTokenEndpoint
 
 __all__ = ["HttpProvider"]
 
@@ -76,7 +76,7 @@ class HttpProvider:
                 prediction=dialect.prediction,
                 whole_answers=dialect.stops_when_reader_leaves,
             ),
-            None if api is None else HttpTokens(self._client, model, dialect, api, self.mark_feature_lost),
+            None if api is None else HttpTokenEndpoint(self._client, model, dialect, api, self.mark_feature_lost),
             lambda: ContinuationTest(self.name, self.stream).can_continue(),
         )
 
@@ -104,7 +104,7 @@ class HttpProvider:
         if not self._dialect.stops_when_reader_leaves:
             return await complete_from_stream(self, request)
         answer = await self._client.post_for_answer(
-            _get_path(request), build_request_body(request, self._model, self._dialect, stream=False)
+            _get_endpoint_path(request), build_request_body(request, self._model, self._dialect, stream=False)
         )
         repeated, has_logprobs = self._get_repeated_text(request), request.top_logprobs is not None
         return read_response(self._client, answer, repeated=repeated, has_logprobs=has_logprobs)
@@ -122,12 +122,14 @@ class HttpProvider:
     # ------------------------------------------------------------------------------------------ inside
 
     async def _open_response(self, request: ChatRequest) -> aiohttp.ClientResponse:
-        return await self._client.post(_get_path(request), build_request_body(request, self._model, self._dialect))
+        return await self._client.post(
+            _get_endpoint_path(request), build_request_body(request, self._model, self._dialect)
+        )
 
     def _get_repeated_text(self, request: ChatRequest) -> str:
         """The text that the answer begins with although it is in the request."""
         return request.prefix if self._dialect.repeats_prefix and not request.raw else ""
 
 
-def _get_path(request: ChatRequest) -> str:
+def _get_endpoint_path(request: ChatRequest) -> str:
     return "completions" if request.raw else "chat/completions"

@@ -1,4 +1,4 @@
-"""HttpTokens: a server asked by token ids of its own vocabulary."""
+"""HttpTokenEndpoint: a server asked by token ids of its own vocabulary."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from llm_spec.contract.endpoint import Feature
 from llm_spec_http.answer import read_events
 from llm_spec_http.client import HttpClient, MissingEndpointError
 from llm_spec_http.convert import build_request_body, build_sampling_fields
-from llm_spec_http.dialects.base import Body, Dialect, TokenApi, read_choices
+from llm_spec_http.dialects.base import Body, Dialect, TokenApi, read_choices_in_order
 
-__all__ = ["HttpTokens"]
+__all__ = ["HttpTokenEndpoint"]
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ _MAX_SEPARATE_CALLS: Final = 4  # more unknown stretches than that are encoded i
 _MAX_CACHED_WORDS: Final = 50_000
 
 
-class HttpTokens:
+class HttpTokenEndpoint:
     """A `TokenEndpoint` and `TokenScorer`. `on_lost` is called when the server does not do any more what that needs."""
 
     def __init__(
@@ -156,7 +156,7 @@ class HttpTokens:
         return tokens
 
     async def _score_checked(self, body: Body, num_rows: int, top: int) -> list[TopTokens]:
-        (choice,) = read_choices(await self._post_json("completions", body))
+        (choice,) = read_choices_in_order(await self._post_json("completions", body))
         num_given, num_scored = len(body["prompt"]), len(choice["prompt_logprobs"])
         if num_scored != num_given:  # then nobody knows of which positions they are
             raise ValueError(f"{num_scored} prompt logprobs for {num_given} tokens")

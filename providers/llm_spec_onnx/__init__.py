@@ -25,7 +25,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _load_provider(model: str, base_url: str | None) -> OnnxProvider:
+def _load_onnx_provider(model: str, base_url: str | None) -> OnnxProvider:
     from llm_spec_onnx.provider import OnnxProvider
 
     if base_url is not None or not model:
@@ -42,7 +42,7 @@ def _load_builtin_provider(model: str, base_url: str | None) -> OnnxProvider:
 
 
 ONNX: Final = ProviderEntry(
-    load=_load_provider,
+    load=_load_onnx_provider,
     summary="any Hugging Face ONNX export with a key-value cache: onnx:/path/to/folder",
     requires=_REQUIRES,
     install=_INSTALL,

@@ -134,8 +134,8 @@ def _load_graph(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxM
         cache_names=cache_names,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        cache_dtype=_numpy_dtype(path, inputs[cache_names[0]].type),
-        logits_dtype=_numpy_dtype(path, outputs["logits"].type),
+        cache_dtype=_get_numpy_dtype(path, inputs[cache_names[0]].type),
+        logits_dtype=_get_numpy_dtype(path, outputs["logits"].type),
         takes_positions="position_ids" in inputs,
         vocab_size=vocab_size,
         context_length=int(config.get("max_position_embeddings", _DEFAULT_CONTEXT)),
@@ -151,7 +151,7 @@ def _read_cache_shape(path: Path, shape: list[Any]) -> tuple[int, int, int, int]
     return (1, shape[1], 0, shape[3])
 
 
-def _numpy_dtype(path: Path, onnx_type: str) -> np.dtype[Any]:
+def _get_numpy_dtype(path: Path, onnx_type: str) -> np.dtype[Any]:
     if onnx_type not in _DTYPES:
         raise ModelLoadError(f"{path} computes in {onnx_type}; only {', '.join(_DTYPES)} are supported")
     return _DTYPES[onnx_type]

@@ -18,7 +18,7 @@ from openai import (
 )
 
 from llm_spec import ConfigError, LlmSpecError
-from llm_spec.provider_kit import LoopBound, PerEventLoop
+from llm_spec.provider_kit import PerLoopResource, SingleLoopGuard
 from llm_spec_openai.convert import Body
 from llm_spec_openai.failures import SDK_ERRORS, ModelAddress, to_llm_spec_error
 
@@ -59,8 +59,8 @@ class ChatClient:
         is_azure = isinstance(client, AsyncAzureOpenAI)
         self._client = client.with_options(max_retries=0)
         self._spare_client = None if is_given else self._client  # for the first loop; it has no connections yet
-        self._loop_clients = None if is_given else PerEventLoop(self._create_loop_client)
-        self._given_loop = LoopBound(
+        self._loop_clients = None if is_given else PerLoopResource(self._create_loop_client)
+        self._given_loop = SingleLoopGuard(
             f"the client given to {name}", "give each loop a provider with a client of its own"
         )
         self._address = ModelAddress(

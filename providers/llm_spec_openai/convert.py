@@ -29,7 +29,7 @@ def build_request_body(request: ChatRequest, model: str, *, is_openai: bool, tak
     for name in _UNSUPPORTED_SAMPLING:
         if is_openai and name in sampling and name not in request.extra:
             raise InvalidRequestError(f"{name} is {sampling[name]!r}; OpenAI has no such option: leave it out")
-    has_prediction = takes_predictions and request.prediction is not None and _can_predict(request)
+    has_prediction = takes_predictions and request.prediction is not None and _may_have_prediction(request)
     by_max_tokens = takes_predictions or is_limited_by_max_tokens(model, is_openai=is_openai)
     optional: Body = {
         "max_tokens" if by_max_tokens else "max_completion_tokens": request.max_tokens,
@@ -58,7 +58,7 @@ def _build_sampling_fields(sampling: Sampling) -> Body:
     return fields
 
 
-def _can_predict(request: ChatRequest) -> bool:
+def _may_have_prediction(request: ChatRequest) -> bool:
     """Whether OpenAI would take a prediction with the rest: no tools, log-probabilities or positive penalties."""
     penalties = (request.sampling.presence_penalty, request.sampling.frequency_penalty)
     is_plain = not request.tools and request.top_logprobs is None

@@ -90,16 +90,16 @@ def _describe_broken_connection(error: BaseException) -> str:
         chain.append(chain[-1].__cause__)
     kinds = tuple(type(link) for link in chain)
 
-    def has_any(*error_types: type[BaseException]) -> bool:
+    def is_caused_by(*error_types: type[BaseException]) -> bool:
         return any(issubclass(kind, error_types) for kind in kinds)
 
     # with aiohttp every failure before the answer is called a timeout of connecting
-    is_aiohttp = has_any(aiohttp.ClientError)
-    if has_any(httpx2.ConnectError, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) or (
-        has_any(httpx2.ConnectTimeout) and not is_aiohttp
+    is_aiohttp = is_caused_by(aiohttp.ClientError)
+    if is_caused_by(httpx2.ConnectError, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) or (
+        is_caused_by(httpx2.ConnectTimeout) and not is_aiohttp
     ):
         what = "cannot be reached; check the address"
-    elif has_any(TimeoutError, httpx2.ReadTimeout, httpx2.WriteTimeout):
+    elif is_caused_by(TimeoutError, httpx2.ReadTimeout, httpx2.WriteTimeout):
         what = "was silent for too long"
     else:
         what = "broke the connection"

@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _load_provider(model: str, base_url: str | None) -> TorchProvider:
+def _load_torch_provider(model: str, base_url: str | None) -> TorchProvider:
     from llm_spec_torch.provider import TorchProvider
 
     path, _, query = model.partition("?")
@@ -52,11 +52,11 @@ def _parse_options(query: str) -> Any:
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in types:
             raise ConfigError(f"torch has no option {name!r}; it has {', '.join(types)}")
-        options[name] = _parse_value(name, types[name], text)
+        options[name] = _parse_option_value(name, types[name], text)
     return options
 
 
-def _parse_value(name: str, expected_type: Any, text: str) -> Any:
+def _parse_option_value(name: str, expected_type: Any, text: str) -> Any:
     if expected_type is bool:
         if text not in {"true", "false"}:
             raise ConfigError(f"{name} is {text!r}; it must be true or false")
@@ -70,7 +70,7 @@ def _parse_value(name: str, expected_type: Any, text: str) -> Any:
 
 
 TORCH: Final = ProviderEntry(
-    load=_load_provider,
+    load=_load_torch_provider,
     summary="any Hugging Face checkpoint built like Llama, Mistral, Qwen or Gemma: torch:/path or torch:org/name",
     requires=("torch", "transformers", "tokenizers", "jinja2"),
     install="pip install 'llm-spec[torch]'",

@@ -24,7 +24,7 @@ from llm_spec_torch.graphs import CudaGraphs, StepKey
 from llm_spec_torch.network import KeyValueCache, TransformerNetwork
 from llm_spec_torch.sampling import DeviceSampler, SamplingSwitches
 
-__all__ = ["DeviceLane", "DeviceReport", "LaneModel", "LanePool"]
+__all__ = ["DeviceLane", "DeviceRoundReport", "LaneModel", "LanePool"]
 
 _NUM_REPORT_FIELDS: Final = 4  # numbers before the drafted tokens in a report
 _MAX_LANES: Final = 32  # kept for later requests; a lane's graphs take memory
@@ -39,7 +39,7 @@ class LaneModel:
     min_rows: int  # fewer are padded to so many (a single row may take another, slower path)
 
 
-class DeviceReport(NamedTuple):
+class DeviceRoundReport(NamedTuple):
     """What a round tells the host."""
 
     num_accepted: int
@@ -49,7 +49,7 @@ class DeviceReport(NamedTuple):
     drafted_ids: tuple[int, ...]
 
     @classmethod
-    def read(cls, numbers: Sequence[int], lookahead: int) -> DeviceReport:
+    def from_numbers(cls, numbers: Sequence[int], lookahead: int) -> DeviceRoundReport:
         """Take `DeviceLane.report` apart."""
         accepted, next_id, finite, draft_finite = numbers[:_NUM_REPORT_FIELDS]
         drafted_ids = tuple(numbers[_NUM_REPORT_FIELDS : _NUM_REPORT_FIELDS + lookahead])

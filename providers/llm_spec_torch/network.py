@@ -157,7 +157,7 @@ class TransformerNetwork:
         if self.embedding_scale is not None:
             states = states * self.embedding_scale
         for layer, stored in zip(self.layers, cache.layers, strict=True):
-            states = self._attend(layer, states, stored, pass_context)
+            states = self._run_attention(layer, states, stored, pass_context)
             gate, up = layer.gate_up(layer.mlp_norm(states)).chunk(2, -1)
             transformed = layer.down(self.activation(gate).mul_(up))
             states = states + (transformed if layer.after_mlp_norm is None else layer.after_mlp_norm(transformed))
@@ -185,7 +185,7 @@ class TransformerNetwork:
         group = self.attention.num_heads // self.attention.num_kv_heads
         return bias[:, None, :, None].expand(batch, 1, width, group, num_keys).reshape(batch, 1, -1, num_keys)
 
-    def _attend(self, layer: LayerWeights, states: Tensor, stored: Tensor, pass_context: _PassContext) -> Tensor:
+    def _run_attention(self, layer: LayerWeights, states: Tensor, stored: Tensor, pass_context: _PassContext) -> Tensor:
         """The attention part of a layer, its keys and values remembered: [batch * width, hidden_size]."""
         shape = self.attention
         heads = layer.queries_keys_values(layer.attention_norm(states))

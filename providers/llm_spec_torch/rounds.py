@@ -22,7 +22,7 @@ from llm_spec import DeviceRoundResult, ModelOutputError, Sampling
 from llm_spec.provider_kit import prefill_prompt
 from llm_spec_torch.caches import CacheSlot
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
-from llm_spec_torch.lane import DeviceLane, DeviceReport, LaneModel, LanePool
+from llm_spec_torch.lane import DeviceLane, DeviceRoundReport, LaneModel, LanePool
 from llm_spec_torch.sampling import SamplingSwitches
 from llm_spec_torch.session import TorchSession
 from llm_spec_torch.shape import PassShape
@@ -71,7 +71,7 @@ def open_rounds(
         own = opened.enter_context(closing(target.open()))
         prefill_prompt(own, prompt_ids[:-1], cancelled)
         started = time.perf_counter()
-        drafting = None if draft is None else _open_draft(draft, prompt_ids, cancelled)
+        drafting = None if draft is None else _open_draft_session(draft, prompt_ids, cancelled)
         open_draft_s = 0.0 if draft is None else time.perf_counter() - started
         if cancelled():
             if drafting is not None:
@@ -84,7 +84,7 @@ def open_rounds(
             parts.append(draft.as_lane_model(drafting.slot))
             places += [draft, drafting.slot.index]
         with run_on_device(target.name, target.device):
-            switches = SamplingSwitches.of(sampling, target.vocab_size)
+            switches = SamplingSwitches.from_sampling(sampling, target.vocab_size)
             lane = lanes.acquire_lane(places, parts, switches, target.vocab_size, shape.max_width - 1)
             lane.sampler.load_request(sampling, seed)
             lane.begin(torch.tensor(prompt_ids, device=target.device))
@@ -100,7 +100,7 @@ def open_rounds(
         )
 
 
-def _open_draft(
+def _open_draft_session(
     draft: DeviceRoundParticipant, prompt_ids: Sequence[int], cancelled: Callable[[], bool]
 ) -> TorchSession | None:
     """A draft's session behind all of a prompt but its last two tokens; None if the draft fails."""
@@ -163,20 +163,16 @@ class TorchRoundRunner:
         num_accepted, verify_s = 0, 0.0
         rest = list(drafted_ids)
         while True:  # once, but where the number of keys changes among the drafted tokens
-            as_lane_model = rest[: self._limit_to_key_padding(len(rest))]
-            self._start_round(len(as_lane_model), proposed_ids=as_lane_model)
+            chunk_ids = rest[: self._limit_to_key_padding(len(rest))]
+            self._start_round(len(chunk_ids), proposed_ids=chunk_ids)
             done = self._collect_round()
             self._num_tokens_missed_by_draft += done.num_accepted + 1
             num_accepted += done.num_accepted
             verify_s += done.verify_s
-            if (
-                rest == as_lane_model
-                or done.num_accepted < len(as_lane_model)
-                or done.next_token_id != rest[len(as_lane_model)]
-            ):
+            if rest == chunk_ids or done.num_accepted < len(chunk_ids) or done.next_token_id != rest[len(chunk_ids)]:
                 return DeviceRoundResult(tuple(drafted_ids), num_accepted, done.next_token_id, 0.0, verify_s)
             num_accepted += 1
-            rest = rest[len(as_lane_model) + 1 :]
+            rest = rest[len(chunk_ids) + 1 :]
 
     # ------------------------------------------------------------------------------------------ inside
 
@@ -232,7 +228,7 @@ class TorchRoundRunner:
     def _collect_round(self) -> DeviceRoundResult:
         pending = self._pending_rounds.popleft()
         draft_s, verify_s = pending.clock.seconds()  # waits until the copy is there
-        report = DeviceReport.read([int(number) for number in pending.report.numpy()], pending.lookahead)
+        report = DeviceRoundReport.from_numbers([int(number) for number in pending.report.numpy()], pending.lookahead)
         if not report.draft_is_finite and self._draft_slot is not None:
             self._draft_slot.erase()
         if not report.is_finite:

@@ -36,7 +36,7 @@ class SamplingSwitches:
     penalised: bool  # logit bias or any penalty
 
     @classmethod
-    def of(cls, sampling: Sampling, vocab_size: int) -> SamplingSwitches:
+    def from_sampling(cls, sampling: Sampling, vocab_size: int) -> SamplingSwitches:
         """Those of one request."""
         greedy = is_greedy(sampling)
         top_k = sampling.top_k is not None and sampling.top_k < vocab_size
@@ -76,7 +76,7 @@ class DeviceSampler:
 
         Raises ValueError for one that needs other switches, InvalidRequestError for a bias outside the vocabulary.
         """
-        switches = SamplingSwitches.of(sampling, self.vocab_size)
+        switches = SamplingSwitches.from_sampling(sampling, self.vocab_size)
         if switches != self.switches:
             raise ValueError(f"sampling needs {switches}; this sampler has {self.switches}")
         outside = [token_id for token_id in sampling.logit_bias if token_id >= self.vocab_size]
@@ -116,7 +116,7 @@ class DeviceSampler:
         at least num_rows - 1, are the tokens between the committed answer and the last row: that one follows all of
         them, each earlier row one less.
         """
-        token_ids, finite = self._choose(logits, positions, before_ids)
+        token_ids, finite = self._choose_and_check_finite(logits, positions, before_ids)
         self.valid.logical_and_(finite.all())
         return token_ids
 
@@ -126,7 +126,7 @@ class DeviceSampler:
         `logits` [num_drafted + 1, vocab_size] floating; `position` [] int64 is that of the first row's token.
         """
         positions = position[..., None] + torch.arange(logits.shape[-2], device=logits.device)
-        token_ids, finite = self._choose(logits, positions, drafted_ids)
+        token_ids, finite = self._choose_and_check_finite(logits, positions, drafted_ids)
         num_accepted = count_leading_true(token_ids[..., :-1] == drafted_ids)
         self.mark_finite_rows(finite, num_accepted)
         return DeviceVerifyResult(token_ids, num_accepted)
@@ -136,7 +136,7 @@ class DeviceSampler:
         row = torch.arange(finite.shape[-1], device=finite.device)
         self.valid.logical_and_((finite | (row > num_accepted[..., None])).all())
 
-    def _choose(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _choose_and_check_finite(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [num_rows] int64, and which rows have a finite best logit [num_rows] bool."""
         if self.switches.greedy:
             best, token_ids = self.adjust(logits, before_ids).max(dim=-1)

@@ -47,10 +47,10 @@ def read_network(module: Any, *, num_positions: int, fused: bool) -> Transformer
     config: Any = module.config.get_text_config()
     body = _get_text_model(module)
     attention = body.layers[0].self_attn
-    kinds, kind_of = _read_kinds(body.rotary_emb, config, len(body.layers), num_positions)
+    kinds, kind_of = _read_layer_kinds(body.rotary_emb, config, len(body.layers), num_positions)
     vocab_size = int(module.lm_head.weight.shape[0])
     embedding = body.embed_tokens.weight.detach()
-    final_norm, head = _fold_norm(body.norm, [module.lm_head])
+    final_norm, head = _fold_norm_into_linears(body.norm, [module.lm_head])
     scale: Any = getattr(body.embed_tokens, "embed_scale", None)
     return TransformerNetwork(
         embedding=embedding,
@@ -109,8 +109,10 @@ def _read_layer(layer: Any, kind: int) -> LayerWeights:
     head_dim = attention.head_dim
     is_gemma = hasattr(layer, "pre_feedforward_layernorm")
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    attention_norm, queries_keys_values = _fold_norm(layer.input_layernorm, projections, [head_dim, head_dim, None])
-    mlp_norm, gate_up = _fold_norm(
+    attention_norm, queries_keys_values = _fold_norm_into_linears(
+        layer.input_layernorm, projections, [head_dim, head_dim, None]
+    )
+    mlp_norm, gate_up = _fold_norm_into_linears(
         layer.pre_feedforward_layernorm if is_gemma else layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]
     )
     return LayerWeights(
@@ -128,7 +130,7 @@ def _read_layer(layer: Any, kind: int) -> LayerWeights:
     )
 
 
-def _fold_norm(
+def _fold_norm_into_linears(
     norm_module: Any, modules: Sequence[Any], pairs_of: Sequence[int | None] | None = None
 ) -> tuple[Norm | FoldedNorm, Linear]:
     """A norm and the linear modules that read what it gives: folded into one another where that is faster."""
@@ -198,14 +200,18 @@ def _read_activation(config: Any) -> Callable[[Tensor], Tensor]:
     return _ACTIVATIONS[name]
 
 
-def _read_kinds(rotary: Any, config: Any, num_layers: int, length: int) -> tuple[tuple[LayerKind, ...], list[int]]:
+def _read_layer_kinds(
+    rotary: Any, config: Any, num_layers: int, length: int
+) -> tuple[tuple[LayerKind, ...], list[int]]:
     """The kinds of layers that there are, and which one each layer is."""
     types: list[str | None] = [*(getattr(config, "layer_types", None) or [None] * num_layers)][:num_layers]
     names = sorted(set(types), key=str)
-    return tuple(_read_kind(rotary, config, name, length) for name in names), [names.index(name) for name in types]
+    return tuple(_read_layer_kind(rotary, config, name, length) for name in names), [
+        names.index(name) for name in types
+    ]
 
 
-def _read_kind(rotary: Any, config: Any, layer_type: str | None, length: int) -> LayerKind:
+def _read_layer_kind(rotary: Any, config: Any, layer_type: str | None, length: int) -> LayerKind:
     if layer_type not in {None, "full_attention", "sliding_attention"}:
         raise ModelLoadError(f"a layer is of type {layer_type!r}; it must be full_attention or sliding_attention")
     by_type = hasattr(rotary, f"{layer_type}_inv_freq")  # Gemma 3: each type of layers has a rope of its own

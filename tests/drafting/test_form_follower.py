@@ -135,7 +135,7 @@ def test_a_request_is_never_anothers(make: Callable[[], Any]) -> None:
 def test_a_draft_with_a_request_has_its_clients_history() -> None:
     """What it was answered goes into that one, and into no other client's."""
     shared = SuffixDraft()
-    one, two = shared.for_client(), shared.for_client()
+    one, two = shared.copy_for_new_client(), shared.copy_for_new_client()
     draft, context_ids = open_draft(one, make_request(), TableModel())
     list(itertools.islice(draft.propose(context_ids), 1))
     context_ids += b"<tool_call>xylophone</tool_call>"

@@ -130,7 +130,7 @@ def test_an_earlier_answer_is_proposed_again() -> None:
 def test_clients_know_nothing_of_each_other() -> None:
     """A draft for a client begins with no answers, keeps its own, and gives none back."""
     shared = SuffixDraft(min_match=2, max_match=16)
-    one, two = shared.for_client(), shared.for_client()
+    one, two = shared.copy_for_new_client(), shared.copy_for_new_client()
     answer(shared, STORY)
     answer(one, "another one, of the quick brown bear")
     assert proposed(two, "the quick") == ""

@@ -86,7 +86,7 @@ def test_the_end_of_a_sequence_that_occurred_before(text: str, max_match: int) -
     for at, item in enumerate(text, start=1):
         automaton.extend(item)
         expected = longest_end([text[: at - 1]], text[:at], max_match)
-        match = automaton.find_earlier_end()
+        match = automaton.find_longest_repeated_end()
         assert match.length == len(expected)
         found = automaton.find_likely_next(match)
         assert (found and found[:3]) == find_likely_next([text[:at]], expected)

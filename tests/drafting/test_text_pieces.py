@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from llm_spec import ChatRequest, DraftError, DraftPiece, Usage
 from llm_spec.drafting import text_pieces
-from llm_spec.drafting.text_pieces import check_piece, count_pieces, count_prompt_pieces, split_pieces, take_last_pieces
+from llm_spec.drafting.text_pieces import (
+    check_draft_piece,
+    count_pieces,
+    count_prompt_pieces,
+    split_pieces,
+    take_last_pieces,
+)
 
 
 @given(st.text())
@@ -79,7 +85,7 @@ def test_a_long_text_is_estimated(num_words: int, monkeypatch: pytest.MonkeyPatc
 def test_what_is_not_a_piece_is_refused(item: Any, match: str) -> None:
     """The error says what it should be."""
     with pytest.raises(DraftError, match=match):
-        check_piece(item)
+        check_draft_piece(item)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +104,6 @@ def test_what_is_not_a_piece_is_refused(item: Any, match: str) -> None:
 )
 def test_a_usage_that_cannot_be_added_up_is_as_good_as_none(usage: Any) -> None:
     piece = DraftPiece("text", (1, 2), "stop", usage)
-    assert check_piece(piece) == DraftPiece("text", (1, 2), "stop")
+    assert check_draft_piece(piece) == DraftPiece("text", (1, 2), "stop")
     told = piece._replace(usage=Usage(output_tokens=2))
-    assert check_piece(told) is told
+    assert check_draft_piece(told) is told

@@ -10,10 +10,10 @@ import pytest
 from llm_spec import ChatRequest
 from llm_spec.drafting.written_forms import (
     escape_json,
-    has_tools,
     iterate_diff_forms,
     iterate_escaped_forms,
     iterate_plain_forms,
+    uses_tools,
 )
 
 
@@ -82,6 +82,6 @@ def test_forms_are_bounded() -> None:
 
 def test_requests_without_tools_have_no_forms() -> None:
     """Tools or results of some make the difference."""
-    assert not has_tools(ChatRequest.create("a\nb"))
-    assert has_tools(make_request("r"))
-    assert has_tools(ChatRequest.create("a\nb", tools=[{"type": "function", "function": {"name": "f"}}]))
+    assert not uses_tools(ChatRequest.create("a\nb"))
+    assert uses_tools(make_request("r"))
+    assert uses_tools(ChatRequest.create("a\nb", tools=[{"type": "function", "function": {"name": "f"}}]))

@@ -226,9 +226,9 @@ class NoTokens(ModelServer):
 
     num_left = 1 << 30
 
-    async def _tokenize(self, request: web.Request) -> web.Response:
+    async def _handle_tokenize(self, request: web.Request) -> web.Response:
         self.num_left -= 1
-        return web.json_response({"detail": "busy"}) if self.num_left < 0 else await super()._tokenize(request)
+        return web.json_response({"detail": "busy"}) if self.num_left < 0 else await super()._handle_tokenize(request)
 
 
 @pytest.mark.parametrize("num_left", [0, 1, 2])

@@ -1,4 +1,4 @@
-"""HttpTokens over real sockets: encoding with a memory, decoding, continuing and scoring by token ids."""
+"""HttpTokenEndpoint over real sockets: encoding with a memory, decoding, continuing and scoring by token ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_spec_http import DIALECTS, HttpProvider
-from llm_spec_http.tokens import HttpTokens, _parse_scored_rows
+from llm_spec_http.tokens import HttpTokenEndpoint, _parse_scored_rows
 
 from llm_spec import (
     ChatRequest,
@@ -37,7 +37,7 @@ GREEDY = Sampling(temperature=0.0)
 class Setup:
     """A server, a provider that found it out, and its endpoint."""
 
-    def __init__(self, server: ModelServer, provider: HttpProvider, tokens: HttpTokens) -> None:
+    def __init__(self, server: ModelServer, provider: HttpProvider, tokens: HttpTokenEndpoint) -> None:
         self.server = server
         self.provider = provider
         self.tokens = tokens
@@ -53,7 +53,7 @@ async def setup() -> AsyncIterator[Setup]:
         await provider.discover("token_endpoint")
         await provider.discover("token_scorer")
         tokens = provider.capabilities.token_endpoint
-        assert isinstance(tokens, HttpTokens)
+        assert isinstance(tokens, HttpTokenEndpoint)
         server.paths.clear()
         server.requests.clear()
         try:

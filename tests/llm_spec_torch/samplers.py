@@ -18,7 +18,7 @@ EVERYTHING = Sampling(
 
 
 def make(sampling: Sampling, *, seed: int = 0, vocab_size: int = VOCAB_SIZE, device: str = "cpu") -> DeviceSampler:
-    sampler = DeviceSampler(SamplingSwitches.of(sampling, vocab_size), vocab_size=vocab_size, device=device)
+    sampler = DeviceSampler(SamplingSwitches.from_sampling(sampling, vocab_size), vocab_size=vocab_size, device=device)
     sampler.load_request(sampling, seed)
     return sampler
 

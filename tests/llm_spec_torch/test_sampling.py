@@ -234,4 +234,4 @@ def test_other_switches_and_tokens_are_refused() -> None:
 )
 def test_switches_are_as_few_as_can_be(sampling: Sampling, switches: SamplingSwitches) -> None:
     """What changes nothing records nothing."""
-    assert SamplingSwitches.of(sampling, VOCAB_SIZE) == switches
+    assert SamplingSwitches.from_sampling(sampling, VOCAB_SIZE) == switches

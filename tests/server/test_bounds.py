@@ -13,9 +13,9 @@ from llm_spec import ConfigError, SpeculativeConfig
 from llm_spec.errors import InvalidRequestError
 from llm_spec.server import KeyConfig, ModelConfig, ServerConfig
 from llm_spec.server.clients import Client
-from llm_spec.server.problems import redact_places, to_problem
+from llm_spec.server.problems import redact_server_details, to_problem
 from llm_spec.server.relay import ChunkMerger
-from llm_spec.telemetry import RequestContext
+from llm_spec.telemetry import RequestLogContext
 from llm_spec.testing.server import ModelServer, ServerLatency
 
 CHAT: Final = "/v1/chat/completions"
@@ -50,14 +50,14 @@ async def test_who_leaves_pays_for_what_came(number: int, monkeypatch: pytest.Mo
     """A client that goes away in the middle has used tokens, whether its answer is one or several."""
     spent: list[int] = []
     keys = {"alice": KeyConfig(key=KEY, max_tokens=100_000)}
-    original = Client.can_use
+    original = Client.can_use_model
 
     def watched(client: Client, model: str) -> bool:
         if client.budget is not None:
             spent.append(client.budget.spent_tokens)
         return original(client, model)
 
-    monkeypatch.setattr(Client, "can_use", watched)
+    monkeypatch.setattr(Client, "can_use_model", watched)
     async with (
         ModelServer(WORDS, latency=ServerLatency(token_s=0.01)) as upstream,
         serving(remote(upstream.url), keys=keys) as server,
@@ -125,7 +125,10 @@ def test_a_long_error_takes_no_time() -> None:
         problem = to_problem(InvalidRequestError(f"role is {text!r}"))
         assert time.process_time() - started_s < 30.0  # in quadratic time each takes minutes
         assert len(problem.message) < 1100
-    assert redact_places("vllm:a at http://1.2.3.4:5/v1 broke (OSError: [Errno 1] ('1.2.3.4', 5))") == "vllm:a broke"
+    assert (
+        redact_server_details("vllm:a at http://1.2.3.4:5/v1 broke (OSError: [Errno 1] ('1.2.3.4', 5))")
+        == "vllm:a broke"
+    )
 
 
 @pytest.mark.parametrize("choices", [[1, 0], [0, 1]])
@@ -153,7 +156,7 @@ async def test_a_number_beyond_all_is_refused() -> None:
 
 def test_a_context_within_itself() -> None:
     """A request's log context may be entered where it is open already."""
-    context = RequestContext()
+    context = RequestLogContext()
     with context, context:
         assert "request_id" in structlog.contextvars.get_contextvars()
     assert "request_id" not in structlog.contextvars.get_contextvars()

@@ -10,7 +10,7 @@ from support.serving import frames_of
 from llm_spec import ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta
 from llm_spec.json_text import dumps
 from llm_spec.server.apis import APIS, AnswerContext
-from llm_spec.server.encoding import build_metric_headers, describe_result, get_finish_reason
+from llm_spec.server.encoding import build_metric_headers, describe_result_for_client, get_finish_reason
 from llm_spec.server.request_fields import ParsedRequest
 from llm_spec.testing import RuleBasedProvider
 
@@ -35,7 +35,7 @@ def test_overhead_is_in_milliseconds(result: SpeculativeResult) -> None:
 def test_figures_tell_no_text_and_no_address(result: SpeculativeResult) -> None:
     """Why a draft was given up is told without where it is."""
     reason = "TransientError: vllm:tiny at http://10.0.0.5:1/v1 broke the connection (ClientOSError: 10.0.0.5:1)"
-    told = describe_result(replace(result, fallbacks=(reason,), retries=(reason,)))
+    told = describe_result_for_client(replace(result, fallbacks=(reason,), retries=(reason,)))
     assert told["fallbacks"] == told["retries"] == ["TransientError: vllm:tiny broke the connection"]
     assert "content" not in told
     assert b"You said" not in dumps(told)

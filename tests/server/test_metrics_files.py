@@ -24,11 +24,11 @@ NAMES = [f"{'ünï' * 30}-{number}" for number in range(20)]
 COUNTING = """
 import asyncio, json, sys
 from llm_spec.server.apis import APIS
-from llm_spec.server.metrics import Metrics, _ModelMetrics, share_metrics
+from llm_spec.server.metrics import Metrics, _ModelMetrics, use_worker_metrics_files
 from typing import get_args
 from llm_spec.config import BuiltinStrategyName
 
-share_metrics(1)
+use_worker_metrics_files(1)
 
 async def main():
     metrics = Metrics(num_workers=2)

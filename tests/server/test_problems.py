@@ -13,7 +13,7 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.server.problems import Problem, redact_places, to_problem
+from llm_spec.server.problems import Problem, redact_server_details, to_problem
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_the_field_is_read_from_the_message(message: str, param: str | None) -> 
 )
 def test_no_address_is_told(message: str, told: str) -> None:
     """Neither where a server is nor what its socket said gets to a client; all else does."""
-    assert redact_places(message, ("a.internal:443",)) == told
+    assert redact_server_details(message, ("a.internal:443",)) == told
 
 
 def test_a_problem_is_what_it_is() -> None:

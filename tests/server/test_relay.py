@@ -8,7 +8,7 @@ import pytest
 from support.serving import RULES, ask, check_error, remote, serving
 
 from llm_spec.server import ModelConfig
-from llm_spec.server.relay import ChunkMerger, rewrite_chunk
+from llm_spec.server.relay import ChunkMerger, rewrite_chunk_for_client
 from llm_spec.testing.server import ModelServer, ServerFaults
 
 pytestmark = pytest.mark.virtual_clock
@@ -128,7 +128,7 @@ async def test_a_target_that_fails_in_the_middle_ends_the_stream() -> None:
 def test_a_usage_beside_choices_is_told_where_it_is_wanted(wanted: bool) -> None:
     """Some servers count in every chunk: the text is passed on, its count only to who asked for it."""
     chunk = {"id": "theirs", "choices": [{"index": 0, "delta": {"content": "x"}}], "usage": {"prompt_tokens": 1}}
-    told = rewrite_chunk(chunk, answer_id="ours", model="fast", include_usage=wanted)
+    told = rewrite_chunk_for_client(chunk, answer_id="ours", model="fast", include_usage=wanted)
     assert told is not None
     assert told["choices"] == chunk["choices"]
     assert ("usage" in told) is wanted

@@ -9,7 +9,7 @@ import pytest
 
 from llm_spec import ChatRequest, InvalidRequestError, ToolCallDelta
 from llm_spec.server.chat_completions import parse_chat_request
-from llm_spec.server.relay import ChunkMerger, rewrite_chunk
+from llm_spec.server.relay import ChunkMerger, rewrite_chunk_for_client
 from llm_spec.server.request_fields import Json, ParsedRequest
 from llm_spec.server.responses_encoder import ResponsesEncoder
 from llm_spec.testing import RuleBasedProvider
@@ -80,7 +80,7 @@ def test_log_probabilities_have_both_lists() -> None:
     """The published schema wants `refusal` too; vLLM leaves it out."""
     token = {"token": "a", "logprob": 0.0, "bytes": None, "top_logprobs": []}
     chunk = {"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [token]}}]}
-    told = rewrite_chunk(chunk, answer_id="x", model="fast", include_usage=False)
+    told = rewrite_chunk_for_client(chunk, answer_id="x", model="fast", include_usage=False)
     assert told is not None
     assert told["choices"][0]["logprobs"] == {"content": [token], "refusal": None}
     merger = ChunkMerger()

@@ -41,8 +41,8 @@ class LlamaServer:
         app = web.Application(middlewares=[self._note])
         for path, answer in (
             ("/apply-template", self._apply_template),
-            ("/tokenize", self._tokenize),
-            ("/detokenize", self._detokenize),
+            ("/tokenize", self._handle_tokenize),
+            ("/detokenize", self._handle_detokenize),
             ("/completion", self._completion),
             ("/v1/completions", self._openai),
             ("/v1/chat/completions", self._openai),
@@ -108,11 +108,11 @@ class LlamaServer:
         texts = [f"<|{message['role']}|>{message['content']}" for message in (await request.json())["messages"]]
         return web.json_response({"prompt": "".join(texts) + _MARK})
 
-    async def _tokenize(self, request: web.Request) -> web.Response:
+    async def _handle_tokenize(self, request: web.Request) -> web.Response:
         content = (await request.json())["content"]
         return web.json_response({"tokens": self._prompt_ids(content) if _MARK in content else self.encode(content)})
 
-    async def _detokenize(self, request: web.Request) -> web.Response:
+    async def _handle_detokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"content": self.decode((await request.json())["tokens"])})
 
     async def _completion(self, request: web.Request) -> web.Response:

@@ -243,8 +243,8 @@ class CompletesDespiteCancellation(Honest):
 class WritesOn(Honest):
     """Ignores max_tokens."""
 
-    def _answer(self, text: str, request: ChatRequest) -> list[StreamEvent]:
-        return super()._answer(text, replace(request, max_tokens=None))
+    def _make_answer_events(self, text: str, request: ChatRequest) -> list[StreamEvent]:
+        return super()._make_answer_events(text, replace(request, max_tokens=None))
 
 
 class HidesItsCut(Honest):
@@ -256,15 +256,15 @@ class HidesItsCut(Honest):
 
 
 class IgnoresStop(Honest):
-    def _answer(self, text: str, request: ChatRequest) -> list[StreamEvent]:
-        return super()._answer(text, replace(request, stop=()))
+    def _make_answer_events(self, text: str, request: ChatRequest) -> list[StreamEvent]:
+        return super()._make_answer_events(text, replace(request, stop=()))
 
 
 class ShowsHalfAStop(Honest):
     """Looks for stop strings in each piece alone."""
 
-    def _answer(self, text: str, request: ChatRequest) -> list[StreamEvent]:
-        events = super()._answer(text, replace(request, stop=()))
+    def _make_answer_events(self, text: str, request: ChatRequest) -> list[StreamEvent]:
+        events = super()._make_answer_events(text, replace(request, stop=()))
         held = [e for e in events if not (isinstance(e, TextDelta) and any(s in e.text for s in request.stop))]
         return [*held[:-1], Finish("stop", Usage())]
 
@@ -279,8 +279,8 @@ class RepeatsThePrefix(Honest):
     def __init__(self) -> None:
         super().__init__(capabilities=Capabilities(continue_prefix=True))
 
-    def _answer(self, text: str, request: ChatRequest) -> list[StreamEvent]:
-        return super()._answer(text, replace(request, prefix=""))
+    def _make_answer_events(self, text: str, request: ChatRequest) -> list[StreamEvent]:
+        return super()._make_answer_events(text, replace(request, prefix=""))
 
 
 class ClosesOnce(Honest):

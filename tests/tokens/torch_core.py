@@ -196,7 +196,7 @@ class TorchRejection(TorchCoupled):
 
 def _sampler(like: Sampler) -> DeviceSampler:
     sampler = DeviceSampler(
-        SamplingSwitches.of(like.sampling, like.vocab_size), vocab_size=like.vocab_size, device="cpu"
+        SamplingSwitches.from_sampling(like.sampling, like.vocab_size), vocab_size=like.vocab_size, device="cpu"
     )
     sampler.load_request(like.sampling, like.seed)
     return sampler

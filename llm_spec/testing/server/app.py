@@ -17,7 +17,7 @@ from llm_spec.testing.server.bodies import (
     parse_max_tokens,
     parse_messages,
     parse_stops,
-    read_body,
+    read_json_body,
     render_messages,
 )
 from llm_spec.testing.server.faults import ServerFaults
@@ -30,8 +30,8 @@ from llm_spec.testing.server.replies import (
     StreamFrame,
     make_choice,
     make_error_response,
-    make_frames,
     make_response,
+    make_stream_frames,
     make_usage,
 )
 
@@ -89,11 +89,11 @@ class ModelServer:
 
     async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[self._handle_request], client_max_size=1 << 28)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completions)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_post("/v1/chat/completions", self._handle_chat)
+        app.router.add_post("/v1/completions", self._handle_completions)
+        app.router.add_get("/v1/models", self._handle_models)
+        app.router.add_post("/tokenize", self._handle_tokenize)
+        app.router.add_post("/detokenize", self._handle_detokenize)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -107,14 +107,14 @@ class ModelServer:
 
     # ------------------------------------------------------------------------------------------ endpoints
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _handle_chat(self, request: web.Request) -> web.StreamResponse:
         body, faults = await self._read_request(request)
         prefix = self._find_prefix(body)
         prompt_ids = self._model.vocabulary.encode(render_messages(body, continued=prefix is not None))
         answer = self._make_answer(body, prompt_ids, prefix or "", parse_max_tokens(body, None))
         return await self._respond_with_answers(request, body, "chat", [answer], faults)
 
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
+    async def _handle_completions(self, request: web.Request) -> web.StreamResponse:
         body, faults = await self._read_request(request)
         answers = [self._complete_prompt(body, prompt_ids) for prompt_ids in self._parse_prompts(body.get("prompt"))]
         if body.get("stream") and len(answers) > 1:
@@ -129,25 +129,25 @@ class ModelServer:
             start = self._find_first_token_time(answers, num_cached)
             usage = make_usage(answers, num_cached)
             if body.get("stream"):
-                frames = make_frames(body, kind, answers[0], usage, self.tokens_per_frame)
+                frames = make_stream_frames(body, kind, answers[0], usage, self.tokens_per_frame)
                 return await self._stream_frames(request, frames, start, faults)
             await self._wait_for_generation(answers, start)
         choices = [self._make_choice(body, kind, index, answer) for index, answer in enumerate(answers)]
         return make_response(body, kind, answers, choices, usage)
 
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        body = await read_body(request)
+    async def _handle_tokenize(self, request: web.Request) -> web.Response:
+        body = await read_json_body(request)
         continued = bool(body.get("continue_final_message"))
         text = render_messages(body, continued=continued) if "messages" in body else str(body.get("prompt", ""))
         token_ids = self._model.vocabulary.encode(text)
         counts = {"count": len(token_ids), "max_model_len": self.context_length}
         return web.json_response({**counts, "tokens": token_ids})
 
-    async def _detokenize(self, request: web.Request) -> web.Response:
-        token_ids = (await read_body(request)).get("tokens", [])
+    async def _handle_detokenize(self, request: web.Request) -> web.Response:
+        token_ids = (await read_json_body(request)).get("tokens", [])
         return web.json_response({"prompt": self._model.vocabulary.decode(token_ids)})
 
-    async def _models(self, _: web.Request) -> web.Response:
+    async def _handle_models(self, _: web.Request) -> web.Response:
         model = {"id": MODEL, "object": "model", "max_model_len": self.context_length}
         return web.json_response({"object": "list", "data": [model]})
 
@@ -170,7 +170,7 @@ class ModelServer:
 
     async def _read_request(self, request: web.Request) -> tuple[Json, ServerFaults]:
         """The body of a request for text, and the faults its answer has."""
-        body = await read_body(request)
+        body = await read_json_body(request)
         self.requests.append(body)
         faults, last = self.faults, self.faults.num_requests
         if last is not None and len(self.requests) > last:
@@ -242,7 +242,7 @@ class ModelServer:
         """How many prompt tokens need not be computed; for the logprobs of a prompt vLLM computes them all."""
         if not self.latency.cached:
             return 0
-        num_cached = sum([self._cache.add_prompt(answer.prompt_ids) for answer in answers])
+        num_cached = sum([self._cache.count_cached_and_add_prompt(answer.prompt_ids) for answer in answers])
         return num_cached if body.get("prompt_logprobs") is None else 0
 
     def _find_first_token_time(self, answers: Sequence[ScriptedAnswer], num_cached: int) -> float:
@@ -252,7 +252,7 @@ class ModelServer:
     async def _wait_for_generation(self, answers: Sequence[ScriptedAnswer], start: float) -> None:
         """Spends the time of answers that are generated together."""
         for index in range(max(1, *(len(answer.pieces) for answer in answers))):
-            await _sleep_until(start + index * self.latency.token_s)
+            await _sleep_until_loop_time(start + index * self.latency.token_s)
             self.num_generated_tokens += sum(index < len(answer.pieces) for answer in answers)
 
     async def _stream_frames(
@@ -262,7 +262,7 @@ class ModelServer:
         await response.prepare(request)
         num_sent = 0
         for index, (line, num_tokens) in enumerate(frames):
-            await _sleep_until(start + max(0, num_tokens - 1) * self.latency.token_s)
+            await _sleep_until_loop_time(start + max(0, num_tokens - 1) * self.latency.token_s)
             if index == faults.drop_after and request.transport is not None:
                 request.transport.abort()
                 break
@@ -273,7 +273,7 @@ class ModelServer:
         return response
 
 
-async def _sleep_until(at: float) -> None:
+async def _sleep_until_loop_time(at: float) -> None:
     """Sleep to a time of the loop's clock, so that the lateness of sleeps does not add up."""
     await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
 

@@ -18,7 +18,7 @@ __all__ = [
     "parse_max_tokens",
     "parse_messages",
     "parse_stops",
-    "read_body",
+    "read_json_body",
     "render_messages",
     "wants_token_ids",
     "wants_usage",
@@ -27,7 +27,7 @@ __all__ = [
 Json: TypeAlias = dict[str, Any]
 
 
-async def read_body(request: web.Request) -> Json:
+async def read_json_body(request: web.Request) -> Json:
     try:
         body = await request.json()
     except ValueError as error:

@@ -49,7 +49,7 @@ class PrefixCache:
     def __init__(self) -> None:
         self._hashes: set[int] = set()
 
-    def add_prompt(self, token_ids: Sequence[int]) -> int:
+    def count_cached_and_add_prompt(self, token_ids: Sequence[int]) -> int:
         """How many leading tokens of a prompt were there before; never its last one, whose logits are wanted."""
         hashes = _hash_prefix_blocks(token_ids)
         num_blocks = sum(1 for _ in takewhile(self._hashes.__contains__, hashes))

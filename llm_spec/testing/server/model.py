@@ -11,7 +11,7 @@ from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.testing.server.script import Script
 from llm_spec.testing.server.vocabulary import ASSISTANT, EOS_ID, Vocabulary
 
-__all__ = ["ScriptedAnswer", "ScriptedModel", "make_rival_ids"]
+__all__ = ["ScriptedAnswer", "ScriptedModel", "make_other_token_ids"]
 
 _UNLIKELY: Final = -10.0  # the logprob of a token that is not the script's
 
@@ -84,7 +84,7 @@ class ScriptedModel:
             str(each): {"logprob": logprob, "rank": rank, "decoded_token": self.vocabulary.decode([each])}
             for each, logprob, rank in ((token_id, _UNLIKELY, 2), (likeliest, 0.0, 1))  # if they are one, the last wins
         }
-        others = make_rival_ids(top - len(known), token_id, likeliest)
+        others = make_other_token_ids(top - len(known), token_id, likeliest)
         ranks = range(len(known) + 1, top + 1)
         return known | {
             str(other): {"logprob": _UNLIKELY - rank, "rank": rank, "decoded_token": ""}
@@ -92,6 +92,6 @@ class ScriptedModel:
         }
 
 
-def make_rival_ids(number: int, *token_ids: int) -> list[int]:
+def make_other_token_ids(number: int, *token_ids: int) -> list[int]:
     """So many ids of other tokens, all of them unlikely."""
     return list(islice((token_id for token_id in count(1) if token_id not in token_ids), max(0, number)))

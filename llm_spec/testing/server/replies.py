@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from aiohttp import web
 
 from llm_spec.testing.server.bodies import Json, wants_token_ids, wants_usage
-from llm_spec.testing.server.model import ScriptedAnswer, make_rival_ids
+from llm_spec.testing.server.model import ScriptedAnswer, make_other_token_ids
 
 __all__ = [
     "MODEL",
@@ -19,8 +19,8 @@ __all__ = [
     "StreamFrame",
     "make_choice",
     "make_error_response",
-    "make_frames",
     "make_response",
+    "make_stream_frames",
     "make_usage",
 ]
 
@@ -96,7 +96,7 @@ def _make_logprobs(body: Json, answer: ScriptedAnswer) -> Json:
     names = [*answer.pieces, *("" for _ in answer.ending)]
     if body.get("return_tokens_as_token_ids"):
         names = [f"token_id:{token_id}" for token_id in ids]
-    others = [make_rival_ids(int(body["logprobs"]) - 1, token_id) for token_id in ids]
+    others = [make_other_token_ids(int(body["logprobs"]) - 1, token_id) for token_id in ids]
     tops = [
         {name: 0.0} | {f"token_id:{other}": -10.0 - rank for rank, other in enumerate(row)}
         for name, row in zip(names, others, strict=True)
@@ -113,21 +113,25 @@ class _FrameContent(NamedTuple):
     finish_reason: str | None = None
 
 
-def make_frames(
+def make_stream_frames(
     body: Json, kind: Kind, answer: ScriptedAnswer, usage: Json, tokens_per_frame: int
 ) -> list[StreamFrame]:
     """The frames of a stream: those with tokens, one for the finish, the usage if asked for, the end."""
     with_ids, num_tokens = wants_token_ids(body), len(answer.pieces)
-    first, *others = _split_into_parts(answer, tokens_per_frame)
-    lines = [_make_first_line(kind, first, answer.prompt_ids) if with_ids else _make_line(kind, first, with_ids=False)]
-    lines += [_make_line(kind, part, with_ids=with_ids) for part in others]
+    first, *others = _split_answer_into_frames(answer, tokens_per_frame)
+    lines = [
+        _make_first_frame_bytes(kind, first, answer.prompt_ids)
+        if with_ids
+        else _make_frame_bytes(kind, first, with_ids=False)
+    ]
+    lines += [_make_frame_bytes(kind, part, with_ids=with_ids) for part in others]
     if wants_usage(body):
         lines.append(_encode_frame({**_make_chunk_head(kind), "choices": [], "usage": usage}))
     lines.append(b"data: [DONE]\n\n")
     return [StreamFrame(line, min((index + 1) * tokens_per_frame, num_tokens)) for index, line in enumerate(lines)]
 
 
-def _split_into_parts(answer: ScriptedAnswer, size: int) -> list[_FrameContent]:
+def _split_answer_into_frames(answer: ScriptedAnswer, size: int) -> list[_FrameContent]:
     """The tokens in groups, and the finish; a repeated prefix is in front of the first group, even if that is empty."""
     starts = range(0, max(len(answer.pieces), bool(answer.repeated)), size)
     texts = ["".join(answer.pieces[start : start + size]) for start in starts]
@@ -137,11 +141,11 @@ def _split_into_parts(answer: ScriptedAnswer, size: int) -> list[_FrameContent]:
 
 
 @lru_cache(maxsize=1 << 16)  # the answers of one script share their frames, and encoding one takes 7 us
-def _make_line(kind: Kind, part: _FrameContent, *, with_ids: bool) -> bytes:
+def _make_frame_bytes(kind: Kind, part: _FrameContent, *, with_ids: bool) -> bytes:
     return _encode_frame(_make_chunk(kind, part, with_ids=with_ids))
 
 
-def _make_first_line(kind: Kind, part: _FrameContent, prompt_ids: Sequence[int]) -> bytes:
+def _make_first_frame_bytes(kind: Kind, part: _FrameContent, prompt_ids: Sequence[int]) -> bytes:
     """The frame with the prompt's ids, which vLLM puts beside the choices of a chat and into that of a completion."""
     chunk = _make_chunk(kind, part, with_ids=True)
     (chunk if kind == "chat" else chunk["choices"][0])["prompt_token_ids"] = prompt_ids

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from llm_spec import SampledToken
 
-__all__ = ["Body", "Continuation", "Dialect", "PostJson", "TokenApi", "continue_assistant_message", "read_choices"]
+__all__ = ["Body", "Continuation", "Dialect", "PostJson", "TokenApi", "make_continuation", "read_choices_in_order"]
 
 Body: TypeAlias = dict[str, Any]
 Continuation: TypeAlias = Callable[[Body, str], None]
@@ -75,17 +75,17 @@ class Dialect:
     stops_when_reader_leaves: bool = False
 
 
-def continue_assistant_message(*, fields: Mapping[str, object] | None = None, **marks: object) -> Continuation:
+def make_continuation(*, fields: Mapping[str, object] | None = None, **marks: object) -> Continuation:
     """A continuation by a last message of the assistant, with the vendor's marks on it, or `fields` of the body."""
 
-    def continue_from(body: Body, prefix: str) -> None:
+    def add_prefix_to_body(body: Body, prefix: str) -> None:
         body["messages"] = [*body["messages"], {"role": "assistant", "content": prefix, **marks}]
         body.update(fields or {})
 
-    return continue_from
+    return add_prefix_to_body
 
 
-def read_choices(answer: Any) -> list[Mapping[str, Any]]:
+def read_choices_in_order(answer: Any) -> list[Mapping[str, Any]]:
     """The choices of a completion, in the order of its prompts."""
     choices = cast("list[Mapping[str, Any]]", answer.get("choices") or [])
     return sorted(choices, key=lambda choice: int(choice.get("index") or 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect, continue_assistant_message
+from llm_spec_http.dialects.base import Dialect, make_continuation
 
 __all__ = ["DEEPSEEK"]
 
@@ -13,5 +13,5 @@ DEEPSEEK: Final = Dialect(
     summary="DeepSeek's API",
     base_url="https://api.deepseek.com",
     key_variable="DEEPSEEK_API_KEY",
-    continuation=continue_assistant_message(prefix=True),
+    continuation=make_continuation(prefix=True),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect, continue_assistant_message
+from llm_spec_http.dialects.base import Dialect, make_continuation
 
 __all__ = ["KIMI"]
 
@@ -13,5 +13,5 @@ KIMI: Final = Dialect(
     summary="Kimi's API",
     base_url="https://api.moonshot.ai/v1",
     key_variable="MOONSHOT_API_KEY",
-    continuation=continue_assistant_message(partial=True),
+    continuation=make_continuation(partial=True),
 )

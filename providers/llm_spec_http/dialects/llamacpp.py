@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from llm_spec import SampledToken
-from llm_spec_http.dialects.base import Body, Dialect, PostJson, continue_assistant_message
+from llm_spec_http.dialects.base import Body, Dialect, PostJson, make_continuation
 
 __all__ = ["LLAMACPP"]
 
@@ -43,18 +43,18 @@ class _LlamaTokens:
         body |= {"return_tokens": True, "response_fields": ["index", "content", "tokens", "stop_type"]}
         answer = await post_json("/completion", body)
         answers = cast("list[Mapping[str, Any]]", answer if isinstance(answer, list) else [answer])
-        return [_next_token(entry) for entry in sorted(answers, key=lambda entry: int(entry["index"]))]
+        return [_parse_sampled_token(entry) for entry in sorted(answers, key=lambda entry: int(entry["index"]))]
 
     def read_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
         delta = cast("Mapping[str, Any]", choice.get("delta") or {})
         logprobs = cast("Mapping[str, Any]", choice.get("logprobs") or {})
         entries: list[Mapping[str, Any]] = logprobs.get("content") or []
         is_ascii = str(choice.get("text") or delta.get("content") or "").isascii()
-        is_whole = is_ascii or (entries and all(map(_is_whole, entries)))
+        is_whole = is_ascii or (entries and all(map(_has_whole_token_text, entries)))
         return tuple(int(entry["id"]) for entry in entries) if is_whole else None
 
 
-def _is_whole(entry: Mapping[str, Any]) -> bool:
+def _has_whole_token_text(entry: Mapping[str, Any]) -> bool:
     """Whether the text that is sent with a token's id is the text of this token alone.
 
     The server waits for whole characters, and then tells the last token alone, with the bytes of them all. The token's
@@ -64,7 +64,7 @@ def _is_whole(entry: Mapping[str, Any]) -> bool:
     return bool(next(own, None) == entry["bytes"])
 
 
-def _next_token(answer: Mapping[str, Any]) -> SampledToken:
+def _parse_sampled_token(answer: Mapping[str, Any]) -> SampledToken:
     if not answer["tokens"]:
         raise ValueError("no id of the token that it sampled")
     is_end = answer["stop_type"] == "eos"
@@ -76,7 +76,7 @@ LLAMACPP: Final = Dialect(
     summary="llama.cpp's llama-server",
     base_url="http://127.0.0.1:8080/v1",
     key_variable="LLAMA_API_KEY",
-    continuation=continue_assistant_message(),
+    continuation=make_continuation(),
     repeats_prefix=True,
     token_api=_LlamaTokens(),
     sampling_names={"repetition_penalty": "repeat_penalty"},  # it ignores the other name silently

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect, continue_assistant_message
+from llm_spec_http.dialects.base import Dialect, make_continuation
 
 __all__ = ["MISTRAL"]
 
@@ -13,7 +13,7 @@ MISTRAL: Final = Dialect(
     summary="Mistral's API",
     base_url="https://api.mistral.ai/v1",
     key_variable="MISTRAL_API_KEY",
-    continuation=continue_assistant_message(prefix=True),
+    continuation=make_continuation(prefix=True),
     repeats_prefix=True,
     prediction=True,
 )

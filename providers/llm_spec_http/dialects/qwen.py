@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect, continue_assistant_message
+from llm_spec_http.dialects.base import Dialect, make_continuation
 
 __all__ = ["QWEN"]
 
@@ -13,5 +13,5 @@ QWEN: Final = Dialect(
     summary="Qwen on DashScope",
     base_url="https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
     key_variable="DASHSCOPE_API_KEY",
-    continuation=continue_assistant_message(partial=True),
+    continuation=make_continuation(partial=True),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect, continue_assistant_message
+from llm_spec_http.dialects.base import Dialect, make_continuation
 
 __all__ = ["SGLANG"]
 
@@ -13,5 +13,5 @@ SGLANG: Final = Dialect(
     summary="SGLang",
     base_url="http://127.0.0.1:30000/v1",
     key_variable="SGLANG_API_KEY",
-    continuation=continue_assistant_message(fields={"continue_final_message": True}),
+    continuation=make_continuation(fields={"continue_final_message": True}),
 )

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from llm_spec import SampledToken
 from llm_spec.provider_kit import parse_finish_reason
-from llm_spec_http.dialects.base import Body, Dialect, PostJson, continue_assistant_message, read_choices
+from llm_spec_http.dialects.base import Body, Dialect, PostJson, make_continuation, read_choices_in_order
 
 __all__ = ["VLLM"]
 
@@ -40,7 +40,7 @@ class _VllmTokens:
         self, post_json: PostJson, prefixes: Sequence[Sequence[int]], sampling: Body
     ) -> list[SampledToken]:
         body: Body = {"prompt": [list(prefix) for prefix in prefixes], "max_tokens": 1, **sampling}
-        choices = read_choices(await post_json("completions", {**body, **self.build_id_fields(chat=False)}))
+        choices = read_choices_in_order(await post_json("completions", {**body, **self.build_id_fields(chat=False)}))
         return [_parse_sampled_token(choice) for choice in choices]
 
     def read_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -60,7 +60,7 @@ VLLM: Final = Dialect(
     summary="vLLM",
     base_url="http://127.0.0.1:8000/v1",
     key_variable="VLLM_API_KEY",
-    continuation=continue_assistant_message(fields={"continue_final_message": True, "add_generation_prompt": False}),
+    continuation=make_continuation(fields={"continue_final_message": True, "add_generation_prompt": False}),
     token_api=_VllmTokens(),
     stops_when_reader_leaves=True,
 )

@@ -28,7 +28,13 @@ from llm_spec import (
     ToolCallDelta,
     Usage,
 )
-from llm_spec.integrations.llm_plugin import _BRIDGE, AsyncSpeculativeModel, ModelSpec, SpeculativeModel, read_specs
+from llm_spec.integrations.llm_plugin import (
+    _BRIDGE,
+    AsyncSpeculativeModel,
+    ModelSpec,
+    SpeculativeModel,
+    read_model_specs,
+)
 from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 
 PROMPT = "def area(radius):"
@@ -105,11 +111,11 @@ def test_a_model_has_a_limit_of_its_own() -> None:
     model.prompt("Hello", max_tokens=7).text()
     assert [request.max_tokens for request in provider.requests] == [500, 7]
     given = '[{"name": "x", "target": "builtin:target", "max_tokens": %s}]'
-    assert [spec.max_tokens for spec in read_specs(None, {"LLM_SPEC_TARGET": "a:b"})] == [128, None]
-    assert read_specs(given % 9, {})[0].max_tokens == 9
+    assert [spec.max_tokens for spec in read_model_specs(None, {"LLM_SPEC_TARGET": "a:b"})] == [128, None]
+    assert read_model_specs(given % 9, {})[0].max_tokens == 9
     for wrong in ("0", "true", '"9"'):
         with pytest.raises(ConfigError, match="max_tokens"):
-            read_specs(given % wrong, {})
+            read_model_specs(given % wrong, {})
 
 
 def test_streaming_comes_in_pieces() -> None:
@@ -300,14 +306,14 @@ def test_a_decoder_may_be_given() -> None:
 
 def test_without_a_file_there_is_the_built_in_pair() -> None:
     """Nothing configured: one model."""
-    assert [spec.name for spec in read_specs(None, {})] == ["builtin"]
+    assert [spec.name for spec in read_model_specs(None, {})] == ["builtin"]
 
 
 def test_file_and_environment_name_models() -> None:
     """A file lists its models and no other; the environment adds one."""
     text = json.dumps([{"name": "code", "target": "rules:a", "draft": "lookup", "strategy": "plain", "tools": False}])
     environment = {"LLM_SPEC_TARGET": "rules:b", "LLM_SPEC_DRAFT": "suffix"}
-    code, default = read_specs(text, environment)
+    code, default = read_model_specs(text, environment)
     assert code == ModelSpec(name="code", target="rules:a", draft="lookup", strategy="plain", tools=False)
     assert default == ModelSpec(name="default", target="rules:b", draft="suffix")
 
@@ -326,7 +332,7 @@ def test_file_and_environment_name_models() -> None:
 def test_a_wrong_file_says_what_is_wrong(text: str, told: str) -> None:
     """An entry that cannot be read is named."""
     with pytest.raises(ConfigError, match=told):
-        read_specs(text, {})
+        read_model_specs(text, {})
 
 
 def run_llm(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

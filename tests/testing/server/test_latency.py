@@ -42,9 +42,17 @@ async def complete(
 def test_whole_blocks_are_cached_and_never_the_last_token() -> None:
     """What is behind the first other token is not, though it is equal."""
     cache = PrefixCache()
-    assert [cache.add_prompt(PROMPT[:n]) for n in (0, 15, 33, 33, 32, 48, 49)] == [0, 0, 0, 32, 16, 32, 48]
-    assert cache.add_prompt([*PROMPT[:20], 999, *PROMPT[21:]]) == 16
-    assert cache.add_prompt(PROMPT[16:]) == 0
+    assert [cache.count_cached_and_add_prompt(PROMPT[:n]) for n in (0, 15, 33, 33, 32, 48, 49)] == [
+        0,
+        0,
+        0,
+        32,
+        16,
+        32,
+        48,
+    ]
+    assert cache.count_cached_and_add_prompt([*PROMPT[:20], 999, *PROMPT[21:]]) == 16
+    assert cache.count_cached_and_add_prompt(PROMPT[16:]) == 0
 
 
 async def test_only_the_tokens_that_are_not_cached_take_time(session: aiohttp.ClientSession) -> None:
