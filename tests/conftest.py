@@ -6,6 +6,7 @@ So neither a busy machine nor a slow one makes anything late: what takes no time
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ MARK = "virtual_clock: by a clock that jumps to the next timer, sockets on 127.0
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK)
+    os.environ["LLM_SPEC_CACHE_DIR"] = ""  # what a test finds out about this machine is not kept
     if config.pluginmanager.hasplugin("hypothesispytest"):  # not in the environments of other frameworks
         from hypothesis import settings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import warnings
@@ -15,7 +16,7 @@ import torch
 from llm_spec import ModelLoadError
 from llm_spec.provider_kit import read_json
 
-__all__ = ["find_folder", "load_module", "resolve_device", "resolve_dtype"]
+__all__ = ["find_folder", "load_module", "resolve_device", "resolve_dtype", "return_freed_memory"]
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_FILES: Final = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"]
@@ -99,6 +100,12 @@ def load_module(folder: Path, dtype: torch.dtype, device: torch.device, num_laye
     if missing:
         raise ModelLoadError(f"{folder} lacks weights, or they are of other shapes: {', '.join(missing[:3])}")
     return module
+
+
+def return_freed_memory() -> None:
+    """Give memory back that glibc keeps for the threads in which transformers has loaded and converted the weights."""
+    with contextlib.suppress(OSError, TypeError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _keep_first_layers(module: Any, num_layers: int | None) -> None:

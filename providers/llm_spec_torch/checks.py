@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -12,14 +12,20 @@ from torch import Tensor
 
 from llm_spec import ModelLoadError
 
-__all__ = ["ReadRowsAt", "check_logits", "compute_transformers_logits", "find_agreeing_widths", "make_fixed_ids"]
+__all__ = [
+    "FloatArray",
+    "ReadRowsAt",
+    "check_logits",
+    "compute_transformers_logits",
+    "find_agreeing_widths",
+    "make_fixed_ids",
+]
 
 FloatArray: TypeAlias = NDArray[np.float32]
 
-# Read tokens from a position on, padded to a width, behind what is there: logits after each, [len(token_ids), vocab].
-ReadRowsAt: TypeAlias = Callable[[int, Sequence[int], int], FloatArray]
+# Read tokens in one pass from a position on, behind what is there: what becomes of each, [len(token_ids), any].
+ReadRowsAt: TypeAlias = Callable[[int, Sequence[int]], FloatArray]
 
-_FIRST_CHECKED_POSITION: Final = 21
 _MAX_LOGIT_ERROR: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the logits' spread
 
 
@@ -50,27 +56,28 @@ def check_logits(computed: FloatArray, expected: Tensor, dtype: torch.dtype) -> 
 
 
 def find_agreeing_widths(
-    read_at: ReadRowsAt, token_ids: Sequence[int], widths: Iterable[int], max_width: int
+    read_at: ReadRowsAt, token_ids: Sequence[int], widths: Sequence[int], *, start: int = 21, thorough: bool = True
 ) -> list[int]:
-    """The widths at which every row has the bits that it has at `max_width`, in whatever company; [] if not even there.
+    """Those of ascending widths at which a row has the bits that it has at the widest; [] if not even there.
 
-    Rows are read at different places of a pass, alone and beside others, followed by their own successors and by other
-    tokens. `token_ids`: at least 21 + 2 * max_width of them.
+    A row's place in a pass, what it is read beside and what follows it may make no difference. Each width is read once
+    from the middle on, half of it other tokens; `thorough`: and once from the second place on, all its own, so that at
+    the widest every row is compared with its neighbour. `token_ids`: at least twice the widest, read from `start` on.
     """
-    tail = token_ids[_FIRST_CHECKED_POSITION : _FIRST_CHECKED_POSITION + max_width]
-    others = token_ids[_FIRST_CHECKED_POSITION + max_width :]
-    read_at(0, token_ids[:_FIRST_CHECKED_POSITION], max(_FIRST_CHECKED_POSITION, max_width))
-    reference = read_at(_FIRST_CHECKED_POSITION, tail, max_width).copy()
+    max_width = widths[-1]
+    tail, others = token_ids[:max_width], token_ids[max_width:]
+    reference = read_at(start, tail)
 
-    def is_agreeing(width: int) -> bool:
-        for offset in sorted({0, max_width // 3, max_width - 1}):
-            count = min(width, max_width - offset)
-            for num_own in sorted({1, (count + 1) // 2, count}):
-                own = tail[offset : offset + num_own]
-                rows = read_at(_FIRST_CHECKED_POSITION + offset, [*own, *others[: width - num_own]], width)[:num_own]
-                if not np.array_equal(rows, reference[offset : offset + num_own]):
-                    return False
-                read_at(_FIRST_CHECKED_POSITION, tail, max_width)  # the places behind the offset hold other tokens now
-        return True
+    def is_agreeing(width: int, offset: int, num_parts: int) -> bool:
+        num_own = -(-min(width, max_width - offset) // num_parts)
+        own = tail[offset : offset + num_own]
+        rows = read_at(start + offset, [*own, *others[: width - num_own]])[:num_own]
+        return np.array_equal(rows, reference[offset : offset + num_own])
 
-    return [width for width in sorted({*widths, max_width}) if is_agreeing(width)] if is_agreeing(max_width) else []
+    agreeing = list(widths)
+    readings = [(max(1, max_width // 3), 2), (1, 1)]  # back to front: nothing is read behind what others have left
+    for offset, num_parts in readings if thorough else readings[:1]:
+        agreeing = [width for width in reversed(agreeing) if is_agreeing(width, offset, num_parts)][::-1]
+        if max_width not in agreeing:
+            return []
+    return agreeing

@@ -18,10 +18,11 @@ from llm_spec.provider_kit import FolderTokenizer, read_json
 from llm_spec_torch.batch_checks import rows_agree
 from llm_spec_torch.batching import BatchedPassRunner, PassBatching
 from llm_spec_torch.caches import CachePool, CacheSlot, count_bytes_per_token
-from llm_spec_torch.checkpoint import find_folder, load_module, resolve_device, resolve_dtype
-from llm_spec_torch.checks import check_logits, compute_transformers_logits, find_agreeing_widths, make_fixed_ids
+from llm_spec_torch.checkpoint import find_folder, load_module, resolve_device, resolve_dtype, return_freed_memory
+from llm_spec_torch.checks import check_logits, compute_transformers_logits, make_fixed_ids
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
 from llm_spec_torch.fair_semaphore import FairSemaphore
+from llm_spec_torch.kept_findings import KeptFinding, describe_cpu, describe_model
 from llm_spec_torch.lane import LaneModel, LanePool
 from llm_spec_torch.network import TransformerNetwork
 from llm_spec_torch.options import MAX_REQUESTS, MAX_WIDTH, MIN_CONTEXT, TorchOptions, check_options
@@ -29,6 +30,7 @@ from llm_spec_torch.rounds import TorchRoundRunner, open_rounds
 from llm_spec_torch.session import FloatArray, TorchSession
 from llm_spec_torch.shape import PassShape
 from llm_spec_torch.weights import check_architecture, read_network
+from llm_spec_torch.width_search import WidthSearch
 
 __all__ = ["TorchModel"]
 
@@ -73,6 +75,7 @@ class TorchModel:
             self._load(module or load_module(folder, self.dtype, self.device, options.get("layers")))
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(f"{folder} does not fit into the memory of {self.device} in {self.dtype}") from error
+        return_freed_memory()
         if self.tokenizer.vocab_size > self.vocab_size:
             raise ModelLoadError(
                 f"tokenizer.json in {folder} has {self.tokenizer.vocab_size} ids, but the weights give logits for "
@@ -167,6 +170,7 @@ class TorchModel:
         self._network = read_network(
             module, num_positions=context + max_width, fused=self._options.get("attention") != "eager"
         )
+        self._facts = describe_model(module.config, self.dtype, self._options)
         self.vocab_size = self._network.vocab_size
         is_cuda = self.device.type == "cuda"
         self._loose_shape = PassShape(range(1 if is_cuda else 2, max_width + 1), _KEY_PADDING, doubling=is_cuda)
@@ -248,20 +252,18 @@ class TorchModel:
 
     def _find_agreeing_shape(self, max_width: int) -> PassShape | None:
         """Numbers of rows that may be read in exact sessions: one on CUDA, all that agree on a CPU."""
-        slot = self._pool.acquire((), exact=True)
-
-        def read_rows_at(start: int, token_ids: Sequence[int], width: int) -> FloatArray:
-            slot.truncate(start)
-            rows = self.run(slot, token_ids, width=width, num_keys=_KEY_PADDING, num_rows=len(token_ids))
-            slot.record_tokens(token_ids)
-            return rows
-
-        widths: list[int] = []
-        while max_width > 1 and not widths:
-            candidates = [w for w in _CPU_WIDTHS if w < max_width] if self.device.type == "cpu" else []
-            ids = make_fixed_ids(_NUM_CHECKED_TOKENS + 2 * max_width, self.tokenizer.vocab_size)
-            widths = find_agreeing_widths(read_rows_at, ids, candidates, max_width)
-            max_width //= 2
-        slot.truncate(0)
-        self._pool.release(slot)
+        is_cpu = self.device.type == "cpu"
+        search = WidthSearch(
+            self._network,
+            self._loose_shape,
+            capacity=self._pool.cache.capacity,
+            token_ids=make_fixed_ids(2 * max_width, self.tokenizer.vocab_size),
+        )
+        finding = KeptFinding(self._facts | describe_cpu(), max_width) if is_cpu else None
+        with run_on_device(self.name, self.device):
+            widths = [] if finding is None else finding.read()
+            if not (widths and search.is_valid(widths)):
+                widths = search.find(_CPU_WIDTHS if is_cpu else (), max_width)
+                if finding is not None:
+                    finding.write(widths)
         return PassShape(widths, _KEY_PADDING, doubling=self._loose_shape.doubling) if widths else None

@@ -135,6 +135,11 @@ class TransformerNetwork:
         """The same model cut off after some layers, its last norm and head behind them: an early-exit draft."""
         return replace(self, layers=self.layers[:num_layers])
 
+    def keep_one_layer_of_each_kind(self) -> TransformerNetwork:
+        """The first layer of each kind alone: what kernels do with a shape shows in it as in all of them."""
+        firsts = {layer.kind: layer for layer in reversed(self.layers)}
+        return replace(self, layers=tuple(firsts.values()))
+
     def hidden(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache, num_keys: int) -> Tensor:
         """Append tokens to the cache; their last hidden states, [batch * width, hidden_size].
 

@@ -50,6 +50,8 @@ def read_network(module: Any, *, num_positions: int, fused: bool) -> Transformer
     kinds, kind_of = _read_layer_kinds(body.rotary_emb, config, len(body.layers), num_positions)
     vocab_size = int(module.lm_head.weight.shape[0])
     embedding = body.embed_tokens.weight.detach()
+    if embedding.device.type == "cpu":
+        embedding = embedding.clone()  # a part of a mapped file would keep all of it in memory
     final_norm, head = _fold_norm_into_linears(body.norm, [module.lm_head])
     scale: Any = getattr(body.embed_tokens, "embed_scale", None)
     return TransformerNetwork(
@@ -176,7 +178,7 @@ def _read_bias(module: Any) -> Tensor | None:
 
 
 def _read_norm(module: Any) -> Norm:
-    weight: Tensor = module.weight.detach()
+    weight: Tensor = module.weight.detach().clone()  # see the embedding
     eps = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
     if "Gemma" in type(module).__name__:  # (1 + weight), in float32
         weight = 1.0 + weight.float()

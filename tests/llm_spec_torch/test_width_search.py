@@ -1,0 +1,175 @@
+"""Widths are found part by part and kept between loads, shown with rows that are computed one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from llm_spec_torch import TorchModel
+from llm_spec_torch import model as model_module
+from llm_spec_torch.network import TransformerNetwork
+from llm_spec_torch.width_search import WidthSearch
+from torch import Tensor
+
+WIDTHS = [2, 3, 4, 5, 6, 8, 10, 12, 16]
+HEAD = 0  # in place of a number of keys
+
+
+class Fault(NamedTuple):
+    """Passes whose rows have other bits: by width, by how many keys attention reads, by the number of layers."""
+
+    widths: Sequence[int] = ()
+    num_keys: Sequence[int] = (HEAD, 256, 512, 768)
+    min_layers: int = 0
+
+    def error(self, network: TransformerNetwork, width: int, num_keys: int) -> float:
+        is_hit = width in self.widths and num_keys in self.num_keys and len(network.layers) >= self.min_layers
+        return 1e-6 * is_hit
+
+
+Plant = Callable[[Fault], None]
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Compute rows one by one, so that they agree on every CPU but for a fault, which each call changes."""
+    hidden, logits = TransformerNetwork.hidden, TransformerNetwork.logits
+    faults = [Fault()]
+
+    def compute_hidden(self: TransformerNetwork, ids: Tensor, positions: Tensor, cache: Any, num_keys: int) -> Tensor:
+        columns = [slice(index, index + 1) for index in range(ids.shape[1])]
+        rows = torch.cat([hidden(self, ids[:, one], positions[:, one], cache, num_keys) for one in columns])
+        return rows * (1 + faults[-1].error(self, len(rows), num_keys))
+
+    def compute_logits(self: TransformerNetwork, states: Tensor) -> Tensor:
+        rows = torch.cat([logits(self, row) for row in states.split(1)])
+        return rows * (1 + faults[-1].error(self, len(rows), HEAD))
+
+    monkeypatch.setattr(TransformerNetwork, "hidden", compute_hidden)
+    monkeypatch.setattr(TransformerNetwork, "logits", compute_logits)
+    return faults.append
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where findings are kept."""
+    monkeypatch.setenv("LLM_SPEC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets an item for every search from the beginning."""
+    find, counted = WidthSearch.find, list[int]()
+
+    def count(self: WidthSearch, candidates: Sequence[int], max_width: int) -> list[int]:
+        counted.append(max_width)
+        return find(self, candidates, max_width)
+
+    monkeypatch.setattr(WidthSearch, "find", count)
+    return counted
+
+
+def load_widths(folder: Path) -> list[int]:
+    model = TorchModel(folder, max_requests=1)
+    return list(model._exact_shape.widths) if model.same_text else []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(),
+        Fault([5], num_keys=[256]),
+        Fault([6], num_keys=[768]),
+        Fault([8, 12], num_keys=[HEAD]),
+        Fault([10], num_keys=[256], min_layers=2),
+        Fault(range(16)),
+    ],
+    ids=["none", "a layer", "many keys", "head", "a later layer", "all but the widest"],
+)
+def test_a_width_that_differs_anywhere_is_left_out(tiny_folder: Path, plant: Plant, fault: Fault) -> None:
+    """In a layer, behind many keys, in the head, or only where all layers are read."""
+    plant(fault)
+    assert load_widths(tiny_folder) == [width for width in WIDTHS if width not in fault.widths]
+
+
+def test_a_finding_is_kept_and_used(
+    tiny_folder: Path,
+    plant: Plant,
+    folder: Path,
+    searches: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second load does not search; one of another kind does, as when nothing may be kept."""
+    plant(Fault([3]))
+    found = load_widths(tiny_folder)
+    assert (load_widths(tiny_folder), len(searches)) == (found, 1)
+    assert [path.suffix for path in folder.iterdir()] == [".json"]
+    TorchModel(tiny_folder, max_requests=1, attention="eager")
+    assert len(searches) == 2
+    monkeypatch.setattr(model_module, "describe_cpu", lambda: {"processor": "another"})
+    assert (load_widths(tiny_folder), len(searches)) == (found, 3)
+    monkeypatch.setenv("LLM_SPEC_CACHE_DIR", "")
+    assert (load_widths(tiny_folder), len(searches), len(list(folder.iterdir()))) == (found, 4, 3)
+
+
+@pytest.mark.parametrize("num_keys", [HEAD, 256, 512, 768], ids=["head", "256 keys", "512 keys", "768 keys"])
+@pytest.mark.usefixtures("folder")
+def test_a_finding_that_is_no_longer_true_is_not_used(
+    tiny_folder: Path, plant: Plant, searches: list[int], num_keys: int
+) -> None:
+    """What has changed without a trace in versions and CPU is found out, and the new finding kept."""
+    plant(Fault())
+    assert load_widths(tiny_folder) == WIDTHS
+    plant(Fault([4], num_keys=[num_keys]))
+    right = [width for width in WIDTHS if width != 4]
+    assert (load_widths(tiny_folder), len(searches)) == (right, 2)
+    assert (load_widths(tiny_folder), len(searches)) == (right, 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[]",
+        b'{"widths": [2, 16]}',
+        *[json.dumps({"facts": None, "widths": widths}).encode() for widths in (2, ["a"], [None], [], [4, 2], [99])],
+    ],
+    ids=lambda text: text[:40].decode(errors="replace"),
+)
+def test_a_broken_or_foreign_file_is_the_same_as_none(
+    tiny_folder: Path, plant: Plant, folder: Path, searches: list[int], text: bytes
+) -> None:
+    """The widths are searched again, and the file is written anew."""
+    plant(Fault([12]))
+    found = load_widths(tiny_folder)
+    (path,) = folder.iterdir()
+    kept = path.read_bytes()
+    path.write_bytes(text.replace(b"null, ", json.dumps(json.loads(kept)["facts"]).encode() + b", ", 1))
+    assert (load_widths(tiny_folder), len(searches), path.read_bytes()) == (found, 2, kept)
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(
+    tiny_folder: Path, plant: Plant, folder: Path, searches: list[int]
+) -> None:
+    """A file stands where the folder would be; each load searches."""
+    plant(Fault())
+    folder.write_text("")
+    assert [load_widths(tiny_folder), load_widths(tiny_folder)] == [WIDTHS, WIDTHS]
+    assert (len(searches), folder.read_text()) == (2, "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says what is mapped")
+def test_a_loaded_model_does_not_hold_its_file(make_checkpoint: Callable[..., Path]) -> None:
+    """transformers maps the weights; a part of them that was kept would keep all in memory."""
+    folder = make_checkpoint("qwen3")
+    model = TorchModel(folder, max_requests=1)
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    assert model.vocab_size
