@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from llm_spec.chat_response import complete_from_stream
+    from llm_spec.concurrency_limit import ConcurrencyLimit
     from llm_spec.config import BreakerPolicy, JudgeConfig, RetryPolicy, SpeculativeConfig, Timeouts
     from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
     from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, PerRequestDraft
@@ -91,7 +92,6 @@ if TYPE_CHECKING:
     from llm_spec.local import generate_events, stream_token_model
     from llm_spec.pricing import Cost, Price
     from llm_spec.registry import open_draft, open_provider, registered_providers
-    from llm_spec.resilience import ConcurrencyLimit
     from llm_spec.result import (
         PLAIN_REASONS,
         PlainReason,
@@ -225,6 +225,7 @@ _NAMES_BY_MODULE: Final = {
         "TokenLogprob ToolCall ToolCallDelta Usage"
     ),
     "llm_spec.chat_response": "complete_from_stream",
+    "llm_spec.concurrency_limit": "ConcurrencyLimit",
     "llm_spec.config": "BreakerPolicy JudgeConfig RetryPolicy SpeculativeConfig Timeouts",
     "llm_spec.contract.chat": "Capabilities ChunkStreaming LlmProvider",
     "llm_spec.contract.draft": "DraftCapabilities DraftPiece DraftProvider PerRequestDraft",
@@ -252,7 +253,6 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.local": "generate_events stream_token_model",
     "llm_spec.pricing": "Cost Price",
     "llm_spec.registry": "open_draft open_provider registered_providers",
-    "llm_spec.resilience": "ConcurrencyLimit",
     "llm_spec.result": "PLAIN_REASONS PlainReason SpeculativeFinish SpeculativeResult SpeculativeStats Timings",
     "llm_spec.strategies.base": "Ready Refusal StrategyContext TextGuarantee",
     "llm_spec.strategies.registry": "StrategyEntry register_strategy",

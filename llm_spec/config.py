@@ -15,7 +15,7 @@ from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 
 if TYPE_CHECKING:
-    from llm_spec.resilience import ConcurrencyLimit
+    from llm_spec.concurrency_limit import ConcurrencyLimit
 
 __all__ = [
     "BreakerPolicy",

@@ -1,8 +1,8 @@
-"""The one owner of retries: when a target is asked again, when it is left alone, and how many are asked at once.
+"""The one owner of retries and circuit breakers.
 
-A request whose target fails for a while (`TransientError`) is asked again before anything of its answer has been
-emitted, and after that goes on from what was emitted, where that can be done. Drafts are never asked again. A target or
-draft that keeps failing is left alone for some time (a circuit breaker, after M. Nygard's "Release It!").
+If a target fails for a passing reason (`TransientError`), the request is sent again as long as nothing of its answer
+has been emitted. After that the answer goes on from what was emitted, where that is possible. Drafts are not retried. A
+circuit breaker stops calls to a target or draft that keeps failing (after M. Nygard's "Release It!").
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from llm_spec._checks import check_number
 from llm_spec._clock import clock, now
 from llm_spec.chat import ChatRequest
+from llm_spec.concurrency_limit import ConcurrencyLimit
 from llm_spec.config import BreakerPolicy, RetryPolicy
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
 from llm_spec.drafting.optional_members import open_draft_for_request
-from llm_spec.errors import CircuitOpenError, ConfigError, DraftError, TransientError
+from llm_spec.errors import CircuitOpenError, TransientError
 
-__all__ = ["CircuitBreaker", "ConcurrencyLimit", "GuardedDraft", "retry_transient", "wait_within"]
+__all__ = ["CircuitBreaker", "GuardedDraft", "retry_transient", "wait_within"]
 
 T = TypeVar("T")
 
@@ -202,120 +202,6 @@ def _is_server_breakdown(error: Exception) -> bool:
     if isinstance(error, TransientError):
         return error.status is None or error.status in _UNAVAILABLE_STATUSES
     return isinstance(error, (OSError, TimeoutError))
-
-
-class ConcurrencyLimit:
-    """At most `max_requests` answers at once, of all decoders that are given the same limit.
-
-    A target waits for its turn, behind other targets alone. A draft never waits: it takes a place that is free, or is
-    left out, and it loses its place to a target that finds none free. So speculation delays nobody's target, and a pair
-    that shares one limit never waits for itself. A draft that asks no model (`is_free`) takes none.
-
-    One event loop at a time: raises ConfigError where it is in use on another one that still runs.
-    """
-
-    def __init__(self, max_requests: int) -> None:
-        check_number(ConfigError, "max_requests", max_requests, 1, integer=True)
-        self._max_requests = max_requests
-        self._places: _LoopPlaces | None = None
-
-    @asynccontextmanager
-    async def hold_place(self) -> AsyncGenerator[None]:
-        """A target's place; waits until there is one."""
-        places = self._get_loop_places()
-        await places.acquire()
-        try:
-            yield
-        finally:
-            places.release()
-
-    @asynccontextmanager
-    async def hold_spare_place(self) -> AsyncGenerator[DraftPlace]:
-        """A draft's place, in the task that drafts.
-
-        Raises DraftError where none is free, and when a target needs it: then what runs inside is cancelled first.
-        """
-        places = self._get_loop_places()
-        if not places.num_free:
-            raise DraftError("no place is free for a draft; raise max_requests")
-        place = DraftPlace(places)
-        try:
-            async with place.timeout:
-                yield place
-        except TimeoutError as error:
-            if not place.timeout.expired():
-                raise
-            raise DraftError("a target needed the draft's place; raise max_requests") from error
-        finally:
-            place.release_place()
-
-    def _get_loop_places(self) -> _LoopPlaces:
-        """Those of the running event loop; what a loop that was closed has left in use is not counted."""
-        loop, places = asyncio.get_running_loop(), self._places
-        if places is None or places.loop is not loop:
-            if places is not None and places.is_used and not places.loop.is_closed():
-                raise ConfigError("this ConcurrencyLimit is in use on another event loop; make one for each loop")
-            places = self._places = _LoopPlaces(self._max_requests, loop)
-        return places
-
-
-class DraftPlace:
-    """A draft's place in a limit, until it leaves it or a target takes it."""
-
-    def __init__(self, places: _LoopPlaces) -> None:
-        self.timeout = asyncio.timeout(None)
-        self._places = places
-        places.num_free -= 1
-        places.spare_places.append(self)
-
-    def release_place(self) -> None:
-        """Give the place back, unless a target has taken it: what follows is not interrupted by one any more."""
-        if self in self._places.spare_places:
-            self._places.spare_places.remove(self)
-            self._places.release()
-
-
-class _LoopPlaces:
-    """The places of one event loop. While anybody waits, none is free and none is spare."""
-
-    def __init__(self, num_free: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.num_free = num_free
-        self.spare_places: list[DraftPlace] = []  # the newest last
-        self._num_places = num_free
-        self._waiters: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def is_used(self) -> bool:
-        return self.num_free < self._num_places
-
-    async def acquire(self) -> None:
-        """Wait for a place; whoever got one gives it back, once."""
-        if self.num_free:
-            self.num_free -= 1
-            return
-        if self.spare_places:
-            # the newest draft has written the least
-            self.spare_places.pop().timeout.reschedule(self.loop.time())
-            return
-        waiter: asyncio.Future[None] = self.loop.create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled():
-                self.release()  # its turn came at the same moment
-            raise
-        finally:
-            self._waiters.remove(waiter)
-
-    def release(self) -> None:
-        """Pass a place on to whoever has waited longest."""
-        waiter = next((waiter for waiter in self._waiters if not waiter.done()), None)
-        if waiter is None:
-            self.num_free += 1
-        else:
-            waiter.set_result(None)
 
 
 class _DraftHealthWatch:

@@ -1,0 +1,127 @@
+"""How many answers may run at once, of all decoders that share a limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from llm_spec._checks import check_number
+from llm_spec.errors import ConfigError, DraftError
+
+__all__ = ["ConcurrencyLimit", "DraftPlace"]
+
+
+class ConcurrencyLimit:
+    """At most `max_requests` answers at once, of all decoders that are given the same limit.
+
+    A target waits for its turn; only other targets are ahead of it. A draft never waits. It takes a place that is free,
+    otherwise it is left out, and it loses its place to a target that finds none free. So speculation delays no target,
+    and a pair that shares one limit never waits for itself. A draft that calls no model (`is_free`) takes no place.
+
+    For one event loop at a time. Raises ConfigError if it is in use on another loop that is still running.
+    """
+
+    def __init__(self, max_requests: int) -> None:
+        check_number(ConfigError, "max_requests", max_requests, 1, integer=True)
+        self._max_requests = max_requests
+        self._places: _LoopPlaces | None = None
+
+    @asynccontextmanager
+    async def hold_place(self) -> AsyncGenerator[None]:
+        """A target's place; waits until there is one."""
+        places = self._get_loop_places()
+        await places.acquire()
+        try:
+            yield
+        finally:
+            places.release()
+
+    @asynccontextmanager
+    async def hold_spare_place(self) -> AsyncGenerator[DraftPlace]:
+        """A draft's place, in the task that drafts.
+
+        Raises DraftError where none is free, and when a target needs it: then what runs inside is cancelled first.
+        """
+        places = self._get_loop_places()
+        if not places.num_free:
+            raise DraftError("no place is free for a draft; raise max_requests")
+        place = DraftPlace(places)
+        try:
+            async with place.timeout:
+                yield place
+        except TimeoutError as error:
+            if not place.timeout.expired():
+                raise
+            raise DraftError("a target needed the draft's place; raise max_requests") from error
+        finally:
+            place.release_place()
+
+    def _get_loop_places(self) -> _LoopPlaces:
+        """The places of the running event loop. Places that a closed loop left in use are not counted."""
+        loop, places = asyncio.get_running_loop(), self._places
+        if places is None or places.loop is not loop:
+            if places is not None and places.is_used and not places.loop.is_closed():
+                raise ConfigError("this ConcurrencyLimit is in use on another event loop; make one for each loop")
+            places = self._places = _LoopPlaces(self._max_requests, loop)
+        return places
+
+
+class DraftPlace:
+    """A draft's place in a limit, until it leaves it or a target takes it."""
+
+    def __init__(self, places: _LoopPlaces) -> None:
+        self.timeout = asyncio.timeout(None)
+        self._places = places
+        places.num_free -= 1
+        places.spare_places.append(self)
+
+    def release_place(self) -> None:
+        """Give the place back, unless a target has taken it. What follows is no longer interrupted by a target."""
+        if self in self._places.spare_places:
+            self._places.spare_places.remove(self)
+            self._places.release()
+
+
+class _LoopPlaces:
+    """The places of one event loop. While anybody waits, none is free and none is spare."""
+
+    def __init__(self, num_free: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.num_free = num_free
+        self.spare_places: list[DraftPlace] = []  # the newest last
+        self._num_places = num_free
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_used(self) -> bool:
+        return self.num_free < self._num_places
+
+    async def acquire(self) -> None:
+        """Wait for a place. Whoever gets one gives it back once."""
+        if self.num_free:
+            self.num_free -= 1
+            return
+        if self.spare_places:
+            # the newest draft has written the least
+            self.spare_places.pop().timeout.reschedule(self.loop.time())
+            return
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():
+                self.release()  # its turn came at the same moment
+            raise
+        finally:
+            self._waiters.remove(waiter)
+
+    def release(self) -> None:
+        """Pass a place on to whoever has waited longest."""
+        waiter = next((waiter for waiter in self._waiters if not waiter.done()), None)
+        if waiter is None:
+            self.num_free += 1
+        else:
+            waiter.set_result(None)
