@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from llm_spec.chat import ChatRequest, ChatResponse, Sampling, StreamEvent
 from llm_spec.chat_response import complete_from_stream
@@ -28,6 +28,21 @@ __all__ = ["MeteredDraft", "MeteredTarget", "meter_external_call"]
 T = TypeVar("T")
 
 _NO_TIMEOUTS: Final = Timeouts()
+
+
+@runtime_checkable
+class CallMeter(Protocol):
+    """A target that counts calls which were not made by its own `stream`."""
+
+    def meter_call(
+        self,
+        opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
+        request: ChatRequest,
+        *,
+        counts_drafts: bool = False,
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """The same call, counted."""
+        ...
 
 
 class MeteredTarget:
@@ -69,7 +84,7 @@ class MeteredTarget:
         *,
         counts_drafts: bool = False,
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """A call of the target, counted."""
+        """The same call of the target, counted; see `CallMeter`."""
         begin = partial(self._meter.open_call, request, counts_drafts=counts_drafts)
         return self._chunk_timeouts.limit_stream(_count_stream(opened, begin, request))
 
@@ -95,9 +110,7 @@ def meter_external_call(
 
     `counts_drafts`: the tokens drafted in its rounds are paid for, and nobody else counts them while it runs.
     """
-    return (
-        target.meter_call(opened, request, counts_drafts=counts_drafts) if isinstance(target, MeteredTarget) else opened
-    )
+    return target.meter_call(opened, request, counts_drafts=counts_drafts) if isinstance(target, CallMeter) else opened
 
 
 class _MeteredEndpoint:
@@ -165,7 +178,6 @@ class MeteredDraft:
     def __init__(self, draft: DraftProvider, meter: TokenMeter) -> None:
         self._draft = draft
         self._meter = meter
-        self._request: ChatRequest | None = None
 
     @property
     def name(self) -> str:
@@ -178,11 +190,6 @@ class MeteredDraft:
 
     def for_request(self) -> MeteredDraft:
         return MeteredDraft(open_draft_for_request(self._draft), self._meter)
-
-    def with_request(self, request: ChatRequest) -> MeteredDraft:
-        reading = MeteredDraft(self._draft, self._meter)
-        reading._request = request
-        return reading
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         begin = partial(self._meter.open_call, request, max_output=max_tokens, is_free=self.capabilities.is_free)
@@ -197,7 +204,16 @@ class MeteredDraft:
         return find_token_draft_refusal(self._draft, target)
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
-        return open_token_draft(self._draft, target, choose, prompt_ids, self._request)
+        return self.open_token_draft_for_request(None, target, choose, prompt_ids)
+
+    def open_token_draft_for_request(
+        self,
+        request: ChatRequest | None,
+        target: TokenModel,
+        choose: TokenSampler,
+        prompt_ids: Sequence[int],
+    ) -> TokenDraft:
+        return open_token_draft(self._draft, target, choose, prompt_ids, request)
 
 
 # ------------------------------------------------------------------------------------------ streams

@@ -252,8 +252,10 @@ class TokenDrafter(Protocol):
 class RequestAwareDrafter(Protocol):
     """A token drafter that reads the texts of a request, not the prompt's ids alone; optional beside `TokenDrafter`."""
 
-    def with_request(self, request: ChatRequest) -> TokenDrafter:
-        """The same draft, which opens token drafts for this request only; closing it closes nothing."""
+    def open_token_draft_for_request(
+        self, request: ChatRequest, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]
+    ) -> TokenDraft:
+        """As `open_token_draft`, for an answer to `request`; called in its place where the request is known."""
         ...
 
 

@@ -9,7 +9,6 @@ token, it was within 2 % of this rule, but for the dearest drafts of sampled ans
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
@@ -44,7 +43,6 @@ class CascadeDraft:
         self._drafts = drafts
         self._min_confidence = min_confidence
         self._has_fallback_draft = True
-        self._request: ChatRequest | None = None
 
     @property
     def name(self) -> str:
@@ -69,11 +67,6 @@ class CascadeDraft:
     def copy_for_new_client(self) -> CascadeDraft:
         return CascadeDraft(*map(copy_draft_for_new_client, self._drafts), min_confidence=self._min_confidence)
 
-    def with_request(self, request: ChatRequest) -> CascadeDraft:
-        reading = copy.copy(self)
-        reading._request = request  # noqa: SLF001 - its own copy
-        return reading
-
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         async with aclosing(self._stream_first_nonempty_draft(request, max_tokens)) as pieces:
@@ -91,11 +84,20 @@ class CascadeDraft:
         return None
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
+        return self.open_token_draft_for_request(None, target, choose, prompt_ids)
+
+    def open_token_draft_for_request(
+        self,
+        request: ChatRequest | None,
+        target: TokenModel,
+        choose: TokenSampler,
+        prompt_ids: Sequence[int],
+    ) -> TokenDraft:
         opened: list[TokenDraft] = []
         try:
             for draft in self._drafts:
                 opened.append(  # noqa: PERF401 - closed if another fails
-                    open_token_draft(draft, target, choose, prompt_ids, self._request)
+                    open_token_draft(draft, target, choose, prompt_ids, request)
                 )
         except BaseException:
             _close_drafts(opened)

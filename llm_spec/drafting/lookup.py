@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from itertools import cycle
@@ -37,7 +36,6 @@ class PromptLookup:
         check_number(ConfigError, "max_ngram", max_ngram, min_ngram, integer=True)
         self._max_ngram = max_ngram
         self._min_ngram = min_ngram
-        self._request: ChatRequest | None = None
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         return self.for_request().draft(request, max_tokens)
@@ -53,21 +51,25 @@ class PromptLookup:
 
         return CopyDraft(self.name, copy_pieces)
 
-    def with_request(self, request: ChatRequest) -> PromptLookup:
-        reading = copy.copy(self)
-        reading._request = request  # noqa: SLF001 - its own copy
-        return reading
-
     async def aclose(self) -> None:
         """Nothing to release."""
 
     def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary will do
         return None
 
-    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
+        return self.open_token_draft_for_request(None, target, choose, prompt_ids)
+
+    def open_token_draft_for_request(
+        self,
+        request: ChatRequest | None,
+        target: TokenModel,
+        choose: TokenSampler,  # noqa: ARG002 - nothing is sampled
+        prompt_ids: Sequence[int],
+    ) -> TokenDraft:
         index = NgramIndex[int](self._max_ngram, self._min_ngram)
         index.extend(prompt_ids)
-        return _LookupTokenDraft(index, TextFormDrafter.open(self._request, target.tokenizer, len(prompt_ids)))
+        return _LookupTokenDraft(index, TextFormDrafter.open(request, target.tokenizer, len(prompt_ids)))
 
 
 class _LookupTokenDraft:

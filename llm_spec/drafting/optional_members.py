@@ -43,5 +43,5 @@ def open_token_draft(
     if not isinstance(draft, TokenDrafter):
         raise DraftError(f"draft {draft.name} gives text, not token ids")
     if request is not None and isinstance(draft, RequestAwareDrafter):
-        draft = draft.with_request(request)
+        return draft.open_token_draft_for_request(request, target, choose, prompt_ids)
     return draft.open_token_draft(target, choose, prompt_ids)

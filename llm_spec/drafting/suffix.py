@@ -8,7 +8,6 @@ are where it pays.
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Final, TypeVar
@@ -58,7 +57,6 @@ class SuffixDraft:
         self._min_match = min_match
         self._max_stored_tokens = max_stored_tokens
         self._outputs = PastOutputs(max_stored_tokens, max_match)
-        self._request: ChatRequest | None = None
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         return self.for_request().draft(request, max_tokens)
@@ -90,20 +88,24 @@ class SuffixDraft:
 
         return CopyDraft(self.name, copy_pieces)
 
-    def with_request(self, request: ChatRequest) -> SuffixDraft:
-        reading = copy.copy(self)  # of the same history
-        reading._request = request  # noqa: SLF001 - its own copy
-        return reading
-
     async def aclose(self) -> None:
         """Nothing to release."""
 
     def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary will do
         return None
 
-    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:  # noqa: ARG002 - nothing is sampled
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
+        return self.open_token_draft_for_request(None, target, choose, prompt_ids)
+
+    def open_token_draft_for_request(
+        self,
+        request: ChatRequest | None,
+        target: TokenModel,
+        choose: TokenSampler,  # noqa: ARG002 - nothing is sampled
+        prompt_ids: Sequence[int],
+    ) -> TokenDraft:
         conversation = SuffixAutomaton[int](self._max_match)
-        forms = TextFormDrafter.open(self._request, target.tokenizer, len(prompt_ids))
+        forms = TextFormDrafter.open(request, target.tokenizer, len(prompt_ids))
         fingerprint = target.tokenizer.fingerprint
         return _SuffixTokenDraft(self._outputs, fingerprint, conversation, prompt_ids, self._min_match, forms=forms)
 

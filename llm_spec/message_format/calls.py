@@ -10,11 +10,10 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
-from llm_spec.message_format.formats import ARGUMENTS_KEYS, MessageFormat
+from llm_spec.message_format.formats import ARGUMENTS_KEYS, SPACE, MessageFormat
 
 __all__ = ["ToolCallScanner", "WrittenToolCall", "parse_tool_calls"]
 
-_SPACE: Final = " \t\r\n"
 _BRACKETS: Final = {"{": "}", "[": "]"}
 _MAX_DEPTH: Final = 100  # of brackets in each other; json itself gives up at about 1,000
 _MAX_HEADER: Final = 256
@@ -71,13 +70,13 @@ class ToolCallScanner:
             self._find_closing_mark()
 
     def _find_bracketed_text(self) -> None:
-        start = len(self._text) - len(self._text.lstrip(_SPACE))
+        start = len(self._text) - len(self._text.lstrip(SPACE))
         at = next((i for i in range(start, len(self._text)) if self._is_bracketed_text_start(i, start)), None)
         if at is None:
             is_hopeless = len(self._text) - start > (_MAX_HEADER if self._header.pattern else 0)
             self.state = "broken" if is_hopeless else "open"
             return
-        header = self._header.fullmatch(self._text[start:at].rstrip(_SPACE))
+        header = self._header.fullmatch(self._text[start:at].rstrip(SPACE))
         if header is None:
             self.state = "broken"
             return
@@ -117,7 +116,7 @@ class ToolCallScanner:
 
     def _find_closing_mark(self) -> None:
         rest = self._text[self.value_end :]
-        start = len(rest) - len(rest.lstrip(_SPACE)) if self._close else 0
+        start = len(rest) - len(rest.lstrip(SPACE)) if self._close else 0
         if rest.startswith(self._close, start):
             self.end = self.value_end + start + len(self._close)
             self.state = "complete"
@@ -184,7 +183,7 @@ def _find_json_members(text: str, *, has_keys: bool) -> dict[Any, tuple[int, int
 
 def _skip_space_and_mark(text: str, at: int, mark: str) -> int:
     """The next place that is neither space nor `mark`."""
-    while text[at] in _SPACE or text[at] == mark:
+    while text[at] in SPACE or text[at] == mark:
         at += 1
     return at
 

@@ -12,6 +12,7 @@ from typing import Final, Literal
 __all__ = [
     "ARGUMENTS_KEYS",
     "FORMATS",
+    "SPACE",
     "CallBody",
     "MessageFormat",
     "ReasoningMarks",
@@ -19,6 +20,8 @@ __all__ = [
     "find_reasoning_marks",
     "list_format_marks",
 ]
+
+SPACE: Final = " \t\r\n"  # as JSON has it
 
 # json: an object with the function's name and arguments, or an array of such. named_json: the name, then the arguments.
 # named_fields: the name, then fields without quotes, whose texts stand between `text_mark`s.

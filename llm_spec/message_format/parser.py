@@ -7,16 +7,13 @@ call until it is whole: one that its model breaks off, or whose JSON is broken, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
 
 from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.message_format.calls import ToolCallScanner, parse_tool_calls
-from llm_spec.message_format.formats import MessageFormat, ReasoningMarks
+from llm_spec.message_format.formats import SPACE, MessageFormat, ReasoningMarks
 from llm_spec.text import HeldText, find_longest_partial_mark
 
 __all__ = ["MessageParser"]
-
-_SPACE: Final = " \t\r\n"
 
 
 class MessageParser:
@@ -93,22 +90,22 @@ class MessageParser:
             self._state, self._drops_space = self._read_text, True
         else:
             num_kept = 0 if is_end else find_longest_partial_mark(text, (close,))
-            written = self._held.drop(len(text[: len(text) - num_kept].rstrip(_SPACE)))
+            written = self._held.drop(len(text[: len(text) - num_kept].rstrip(SPACE)))
             if is_end:
                 self._held.drop(len(self._held.text))
-        return [ReasoningDelta(written.rstrip(_SPACE))] if written.strip(_SPACE) else []
+        return [ReasoningDelta(written.rstrip(SPACE))] if written.strip(SPACE) else []
 
     def _drop_space(self) -> None:
         """Leave out space that stands between marks and what they mark."""
         if self._drops_space:
             text = self._held.text
-            self._held.drop(len(text) - len(text.lstrip(_SPACE)))
+            self._held.drop(len(text) - len(text.lstrip(SPACE)))
             self._drops_space = not self._held.text
 
     def _try_to_open_reasoning(self) -> bool:
         """Whether the held text begins with reasoning, which is open from now on."""
         text = self._held.text
-        start = len(text) - len(text.lstrip(_SPACE))
+        start = len(text) - len(text.lstrip(SPACE))
         if not text.startswith(self._reasoning.open, start):
             return False
         self._held.drop(start + len(self._reasoning.open))
@@ -128,7 +125,7 @@ class MessageParser:
         opened = self._find_call()
         if self._format is not None and opened is not None:
             start, body_start = opened
-            released = self._release_text(len(text[:start].rstrip(_SPACE)))
+            released = self._release_text(len(text[:start].rstrip(SPACE)))
             self._num_opening = body_start - (len(text) - len(self._held.text))
             self._scanner = ToolCallScanner(self._format)
             self._state = self._read_call
@@ -150,7 +147,7 @@ class MessageParser:
     @property
     def _separator_characters(self) -> str:
         """Characters that may stand between two calls."""
-        return _SPACE if self._format is None or not self.num_calls else _SPACE + self._format.separator
+        return SPACE if self._format is None or not self.num_calls else SPACE + self._format.separator
 
     def _count_held_back_characters(self, text: str) -> int:
         """Characters at the end of a text that may belong to a mark, or are space before one."""
@@ -161,12 +158,12 @@ class MessageParser:
             marks.append(self._reasoning.open)
         shown = text[: len(text) - find_longest_partial_mark(text, marks)]
         if self._format is not None or (self._is_at_start and marks):
-            shown = shown.rstrip(self._separator_characters if self._is_at_start else _SPACE)
+            shown = shown.rstrip(self._separator_characters if self._is_at_start else SPACE)
         return len(text) - len(shown)
 
     def _release_text(self, num_characters: int) -> Sequence[StreamEvent]:
         released = self._held.release(num_characters)
-        if any(delta.text.strip(_SPACE) for delta in released):
+        if any(delta.text.strip(SPACE) for delta in released):
             self._is_at_start = self._may_reason = False
         return released
 

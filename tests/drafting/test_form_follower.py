@@ -179,11 +179,15 @@ async def test_sampled_text_is_plain_text(make: Callable[[], Any]) -> None:
 async def test_a_draft_that_knows_no_requests_goes_on_as_it_is() -> None:
     """Within a joined draft, too."""
 
-    class Other(PromptLookup):
-        with_request = None  # type: ignore[assignment] - as if it had none
+    class Other:
+        name, capabilities = PromptLookup.name, PromptLookup.capabilities
+        _lookup = PromptLookup()
+        draft, aclose = _lookup.draft, _lookup.aclose
+        token_draft_refusal, open_token_draft = _lookup.token_draft_refusal, _lookup.open_token_draft
 
     request = make_request()
     provider = LocalProvider(TableModel("mend it, mend it"))
+    assert not isinstance(Other(), RequestAwareDrafter)
     for draft in (Other(), CascadeDraft(Other(), PromptLookup())):
         result = await SpeculativeDecoder(draft, provider, SpeculativeConfig(strategy="tokens")).decode(request)
         assert result.content == "mend it, mend it"
