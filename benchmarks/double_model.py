@@ -42,6 +42,7 @@ _TOKEN_BYTES: Final = (*(bytes((n,)) for n in range(END_ID)), *(text.encode() fo
 _WORD_BEGINNINGS: Final = frozenset(
     word[:length] for word in _TOKEN_BYTES[_FIRST_WORD_ID:] for length in range(1, len(word))
 )
+_LONGEST_WORD: Final = 8  # bytes, and more
 _LAST_WORD: Final = re.compile(rb"(?: [a-z]*|(?:^|(?<=>))[A-Z][a-z]*)\Z")
 
 
@@ -146,7 +147,7 @@ class Context:
 
     def _add(self, data: bytes) -> None:
         data = self._fragment + data
-        last_word = _LAST_WORD.search(data)
+        last_word = _LAST_WORD.search(data[-_LONGEST_WORD:])
         begins_word = last_word is not None and last_word[0] in _WORD_BEGINNINGS
         self._fragment = last_word[0] if last_word is not None and begins_word else b""
         self._hash.update(data[: len(data) - len(self._fragment)])

@@ -163,8 +163,8 @@ class DoubleServer:
         costs, started = self._engine.costs, self._engine.now()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         due_s = started + (extra_ms + costs.first_token_ms) / 1e3
-        await response.prepare(request)
         try:
+            await response.prepare(request)
             opening = answer_format.make_opening(rows, options)
             while not all(row.is_finished for row in rows):
                 await self._engine.sleep_until(due_s)

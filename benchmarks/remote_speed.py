@@ -14,6 +14,7 @@ A   25 ms a token, calls of one token and first tokens 45 ms; a draft of 3 ms a 
 B   first token 450 ms, 60 tokens/s, an instant draft, 12 streams: `race` by token ids, and by text
 C   100 ms round trip, 60 tokens/s, a draft of 8 ms a token: `probe` and `race`
 D   5 ms round trip, 15 tokens/s, the same draft: `probe` and `race`
+F   a server without room: each further sequence slows all by 80 %, and every prompt is read from its beginning
 E   `auto` over the requests of one decoder, at the prices of A: the first 20 together beside plain, the others beside
     each strategy by name
 
@@ -23,34 +24,21 @@ Exits with 1 where a text differs.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
 import subprocess
 import sys
-import time
-import urllib.request
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from double_model import END_ID, DraftModel, Model, decode, encode_chat
+from remote_speed_client import Answer, ClientSetup
+from remote_speed_processes import ask, read_stats, start_client, start_server
 
-from llm_spec import (
-    ChatRequest,
-    DraftPiece,
-    DraftProvider,
-    SpeculativeConfig,
-    SpeculativeDecoder,
-    SpeculativeResult,
-)
-
-SERVER: Final = Path(__file__).with_name("double_server.py")
-ANSWER_TIMEOUT_S: Final = 120.0
 NUM_FIRST: Final = 20  # requests of E in which `auto` may still be looking
 
 
@@ -123,6 +111,21 @@ SCENARIOS: Final = (
         strategies=("probe", "race"),
     ),
     Scenario(
+        name="F",
+        target={
+            "token_ms": 25.0,
+            "first_token_ms": 60.0,
+            "call_ms": 40.0,
+            "prompt_token_ms": 0.5,
+            "slowdown": 0.8,
+            "prefix_cache": False,
+        },
+        draft=A_DRAFT,
+        tokens=150,
+        agreements=(0.0, 0.8),
+        strategies=("probe", "race", "auto"),
+    ),
+    Scenario(
         name="E",
         target=A_TARGET,
         draft=A_DRAFT,
@@ -131,171 +134,6 @@ SCENARIOS: Final = (
         strategies=("probe", "race"),
     ),
 )
-
-
-# ------------------------------------------------------------------------------------------ a client, in its process
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientSetup:
-    """What a client process is started with. Without `draft_url` the draft is an instant one."""
-
-    strategy: str
-    target_url: str
-    draft_url: str | None
-    agreement: float
-    answer_tokens: int
-    streams: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """An answer by the outside clock, what its result says, and what the server counted."""
-
-    text: str
-    taken_s: float
-    reported_speedup: float | None
-    strategy: str
-    plain_reason: str | None
-    accepted_share: float
-    server: dict[str, float] = field(default_factory=dict[str, float])
-
-
-class InstantDraft:
-    """Text that is there at once, and as often right as it was told to be."""
-
-    name = "instant"
-
-    def __init__(self, model: DraftModel) -> None:
-        self._model = model
-
-    @asynccontextmanager
-    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
-        yield self._write(request, max_tokens)
-
-    async def aclose(self) -> None:
-        pass
-
-    async def _write(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
-        messages = [message.to_openai() for message in request.messages]
-        if request.prefix:
-            messages.append({"role": "assistant", "content": request.prefix})
-        prompt_ids = encode_chat(messages, continues=bool(request.prefix))
-        for _, token_id in zip(range(max_tokens), self._model.write(prompt_ids), strict=False):
-            if token_id == END_ID:
-                yield DraftPiece("", finish_reason="stop")
-                return
-            yield DraftPiece(decode((token_id,)))
-        yield DraftPiece("", finish_reason="length")
-
-
-def open_client(setup: ClientSetup) -> SpeculativeDecoder:
-    """The decoder that a user would make."""
-    target = f"vllm:double@{setup.target_url}"
-    if setup.strategy == "plain":
-        return SpeculativeDecoder(None, target)
-    model = Model(answer_tokens=setup.answer_tokens)
-    draft: DraftProvider | str = InstantDraft(DraftModel(model=model, agreement=setup.agreement))
-    if setup.draft_url is not None:
-        draft = f"vllm:double@{setup.draft_url}"
-    options: dict[str, Any] = {} if setup.streams is None else {"max_concurrent_streams": setup.streams}
-    return SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=setup.strategy, **options))
-
-
-async def run_client(setup: ClientSetup) -> None:
-    """Answer each line of the standard input, one after another, in one decoder."""
-    decoder, lines = open_client(setup), asyncio.StreamReader(limit=2**20)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    try:
-        while line := await lines.readline():
-            prompt = json.loads(line)
-            started = time.perf_counter()
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                result = await decoder.decode(prompt, temperature=0.0)
-            answer = describe(result, time.perf_counter() - started, setup.answer_tokens)
-            print(json.dumps(asdict(answer)), flush=True)
-    finally:
-        await decoder.aclose()
-
-
-def describe(result: SpeculativeResult, taken_s: float, answer_tokens: int) -> Answer:
-    return Answer(
-        text=result.content,
-        taken_s=taken_s,
-        reported_speedup=result.speedup,
-        strategy=result.strategy,
-        plain_reason=result.plain_reason,
-        accepted_share=result.stats.num_accepted_draft_tokens / answer_tokens,
-    )
-
-
-# ------------------------------------------------------------------------------------------ processes
-
-
-@contextmanager
-def run_process(command: Sequence[str]) -> Generator[subprocess.Popen[str]]:
-    """A program that ends with its standard input."""
-    process = subprocess.Popen(  # noqa: S603 - a program of this folder
-        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
-    )
-    try:
-        yield process
-    finally:
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def exchange(process: subprocess.Popen[str], line: Any) -> Any:
-    """One line of JSON to a process, and the one that it answers."""
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(line) + "\n")
-    process.stdin.flush()
-    return read_line(process)
-
-
-def read_line(process: subprocess.Popen[str]) -> Any:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError(f"{process.args} ended without an answer")
-    return json.loads(line)
-
-
-@contextmanager
-def start_server(*, answer_tokens: int, **options: float) -> Generator[str]:
-    """A double; its address, which ends in /v1."""
-    command = [str(SERVER), "--end-with-stdin", f"--answer-tokens={answer_tokens}"]
-    flags = {name.replace("_", "-"): value for name, value in options.items()}
-    command += [
-        (f"--{name}" if value else f"--no-{name}") if isinstance(value, bool) else f"--{name}={value}"
-        for name, value in flags.items()
-    ]
-    with run_process(command) as process:
-        yield read_line(process)["url"]
-
-
-@contextmanager
-def start_client(setup: ClientSetup) -> Generator[subprocess.Popen[str]]:
-    with run_process([__file__, "--client", json.dumps(asdict(setup))]) as process:
-        yield process
-
-
-def read_stats(url: str) -> dict[str, float]:
-    with urllib.request.urlopen(f"{url.removesuffix('/v1')}/stats", timeout=10) as answer:  # noqa: S310 - our own
-        return json.load(answer)
-
-
-def ask(client: subprocess.Popen[str], url: str, prompt: str) -> Answer:
-    """One answer of a client, with what the server counted meanwhile."""
-    before = read_stats(url)
-    answer = Answer(**exchange(client, prompt))
-    counted = {name: value - before[name] for name, value in read_stats(url).items()}
-    return replace(answer, server=counted)
 
 
 def make_prompt(number: int) -> str:
@@ -342,24 +180,37 @@ class CellReport:
         """A line of the table."""
         ratios, answers, cell = self.ratios, self.speculative, self.cell
         said = [a.reported_speedup for a in answers if a.reported_speedup is not None]
-        says = f"{statistics.fmean(said):5.2f} ({statistics.fmean(self.errors):+4.0%})" if said else "    -        "
         reasons = Counter(a.plain_reason for a in answers if a.plain_reason)
-        return (
-            f"{cell.scenario.name}  {cell.strategy:6} {'ids ' if cell.by_ids else 'text'} {cell.agreement:5.2f}  "
-            f"{statistics.fmean(a.taken_s for a in self.plain):6.2f}  "
-            f"{statistics.fmean(ratios):5.2f} ({min(ratios):.2f}..{max(ratios):.2f})  {says}  "
-            f"{statistics.fmean(a.accepted_share for a in answers):4.0%}  "
-            f"{statistics.fmean(a.server['num_calls'] for a in answers):6.0f} "
-            f"{statistics.fmean(a.server['num_token_calls'] for a in answers):6.0f} "
-            f"{statistics.fmean(a.server['prompt_tokens'] for a in answers):8.0f}  "
-            f"{'yes' if self.same_text else 'NO '}  "
-            f"{' '.join(f'plain: {reason} x{num}' for reason, num in reasons.items())}"
-        ).rstrip()
+
+        def count(name: str) -> str:
+            return f"{statistics.fmean(answer.server[name] for answer in answers):.0f}"
+
+        columns = (
+            f"{cell.scenario.name} {cell.strategy}",
+            "ids" if cell.by_ids else "text",
+            f"{cell.agreement:.2f}",
+            f"{statistics.fmean(a.taken_s for a in self.plain):.2f}",
+            f"{statistics.fmean(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})",
+            f"{statistics.fmean(said):.2f} ({statistics.fmean(self.errors):+.0%})" if said else "-",
+            f"{statistics.fmean(a.accepted_share for a in answers):.0%}",
+            count("num_calls"),
+            count("num_token_calls"),
+            count("prompt_tokens"),
+            "yes" if self.same_text else "NO",
+        )
+        told = " ".join(f"plain: {reason} x{num}" for reason, num in reasons.items())
+        return f"{format_row(columns)}  {told}".rstrip()
 
 
-HEADER: Final = (
-    "   strategy   agreement plain s   ratio (least..most)  says (off)  drafted calls token calls  input  same"
+_COLUMN_WIDTHS: Final = (8, 4, 9, 7, 17, 12, 7, 6, 11, 7, 9)
+COLUMNS: Final = (
+    *("strategy", "by", "agreement", "plain s", "ratio", "says (off)"),
+    *("drafted", "calls", "token calls", "input", "same text"),
 )
+
+
+def format_row(columns: Iterable[str]) -> str:
+    return "  ".join(text.ljust(width) for text, width in zip(columns, _COLUMN_WIDTHS, strict=True))
 
 
 @contextmanager
@@ -406,7 +257,7 @@ def list_cells(scenario: Scenario) -> Iterator[Cell]:
 
 def measure_scenario(scenario: Scenario, num_seeds: int, num_answers: int) -> list[CellReport]:
     """Measure cell by cell, and print each."""
-    print(f"\n{scenario}; load {os.getloadavg()[0]:.1f}\n{HEADER}", flush=True)
+    print(f"\n{scenario}; load {os.getloadavg()[0]:.1f}\n{format_row(COLUMNS)}", flush=True)
     reports: list[CellReport] = []
     for cell in list_cells(scenario):
         reports.append(measure_cell(cell, num_seeds, num_answers))
@@ -473,7 +324,7 @@ def report_auto(scenario: Scenario, num_requests: int) -> list[dict[str, Any]]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenarios", default="A,B", help="of A, B, C, D and E, with commas")
+    parser.add_argument("--scenarios", default="A,B", help="of A, B, C, D, E and F, with commas")
     parser.add_argument("--strategies", help="with commas; else those of the scenario")
     parser.add_argument("--agreements", help="with commas; else those of the scenario")
     parser.add_argument("--tokens", type=int, help="of an answer; else those of the scenario")
@@ -483,7 +334,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=60, help="of E")
     parser.add_argument("--quick", action="store_true", help="one seed, 100 tokens, three agreements; E: 24 requests")
     parser.add_argument("--json", type=Path, help="write every answer to this file")
-    parser.add_argument("--client", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -492,7 +342,7 @@ def choose_scenarios(arguments: argparse.Namespace) -> list[Scenario]:
     wanted = arguments.scenarios.upper().split(",")
     unknown = set(wanted) - {scenario.name for scenario in SCENARIOS}
     if unknown:
-        raise SystemExit(f"--scenarios: there is no {sorted(unknown)[0]!r}; there are A, B, C, D and E")
+        raise SystemExit(f"--scenarios: there is no {sorted(unknown)[0]!r}; there are A, B, C, D, E and F")
     options: dict[str, Any] = {
         "tokens": arguments.tokens or (100 if arguments.quick else None),
         "streams": arguments.streams,
@@ -508,9 +358,6 @@ def choose_scenarios(arguments: argparse.Namespace) -> list[Scenario]:
 
 def main() -> int:
     arguments = parse_arguments()
-    if arguments.client:
-        asyncio.run(run_client(ClientSetup(**json.loads(arguments.client))))
-        return 0
     cells: list[CellReport] = []
     autos: list[dict[str, Any]] = []
     for scenario in choose_scenarios(arguments):
