@@ -13,7 +13,7 @@ __all__ = ["clock", "now"]
 def clock() -> Callable[[], float]:
     """The running event loop's clock, in seconds, which a test may replace.
 
-    uvloop's own stands still while a callback runs, and counts in milliseconds; the one behind it is given instead.
+    uvloop's own clock stands still while a callback runs and counts in milliseconds, so `time.monotonic` is used.
     """
     loop, uvloop = asyncio.get_running_loop(), sys.modules.get("uvloop")
     return time.monotonic if uvloop is not None and isinstance(loop, uvloop.Loop) else loop.time

@@ -11,5 +11,5 @@ T = TypeVar("T")
 
 
 def as_closable_generator(items: Iterator[T]) -> Generator[T]:
-    """A view for `contextlib.closing`: closing it runs the clean-up of the generator behind it, if it is one."""
+    """An iterator as something that `contextlib.closing` can close; if it is a generator, closing runs its clean-up."""
     yield from items

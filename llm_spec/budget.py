@@ -290,7 +290,7 @@ class CostTracker:
         allowance.settle_answer(num_tokens, cost)
 
     def compute_cost(self, usage: Usage | None, draft_usage: Usage | None, *, has_drafted: bool) -> Cost:
-        """The cost of an answer by its usage; a draft that was not asked cost nothing."""
+        """The cost of an answer by its usage. A draft that was not called costs nothing."""
         target_price = self.target_price
         draft = None if self.draft_price is None or draft_usage is None else self.draft_price.cost_of(draft_usage)
         if not has_drafted or self.draft_price == FREE:

@@ -337,7 +337,7 @@ class TokenLogprob:
 
     Of the target's own distribution, before penalties, temperature, filters and grammars. `token_bytes` are the token's
     UTF-8 (None: not known), which may be a part of a character; `token` shows that as U+FFFD. `top` are the likeliest
-    tokens there, likeliest first, as many as were asked for.
+    tokens there, likeliest first, as many as were requested.
     """
 
     token: str
@@ -350,8 +350,8 @@ class TokenLogprob:
 class TextDelta:
     """The next piece of the answer; `origin` says how a speculative round came by it.
 
-    `token_ids` are there where they were asked for (`TokenEndpoint`); None: not known. `logprobs` are those of the
-    tokens that begin in it, where they were asked for (`ChatRequest.top_logprobs`); a token of which only a part is
+    `token_ids` are set if they were requested (`TokenEndpoint`); None: not known. `logprobs` are those of the
+    tokens that begin in it, if they were requested (`ChatRequest.top_logprobs`); a token of which only a part is
     text of the answer counts as a whole.
     """
 
@@ -370,7 +370,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDetail:
-    """What a provider says beside its reasoning and wants back with the next turn, in the words of its API.
+    """What a provider sends beside its reasoning and needs back with the next turn, in the words of its API.
 
     Of messages a `signature_delta` or a `redacted_thinking` block, of chat completions one of `reasoning_details`.
     """
@@ -430,7 +430,7 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetStream:
-    """One of several streams of a target that worked on one answer (`race`), told at the end of the answer.
+    """What became of one of a target's streams that raced for an answer (`race`); comes at the end of the answer.
 
     It went on after `begins_at` tokens of the answer and wrote `num_tokens`. Times are seconds since the first of them
     was opened. `is_used`: something that it wrote was emitted.
@@ -464,7 +464,7 @@ class LocalTimings:
 class Fallback:
     """The draft failed or was given up: from here the target goes on alone. `reason` is for people and logs.
 
-    `is_refusal`: because the target does not do what speculation asked of it.
+    `is_refusal`: the target does not support what speculation needs.
     """
 
     reason: str
@@ -473,7 +473,7 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The target failed for a while: it is asked again after `wait_s` seconds, or goes on from what it had written.
+    """The target failed for a passing reason. It is called again after `wait_s` seconds, or goes on.
 
     `reason` is for people and logs. What a continued answer is worth is said by `GuaranteeWeakened`.
     """

@@ -1,4 +1,4 @@
-"""Silence: how long a target may be silent, call by call, whoever waits for it and whatever else that waits for."""
+"""How long a target may be silent, call by call."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class CountedChunkStream:
         )
 
     async def chunks(self) -> AsyncGenerator[Mapping[str, Any]]:
-        """The chunks; raises TransientError at the deadline, and what the target raises. Nothing is asked again."""
+        """The chunks; raises TransientError at the deadline, and what the target raises. There are no retries."""
         async with aclosing(self._deadline.limit_stream(self._iterate_chunks())) as chunks:
             async for chunk in chunks:
                 is_over = self._count_chunk(chunk)

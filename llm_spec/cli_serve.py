@@ -17,7 +17,7 @@ __all__ = ["serve_from_arguments"]
 
 
 def serve_from_arguments(arguments: argparse.Namespace) -> int:
-    """Serve until told to end."""
+    """Serve until a signal ends the server."""
     if importlib.util.find_spec("prometheus_client") is None:
         raise MissingExtraError(
             "serve needs prometheus_client, which is not installed; run: pip install 'llm-spec[server]'"

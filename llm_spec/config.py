@@ -35,7 +35,7 @@ StrategyName: TypeAlias = BuiltinStrategyName | str
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """When a target that failed for a while is asked again; nothing else retries.
+    """When a request is sent again because the target failed for a passing reason; nothing else retries.
 
     max_attempts: requests made for one answer, the first counted; 1: never again.
     first_wait_s, max_wait_s: the longest wait before the second attempt, twice that before the third, and so on up to
@@ -57,7 +57,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakerPolicy:
-    """When a server that keeps failing is left alone: its circuit opens.
+    """When calls to a server that keeps failing stop: its circuit opens.
 
     max_failures: requests in a row that failed because the server did; 0: the circuit never opens. Where they are all
         of one client (`SpeculativeDecoder.copy_for_new_client`), it opens to that client alone.
@@ -92,7 +92,7 @@ class Timeouts:
 class JudgeConfig:
     """How far a target's approval of text that it has not written may go (`judge`).
 
-    max_rounds: verdicts asked for one answer. min_accepted: share of the passages shown, below which the target goes on
+    max_rounds: verdicts for one answer. min_accepted: share of the passages shown, below which the target goes on
     alone. max_share: the part of the answer, as far as it is known then, that may be approved only; the rest is the
     target's own.
     """
@@ -134,7 +134,7 @@ class SpeculativeConfig:
     draft_timeout_s: seconds that a target waits for a draft (`judge`, `predict`, `regenerate`), and that a draft may be
         silent elsewhere, before the target goes on alone.
     judge: how far approval goes, with that strategy.
-    retry: when a target that fails for a while is asked again. timeouts: how long it may be silent. breaker: when a
+    retry: when a request is sent again. timeouts: how long it may be silent. breaker: when a
         target or draft that keeps failing is left alone (that of the first decoder of a pair holds for `with_config`).
     limit: places shared by all decoders that are given the same one; None: no bound.
     prices: of models, by provider name (`openai:gpt-4.1`) or model; they come before the built-in list.
@@ -142,7 +142,7 @@ class SpeculativeConfig:
     max_request_tokens, max_request_cost: the same for each request alone; its input counts.
     stream_always: ask a target for a stream also where the caller waits for the whole answer (`decode`). False: not
         where it can do otherwise (`Capabilities.whole_answers`) and nothing needs its pieces: without a draft, a
-        deadline, timeouts and budgets. What breaks off then begins anew, and the first text comes with the last.
+        deadline, timeouts and budgets. An answer that breaks off then starts over, and all of the text comes at once.
     seed: for requests that sample and bring none; None draws a new one each time (the result tells it).
     log_content: put message text into log events (off: only counts and times).
     """

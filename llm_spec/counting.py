@@ -1,4 +1,4 @@
-"""How many tokens a request and its answer have, where nobody has counted them."""
+"""How many tokens a request and its answer have, if their provider did not count them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _estimate_json_bytes(value: object) -> int:
 
 
 class TokenCap:
-    """Cuts the text of a target that writes more than it was asked for: `max_tokens`.
+    """Cuts the text of a target that writes more than `max_tokens`.
 
     Token ids are counted. Of text without ids it is the least number of tokens that it can have: as many as it has
     words between spaces, none of which shares a token with another. So what keeps to its limit is not cut.

@@ -76,7 +76,7 @@ class Deadline:
 
 
 async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it has ended; whoever is cancelled meanwhile cancels it once more."""
+    """Cancel a task and wait until it has ended. If the waiting is cancelled, the task is cancelled once more."""
     interrupted: asyncio.CancelledError | None = None
     task.cancel()
     while not task.done():

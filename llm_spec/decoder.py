@@ -118,7 +118,7 @@ class SpeculativeDecoder:
         return other
 
     def copy_for_new_client(self) -> SpeculativeDecoder:
-        """The same pair for those who may know of each other's answers: its draft remembers those of nobody else.
+        """The same pair for a group of callers who may see each other's answers: its draft remembers only theirs.
 
         Failures of their target or draft open its circuit to them alone. As with `with_config`, closing it closes
         nothing.
@@ -186,7 +186,7 @@ class SpeculativeDecoder:
 
         `request` is a text (one user message), chat messages, OpenAI chat dicts, or a whole ChatRequest; `options`
         are those of ChatRequest.create. Raises InvalidRequestError, UnsupportedError for a strategy that cannot serve
-        this pair, and TargetError with the text so far; never for a draft. Cancelling it stops the work behind it.
+        this pair, and TargetError with the text so far; never for a draft. Cancelling it stops all of its work.
         """
         original_request = _create_or_pass_request(request, options)
         if self._can_complete_at_once(original_request):
@@ -246,7 +246,7 @@ class SpeculativeDecoder:
             self._cost_tracker.settle_answer(allowance, counted.usage, None)
 
     async def collect_chunks(self, request: ChatRequest) -> list[Mapping[str, Any]]:
-        """All of `stream_chunks`, asked again under the rules of retries where the target fails for a while."""
+        """All of `stream_chunks`; retried if the target fails for a passing reason."""
         policy, breaker = self.config.retry, self._breaker.for_request()
 
         async def collect() -> list[Mapping[str, Any]]:
@@ -290,7 +290,7 @@ class SpeculativeDecoder:
         cap, sampling = self.config.max_total_tokens, request.sampling
         if cap is not None:
             request = replace(request, max_tokens=min(cap, request.max_tokens or cap))
-        if max_affordable is not None:  # at 0 nothing is asked
+        if max_affordable is not None:  # at 0 no call is made
             request = replace(request, max_tokens=max(1, min(max_affordable, request.max_tokens or max_affordable)))
         is_capped = cap is not None or max_affordable is not None
         if is_capped and LIMIT_FIELDS & request.extra.keys():  # these would win
@@ -353,7 +353,7 @@ class SpeculativeDecoder:
             self._log_failure(error, target_call)
             raise
         finally:
-            if recorder.allowance is not None:  # counting what nobody asks for takes time
+            if recorder.allowance is not None:  # counting takes time
                 self._cost_tracker.settle_answer(recorder.allowance, recorder.target_meter.usage, recorder.draft_usage)
         if recorder.is_refused_by_budget:
             yield self._make_no_budget_finish(recorder)
@@ -365,7 +365,7 @@ class SpeculativeDecoder:
         yield SpeculativeFinish.from_finish(finish, result)
 
     def _make_no_budget_finish(self, recorder: AnswerRecorder) -> SpeculativeFinish:
-        """The end of an answer that no budget was left for: nothing was asked."""
+        """The end of an answer that no budget was left for. No call was made."""
         nothing = Finish("length", Usage(), "budget")
         recorder.add(nothing)
         return SpeculativeFinish.from_finish(
@@ -408,7 +408,7 @@ class SpeculativeDecoder:
         return draft is not None or self.config.strategy not in (AUTO, PLAIN.name)
 
     def _can_complete_at_once(self, request: ChatRequest) -> bool:
-        """Whether a target may be asked for a whole answer: nobody verifies, times, counts or keeps its pieces."""
+        """Whether the answer may be requested whole: nothing verifies, times, counts or keeps its pieces."""
         config = self.config
         if config.stream_always or self._can_speculate(self._choose_draft(request)):
             return False

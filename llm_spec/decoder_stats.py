@@ -24,7 +24,7 @@ class DecoderStats:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Set all sums to zero."""
         self.num_requests = 0
         self.strategies = Counter[str]()
         self.plain_reasons = Counter[str]()

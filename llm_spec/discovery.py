@@ -46,7 +46,7 @@ class FeatureDiscovery:
         return True
 
     async def is_discovered(self, feature: Feature | None) -> bool:
-        """Whether a feature has been tried; if not it is from now on, and nobody waits for that."""
+        """Whether a feature has been tried. If not, a trial starts in the background."""
         if self._target is None or feature is None:
             return True
         trial = self._get_or_start_trial(self._target, feature)

@@ -121,11 +121,11 @@ class DraftError(LlmSpecError):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether a target did not do what a call asked of it, for a reason that will not pass by itself."""
+    """Whether a target refused a call for a reason that will not pass by itself."""
     return not isinstance(error, TransientError | CircuitOpenError | BudgetError | UnsupportedError)
 
 
 def format_error_line(error: BaseException) -> str:
-    """An error for people and logs: its type, which can quote nobody's prompt, before what it says."""
+    """An error for people and logs: its type, which quotes no prompt, before its message."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

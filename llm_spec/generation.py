@@ -52,7 +52,7 @@ class GenerationLimits:
 class TokenRound(NamedTuple):
     """What one round brought: its emitted tokens (EOS included), each with its origin.
 
-    `logprobs`: of each emitted token, where they were asked for; otherwise empty.
+    `logprobs`: of each emitted token if they were requested; otherwise empty.
     """
 
     report: Round
@@ -78,7 +78,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
         proposal: Sequence[DraftToken] = proposer.propose(lookahead, draft_room)
         draft_s = watch.lap()
 
-        room_ahead = 0 if proposer.is_open else answer.room()  # this side's draft is asked before a round begins
+        room_ahead = 0 if proposer.is_open else answer.room()  # a draft on the host proposes before the round begins
         verified = verifier.verify(answer.context_ids, proposal, lookahead, draft_room, room_ahead)
         proposal = verified.proposal
         verify_s = watch.lap()

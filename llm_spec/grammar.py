@@ -259,7 +259,7 @@ _tokenizers_lock = threading.Lock()
 
 
 def _get_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLTokenizer:
-    """The vocabulary as the library wants it: slow to make, never changed, shared by all requests of such models."""
+    """The vocabulary in the library's form: slow to make, never changed, shared by all requests of such models."""
     key = (tokenizer.fingerprint, target.vocab_size, tokenizer.eos_token_ids)
     with _tokenizers_lock:
         if key not in _tokenizers:

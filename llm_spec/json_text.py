@@ -20,7 +20,7 @@ _to_text = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def loads(data: str | bytes) -> Any:
-    """The value of a text; raises ValueError for what is no JSON.
+    """The value of a text; raises ValueError if it is not valid JSON.
 
     Servers' NaN, Infinity and halves of characters are taken. An integer of over 64 bits may become a float.
     """

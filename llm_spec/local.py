@@ -180,7 +180,7 @@ def _open_device_rounds(
     draft: TokenModel | None,
     cancelled: Callable[[], bool],
 ) -> DeviceRoundRunner | None:
-    """Rounds where the target lives, if it does them, and no constraint has to be asked for every token."""
+    """Rounds on the target's device, if it offers them and no constraint has to mask every token."""
     if not isinstance(target, DeviceRoundModel) or sampler.constraint is not None:
         return None
     return target.open_rounds(prompt_ids, sampler.sampling, sampler.seed, draft, cancelled)
@@ -189,7 +189,7 @@ def _open_device_rounds(
 def _split_drafter_at_model(
     target: TokenModel, drafter: TokenDrafter | None
 ) -> tuple[TokenDrafter | None, TokenModel | None]:
-    """A drafter's model, which may draft where the target lives, and what drafts before it is asked."""
+    """Splits a drafter into the part that drafts first and the model, which may draft on the target's device."""
     try:
         if drafter is None or drafter.token_draft_refusal(target) is not None:
             return None, None

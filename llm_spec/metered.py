@@ -108,7 +108,7 @@ def meter_external_call(
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     """Count a call of a target that was not made by its `stream`, where the target is metered.
 
-    `counts_drafts`: the tokens drafted in its rounds are paid for, and nobody else counts them while it runs.
+    `counts_drafts`: the tokens drafted in its rounds are paid for, and are counted here alone.
     """
     return target.meter_call(opened, request, counts_drafts=counts_drafts) if isinstance(target, CallMeter) else opened
 
@@ -172,7 +172,7 @@ class _MeteredScorer:
 class MeteredDraft:
     """A draft whose calls are counted; otherwise the same.
 
-    The tokens of its rounds as a `TokenDrafter` are counted by whoever runs these.
+    The tokens of its rounds as a `TokenDrafter` are counted where these run.
     """
 
     def __init__(self, draft: DraftProvider, meter: TokenMeter) -> None:
@@ -278,7 +278,7 @@ class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
                 self._call.close_call()
 
     async def _iterate_counted(self, items: AsyncIterator[T], call: MeteredCall) -> AsyncGenerator[T]:
-        """What comes of a call."""
+        """The items of a call, counted, up to where it is cut."""
         next_item, add = items.__anext__, self._add
         while call.cut_by is None:
             try:
@@ -294,7 +294,7 @@ class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
 
 
 async def _await_counted(call: MeteredCall, awaitable: Awaitable[T]) -> T:
-    """What a call that is not a stream gives."""
+    """Await a call that is not a stream; count its failure, and close it."""
     try:
         return await awaitable
     except Exception as error:

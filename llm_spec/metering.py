@@ -105,7 +105,7 @@ class TokenMeter:
 
 @dataclass(eq=False, slots=True)
 class MeteredCall:
-    """One call. `counted` is what its provider said of it; `is_free`: no model was asked.
+    """One call. `counted` is what its provider said of it; `is_free`: no model was called.
 
     `reservation` is what it holds of a budget, `cap` cuts a target's text; `cut_by`: which of them has ended it.
     `counts_drafts`: the tokens that its rounds drafted are paid for, too.
@@ -153,7 +153,7 @@ class MeteredCall:
         return self.cut_target_call() if kept is None else kept
 
     def cut_target_call(self) -> Finish:
-        """The end of a target's call that is cut; nothing comes behind it."""
+        """The end of a target's call that is cut; nothing follows it."""
         self.is_over = True
         return Finish("length", None, self.cut_by)
 
@@ -205,7 +205,7 @@ class MeteredCall:
         return free + (self.counted or Usage(input_tokens=self.estimate_input_tokens(), output_tokens=num_output))
 
     def estimate_input_tokens(self) -> int:
-        """Tokens that it reads, as far as that can be told here."""
+        """Tokens that it reads, as far as they can be counted here."""
         if self.num_input is not None:
             return self.num_input
         return 0 if self.request is None else self.meter.estimate_input_tokens(self.request, self.num_prefix)

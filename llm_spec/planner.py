@@ -109,7 +109,7 @@ class StrategyPlanner:
         return self._since_plain >= pause_length
 
     def record_failure(self, name: str) -> None:
-        """An attempt by this strategy gave nothing: the target had to be asked once more."""
+        """An attempt by this strategy gave nothing, so the target had to be called again."""
         self._strategy_records.setdefault(name, _StrategyRecord()).value_ratio.update(0.0)
 
     def record_result(self, result: SpeculativeResult) -> None:

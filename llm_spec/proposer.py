@@ -45,7 +45,7 @@ class Proposer:
             self._draft = open_draft()
 
     def propose(self, lookahead: LookaheadController, draft_room: int) -> list[DraftToken]:
-        """Draft up to `draft_room` tokens, as many as the lookahead wants; empty where there is no draft.
+        """Draft up to `draft_room` tokens, as many as the lookahead policy chooses; empty if there is no draft.
 
         If the draft fails on the way, its earlier tokens are kept: a sampled token must be verified, or the answer
         would not have the target's distribution.

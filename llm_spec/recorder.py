@@ -69,14 +69,14 @@ class AnswerRecorder:
         self.draft_name: str | None = None  # of what drafts for this request; None: nothing does
         self.consumer_wait_s = 0.0  # that the consumer of the events took
         self.is_read_from_scores = False  # whether what rounds confirm is read off scores, not written
-        self.choosing_strategy_s = 0.0  # that finding out what the target can do took, before it was asked
+        self.choosing_strategy_s = 0.0  # feature discovery, before the target was called
         self._first_text_s: float | None = None
         self._texts: list[TextDelta] = []
         self._reasoning: list[ReasoningDelta | ReasoningDetail] = []
         self._calls: dict[int, ToolCall] = {}
         self._rounds: list[Round] = []
         self._fallbacks: list[Fallback] = []
-        self.was_speculation_refused = False  # by the target, which was asked plainly then, before it had said anything
+        self.was_speculation_refused = False  # by the target, which was then called without speculation
         self._retries: list[Retry] = []
         self._weakened: list[GuaranteeWeakened] = []
         self._other_deltas: list[StreamEvent] = []  # of the answer, but not text
@@ -108,7 +108,7 @@ class AnswerRecorder:
 
     @property
     def is_refused_by_budget(self) -> bool:
-        """Whether it ended before anything was asked, as no budget was left."""
+        """Whether it ended before any call was made, because no budget was left."""
         is_cut = self.finish is not None and self.finish.stopped_by == "budget"
         return is_cut and not self.target_meter.num_calls
 
@@ -186,7 +186,7 @@ class AnswerRecorder:
         return replace(request, max_tokens=left)
 
     def discard_answer(self) -> None:
-        """Forget the answer so far, which nobody was given; what its calls read and wrote stays counted."""
+        """Forget the answer so far, of which nothing was emitted. What its calls read and wrote stays counted."""
         self._first_text_s = None
         self._num_tokens_before_break = 0
         for kept in (self._texts, self._reasoning, self._other_deltas, self._rounds, self._weakened):
@@ -268,7 +268,7 @@ class AnswerRecorder:
         """What holds for the text as it has come about."""
         text_guarantee = self.text_guarantee
         if text_guarantee.guarantee == "judged" and self._is_all_written_by_target:
-            # the target was asked what the caller asked, and nothing else
+            # the target got the caller's request, and nothing else
             text_guarantee = TextGuarantee("exact", same_text=False)
         for event in self._weakened:
             text_guarantee = text_guarantee.weaken_to(event.guarantee)

@@ -40,12 +40,12 @@ async def retry_transient(
     max_attempts: int,
     on_retry: Callable[[TransientError, float], None],
 ) -> T:
-    """Await `ask()` until it does not raise TransientError; the last error is raised.
+    """Await `call()` until it does not raise TransientError; the last error is raised.
 
     Not more than `max_attempts` times, and not once the circuit is open.
 
-    Between two attempts it waits as long as the server wants, otherwise longer each time, by chance ("full jitter").
-    `on_retry` hears of each error that is not the last, and the seconds waited for.
+    Between two attempts it waits as long as the server says, otherwise longer each time, at random ("full jitter").
+    `on_retry` is called with each error but the last, and the seconds to wait.
     """
     try:
         return await call()  # nearly always the last: setting up the others would cost more than all of our own work
@@ -103,7 +103,7 @@ async def wait_within(awaitable: Awaitable[T], seconds: float | None, message: s
 
 
 class CircuitBreaker:
-    """Leaves something alone that keeps failing: after some failures in a row for some time, then one trial.
+    """Stops calls to something that keeps failing: after some failures in a row, for some time, then one trial.
 
     The next trial waits until that one has ended; one that is left before its end decides nothing.
 
@@ -194,7 +194,7 @@ class _CircuitState:
     """What all clients of a breaker share."""
 
     failures: Counter[object] = field(default_factory=Counter[object])  # in a row, by client
-    open_until_s: float = 0.0  # nobody is let through before that …
+    open_until_s: float = 0.0  # no attempt is let through before that …
     is_trying: bool = False  # … and then one at a time
 
 
@@ -223,7 +223,7 @@ class _DraftHealthWatch:
         self._is_waiting, self._has_answered = False, True
 
     def record_draft_outcome(self, _: object, error: BaseException | None, __: object) -> None:
-        """The draft is left; an error of its own is judged by whoever sees that."""
+        """Record how the draft was left. An error that it raised is recorded where it is raised."""
         if isinstance(error, Exception):
             return
         if self._is_waiting and self._clock() - self._last_piece_s >= 0.98 * self._patience_s:
@@ -233,7 +233,7 @@ class _DraftHealthWatch:
 
 
 class GuardedDraft:
-    """A draft behind a circuit breaker and a limit: when it may not be asked it fails, and the target goes on alone.
+    """A draft with a circuit breaker and a limit. If it may not be called, it fails and the target goes on alone.
 
     One that was left after a silence of `patience_s` seconds has failed, too. One whose place a target takes fails
     without being blamed for it.

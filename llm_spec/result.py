@@ -184,12 +184,12 @@ class SpeculativeResult:
     that their providers counted are as they said; those that broke or were left count what was sent and what came.
     `stopped_by` is None where the target did not say what ended the answer, or ended it by a limit of its own.
     `approved_spans`: from and to which character of `content` the target approved what it did not write (`judge`).
-    `fallbacks` say why drafts were given up, `retries` why the target was asked again.
+    `fallbacks` say why drafts were dropped, `retries` why the target was called again.
     `plain_s` is what the target alone takes for this answer, by the measurement that `speedup_basis` names; None: not
     measured yet. `plain_reason` says why nothing was speculated (`PLAIN_REASONS`), `plain_detail` more of it; None:
     something was.
-    `reasoning_events` are the reasoning as it came, with what its provider wants back with the next turn.
-    `logprobs`: one for each token of `content`, where the request asked for them (`top_logprobs`). Tokens of reasoning
+    `reasoning_events` are the reasoning as it came, with what its provider needs back with the next turn.
+    `logprobs`: one for each token of `content`, if the request has `top_logprobs`. Tokens of reasoning
     and tool calls have none, nor those that a stop string cut off.
     `lookahead` is the state of the lookahead policy at the end (`LookaheadController.describe`), of local models.
     """
@@ -250,7 +250,7 @@ class SpeculativeResult:
 
     @property
     def num_tokens(self) -> int | None:
-        """Tokens of the answer; None: nobody counted."""
+        """Tokens of the answer; None: they were not counted."""
         return None if self.usage is None else self.usage.answer_tokens
 
     def to_report(self) -> dict[str, Any]:
@@ -282,7 +282,7 @@ class SpeculativeResult:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values; `logprobs` where they were asked for."""
+        """Everything as JSON values; `logprobs` if they were requested."""
         return {
             "content": self.content,
             **({} if self.logprobs is None else {"logprobs": [_logprob_to_dict(logprob) for logprob in self.logprobs]}),

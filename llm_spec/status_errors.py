@@ -49,7 +49,7 @@ _MIN_SECRET_LENGTH: Final = 8
 
 
 def mask_secrets(text: str, *secrets: str | None) -> str:
-    """A text without these keys. One of fewer than 8 characters is no secret, and could be a part of any word."""
+    """A text without these keys. A key of fewer than 8 characters stays: it could be part of any word."""
     for secret in secrets:
         if secret is not None and len(secret) >= _MIN_SECRET_LENGTH:
             text = text.replace(secret, "***")

@@ -45,7 +45,7 @@ class TargetCall:
         return self.deadline.is_reached and self.recorder.finish is None
 
     def events(self, run: OpenStream, plain: OpenStream | None, *, is_whole: bool) -> AsyncGenerator[StreamEvent]:
-        """The answer that `run` gives, up to its Finish or the deadline; all behind it is closed at the end.
+        """The answer that `run` gives, up to its Finish or the deadline; everything it opened is closed at the end.
 
         `plain` takes its place where it fails before it has given anything: at once, or (a target that fails for a
         while) later. None: it is plain itself. An answer that has begun goes on from where it is; where it cannot, and
@@ -63,7 +63,7 @@ class TargetCall:
             yield progress
 
     async def complete(self, on_retry: Callable[[TransientError, float], None]) -> ChatResponse:
-        """The whole answer in one call, without a deadline; `on_retry` hears of each attempt that is made again."""
+        """The whole answer in one call, without a deadline; `on_retry` is called before each retry."""
         policy, breaker = self.config.retry, self.breaker
         async with self.hold_place():
             attempts = retry_transient(
@@ -117,7 +117,10 @@ class TargetCall:
 
 
 class _AnswerAttempts:
-    """The attempts at one answer. The first that writes something is the last that begins anew, unless it is whole."""
+    """The attempts at one answer.
+
+    Once an attempt has written something, the answer no longer starts over, unless the caller waits for all of it.
+    """
 
     def __init__(self, target_call: TargetCall, run: OpenStream, plain: OpenStream | None, *, is_whole: bool) -> None:
         self._target_call = target_call
@@ -167,7 +170,7 @@ class _AnswerAttempts:
                 raise
             if not self._is_whole:
                 raise self._break_error from None
-        self._num_attempts -= 1  # nothing was asked
+        self._num_attempts -= 1  # no call was made
         self._restart_answer()
         return await self._retry_until_begun()
 
@@ -204,7 +207,7 @@ class _AnswerAttempts:
             raise
 
     async def _open_with_fallback(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
-        """Open an attempt; where speculation asks for what the target does not do, the target is asked plainly."""
+        """Open an attempt. If the target does not support what speculation needs, it is called without speculation."""
         try:
             return await self._open_to_first_event()
         except Exception as error:
@@ -246,7 +249,7 @@ class _AnswerAttempts:
             self._run, self._plain = self._plain, None
 
     def _continue_broken_answer(self, error: TransientError) -> None:
-        """An answer broke off: the next attempt goes on from there, or anew; raises the error where it cannot."""
+        """An answer broke off: the next attempt continues it, or starts over. Raises the error if it cannot."""
         target_call = self._target_call
         recorder, target = target_call.recorder, target_call.target
         error.partial_text = recorder.content or error.partial_text
@@ -263,7 +266,7 @@ class _AnswerAttempts:
             self._run = partial(_stream_continuation, target, rest, recorder.content)
 
     def _restart_answer(self) -> None:
-        """The next attempt begins at the start: nobody was given what there is."""
+        """The next attempt starts over: nothing of this one was emitted."""
         self._target_call.recorder.discard_answer()
         self._progress = [replace(e, is_continued=False) if isinstance(e, Retry) else e for e in self._progress]
         self._run, self._plain, self._break_error = self._restart_run, None, None

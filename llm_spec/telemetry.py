@@ -51,7 +51,7 @@ class RequestLogContext:
 
 
 def is_log_enabled(level: int = logging.INFO) -> bool:
-    """Whether anybody hears of events of this level: what only a log needs need not be computed else."""
+    """Whether events of this level are logged at all; otherwise what only the log needs is not computed."""
     structlog = sys.modules.get("structlog")  # whoever has configured it, or bound something, has imported it
     return _STDLIB.isEnabledFor(level) or (structlog is not None and structlog.is_configured())
 

@@ -108,7 +108,7 @@ class StopMatcher:
         return self._held.release(len(held_text) - find_longest_partial_mark(held_text, self._stop))
 
     def filter_event(self, event: StreamEvent) -> Sequence[StreamEvent]:
-        """What comes of an event: of text, what may be shown now; any other passes."""
+        """The events to emit for an event: of text, what may be shown now. Other events pass."""
         if not isinstance(event, TextDelta):
             return [event]
         return self.push(event.text, event.origin, event.token_ids, event.logprobs)

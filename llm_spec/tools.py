@@ -80,7 +80,7 @@ def _read_allowed_tools(choice: Mapping[str, Any], tools: tuple[Tool, ...]) -> t
 
 
 def _get_object_or_empty(value: object) -> Mapping[str, Any]:
-    """An object, or an empty one in place of what is none."""
+    """An object as it is, anything else as an empty one."""
     empty: Mapping[str, Any] = {}
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else empty
 

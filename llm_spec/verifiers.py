@@ -24,7 +24,7 @@ class VerifiedProposal(NamedTuple):
     """`num_accepted` leading tokens of `proposal` stand; `next_token_id` follows them: the correction, or the bonus.
 
     `draft_s` and `verify_s` are what drafting and verifying took here, by the clock of the device that did it.
-    `logprobs` are those of the accepted tokens and the next, where they were asked for.
+    `logprobs` are those of the accepted tokens and the next, if they were requested.
     """
 
     proposal: Sequence[DraftToken]
@@ -54,7 +54,7 @@ class Verifier(Protocol):
         ...
 
     def prepare(self, position: int) -> None:
-        """Do what a round from `position` on needs, whoever drafts."""
+        """Prepare a round from `position` on, before its time is measured."""
         ...
 
     def verify(
@@ -65,7 +65,7 @@ class Verifier(Protocol):
         draft_room: int,
         room_ahead: int,
     ) -> VerifiedProposal:
-        """Judge a proposal behind `context_ids`, and forget its rejected part.
+        """Judge a proposal that follows `context_ids`, and forget its rejected part.
 
         Where the proposal is empty, a verifier that `has_draft` drafts up to `draft_room` tokens, as many as the
         lookahead wants. It may begin the next round ahead while the answer has `room_ahead` for drafted tokens.
@@ -170,7 +170,7 @@ class DeviceVerifier:
 
 
 def _count_wanted_draft_tokens(lookahead: LookaheadController, draft_room: int) -> int:
-    """How many tokens to draft at once: those that the lookahead wants without knowing their confidences."""
+    """How many tokens to draft at once: as many as the lookahead policy chooses without their confidences."""
     max_drafted = min(lookahead.limit(), draft_room)
     count = min(1, max_drafted)
     while count < max_drafted and lookahead.wants_more([None] * count):

@@ -111,7 +111,7 @@ async def _receive_items(batches: asyncio.Queue[Sequence[T] | None], thread: asy
 
 
 async def _wait_for_thread(thread: asyncio.Future[None]) -> None:
-    """Wait for the thread even while being cancelled; its error has been told, or nobody asks any more."""
+    """Wait for the thread even while being cancelled. Its error was raised already, or no caller is left."""
     interrupted: asyncio.CancelledError | None = None
     while not thread.done():
         try:

@@ -27,7 +27,7 @@ __all__ = [
 
 @runtime_checkable
 class LlmProvider(Protocol):
-    """A chat model. Safe for concurrent requests; whoever made it calls `aclose`."""
+    """A chat model. Safe for concurrent requests. The code that made it calls `aclose`."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class LlmProvider(Protocol):
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """Answer piece by piece; the last event is a `Finish`.
 
-        Leaving the context, by whatever way, ends the work behind it. Raises InvalidRequestError for what the model
+        Leaving the context, in whatever way, ends the request. Raises InvalidRequestError for what the model
         cannot serve and TargetError when it fails; cancellation passes through.
         """
         ...

@@ -49,7 +49,7 @@ class DraftProvider(Protocol):
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         """Guess how the answer goes on after `request.prefix`, at most `max_tokens` tokens, in pieces as they come.
 
-        Leaving the context ends the work behind it.
+        Leaving the context ends the draft's work.
         """
         ...
 

@@ -116,7 +116,7 @@ class BytesTokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """UTF-8 of a token within a text, which may be a part of a character; of a control token its name.
 
-        Empty for an id that is no token.
+        Empty for an id that is not a token.
         """
         ...
 
@@ -156,7 +156,7 @@ class TokenModel(Protocol):
 
 
 class TokenSession(Protocol):
-    """One key-value cache, used by one thread at a time; whoever opened it closes it."""
+    """One key-value cache, used by one thread at a time. The code that opened it closes it."""
 
     @property
     def length(self) -> int:
@@ -244,7 +244,7 @@ class TokenDrafter(Protocol):
         ...
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
-        """Begin drafting for one request (a model reads the prompt now); whoever opened it closes it."""
+        """Begin drafting for one request (a model reads the prompt now). The caller closes it."""
         ...
 
 
@@ -312,7 +312,7 @@ class DeviceRoundModel(Protocol):
         draft: TokenModel | None,
         cancelled: Callable[[], bool],
     ) -> DeviceRoundRunner | None:
-        """Rounds by coupled acceptance behind a prompt, which is read now, with or without a draft that lives there.
+        """Rounds by coupled acceptance after a prompt, which is read now, with or without a draft on the device.
 
         A draft that fails is left out. None where the model has no use for them here, or once `cancelled` says so.
         """

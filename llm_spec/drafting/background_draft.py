@@ -1,4 +1,4 @@
-"""DraftFeed: one request's draft in the background, begun anew wherever the answer departs from it."""
+"""One request's draft in the background, restarted wherever the answer departs from it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MAX_MATCH: Final = 8  # pieces
 class BackgroundDraft:
     """What a draft says comes next. `restart` says where the answer stands; `text` is the guess at what follows that.
 
-    It has `ended`: because it had written as much as was asked for (`is_cut`: more may follow), by itself with all that
+    It has `ended`: because it had written as much as was requested (`is_cut`: more may follow), by itself with all that
     it has to say (`is_complete`), or by a failure.
 
     `changed` is called, on the event loop, whenever `text`, `ended` or `failure` has changed. A draft that cannot
-    continue a prefix is asked once, and its text realigned with the answer. `max_tokens` bounds all that is drafted
+    continue a prefix is called once, and its text realigned with the answer. `max_tokens` bounds all that is drafted
     (None: no bound), in pieces where a draft gives no ids; `timeout_s` the wait for one piece. Whoever made it calls
     `aclose`.
     """
@@ -113,7 +113,7 @@ class BackgroundDraft:
         self.failure, self.ended, self.is_complete = failure, True, False
 
     async def aclose(self) -> None:
-        """End all that runs for it; what that raises is nobody's concern."""
+        """End everything that runs for it; its errors are ignored."""
         self._cancel_run()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -175,7 +175,7 @@ class _DraftRun:
     """One call of the draft and where the answer stands in what it wrote."""
 
     def __init__(self, prefix: str, *, writes_once: bool) -> None:
-        self.prefix = prefix.rstrip()  # chat templates strip what is behind it
+        self.prefix = prefix.rstrip()  # chat templates strip the space after it
         self.written_text = ""
         self.ended = self.is_cut = self.is_complete = False
         self.task: asyncio.Task[None] | None = None
@@ -214,7 +214,7 @@ class _DraftRun:
         return "" if self._seam.startswith(text) else text.lstrip()
 
     def align_with_answer(self, answer: str) -> None:
-        """Go on behind the longest match of the answer's end."""
+        """Continue after the longest match of the answer's end."""
         self._answer, self._start = answer, None
 
     def _find_answer_end(self) -> int | None:

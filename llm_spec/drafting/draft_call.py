@@ -44,7 +44,7 @@ class DraftCall:
 
     @property
     def has_reached_limit(self) -> bool:
-        """Whether it wrote as much as it was asked for."""
+        """Whether it wrote as much as was requested."""
         return self._is_over or self.num_tokens >= self._max_tokens
 
     @property
@@ -55,7 +55,7 @@ class DraftCall:
     async def read_pieces(self, on_text: Callable[[str, int], None]) -> None:
         """Read it to its end or limit; `on_text` gets each text, within the limit, and how many tokens were written.
 
-        Raises whatever the draft raises. CancelledError that nobody caused becomes DraftError.
+        Raises whatever the draft raises. CancelledError without a cancelled request becomes DraftError.
         """
         task = self._task = asyncio.current_task()
         num_cancelling = 0 if task is None else task.cancelling()
@@ -65,7 +65,7 @@ class DraftCall:
         except asyncio.CancelledError as error:
             if task is None or task.cancelling() > num_cancelling:
                 raise
-            raise DraftError("the draft was cancelled, and nobody cancelled the request") from error
+            raise DraftError("the draft was cancelled, but the request was not") from error
 
     def end_with_timeout(self) -> None:
         """It takes too long: end `read`. The draft sees TimeoutError, so that its circuit breaker counts a failure."""
@@ -104,5 +104,5 @@ class DraftCall:
 
 
 def max_answer_tokens(request: ChatRequest, default: int = _DEFAULT_ANSWER_TOKENS) -> int:
-    """How many tokens a draft of a whole answer is asked for."""
+    """How many tokens to request of a draft of a whole answer."""
     return min(request.max_tokens or default, _MAX_ANSWER_TOKENS)

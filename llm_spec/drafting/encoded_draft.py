@@ -13,7 +13,7 @@ from llm_spec.drafting.background_draft import BackgroundDraft
 
 __all__ = ["EncodedDraft"]
 
-_MAX_ENCODINGS: Final = 4  # at a time, one behind the other: a call may be a round trip
+_MAX_ENCODINGS: Final = 4  # at a time, in order: each may cost a round trip
 # What a tokenizer may still join with the text that comes: the last run of letters, of signs or of whitespace.
 _OPEN_WORD: Final = re.compile(r"(?: ?\w+| ?[^\w\s]+|\s+)\Z")
 _ENCODING_WINDOW: Final = 64  # characters at a text's end in which it is looked for first

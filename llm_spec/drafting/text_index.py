@@ -83,7 +83,7 @@ class ConversationIndex(TextIndex):
         self._unread: deque[str] = deque()
 
     async def read_request(self, request: ChatRequest) -> None:
-        """Bring it in line with a request's messages and prefix, in steps; other messages begin it anew.
+        """Bring it in line with a request's messages and prefix, in steps. Other messages start it over.
 
         Cancelled, it goes on where it was with the next call.
         """

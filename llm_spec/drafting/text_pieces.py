@@ -106,7 +106,7 @@ def take_last_pieces(text: str, num_pieces: int) -> list[str]:
 
 
 async def iterate_pieces_yielding(text: str, start: int = 0, max_pieces: int | None = None) -> AsyncGenerator[str]:
-    """The pieces behind `start`, with a turn of the event loop after every 512."""
+    """The pieces after `start`, with a turn of the event loop after every 512."""
     for number, end in enumerate(islice(iter_piece_ends(text, start), max_pieces), 1):
         yield text[start:end]
         start = end
@@ -115,7 +115,7 @@ async def iterate_pieces_yielding(text: str, start: int = 0, max_pieces: int | N
 
 
 def iter_piece_ends(text: str, start: int) -> Iterator[int]:
-    """Where each piece behind `start` ends."""
+    """Where each piece after `start` ends."""
     return (match.end() for match in _PIECE.finditer(text, start))
 
 

@@ -57,7 +57,7 @@ _TOOL_CHOICES = ("auto", "none", "required")
 
 
 def convert_prompt_to_request(prompt: llm.Prompt, *, max_tokens: int | None = None) -> ChatRequest:
-    """The request that a prompt means, with all that was said before; `max_tokens` where its options say nothing."""
+    """A prompt of `llm` as a request, with the conversation before it; `max_tokens` applies if its options set none."""
     chosen = cast("SpeculativeOptions", prompt.options)
     options: dict[str, Any] = chosen.model_dump(exclude_none=True, exclude=set(_NO_REQUEST_OPTIONS))
     options.setdefault("max_tokens", max_tokens)

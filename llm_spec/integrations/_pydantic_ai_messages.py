@@ -132,7 +132,7 @@ def _build_response_format(parameters: ModelRequestParameters, has_json_mode: bo
 
 
 def _insert_instructions(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> Iterator[ChatMessage]:
-    """All messages, the run's instructions behind the system prompts that the conversation begins with."""
+    """All messages; the run's instructions follow the system prompts at the beginning of the conversation."""
     mapped = [out for message in messages for out in _convert_message(message)]
     first = next((at for at, message in enumerate(mapped) if message.role != "system"), len(mapped))
     yield from mapped[:first]

@@ -45,7 +45,7 @@ class ProviderSource:
     ) -> None:
         self._target, self._draft, self._config = target, draft, config
         self._decoder: SpeculativeDecoder | None = None
-        self.name = self.provider.name  # what is wrong with a string is told at once
+        self.name = self.provider.name  # a wrong string raises at once
 
     @property
     def provider(self) -> LlmProvider:
@@ -153,7 +153,7 @@ class TaskStream:
         return self._events.popleft()
 
     async def aclose(self) -> None:
-        """End the work behind the stream and wait until it has ended. Safe from any task, and twice."""
+        """End the stream's work and wait until it has ended. Safe from any task, and twice."""
         self._is_closed = True
         if self._task is None:
             return

@@ -257,7 +257,7 @@ def _build_request(messages: Sequence[Mapping[str, Any]], params: Mapping[str, A
     options = {name: value for name, value in params.items() if value is not None and name not in _IGNORED_OPTIONS}
     for name in _REFUSED_OPTIONS:
         if options.pop(name, None):
-            raise InvalidRequestError(f"{name} is asked for; llm_spec does not give it")
+            raise InvalidRequestError(f"{name} is not supported by llm_spec")
     if (num_answers := options.pop("n", 1)) != 1:
         raise InvalidRequestError(f"n is {num_answers!r}; llm_spec gives one answer a request")
     if "max_completion_tokens" in options:

@@ -107,7 +107,7 @@ def read_model_specs(text: str | None, environment: Mapping[str, str]) -> list[M
 
 @llm.hookimpl
 def register_models(register: Callable[..., None]) -> None:
-    """Tell `llm` of the models; a configuration that is wrong is told on stderr and leaves `llm` usable."""
+    """Register the models with `llm`. A wrong configuration is reported on stderr and leaves `llm` usable."""
     folder: Path = llm.user_dir()  # type: ignore[no-untyped-call] # llm's own
     path = folder / "llm_spec.json"
     try:
@@ -245,7 +245,7 @@ class _ResponseWriter:
 
 
 class _ModelPair:
-    """A target and its draft, opened at home on first use, by whichever strategy is asked for."""
+    """A target and its draft, opened on the home loop at first use, with whichever strategy is requested."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec

@@ -148,7 +148,7 @@ class SpeculativeModel(Model):
                 yield event
 
     def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice | None:
-        """What a target's passing failure means for a runner that was told to retry."""
+        """Whether a runner that retries should retry after this failure of the target."""
         error = request.error
         if not isinstance(error, TransientError):
             return None

@@ -67,7 +67,7 @@ class SpeculativeModel(Model[Any]):
     """A pydantic-ai model that answers by an `llm_spec` provider, typically a `SpeculativeDecoder`.
 
     `target` is that provider, or a string for a decoder to be made with `draft` and `config`; what was made here is
-    closed by `aclose` and by leaving `async with`, and made anew when it is used again. Errors come as pydantic-ai's
+    closed by `aclose` and by leaving `async with`, and opened again at the next use. Errors come as pydantic-ai's
     own, so that its fallbacks work: ModelConnectionError, ModelRateLimitError and ModelUnavailableError for a target
     that may answer later, ModelRequestRejectedError for a request that it cannot serve, else ModelAPIError.
     """
@@ -165,7 +165,7 @@ class SpeculativeModel(Model[Any]):
 
 @dataclass
 class SpeculativeStreamedResponse(StreamedResponse):
-    """One answer as it comes. `cancel()` and leaving the stream end the work behind it, whoever waits for it."""
+    """One answer as it comes. `cancel()` and leaving the stream end the request."""
 
     _name: str
     _stream: TaskStream

@@ -144,7 +144,7 @@ def parse_tool_calls(scanner: ToolCallScanner, names: Collection[str]) -> list[W
 
 
 def _parse_json_tool_calls(text: str) -> Iterator[WrittenToolCall]:
-    """The calls of an object, or of an array of objects; raises ValueError for what is none."""
+    """The calls of an object, or of an array of objects; raises ValueError for anything else."""
     if text.startswith("["):
         for start, end in _find_json_members(text, has_keys=False).values():
             yield from _parse_json_tool_calls(text[start:end])

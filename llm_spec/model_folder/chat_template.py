@@ -172,7 +172,7 @@ def _get_extra_text(request: ChatRequest, name: str, part: str) -> str | None:
 
 
 def _parse_call_arguments(arguments: str) -> Any:
-    """Templates write arguments by themselves, from an object; what is not one stays text."""
+    """Arguments as an object, which templates write in their own way; other JSON stays text."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -19,7 +19,7 @@ class TokenBytes:
     """The bytes of one tokenizer's tokens.
 
     Byte-level tokenizers (GPT-2's, Llama 3's) name each byte by a character of its own. Others (SentencePiece's) write
-    a mark for the space, and name by its number a byte that is no character.
+    a mark for the space, and name by its number a byte that is not a character.
     """
 
     def __init__(self, tokenizer: RustTokenizer) -> None:
@@ -35,7 +35,7 @@ class TokenBytes:
         self._space = self._space or next((step["pattern"].get("String") for step in replaced), None)
 
     def find(self, token_id: int) -> bytes:
-        """A token's bytes; empty for an id that is no token."""
+        """A token's bytes; empty for an id that is not a token."""
         if token_id in self._added:
             return self._added[token_id].encode()
         name = self._tokenizer.id_to_token(token_id)

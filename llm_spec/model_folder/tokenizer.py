@@ -43,7 +43,7 @@ class FolderTokenizer:
         self._max_tokens = found if isinstance(found, int) else None
         self._chat_template = ChatTemplate.load(folder, config)
         self.mark_tokens = self._find_mark_tokens()
-        self._token_bytes: TokenBytes | None = None  # made when first asked
+        self._token_bytes: TokenBytes | None = None  # made at first use
 
     @property
     def vocab_size(self) -> int:

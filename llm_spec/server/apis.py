@@ -35,8 +35,8 @@ class AnswerContext:
 class ApiDefinition:
     """One API: a body to requests (more than one only where it has several prompts), answers to a body or a stream.
 
-    `parse` is told the target's own API, None of a model in this process. `can_relay`: whether several choices and
-    log-probabilities may be asked for, which only the target's own chunks tell.
+    `parse` is given the target's own API, None for a model in this process. `can_relay`: whether several choices and
+    log-probabilities may be requested, which only the target's own chunks have.
     """
 
     name: str

@@ -33,7 +33,7 @@ class _ErrorTypeLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class _Connection(web.RequestHandler):
-    """A connection on which aiohttp's own answers, to what is no HTTP, do not tell which version of what this is."""
+    """A connection whose own answers, to what is not valid HTTP, do not name the server's software and version."""
 
     __slots__ = ()
 

@@ -137,7 +137,7 @@ def _get_prediction_text(body: Body) -> str | None:
 
 
 def build_chat_usage(result: SpeculativeResult) -> Json | None:
-    """The `usage` object; None where nobody counted."""
+    """The `usage` object; None if the tokens were not counted."""
     counts = get_token_counts(result)
     if not counts:
         return None
@@ -248,7 +248,7 @@ class ChatEncoder:
         return {**chunk, "usage": None} if self._include_usage else chunk
 
     def _build_delta(self, event: StreamEvent) -> Json | None:
-        """A chunk's delta; None for what is no part of the answer."""
+        """A chunk's delta; None for what is not part of the answer."""
         match event:
             case TextDelta():
                 return {"content": event.text}

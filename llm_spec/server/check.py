@@ -1,4 +1,4 @@
-"""Trying a config: all that a server would open is opened, and every server behind it is asked once."""
+"""Checks a config: opens all that a server would open, and calls every target and draft on a server once."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _TIMEOUT_S: Final = 30.0  # until the first piece of an answer
 
 
 def check_config_with_live_calls(config: ServerConfig) -> None:
-    """Open all that a server would open, ask each target and draft on a server once, and close it.
+    """Open all that a server would open, call each target and draft on a server once, and close it.
 
-    Raises ConfigError for what would keep it from serving, and for all that could not be asked.
+    Raises ConfigError for what would keep it from serving, and names everything that could not be called.
     """
     config.check_address()
     asyncio.run(_check_providers(config))
@@ -44,7 +44,7 @@ async def _check_providers(config: ServerConfig) -> None:
             for text, target in models.targets.items()
             if target.capabilities.token_model is None
         }
-        streams = drafts | targets  # one that is both is asked once
+        streams = drafts | targets  # one that is both is called once
         problems = await asyncio.gather(*map(_find_call_failure, streams.values()))
     finally:
         await models.aclose()
@@ -58,7 +58,7 @@ async def _check_providers(config: ServerConfig) -> None:
 
 
 def _is_remote(draft: DraftProvider) -> bool:
-    """Whether a draft may ask a server; a model in this process was read when it was opened."""
+    """Whether a draft may call a server; a model in this process was read when it was opened."""
     can = draft_capabilities(draft)
     return not can.is_free and (can.token_model is None or bool(can.drafts))
 
@@ -77,6 +77,6 @@ async def _find_call_failure(opened: AbstractAsyncContextManager[AsyncIterator[o
 
 
 def _format_call_failure(config: ServerConfig, text: str, problem: str) -> str:
-    """What cannot be asked, by the models that need it."""
+    """What cannot be called, and the models that need it."""
     needed_by = [name for name, model in config.models.items() if text in (model.target, model.draft)]
     return f"models.{', models.'.join(needed_by)}: {text.partition('@')[0]} cannot answer: {problem}"

@@ -107,7 +107,7 @@ class ServerConfig:
     cors_origins: web pages that may ask from a browser, beside the server's own.
     keep_alive_s: how often a comment is sent while an answer pauses. body_timeout_s: how long a request's body may
     take. idle_s: how long a connection may say nothing, or take for a request's headers. shutdown_s: how long
-    running answers may go on once the server is told to end.
+    running answers may go on once the server is shutting down.
     """
 
     models: Mapping[str, ModelConfig]

@@ -53,7 +53,7 @@ def format_sse(value: object, event: str | None = None) -> bytes:
 
 
 def get_token_counts(result: SpeculativeResult) -> Mapping[str, int]:
-    """Tokens as clients are told: input, output, cached, reasoning, and what became of the drafted ones."""
+    """The token counts that clients get: input, output, cached, reasoning, and accepted and rejected drafts."""
     usage, stats = result.usage, result.stats
     if usage is None:
         return {}
@@ -82,7 +82,7 @@ class ToolCallSequencer:
         self._held_deltas: dict[int, ToolCallDelta] = {}
 
     def push(self, delta: ToolCallDelta) -> list[ToolCallDelta]:
-        """The pieces that may be told now."""
+        """The pieces that may be sent now."""
         if self._first_index is None:
             self._first_index = delta.index
         if delta.index == self._first_index:
@@ -106,12 +106,12 @@ class ToolCallSequencer:
 
 
 def get_finish_reason(result: SpeculativeResult) -> FinishReason:
-    """Why an answer ended; some servers say `stop` also behind a tool call, at which clients stop looking for it."""
+    """Why an answer ended. Some servers say `stop` after a tool call too; clients would overlook the call."""
     return "tool_calls" if result.tool_calls and result.finish_reason == "stop" else result.finish_reason
 
 
 def describe_result_for_client(result: SpeculativeResult) -> Json:
-    """The run's figures for a client, who is not told where the servers behind are."""
+    """The run's figures for a client, without the addresses of upstream servers."""
     fields = result.to_report()
     for name in ("target", "draft"):
         fields[name] = fields[name] and get_public_name(fields[name])

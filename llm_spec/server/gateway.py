@@ -107,11 +107,11 @@ class Gateway:
             raise
         except ConnectionError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
+        except Exception as error:  # noqa: BLE001 - every error becomes an answer
             return self._build_error_response(request, self._to_problem(error))
 
     def _to_problem(self, error: Exception) -> Problem:
-        """What a client hears of an error; a log hears its type, and where it happened if it is nobody's doing."""
+        """An error in the form in which a client sees it. Its type is logged, and its traceback if it is unexpected."""
         problem = to_problem(error, self._secret_texts)
         if not isinstance(error, LlmSpecError):
             where = "".join(traceback.format_tb(error.__traceback__))  # its message may quote the request
@@ -258,7 +258,7 @@ class Gateway:
     async def _parse_requests(
         self, api: ApiDefinition, request: web.Request, request_body: RequestBody, model: ServedModel
     ) -> tuple[list[ParsedRequest], list[str]]:
-        """What is asked, and the names of fields that the target is not sent."""
+        """The requests of a body, and the names of fields that are not sent to the target."""
         body = request_body.fields
         if api is _MESSAGES_API and _BETAS_HEADER in request.headers:
             body["betas"] = [name.strip() for name in request.headers[_BETAS_HEADER].split(",")]
@@ -289,7 +289,7 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _get_hostname(host: str) -> str:
-    """A Host header without its port; "" where it is no address."""
+    """A Host header without its port; "" if it is not an address."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

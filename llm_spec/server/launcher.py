@@ -29,8 +29,8 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print) -> N
     """Serve until SIGINT or SIGTERM; then running answers end, for `shutdown_s` seconds at most.
 
     The workers are processes, started by `spawn` (a program that calls this needs `if __name__ == "__main__":`), and
-    started again when they die. `on_ready` hears the address once one of them serves. Raises ConfigError for what keeps
-    them from it.
+    started again when they die. `on_ready` is called with the address once one of them serves. Raises ConfigError for
+    what keeps them from serving.
     """
     config.check_address()
     with _open_socket(config) as sock, ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
@@ -70,7 +70,7 @@ def _exit_on_signal(*_: object) -> None:
 def _run_worker_process(
     config: ServerConfig, sock: socket.socket, ledger: UsageLedger, worker: int, reports: Connection
 ) -> None:
-    """A worker's process; what keeps it from serving is told to who started it."""
+    """A worker's process; it reports to its parent what keeps it from serving."""
     from llm_spec.server.worker import run_worker  # here: the process that starts workers needs nothing of theirs
 
     with reports:

@@ -27,7 +27,7 @@ from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, registered_
 __all__ = ["MAX_CLIENTS", "ServedModel", "ServedModels"]
 
 MAX_CLIENTS: Final = 64  # of a model, whose answers are remembered for drafts; those of longest ago are forgotten
-_CREATED_S: Final = 0  # a time that the API wants, and nobody knows
+_CREATED_S: Final = 0  # the API requires a time; there is none
 
 
 class ServedModel:
@@ -164,7 +164,7 @@ class ServedModels:
 
     @property
     def secret_texts(self) -> tuple[str, ...]:
-        """Where the servers and files behind are: nobody's business."""
+        """The addresses of upstream servers and the paths of files, which no client may see."""
         texts = [text for model in self._config.models.values() for text in (model.target, model.draft) if text]
         configured = [text.partition("@")[2] for text in texts]
         addresses = {*configured, *(p.base_url for p in self._config.providers.values() if p.base_url)} - {""}

@@ -44,7 +44,7 @@ _ADDRESS_PATTERN: Final = re.compile(
     r" at https?://\S{1,500}|(?<=\bonnx:)[/~.]\S{0,500}/|(?<=\btorch:)[/~.]\S{0,500}/"
     r"| ?\(\w{1,60}(?:Error|Timeout|Exception): [^()]{0,500}(?:\([^()]{0,200}\)[^()]{0,200}){0,3}\)"
 )
-# An error that is none of this library's own may say anything: only its type is told
+# An error that is not this library's own may quote anything: clients see only its type
 _FOREIGN_ERROR_PATTERN: Final = re.compile(
     rf"( failed: \w{{1,60}}|\b(?!(?:{'|'.join(errors.__all__)})\b)\w{{1,60}}(?:Error|Timeout|Exception)): .*", re.DOTALL
 )
@@ -110,7 +110,7 @@ class Problem(Exception):  # noqa: N818 - it is sent as well as raised
 
 
 def to_problem(error: Exception, secret_texts: tuple[str, ...] = ()) -> Problem:
-    """An error of this library as a problem; `secret_texts`, such as addresses of servers behind, are taken out."""
+    """An error of this library as a problem, without `secret_texts` such as the addresses of upstream servers."""
     if isinstance(error, Problem):
         return error
     message = redact_server_details(str(error), secret_texts, quotes_server=isinstance(error, InvalidRequestError))
@@ -132,7 +132,7 @@ def to_problem(error: Exception, secret_texts: tuple[str, ...] = ()) -> Problem:
 
 
 def redact_server_details(message: str, secret_texts: tuple[str, ...] = (), *, quotes_server: bool = False) -> str:
-    """A message without the addresses of servers behind, without these texts, and without what other libraries said.
+    """A message without addresses of upstream servers, without these texts, and without quotes of other libraries.
 
     `quotes_server`: it may quote a server, whose words about the request are for who sent it.
     """

@@ -16,7 +16,7 @@ __all__ = ["ChunkMerger", "rewrite_chunk_for_client"]
 def rewrite_chunk_for_client(
     chunk: Mapping[str, Any], *, answer_id: str, model: str, include_usage: bool
 ) -> Json | None:
-    """A chunk under this server's names; None for one that holds nothing but a usage that was not asked for."""
+    """A chunk under this server's names; None for one that holds only a usage that was not requested."""
     rewritten = {**chunk, "id": answer_id, "model": model}
     rewritten["choices"] = [_fill_logprob_lists(choice) for choice in cast("list[Json]", chunk.get("choices") or [])]
     if not include_usage:

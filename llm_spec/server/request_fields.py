@@ -207,5 +207,5 @@ def get_num_choices(body: Body) -> int:
 
 
 def get_model_name(body: Body) -> str:
-    """The name of the model asked for; "" where none is."""
+    """The name of the requested model; "" if there is none."""
     return get_field(body, "model", "")

@@ -42,7 +42,7 @@ _RELAY_HEADERS: Final = {STRATEGY_HEADER: PLAIN.name, "x-llm-spec-guarantee": PL
 
 
 class Responder:
-    """Answers one request. `headers` go with every answer; `to_problem` says what a client hears of an error."""
+    """Answers one request. `headers` go with every answer; `to_problem` turns an error into what a client sees."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Responder:
         return await self._respond_stream(decoder, first) if first.stream else await self._respond_whole(decoder)
 
     def _build_budget_problem(self) -> Problem:
-        """What a client hears whose budget is spent, or is held by its other requests."""
+        """The error for a client whose budget is spent, or reserved by its other requests."""
         budget, price = (
             self._client.budget,
             find_model_price(self._model.target.name, self._model.decoder.config.prices),
@@ -133,7 +133,7 @@ class Responder:
                         self._send_event(event, encoder, sender, overhead_s)
                         if sender.is_full:
                             await sender.wait_for_room()
-                except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
+                except Exception as error:  # noqa: BLE001 - every error ends the stream with a message
                     sender.put(encoder.encode_error(self._handle_stream_error(error)))
         return sender.response
 

@@ -34,7 +34,7 @@ def build_response(result: SpeculativeResult, parsed: ParsedRequest, *, answer_i
 
 
 def _build_initial_response(parsed: ParsedRequest, answer_id: str, model: str) -> Json:
-    """A response that has just begun; it repeats what was asked for."""
+    """A response that has just begun; it repeats the request's settings."""
     body, sampling = parsed.body, parsed.request.sampling
     return {
         "id": f"resp_{answer_id}",

@@ -84,7 +84,7 @@ class StreamSender:
                 if not self._pending and not self._is_closed:
                     await self._wait_for_data()
                 if not self._pending and self._is_closed:
-                    return  # a sign of life behind the end would be none
+                    return  # no keep-alive after the end
                 data, self._pending = b"".join(self._pending), []
                 async with asyncio.timeout(self._write_timeout_s):
                     await self.response.write(data or self._keep_alive)

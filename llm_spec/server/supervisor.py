@@ -44,7 +44,7 @@ class _WorkerProcess:
 class Supervisor:
     """Runs `target(*arguments, worker, reports)` in a process for each worker, and starts again what has died.
 
-    A worker sends `READY` into `reports` once it serves, or why it cannot. `on_death` hears of each worker that died.
+    A worker sends `READY` into `reports` once it serves, or why it cannot. `on_death` gets each worker that died.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How many tokens a request has, told before it is answered."""
+"""How many tokens a request has, counted before it is answered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def count_tokens(target: LlmProvider, request: ChatRequest) -> int:
         counted = await _count_tokens_exactly(target, request, estimate)
     except InvalidRequestError:
         raise
-    except LlmSpecError:  # it does not know the call, or cannot be asked now
+    except LlmSpecError:  # it does not know the call, or cannot be reached now
         counted = None
     return estimate if counted is None else counted
 

@@ -9,7 +9,7 @@ from llm_spec.budget import SPENT_AND_RESERVED_COLUMNS
 
 __all__ = ["OPEN_COLUMN", "UsageLedger"]
 
-OPEN_COLUMN: Final = 4  # requests being answered; behind the columns of a budget
+OPEN_COLUMN: Final = 4  # requests being answered; follows the columns of a budget
 _NUM_COLUMNS: Final = 5
 
 

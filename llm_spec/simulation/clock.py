@@ -7,7 +7,7 @@ Three cases decide how a turn of the loop waits:
 - `run_in_executor` has work in a thread: real time passes, because the thread's result arrives at a real moment, and a
   clock that jumped past every timeout meanwhile would make a fast thread look slow;
 - no timer waits: real waiting for a socket or for `call_soon_threadsafe`. With no socket open and nothing in a thread
-  nothing can come of it, and after `patience_s` that is told as a deadlock.
+  nothing can happen any more, and after `patience_s` that is reported as a deadlock.
 
 A thread that `run_in_executor` did not start is not seen: timers may overtake it.
 """

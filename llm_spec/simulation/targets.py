@@ -1,7 +1,7 @@
 """A target and a draft that know one text and take their time: what a latency model looks like to a strategy.
 
 Their tokens are the pieces of `split_pieces`. Times are `asyncio.sleep`, so that by the virtual clock a long answer
-takes no time; `ModelServer` is the same behind real sockets.
+takes no time; `ModelServer` is the same over real sockets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROMPT_ID: Final = 1
 
 
 class SimulatedTarget:
-    """Writes `answer`, greedily, from wherever it is asked to continue; a text that departs from it is passed over.
+    """Writes `answer`, greedily, from wherever it is to continue; a text that departs from it is passed over.
 
     A `LlmProvider` that continues prefixes, and with `by_ids` a `TokenEndpoint`. The first token of a call takes
     `round_trip_s + first_token_s`, each other `token_s`; its prompt has `num_prompt_tokens`, whatever it says.

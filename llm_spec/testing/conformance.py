@@ -1,7 +1,7 @@
 """Does a provider or a draft keep what `llm_spec.contract` promises? Each check raises ConformanceError if not.
 
 The checks watch from outside: what comes out of a stream, which asyncio tasks are left when it has been left, and,
-where the caller can tell, how many streams are still open behind it.
+if the caller can tell, how many upstream streams are still open.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ async def check_provider(
 ) -> None:
     """Check a provider against the docstrings of `LlmProvider`; `make` gives a fresh one for each promise.
 
-    `requests` are two that it answers with the same text every time. `num_open` tells how many streams are open behind
-    a provider; `secret` is an API key that `make` gave it. `patience_s` is for one promise.
+    `requests` are two that it answers with the same text every time. `num_open` tells how many upstream streams a
+    provider has open; `secret` is an API key that `make` gave it. `patience_s` is for one promise.
     """
     for what, check in _PROVIDER_CHECKS.items():
         provider = make()

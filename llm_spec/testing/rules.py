@@ -29,7 +29,7 @@ _CONSTANT_VALUES: Final = {"boolean": True, "null": None}
 
 
 class RuleBasedProvider:
-    """Answer from the last message alone, the same every time; for tests of whoever speaks to chat models.
+    """Answer from the last message alone, the same every time; for tests of programs that use chat models.
 
     - A tool's result is repeated: `The tool words: …`.
     - A tool is called when `tool_choice` says so, or the user's text has a long word of its name in it. Its arguments

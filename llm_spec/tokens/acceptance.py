@@ -49,7 +49,7 @@ class AcceptanceRule(Protocol):
         ...
 
     def prepare_noise(self, position: int) -> None:
-        """Do beforehand what a round from `position` on needs whoever drafts, so that it is in nobody's time."""
+        """Make the noise for a round from `position` on ahead of time, outside of all measured times."""
         ...
 
     def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:

@@ -42,7 +42,7 @@ class TokenConstraint(Protocol):
     def mask(self, answer_ids: Sequence[int]) -> NDArray[np.bool_]:
         """Tell which tokens may follow `answer_ids`, drafted ones among them: [vocab_size], not to be written to.
 
-        A function of `answer_ids` alone, in whatever order it is asked.
+        A function of `answer_ids` alone, whatever the order of calls.
         """
         ...
 

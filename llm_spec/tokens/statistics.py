@@ -46,7 +46,7 @@ class ExponentialMovingAverage:
 class AcceptanceEstimate:
     """How often a drafted token is accepted: accepted / (accepted + first rejections), older tokens weighing less.
 
-    Tokens behind a rejection were never judged: counting them (accepted / drafted) would make a long lookahead look
+    Tokens after a rejection were never judged: counting them (accepted / drafted) would make a long lookahead look
     like a bad draft. `half_life` is in judged tokens; the prior counts as `prior_weight` of them and does not fade.
     """
 

@@ -48,7 +48,7 @@ class AnswerReader:
 
     @property
     def finish(self) -> Finish | None:
-        """The end of the answer, once the server has told why it ended."""
+        """The end of the answer, once the server has said why it ended."""
         return (
             None
             if self._finish_reason is None
@@ -125,7 +125,7 @@ class AnswerReader:
             return None
         *inputs, output = (self._counts.get(name, 0) for name in _COUNT_FIELDS)
         return Usage(
-            input_tokens=sum(inputs),  # input_tokens are told without the cached ones
+            input_tokens=sum(inputs),  # input_tokens leave out the cached ones
             output_tokens=output,
             cached_input_tokens=self._counts.get("cache_read_input_tokens", 0),
             cache_write_input_tokens=self._counts.get("cache_creation_input_tokens", 0),

@@ -36,7 +36,7 @@ _IDLE_S: Final = 120.0  # the longest silence between two pieces of an answer
 _DRAIN_TIMEOUT_S: Final = 0.25  # how long a finished response may take to end, so that its connection can be used again
 _MAX_QUOTED_CHARS: Final = 300  # characters of a server's own words in an error
 _SDK_ERRORS: Final = (AnthropicError, httpx2.HTTPError, httpx2.StreamError, OSError, ValueError)
-_STATUS_OF_TYPE: Final = {  # of errors told inside a stream; https://platform.claude.com/docs/en/api/errors
+_STATUS_OF_TYPE: Final = {  # of errors inside a stream; https://platform.claude.com/docs/en/api/errors
     "invalid_request_error": 400,
     "authentication_error": 401,
     "billing_error": 402,

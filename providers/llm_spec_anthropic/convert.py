@@ -149,7 +149,7 @@ def _build_system(messages: Sequence[ChatMessage]) -> str | list[Body] | None:
 def _build_turns(messages: Sequence[ChatMessage]) -> list[Body]:
     """The conversation; results of tools that follow one another are one turn, as they answer one turn.
 
-    So is what a native message says behind its results.
+    So is what a native message says after its results.
     """
     turns: list[Body] = []
     role_before = ""

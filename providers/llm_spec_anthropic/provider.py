@@ -52,9 +52,9 @@ class AnthropicProvider:
     error. Any number of event loops may use the provider, each has connections of its own. A `client` that is given
     stays the caller's, belongs to one loop, and keeps its timeouts, but its retries are off. Requests raise
     InvalidRequestError for what the API calls invalid and for `min_p`, `logit_bias` and penalties, which it lacks;
-    TransientError for what may be asked again; TargetError for the rest.
+    TransientError for what may be retried; TargetError for the rest.
 
-    There are no seeds: one that is asked for is not sent and has no effect. The API wants a limit: a request without
+    There are no seeds: a request's seed is not sent and has no effect. The API wants a limit: a request without
     `max_tokens` gets 32,000, or 4,096 for Claude 3, older ones and names that tell no version. Models up to 4.5
     continue a `prefix`. `extra` holds fields of the API itself, such as `thinking`; `betas` in it, a list of names, go
     into the header of that purpose.

@@ -118,7 +118,7 @@ class _EventDataReader:
         return []
 
     async def _drain_body(self) -> None:
-        """Read the body's end, which servers send behind the last event: only then the connection is used again."""
+        """Read the end of the body, which servers send after the last event. Only then can the connection be reused."""
         if not self._content.at_eof():
             with suppress(TimeoutError, aiohttp.ClientError):
                 async with asyncio.timeout(_DRAIN_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""HttpTokenEndpoint: a server asked by token ids of its own vocabulary."""
+"""HttpTokenEndpoint: a server that is called with token ids of its own vocabulary."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class HttpTokenEndpoint:
         self._decoded_tokens: dict[int, str] = {}
 
     def forget(self) -> None:
-        """Forget what the server has told of its vocabulary."""
+        """Forget what is known of the server's vocabulary."""
         self._encoded_words.clear()
         self._decoded_tokens.clear()
 
@@ -130,7 +130,7 @@ class HttpTokenEndpoint:
     # ------------------------------------------------------------------------------------------ inside
 
     async def _call_checked(self, call: Callable[[], Awaitable[T]], feature: Feature = "token_endpoint") -> T:
-        """What a server tells, where it tells it in the form that was asked for."""
+        """Await a call. If the answer is not in the expected form, the feature is lost: raises TargetError."""
         try:
             return await call()
         except MissingEndpointError:
@@ -177,7 +177,7 @@ class HttpTokenEndpoint:
 
 
 def _parse_scored_rows(choice: Mapping[str, Any], num_rows: int, top: int) -> list[TopTokens]:
-    """As vLLM has them: a row is told at the position behind it, the last one with the token that it generated."""
+    """As vLLM has them: a row stands at the position after it, the last one with the generated token."""
     rows = cast("list[Mapping[str, Mapping[str, Any]]]", choice["prompt_logprobs"][1:])
     given = [[(int(token_id), float(entry["logprob"])) for token_id, entry in row.items()] for row in rows]
     generated = cast("Mapping[str, float]", choice["logprobs"]["top_logprobs"][0])
@@ -186,7 +186,7 @@ def _parse_scored_rows(choice: Mapping[str, Any], num_rows: int, top: int) -> li
 
 
 def _take_likeliest(row: list[tuple[int, float]], top: int) -> TopTokens:
-    """The likeliest `top` of a row; the token that was given is told besides them.
+    """The likeliest `top` of a row, which also holds the token that was given.
 
     Of equal ones the lowest id comes first, as where the server takes the likeliest: the given one is not preferred.
     """

@@ -84,7 +84,7 @@ def to_llm_spec_error(error: Exception, address: ModelAddress, *, secret: str, t
 
 
 def _describe_broken_connection(error: BaseException) -> str:
-    """How a connection failed. The SDK calls a dropped one a timeout, so it is told by what lies behind."""
+    """How a connection failed. The SDK calls a dropped one a timeout, so the error's causes decide."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)

@@ -1,4 +1,4 @@
-"""What OpenAI's models take, as far as it is told by their names. Pure."""
+"""What OpenAI's models take, as far as their names say. Pure."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def _load_torch_provider(model: str, base_url: str | None) -> TorchProvider:
 
 
 def _parse_options(query: str) -> Any:
-    """The options behind a question mark, each in its type."""
+    """The options after a question mark, each in its type."""
     from llm_spec_torch.options import TorchOptions
 
     types = get_type_hints(TorchOptions)

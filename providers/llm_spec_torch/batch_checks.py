@@ -27,7 +27,7 @@ _POSITION_STRIDE: Final = 97  # tokens from one neighbour's position to the next
 
 
 class _SlotGroup(NamedTuple):
-    """Slots that are asked, slots that read something else meanwhile, and where those are at most."""
+    """Slots whose rows are compared, slots that read something else meanwhile, and the last position of those."""
 
     members: Sequence[int]
     neighbours: Sequence[int] = ()
@@ -35,7 +35,7 @@ class _SlotGroup(NamedTuple):
 
 
 class _TokenSpan(NamedTuple):
-    """Some of the tokens that are asked."""
+    """Some of the tokens whose rows are compared."""
 
     offset: int
     length: int
@@ -62,7 +62,7 @@ def rows_agree(run_all: RunAll, pool: CachePool, shape: PassShape, token_ids: Se
 
 
 class _RowAgreementCheck:
-    """Tokens behind one prefix, asked in all company."""
+    """Reads tokens after one prefix beside every kind of neighbour, and compares the rows."""
 
     def __init__(
         self, run_all: RunAll, pool: CachePool, shape: PassShape, token_ids: Sequence[int], *, start: int
@@ -116,7 +116,7 @@ class _RowAgreementCheck:
         return _TokenSpan(offset, 1 + (index + turn) % (width - offset))
 
     def _read_members(self, slot_group: _SlotGroup, turn: int, parts: Sequence[_TokenSpan]) -> list[np.ndarray]:
-        """Each member's rows of its part, with other tokens behind them: [length, vocab_size] each."""
+        """Each member's rows of its part, with other tokens after them: [length, vocab_size] each."""
         passes = [self._make_member_pass(index, part) for index, part in zip(slot_group.members, parts, strict=True)]
         passes += [self._make_neighbour_pass(index, turn, slot_group.max_position) for index in slot_group.neighbours]
         outcomes = self._run_all(passes)[: len(parts)]
@@ -145,7 +145,7 @@ class _RowAgreementCheck:
             stored[:, :num_places] = noise[torch.arange(num_places) % len(noise)]
 
     def _fill_slots(self, members: Sequence[int], turn: int) -> None:
-        """Give members the prefix, and something else to the others and to the places behind it."""
+        """Give the prefix to the members, and something else to the others and to the places after it."""
         for stored, noise in zip(_list_cache_tensors(self._pool), self._noise, strict=True):
             for index in range(self._pool.num_slots):
                 stored[index, : len(noise)] = noise.flip(0) * (1 + 0.1 * (index + turn))

@@ -4,7 +4,7 @@ Exact sessions share passes of one shape only, [max_requests, max_width]: every 
 to read or without, so that a row's kernels never depend on who else is there. What is left to depend on is looked at
 when the model is loaded (`batch_checks.py`). Other sessions, such as drafts, share passes as small as they can be.
 
-A slot without tokens writes its rows into places behind the context, which nothing ever reads, so that the prefix it
+A slot without tokens writes its rows into places after the context, which nothing ever reads, so that the prefix it
 keeps for a later request survives.
 """
 

@@ -41,7 +41,7 @@ def find_folder(model: str | Path) -> Path:
 
 
 def resolve_device(device: str | None) -> torch.device:
-    """The device asked for, by default a CUDA one if there is any; raises ModelLoadError for one that is not there."""
+    """The requested device, by default a CUDA one if there is any; raises ModelLoadError if it does not exist."""
     try:
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
@@ -56,7 +56,7 @@ def resolve_device(device: str | None) -> torch.device:
 
 
 def resolve_dtype(dtype: str | None, device: torch.device, config: dict[str, Any]) -> torch.dtype:
-    """The dtype asked for, by default the checkpoint's on CUDA (bfloat16 where it names none) and float32 on a CPU."""
+    """The requested dtype, by default the checkpoint's on CUDA (bfloat16 where it names none) and float32 on a CPU."""
     if dtype is None:
         own = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
         dtype = "float32" if device.type != "cuda" else own if own in _DTYPES else "bfloat16"

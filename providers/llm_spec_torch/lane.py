@@ -72,10 +72,10 @@ class DeviceLane:
         self._graphs = CudaGraphs(device) if device.type == "cuda" else None
 
     def begin(self, prompt_ids: Tensor) -> None:
-        """Stand behind a prompt, [num_tokens] int64, that both caches have read."""
+        """Begin after a prompt, [num_tokens] int64, that both caches have read."""
         self.context[: prompt_ids.shape[0]] = prompt_ids
         self.length.fill_(prompt_ids.shape[0])
-        self.report[_NUM_REPORT_FIELDS - 1] = 1  # a draft that has not been asked is no broken one
+        self.report[_NUM_REPORT_FIELDS - 1] = 1  # a draft that has not run is not broken
         self.sampler.begin(prompt_ids)
 
     def capture_steps(self, lookahead: int, num_keys: int, width: int, *, uses_device_draft: bool) -> None:
@@ -178,7 +178,7 @@ class LanePool:
         vocab_size: int,
         max_lookahead: int,
     ) -> DeviceLane:
-        """The lane of these places, which nobody else uses as long as their slots are taken."""
+        """The lane of these places. It is not shared while their slots are taken."""
         key = (*places, switches)
         lane = self._lanes.pop(key, None)
         if lane is None:

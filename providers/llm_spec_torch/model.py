@@ -85,7 +85,7 @@ class TorchModel:
         self._batching = self._make_batching()
 
     def make_early_exit_draft(self, layers: int) -> TorchModel:
-        """A draft of this model's own first layers, its last norm and head behind them: no weights of its own."""
+        """A draft of this model's own first layers, followed by its last norm and head: no weights of its own."""
         if not 1 <= layers < len(self._network.layers):
             raise ConfigError(f"layers is {layers}; the model has {len(self._network.layers)}, give fewer")
         draft = copy.copy(self)

@@ -2,7 +2,7 @@
 
 One path for every shape: `batch` sequences of `width` tokens each, every sequence at a position of its own. Keys and
 values are written where the positions say, so that going back is moving a length; attention reads the first
-`num_keys` places, and the mask hides what lies behind each token. Nothing here asks the device for a value, so a round
+`num_keys` places, and the mask hides what follows each token. Nothing here asks the device for a value, so a round
 of such passes can be recorded as one CUDA graph.
 
 Weights come from transformers' modules (`weights.py`). They are run here, not there, because the modules launch more
@@ -43,7 +43,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class FoldedNorm:
-    """The same without the weight and the root of the size, which are folded into the matrix behind it.
+    """The same without the weight and the root of the size, which are folded into the matrix that follows.
 
     On a CPU, where torch makes eight operations of `rms_norm`, these are three.
     """
@@ -102,7 +102,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class KeyValueCache:
-    """Keys and, behind them, values: one tensor a layer, [batch, capacity, 2 * num_kv_heads, head_dim]."""
+    """Keys and, after them, values: one tensor a layer, [batch, capacity, 2 * num_kv_heads, head_dim]."""
 
     layers: tuple[Tensor, ...]
 
@@ -132,7 +132,7 @@ class TransformerNetwork:
     vocab_size: int
 
     def keep_first_layers(self, num_layers: int) -> TransformerNetwork:
-        """The same model cut off after some layers, its last norm and head behind them: an early-exit draft."""
+        """The same model cut off after some layers, followed by its last norm and head: an early-exit draft."""
         return replace(self, layers=self.layers[:num_layers])
 
     def keep_one_layer_of_each_kind(self) -> TransformerNetwork:
@@ -144,7 +144,7 @@ class TransformerNetwork:
         """Append tokens to the cache; their last hidden states, [batch * width, hidden_size].
 
         `token_ids` and `positions` are int64 [batch, width]; a token sees keys at places up to its own position, so
-        `num_keys` must be above every position that counts. Positions may point behind `num_keys`: such tokens are
+        `num_keys` must be above every position that counts. Positions may point beyond `num_keys`: such tokens are
         padding, written where nothing reads them.
         """
         batch, width = token_ids.shape
@@ -180,7 +180,7 @@ class TransformerNetwork:
     def _make_attention_mask(self, positions: Tensor, num_keys: int, window: int | None) -> Tensor:
         """What is added to the scores: [batch, 1, width * num_heads / num_kv_heads, num_keys]."""
         batch, width = positions.shape
-        positions = positions.clamp(max=num_keys - 1)  # padding behind the keys sees some, or it would be NaN
+        positions = positions.clamp(max=num_keys - 1)  # padding after the keys sees some, or it would be NaN
         keys = torch.arange(num_keys, device=positions.device)
         is_visible = keys <= positions[:, :, None]
         if window is not None:

@@ -15,12 +15,12 @@ MIN_CONTEXT: Final = 256  # tokens; with room for less a model is not worth load
 
 
 class TorchOptions(TypedDict, total=False):
-    """Options of TorchModel and TorchProvider, all by keyword; in a string behind a question mark.
+    """Options of TorchModel and TorchProvider, all by keyword; in a string after a question mark.
 
     `dtype`: "float32", "bfloat16" or "float16"; by default the checkpoint's own on CUDA and float32 on a CPU.
     `device`: "cpu", "cuda", "cuda:1", …; by default CUDA where there is any.
     `attention`: "sdpa" (torch's fused one, the default) or "eager".
-    `layers`: only the first so many, with the last norm and head behind them: an early-exit draft.
+    `layers`: only the first so many, followed by the last norm and head: an early-exit draft.
     `exact`: False gives up the same-text promise: passes are as wide as their tokens. What the promise costs: on a CPU
     passes are padded to the next width of equal bits (mostly none, and a single row is read as two either way); on CUDA
     every pass has `max_width` rows, which costs little as long as reading the weights takes longer than multiplying.

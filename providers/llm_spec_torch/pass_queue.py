@@ -33,7 +33,7 @@ PassResult: TypeAlias = FloatArray | Exception
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """What `ForwardRunner.run` was asked for."""
+    """One call of `ForwardRunner.run`: its arguments."""
 
     slot: CacheSlot
     token_ids: Sequence[int]
@@ -174,7 +174,7 @@ class PassQueue:
             self._waiting[0].done.notify()
 
     def _withdraw(self, pending_pass: _PendingPass) -> None:
-        """An interrupt came while waiting: nobody is to run it any more."""
+        """An interrupt came while waiting: the pass is no longer to be run."""
         with self._lock:
             if pending_pass in self._waiting:
                 self._waiting.remove(pending_pass)

@@ -1,6 +1,6 @@
 """The host's side of rounds on a device: what to start next, and what came of it.
 
-While the device works on a round, the next one is started behind it wherever that is safe without knowing how the
+While the device works on a round, the next one is started after it wherever that is safe without knowing how the
 first ends, and each round brings one small copy to the host: how many tokens were accepted, which one follows, and
 which were drafted.
 """
@@ -103,7 +103,7 @@ def open_rounds(
 def _open_draft_session(
     draft: DeviceRoundParticipant, prompt_ids: Sequence[int], cancelled: Callable[[], bool]
 ) -> TorchSession | None:
-    """A draft's session behind all of a prompt but its last two tokens; None if the draft fails."""
+    """A draft's session that has read all of a prompt but its last two tokens; None if the draft fails."""
     if len(prompt_ids) >= draft.context_length:
         return None
     session = draft.open(exact=False)
@@ -117,7 +117,7 @@ def _open_draft_session(
 
 
 class TorchRoundRunner:
-    """One request's rounds on a lane that stands behind its prompt; see `llm_spec.DeviceRoundRunner`.
+    """One request's rounds on a lane that has read its prompt; see `llm_spec.DeviceRoundRunner`.
 
     `draft_context`: positions that the draft may read. `release` gives the caches back.
     """

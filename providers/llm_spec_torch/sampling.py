@@ -45,7 +45,7 @@ class SamplingSwitches:
 
 
 class DeviceVerifyResult(NamedTuple):
-    """The round emits `token_ids[: num_accepted + 1]`; what stands behind those has no meaning."""
+    """The round emits `token_ids[: num_accepted + 1]`; what follows those has no meaning."""
 
     token_ids: Tensor  # [num_drafted + 1] int64
     num_accepted: Tensor  # [] int64
@@ -207,7 +207,7 @@ def count_leading_true(accepted: Tensor) -> Tensor:
 
 
 def _read_parameters(sampling: Sampling, vocab_size: int) -> list[float]:
-    """Temperature, top-k, top-p, log min-p, and the three penalties; what is not asked for changes nothing."""
+    """Temperature, top-k, top-p, log min-p, and the three penalties; what is not set changes nothing."""
     top_p = _NO_TOP_P if sampling.top_p is None or sampling.top_p >= 1.0 else sampling.top_p
     return [
         max(sampling.temperature or 0.0, _MIN_TEMPERATURE),

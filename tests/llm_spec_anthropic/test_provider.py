@@ -337,7 +337,7 @@ async def test_no_stop_reason(wire: MessagesWire, frames: list[bytes]) -> None:
 
 @pytest.mark.parametrize("data", [b"{", b"[1]", b"null", b"\xff"])
 async def test_malformed_events(wire: MessagesWire, data: bytes) -> None:
-    """What is no JSON object is an error, not a crash."""
+    """An answer that is not a JSON object is an error, not a crash."""
     wire.frames = [*HALF, b"event: content_block_delta\ndata: " + data + b"\n\n"]
     error = await failure_of(wire)
     assert type(error) is TargetError

@@ -341,7 +341,7 @@ async def test_what_the_server_calls_invalid_in_band(wire: Wire) -> None:
 
 @pytest.mark.parametrize("frame", [b"data: {\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])
 async def test_malformed_frame(wire: Wire, frame: bytes) -> None:
-    """What is no JSON object is an error, not a crash."""
+    """An answer that is not a JSON object is an error, not a crash."""
     wire.frames = [chunk({"content": "half"}), frame]
     with pytest.raises(TargetError, match="JSON") as caught:
         await events_of(wire)

@@ -1,4 +1,4 @@
-"""OnnxModel: any Hugging Face export with a key-value cache, and one clear error for what is none."""
+"""OnnxModel: any Hugging Face export with a key-value cache, and one clear error for anything else."""
 
 from __future__ import annotations
 

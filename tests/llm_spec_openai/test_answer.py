@@ -229,7 +229,7 @@ async def _refused(wire: OpenAIWire, error: Any) -> None:
 
 @pytest.mark.parametrize("data", [b"data: {\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])
 async def test_malformed_frame(wire: OpenAIWire, data: bytes) -> None:
-    """What is no JSON object is an error, not a crash."""
+    """An answer that is not a JSON object is an error, not a crash."""
     wire.frames = [chunk({"content": "half"}), data]
     with pytest.raises(TargetError, match="JSON") as caught:
         await events_of(wire)

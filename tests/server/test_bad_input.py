@@ -199,7 +199,7 @@ def test_no_body_is_too_wrong_for_an_answer(path: str, post: Post) -> None:
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_no_bytes_are_too_wrong_for_an_answer(path: str, post: Post) -> None:
-    """A body that is no JSON object is refused with 400, in the API's own form."""
+    """A body that is not a JSON object is refused with 400, in the API's own form."""
 
     @FEW
     @example(b"")

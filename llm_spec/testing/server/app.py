@@ -52,7 +52,7 @@ class ModelServer:
     prompt and its answer may have together. tokens_per_frame: how many a streamed frame has, as of a busy server; it is
     sent when the last of them is there. `faults` may be set anew at any time.
 
-    `paths` are those of all requests, `requests` the bodies of those that asked for text; `num_open_streams` of them
+    `paths` are those of all requests, `requests` the bodies of those for text; `num_open_streams` of them
     are being answered or wait for their turn, `num_cancelled` were left by their client; `num_generated_tokens` is what
     all of them cost.
     """

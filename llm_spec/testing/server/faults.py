@@ -13,9 +13,9 @@ __all__ = ["ServerFaults"]
 class ServerFaults:
     """What goes wrong with the first `num_requests` that ask for text (None: with all).
 
-    `status` is answered instead of text, with `retry_after_s` if there is one. Behind that many frames of a stream the
-    connection is dropped, falls silent, or carries a frame that is no JSON. Requests to `missing` paths ("/tokenize")
-    get a 404, whatever their number.
+    `status` is answered instead of text, with `retry_after_s` if there is one. After that many frames of a stream the
+    connection is dropped, falls silent, or carries a frame that is not valid JSON. Requests to `missing` paths
+    ("/tokenize") get a 404, whatever their number.
     """
 
     num_requests: int | None = None

@@ -18,7 +18,7 @@ _UNLIKELY: Final = -10.0  # the logprob of a token that is not the script's
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptedAnswer:
-    """The answer to one prompt: a token id for each piece, and in `ending` those behind them, which have no text.
+    """The answer to one prompt: a token id for each piece, and in `ending` the ids after them, which have no text.
 
     `repeated` is a prefix that comes again in front of it: text that was not generated and has no ids.
     """
@@ -43,7 +43,7 @@ class ScriptedModel:
         self.vocabulary = Vocabulary()
 
     def find_answer_prefix(self, prompt_ids: Sequence[int]) -> str:
-        """The beginning of the answer: what is behind the last mark, or all."""
+        """The beginning of the answer: what follows the last mark, or all."""
         return self.vocabulary.decode(prompt_ids).rpartition(ASSISTANT)[2]
 
     def write_answer(

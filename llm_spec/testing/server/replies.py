@@ -116,7 +116,7 @@ class _FrameContent(NamedTuple):
 def make_stream_frames(
     body: Json, kind: Kind, answer: ScriptedAnswer, usage: Json, tokens_per_frame: int
 ) -> list[StreamFrame]:
-    """The frames of a stream: those with tokens, one for the finish, the usage if asked for, the end."""
+    """The frames of a stream: those with tokens, one for the finish, the usage if requested, the end."""
     with_ids, num_tokens = wants_token_ids(body), len(answer.pieces)
     first, *others = _split_answer_into_frames(answer, tokens_per_frame)
     lines = [

@@ -12,11 +12,11 @@ from llm_spec.drafting.text_pieces import split_pieces
 
 __all__ = ["Script", "make_disagreeing_draft"]
 
-_NUM_COMPARED_PIECES: Final = 16  # pieces by which a place is told
+_NUM_COMPARED_PIECES: Final = 16  # pieces by which a place is found
 
 
 class Script:
-    """A text, and how it goes on behind any prefix."""
+    """A text, and how it goes on after any prefix."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -27,7 +27,7 @@ class Script:
             self._ends.setdefault(piece, []).append(index + 1)
 
     def find_rest(self, prefix: str) -> list[str]:
-        """The pieces that follow `prefix`; where it is no beginning, those behind the place that its end is most like.
+        """The pieces that follow `prefix`; if it is not a beginning, those after the place that its end resembles most.
 
         That is where most of its last pieces are the script's, and of several such the one nearest to the prefix's
         length; where nothing is alike the script begins again.
@@ -52,7 +52,7 @@ class Script:
 def make_disagreeing_draft(text: str, agreement: float, seed: int) -> str:
     """A draft of `text` in which each piece is, with probability 1 - agreement, another word (a sign: another sign).
 
-    The pieces around a replaced one stay as they are, so the draft agrees again right behind it.
+    The pieces around a replaced one stay as they are, so the draft agrees again right after it.
     """
     check_number(ValueError, "agreement", agreement, 0, 1)
     rng = random.Random(seed)  # noqa: S311 - a reproducible draft, no secret

@@ -16,7 +16,7 @@ PostJson: TypeAlias = Callable[[str, Body], Awaitable[Any]]
 
 
 class TokenApi(Protocol):
-    """How a kind of server is asked by token ids. `post_json` posts a body to a path and gives the answer's JSON.
+    """How to call a kind of server with token ids. `post_json` posts a body to a path and gives the answer's JSON.
 
     An answer in another form raises AttributeError, LookupError, TypeError or ValueError.
 
@@ -57,7 +57,7 @@ class Dialect:
     base_url: where it listens by default; None: it must be said. key_variable: the environment variable that its
     vendor documents for the key. continuation: changes a request's body so that the answer continues the given
     assistant text; None: it cannot. repeats_prefix: whether such an answer may begin with that text again. prediction:
-    whether it takes predicted outputs. token_api: how it is asked by token ids; None: it cannot. sampling_names: its
+    whether it takes predicted outputs. token_api: how to call it with token ids; None: it cannot. sampling_names: its
     own names for fields of `Sampling`, where they differ. keeps_alive: whether it keeps the connections that it says it
     keeps. stops_whole: whether it stops writing when the reader of a whole answer has gone, as all do with a stream.
     """

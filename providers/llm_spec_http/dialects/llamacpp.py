@@ -80,5 +80,5 @@ LLAMACPP: Final = Dialect(
     repeats_prefix=True,
     token_api=_LlamaTokens(),
     sampling_names={"repetition_penalty": "repeat_penalty"},  # it ignores the other name silently
-    reuses_connections=False,  # it announces keep-alive and closes the connection behind every streamed answer
+    reuses_connections=False,  # it announces keep-alive and closes the connection after every streamed answer
 )
