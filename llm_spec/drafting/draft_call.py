@@ -65,7 +65,7 @@ class DraftCall:
         except asyncio.CancelledError as error:
             if task is None or task.cancelling() > num_cancelling:
                 raise
-            raise DraftError("the draft was cancelled, but the request was not") from error
+            raise DraftError("the draft was cancelled, and nobody cancelled the request") from error
 
     def end_with_timeout(self) -> None:
         """It takes too long: end `read`. The draft sees TimeoutError, so that its circuit breaker counts a failure."""
