@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final, cast
 
 from llm_spec.chat import ChatMessage, ChatRequest, ChatResponse, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
@@ -120,6 +121,8 @@ class TokenCap:
 
     Token ids are counted. Of text without ids it is the least number of tokens that it can have: as many as it has
     words between spaces, none of which shares a token with another. So what keeps to its limit is not cut.
+
+    A text has at most half as many words as characters: it is only counted once it could be at the limit.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -128,6 +131,8 @@ class TokenCap:
         self._num_words = 0
         self._bytes_left = max_tokens * _DENSE_TEXT_BYTES + _LONGEST_TOKEN
         self._ends_in_word = False
+        self._uncounted_texts: list[str] = []
+        self._num_uncounted_chars = 2 * max_tokens  # that may still come without being counted
 
     def cut_delta(self, delta: TextDelta) -> TextDelta | None:
         """What of the next text is within the limit; None: nothing of it is."""
@@ -135,33 +140,41 @@ class TokenCap:
             is_full = self._num_ids >= self._max_tokens and bool(delta.token_ids)
             self._num_ids += len(delta.token_ids)
             return None if is_full else delta
+        num_chars_left = self._num_uncounted_chars - len(delta.text)
+        if num_chars_left >= 0:  # nearly always
+            self._num_uncounted_chars = num_chars_left
+            self._uncounted_texts.append(delta.text)
+            return delta
+        self._cut_text("".join(self._uncounted_texts))
+        self._uncounted_texts.clear()
         text = self._cut_text(delta.text)
+        self._num_uncounted_chars = max(0, min(2 * (self._max_tokens - self._num_words), self._bytes_left // 4))
         return delta if text == delta.text else replace(delta, text=text) if text else None
 
     def _cut_text(self, text: str) -> str:
         num_bytes, bytes_left = _count_utf8_bytes(text), self._bytes_left
         self._bytes_left -= num_bytes
-        if num_bytes <= bytes_left and self._num_words < self._max_tokens and text.strip().isalnum():
-            self._num_words += text[0].isspace() or not self._ends_in_word  # one word, as most tokens are
-            self._ends_in_word = not text[-1].isspace()
-            return text
         if num_bytes > bytes_left:
             text = text.encode(errors="surrogatepass")[: max(0, bytes_left)].decode(errors="ignore")
-        for word in _WORD.finditer(text):
-            if word.start() == 0 and self._ends_in_word:
-                continue
-            if self._num_words == self._max_tokens:
-                return text[: word.start()].rstrip()
-            self._num_words += 1
-        if text:
-            self._ends_in_word = not text[-1].isspace()
+        if not text:
+            return text
+        num_begun = 1 if self._ends_in_word and not text[0].isspace() else 0  # goes on with the word before
+        num_left, num_words = self._max_tokens - self._num_words, len(_WORD.findall(text)) - num_begun
+        if num_words > num_left:
+            self._num_words = self._max_tokens
+            first_over = next(islice(_WORD.finditer(text), num_begun + num_left, None))
+            return text[: first_over.start()].rstrip()
+        self._num_words += num_words
+        self._ends_in_word = not text[-1].isspace()
         return text
 
 
 def cap_response(response: ChatResponse, max_tokens: int | None) -> ChatResponse:
     """A whole answer, cut as a stream would be."""
+    if max_tokens is None:
+        return response
     whole = TextDelta(response.content)
-    kept = whole if max_tokens is None else TokenCap(max_tokens).cut_delta(whole)
+    kept = TokenCap(max_tokens).cut_delta(whole)
     if kept is whole:
         return response
     message = replace(response.message, content="" if kept is None else kept.text)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from llm_spec._clock import clock, now
+from llm_spec._clock import now
 from llm_spec.budget import Budget, CostTracker
 from llm_spec.chat import (
     AnswerStarted,
@@ -134,6 +134,8 @@ class SpeculativeDecoder:
 
     def _apply_config(self, config: SpeculativeConfig) -> None:
         self.config = config
+        is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
+        self._may_complete_at_once = not (config.stream_always or is_timed)
         if config.strategy == AUTO and self._unguarded_draft is not None:
             registered_strategies()  # a package that registers one wrongly is an error now, not in a request
         self._draft = self._guard_draft(self._unguarded_draft)
@@ -288,14 +290,10 @@ class SpeculativeDecoder:
     def _prepare_request(self, request: ChatRequest, max_affordable: int | None) -> ChatRequest:
         """The request with this decoder's token caps and seed, where it brings none that binds more."""
         cap, sampling = self.config.max_total_tokens, request.sampling
-        if cap is not None:
-            request = replace(request, max_tokens=min(cap, request.max_tokens or cap))
-        if max_affordable is not None:  # at 0 no call is made
-            request = replace(request, max_tokens=max(1, min(max_affordable, request.max_tokens or max_affordable)))
-        is_capped = cap is not None or max_affordable is not None
-        if is_capped and LIMIT_FIELDS & request.extra.keys():  # these would win
-            others = {name: value for name, value in request.extra.items() if name not in LIMIT_FIELDS}
-            request = replace(request, extra=others)
+        if cap is not None or max_affordable is not None:
+            caps = [most for most in (cap, max_affordable, request.max_tokens) if most is not None]
+            extra = {name: value for name, value in request.extra.items() if name not in LIMIT_FIELDS}  # they would win
+            request = replace(request, max_tokens=max(1, min(caps)), extra=extra)  # at 0 no call is made
         seed = sampling.seed if sampling.seed is not None else self.config.seed
         if seed is None and sampling.temperature and self._target.capabilities.token_model is not None:
             seed = random_seed()  # so that the result can tell it
@@ -338,15 +336,12 @@ class SpeculativeDecoder:
             yield AnswerStarted(strategy.name, guarantee, self._target.name, draft_name)
         try:
             answer = self._stream_verified(strategy_choice.ready, plain, target_call, is_whole=is_whole)
-            async with aclosing(answer) as events:
-                # a plain answer is compared with nothing, so it does not matter what its consumer takes
-                seconds: Callable[[], float] = (lambda: 0.0) if strategy is PLAIN else clock()
+            # a plain answer is compared with nothing, so it does not matter what its consumer takes
+            async with aclosing(answer if strategy is PLAIN else recorder.time_consumer(answer)) as events:
                 async for event in events:
                     recorder.add(event)
                     if type(event) is TextDelta or self._log_and_check_is_shown(event, target_call, rounds=rounds):
-                        given_s = seconds()
                         yield event
-                        recorder.consumer_wait_s += seconds() - given_s
         except BudgetError:
             recorder.add(Finish("length", None, "budget"))  # what came before stays
         except BaseException as error:
@@ -409,11 +404,9 @@ class SpeculativeDecoder:
 
     def _can_complete_at_once(self, request: ChatRequest) -> bool:
         """Whether the answer may be requested whole: nothing verifies, times, counts or keeps its pieces."""
-        config = self.config
-        if config.stream_always or self._can_speculate(self._choose_draft(request)):
+        if not self._may_complete_at_once or self._can_speculate(self._choose_draft(request)):
             return False
-        is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
-        return self._target.capabilities.whole_answers and not (is_timed or self._cost_tracker.is_bounded)
+        return self._target.capabilities.whole_answers and not self._cost_tracker.is_bounded
 
     async def _complete_at_once(self, original_request: ChatRequest) -> SpeculativeResult:
         """The target's own answer in one call, under the same rules."""

@@ -9,7 +9,7 @@ left cannot be known here and is missing. A call that was refused, or did not re
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from llm_spec.budget import AnswerReservation, CallReservation
 from llm_spec.chat import ChatRequest, Finish, Round, StreamEvent, TextDelta, Usage
@@ -20,6 +20,8 @@ from llm_spec.errors import BudgetError, CircuitOpenError, TargetError, Transien
 from llm_spec.pricing import Price
 
 __all__ = ["MeteredCall", "TokenMeter"]
+
+_NO_USAGE: Final = Usage()
 
 
 class TokenMeter:
@@ -66,7 +68,7 @@ class TokenMeter:
     @property
     def num_calls(self) -> int:
         """Calls that were begun, without those that read nothing."""
-        return sum(not call.is_unread for call in self._calls)
+        return len([call for call in self._calls if not call.is_unread]) if self._calls else 0
 
     @property
     def is_uncounted(self) -> bool:
@@ -77,11 +79,15 @@ class TokenMeter:
     @property
     def usage(self) -> Usage:
         """What all calls together have read and written so far."""
-        return sum((call.usage for call in self._calls), Usage())
+        if len(self._calls) == 1:  # nearly always
+            return self._calls[0].usage
+        return sum((call.usage for call in self._calls), _NO_USAGE)
 
     @property
     def num_drafted_tokens(self) -> int:
         """Tokens that were drafted in the rounds of these calls, where they are paid for."""
+        if not self._calls:
+            return 0
         events = [event for call in self._calls if call.counts_drafts for event in call.events]
         return sum(event.num_draft_tokens for event in events if isinstance(event, Round))
 
@@ -140,17 +146,16 @@ class MeteredCall:
     def add_event(self, event: StreamEvent) -> StreamEvent:
         """Something came from a target: what may be passed on of it."""
         self.events.append(event)
+        if self.reservation is not None and type(event) is not Finish:
+            self._count_event(self.reservation, event)
+        if type(event) is TextDelta:  # nearly always
+            kept = event if self.cap is None else self.cap.cut_delta(event)
+            if kept is not event:
+                self.cut_by = "max_tokens"
+            return self.cut_target_call() if kept is None else kept
         if isinstance(event, Finish):
             self.counted, self.has_ended = event.usage, True
-            return event
-        if self.reservation is not None:
-            self._count_event(self.reservation, event)
-        if self.cap is None or not isinstance(event, TextDelta):
-            return event
-        kept = self.cap.cut_delta(event)
-        if kept is not event:
-            self.cut_by = "max_tokens"
-        return self.cut_target_call() if kept is None else kept
+        return event
 
     def cut_target_call(self) -> Finish:
         """The end of a target's call that is cut; nothing follows it."""
@@ -197,12 +202,16 @@ class MeteredCall:
     def usage(self) -> Usage:
         """What it has read and written so far."""
         if self.is_unread:
-            return Usage()
-        free = Usage(output_tokens=self.num_free_tokens, free_output_tokens=self.num_free_tokens)
-        if self.is_free or (self.num_free_tokens and not self.num_paid_tokens):
+            return _NO_USAGE
+        num_free = self.num_free_tokens
+        free = Usage(output_tokens=num_free, free_output_tokens=num_free) if num_free else _NO_USAGE
+        if self.is_free or (num_free and not self.num_paid_tokens):
             return free
-        num_output = self.num_output + self.num_paid_tokens + self._estimate_output_tokens()
-        return free + (self.counted or Usage(input_tokens=self.estimate_input_tokens(), output_tokens=num_output))
+        own = self.counted
+        if own is None:
+            num_output = self.num_output + self.num_paid_tokens + self._estimate_output_tokens()
+            own = Usage(input_tokens=self.estimate_input_tokens(), output_tokens=num_output)
+        return free + own if num_free else own
 
     def estimate_input_tokens(self) -> int:
         """Tokens that it reads, as far as they can be counted here."""

@@ -53,6 +53,7 @@ class ChunkReader:
     def __init__(self, read_token_ids: ReadTokenIds | None = None, *, has_logprobs: bool = False) -> None:
         self._read_token_ids = read_token_ids
         self._has_logprobs = has_logprobs
+        self._is_text_alone = read_token_ids is None and not has_logprobs
         self._numbers = _ToolCallNumbering()
         self._reason: FinishReason | None = None
         self._has_failed = self._has_text = self._has_calls = self._has_refused = False
@@ -67,8 +68,17 @@ class ChunkReader:
         if reason := choice.get("finish_reason"):
             self._reason, self._has_failed = parse_finish_reason(choice), str(reason) in _FAILED_FINISH_REASONS
         delta: Mapping[str, Any] = choice.get("delta") or _EMPTY_CHOICE
-        token_ids = None if self._read_token_ids is None else self._read_token_ids(choice)
         content: object = choice.get("text") or delta.get("content")
+        if type(content) is str and content and self._is_text_alone and delta.keys() <= _TEXT_ONLY_FIELDS:
+            self._has_text = True
+            return [TextDelta(content)]  # nearly always
+        return self._read_other_delta(choice, delta, content)
+
+    def _read_other_delta(
+        self, choice: Mapping[str, Any], delta: Mapping[str, Any], content: object
+    ) -> list[StreamEvent]:
+        """The events of a choice that brings more than a text, or none."""
+        token_ids = None if self._read_token_ids is None else self._read_token_ids(choice)
         texts: list[StreamEvent]
         if isinstance(content, list):
             texts = list(_parse_content_parts(cast("list[object]", content)))
@@ -77,8 +87,6 @@ class ChunkReader:
             logprobs = self._read_logprobs(choice, has_text=bool(text))
             texts = [TextDelta(text, "plain", token_ids, logprobs)] if text or token_ids else []
         self._has_text = self._has_text or bool(texts)
-        if texts and delta.keys() <= _TEXT_ONLY_FIELDS:  # nearly always
-            return texts
         return [*self._parse_leading_events(delta), *texts, *self._parse_tool_calls(delta)]
 
     def _read_logprobs(self, choice: Mapping[str, Any], *, has_text: bool) -> tuple[TokenLogprob, ...] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -210,6 +212,15 @@ class AnswerRecorder:
             spans.append((start, end))
         return tuple(spans)
 
+    async def time_consumer(self, events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        """`events`, adding up what their consumer takes; closed with them."""
+        seconds = self._clock
+        async with aclosing(events):
+            async for event in events:
+                given_s = seconds()
+                yield event
+                self.consumer_wait_s += seconds() - given_s
+
     def add(self, event: StreamEvent) -> None:
         """Take in one event."""
         if isinstance(event, TextDelta):  # nearly always
@@ -311,11 +322,11 @@ class AnswerRecorder:
             ),
             usage=usage,
             draft_usage=draft_usage,
-            fallbacks=tuple(fallback.reason for fallback in self._fallbacks),
-            retries=tuple(retry.reason for retry in self._retries),
+            fallbacks=tuple([fallback.reason for fallback in self._fallbacks]),
+            retries=tuple([retry.reason for retry in self._retries]),
             logprobs=self._join_logprobs(),
-            tool_calls=tuple(call for _, call in sorted(self._calls.items())),
-            reasoning="".join(event.text for event in self._reasoning if isinstance(event, ReasoningDelta)),
+            tool_calls=tuple([call for _, call in sorted(self._calls.items())]),
+            reasoning="".join([event.text for event in self._reasoning if isinstance(event, ReasoningDelta)]),
             reasoning_events=tuple(self._reasoning),
             approved_spans=self._find_approved_spans() if text_guarantee.guarantee == "judged" else (),
             cost=cost_tracker.compute_cost(usage, draft_usage, has_drafted=draft is not None),

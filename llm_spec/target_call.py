@@ -93,10 +93,10 @@ class TargetCall:
         except Exception as error:  # noqa: BLE001 - it is raised again
             self.raise_with_text_so_far(error)
 
-    def read(self, events: AsyncIterator[StreamEvent]) -> Awaitable[StreamEvent | None]:
-        """The next event, None after the last one. Its errors are as they came: see `raise_with_text_so_far`."""
-        following = anext(events, None)
-        return self.run_step(following) if self.log_context.is_request_logged else following
+    def get_reader(self, events: AsyncIterator[StreamEvent]) -> Callable[[], Awaitable[StreamEvent | None]]:
+        """What reads the next event, None after the last; its errors come as they are (`raise_with_text_so_far`)."""
+        following = partial(anext, events, None)
+        return (lambda: self.run_step(following())) if self.log_context.is_request_logged else following
 
     def raise_with_text_so_far(self, error: Exception) -> NoReturn:
         """Raise an error of the target with the text so far; one that is not ours becomes TargetError."""
@@ -142,10 +142,11 @@ class _AnswerAttempts:
                     events, event = await self._next_attempt()
                     for progress in self.take_progress_events():
                         yield progress
+                    read = target_call.get_reader(events)
                     try:
                         while event is not None and type(event) is not Finish:
                             yield event
-                            event = await target_call.read(events)
+                            event = await read()
                     except TransientError as error:
                         if target_call.recorder.has_all_tokens:  # only its end was missing
                             yield Finish("length", None, "max_tokens")

@@ -36,23 +36,26 @@ class RequestLogContext:
     """
 
     def __init__(self) -> None:
-        import structlog
-
-        self._bind, self._reset = structlog.contextvars.bind_contextvars, structlog.contextvars.reset_contextvars
+        structlog = _find_structlog()
+        # by others, in what a provider logs
+        self.is_request_logged: bool = structlog is not None and structlog.is_configured()
         self._tokens: list[Mapping[str, Any]] = []
         self._request_id = new_request_id()
-        self.is_request_logged = structlog.is_configured()  # by others, in what a provider logs
 
     def __enter__(self) -> None:
-        self._tokens.append(self._bind(request_id=self._request_id))
+        import structlog
+
+        self._tokens.append(structlog.contextvars.bind_contextvars(request_id=self._request_id))
 
     def __exit__(self, *_: object) -> None:
-        self._reset(**self._tokens.pop())
+        import structlog
+
+        structlog.contextvars.reset_contextvars(**self._tokens.pop())
 
 
 def is_log_enabled(level: int = logging.INFO) -> bool:
     """Whether events of this level are logged at all; otherwise what only the log needs is not computed."""
-    structlog = sys.modules.get("structlog")  # whoever has configured it, or bound something, has imported it
+    structlog = _find_structlog()
     return _STDLIB.isEnabledFor(level) or (structlog is not None and structlog.is_configured())
 
 
@@ -60,10 +63,15 @@ def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     """Log one event; `request_id` and whatever else structlog's contextvars hold come along."""
     if not is_log_enabled(level):
         return
-    structlog = sys.modules.get("structlog")
+    structlog = _find_structlog()
     if structlog is not None:
         fields = {**structlog.contextvars.get_contextvars(), **fields}
     if structlog is not None and structlog.is_configured():
         structlog.get_logger("llm_spec").log(level, event, **fields)
     else:
         _STDLIB.log(level, "%s %s", event, " ".join(f"{name}={value!r}" for name, value in fields.items()))
+
+
+def _find_structlog() -> Any:
+    """The module, where it is loaded: whoever has configured it, or bound something, has imported it; else None."""
+    return sys.modules.get("structlog")

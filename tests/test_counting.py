@@ -137,3 +137,21 @@ def test_a_whole_answer_is_cut_as_a_stream_is() -> None:
     pair = SpeculativeDecoder(None, target, SpeculativeConfig(stream_always=False))
     result = run_virtual(pair.decode("go", max_tokens=2))
     assert (result.content, result.finish_reason, result.stopped_by) == ("word0 word1", "length", "max_tokens")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize(
+    "text", ["one two  three four five ", " a b c d e f g h", "x" * 500 + " y z", "é ü\u3000ö ä ß", "a\nb\tc " * 9]
+)
+def test_a_cap_cuts_at_the_same_place_however_the_text_comes(text: str, size: int) -> None:
+    """Words are counted late, and all at once, where the limit is far; what is kept is the same."""
+    for max_tokens in range(1, 12):
+        cap, kept = TokenCap(max_tokens), ""
+        for start in range(0, len(text), size):
+            delta = TextDelta(text[start : start + size])
+            shown = cap.cut_delta(delta)
+            kept += "" if shown is None else shown.text
+            if shown is not delta:
+                break
+        words = text.encode()[: max_tokens * 32 + 128].decode(errors="ignore").split()
+        assert kept.split() == words[:max_tokens]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, cast
 
 from aiohttp import web
@@ -32,28 +31,23 @@ class BodyReader:
         self._max_reserved_bytes = config.max_bodies_bytes or 4 * config.max_body_bytes
         self._num_reserved_bytes = 0  # of all bodies that are held
 
-    @asynccontextmanager
-    async def read_body(self, request: web.Request) -> AsyncGenerator[RequestBody]:
+    def read_body(self, request: web.Request) -> AbstractAsyncContextManager[RequestBody]:
         """A request's body, a JSON object, which counts until the context is left; raises Problem for what is not."""
-        reservation = _BodyReservation()
-        try:
-            data = await self._read_body_in_time(request, reservation)
-            yield await _decode_body(data)
-        finally:
-            self._num_reserved_bytes -= reservation.num_bytes
+        return _HeldBody(self, request)
 
-    async def _read_body_in_time(self, request: web.Request, reservation: _BodyReservation) -> bytes:
+    async def read_body_in_time(self, request: web.Request, held: _HeldBody) -> bytes:
+        """The bytes of a body, which count as they come."""
         if (request.content_length or 0) > self._config.max_body_bytes:
             raise self._build_too_long_problem()
         if request.content.is_eof():  # it came with its headers
-            return await self._read_bounded_body(request, reservation)
+            return await self._read_bounded_body(request, held)
         try:
             async with asyncio.timeout(self._config.body_timeout_s):
-                return await self._read_bounded_body(request, reservation)
+                return await self._read_bounded_body(request, held)
         except TimeoutError:
             raise Problem(408, "the request's body did not arrive in time", code="timeout") from None
 
-    async def _read_bounded_body(self, request: web.Request, reservation: _BodyReservation) -> bytes:
+    async def _read_bounded_body(self, request: web.Request, held: _HeldBody) -> bytes:
         pieces: list[bytes] = []
         num_bytes = 0
         while piece := await request.content.readany():
@@ -61,27 +55,44 @@ class BodyReader:
             if num_bytes > self._config.max_body_bytes:
                 raise self._build_too_long_problem()
             if num_bytes > LONG_BYTES:
-                self._reserve_long_body_bytes(num_bytes - reservation.num_bytes, reservation)
+                self._reserve_long_body_bytes(num_bytes - held.num_bytes, held)
             pieces.append(piece)
         return b"".join(pieces)
 
-    def _reserve_long_body_bytes(self, more_bytes: int, reservation: _BodyReservation) -> None:
+    def _reserve_long_body_bytes(self, more_bytes: int, held: _HeldBody) -> None:
         if self._num_reserved_bytes + more_bytes > self._max_reserved_bytes:
             message = "the server already holds as many long requests as it can"
             raise Problem(503, message, code="overloaded", retry_after_s=1.0)
         self._num_reserved_bytes += more_bytes
-        reservation.num_bytes += more_bytes
+        held.num_bytes += more_bytes
+
+    def release(self, held: _HeldBody) -> None:
+        """A body is held no more."""
+        self._num_reserved_bytes -= held.num_bytes
+        held.num_bytes = 0
 
     def _build_too_long_problem(self) -> Problem:
         message = f"the request's body is longer than {self._config.max_body_bytes} bytes"
         return Problem(413, message, code="request_too_large")
 
 
-class _BodyReservation:
-    """How much of one body counts."""
+class _HeldBody(AbstractAsyncContextManager[RequestBody]):
+    """One body; `num_bytes` of it count. A class: a context of a generator costs a small request more than its body."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: BodyReader, request: web.Request) -> None:
+        self._reader = reader
+        self._request = request
         self.num_bytes = 0
+
+    async def __aenter__(self) -> RequestBody:
+        try:
+            return await _decode_body(await self._reader.read_body_in_time(self._request, self))
+        except BaseException:
+            self._reader.release(self)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._reader.release(self)
 
 
 async def _decode_body(data: bytes) -> RequestBody:

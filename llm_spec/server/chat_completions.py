@@ -71,11 +71,19 @@ _KNOWN_FIELDS: Final = frozenset(
         "top_logprobs",
     }
 )
+_FREQUENT_FIELDS: Final = frozenset({"max_completion_tokens", "max_tokens", "messages", "model", "stream"})
 _JOINED_FIELDS: Final = ("text", "summary", "data")
 
 
 def parse_chat_request(body: Body, *, is_local: bool) -> ParsedRequest:
     """A chat completion's body; raises InvalidRequestError naming the field that is wrong."""
+    if body.keys() <= _FREQUENT_FIELDS:
+        request = build_chat_request(
+            body, _KNOWN_FIELDS, is_local=is_local, messages=parse_messages(body), max_tokens=_get_max_tokens(body)
+        )
+        return ParsedRequest(
+            model=get_model_name(body), request=request, stream=get_field(body, "stream", default=False)
+        )
     num_choices, logprobs = get_num_choices(body), get_field(body, "logprobs", default=False)
     tools = tuple(get_object_list(body, "tools"))
     relay_fields: Json = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from llm_spec.chat import FinishReason, StreamEvent, ToolCallDelta
 from llm_spec.json_text import dumps_ascii
@@ -125,12 +125,15 @@ def describe_result_for_client(result: SpeculativeResult) -> Json:
 def build_metric_headers(result: SpeculativeResult, overhead_s: float) -> dict[str, str]:
     """The figures that go into the headers of an answer given at once."""
     rate, speedup = result.stats.draft_acceptance_rate, result.speedup
-    fields: dict[str, Any] = {
-        "strategy": result.strategy,
-        "guarantee": result.guarantee,
-        "acceptance-rate": None if rate is None else f"{rate:.4f}",
-        "speedup": None if speedup is None else f"{speedup:.3f}",
-        "plain-reason": result.plain_reason,
-        "overhead-ms": f"{overhead_s * 1e3:.3f}",
+    headers: dict[str, str] = {
+        "x-llm-spec-strategy": result.strategy,
+        "x-llm-spec-guarantee": result.guarantee,
+        "x-llm-spec-overhead-ms": f"{overhead_s * 1e3:.3f}",
     }
-    return {f"x-llm-spec-{name}": value for name, value in fields.items() if value is not None}
+    if rate is not None:
+        headers["x-llm-spec-acceptance-rate"] = f"{rate:.4f}"
+    if speedup is not None:
+        headers["x-llm-spec-speedup"] = f"{speedup:.3f}"
+    if result.plain_reason is not None:
+        headers["x-llm-spec-plain-reason"] = result.plain_reason
+    return headers

@@ -262,8 +262,11 @@ class Gateway:
         body = request_body.fields
         if api is _MESSAGES_API and _BETAS_HEADER in request.headers:
             body["betas"] = [name.strip() for name in request.headers[_BETAS_HEADER].split(",")]
-        parse = partial(api.parse, body, model.target_api)
-        return model.drop_unsafe_fields(await run_in_body_thread(parse) if request_body.is_long else parse())
+        if request_body.is_long:
+            parsed_requests = await run_in_body_thread(api.parse, body, model.target_api)
+        else:
+            parsed_requests = api.parse(body, model.target_api)
+        return model.drop_unsafe_fields(parsed_requests)
 
     def _admit_request(self, client: Client) -> None:
         """Let a request in; raises Problem where there are too many."""

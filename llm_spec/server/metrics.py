@@ -6,8 +6,9 @@ Several workers write theirs into files of one folder (see metrics_files.py), an
 from __future__ import annotations
 
 import asyncio
+import collections
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache, partial
 from typing import Final
@@ -39,6 +40,7 @@ _OVERHEAD_BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.0
 
 _TOKEN_KINDS: Final = ("draft", "accepted", "wasted", "input", "output")
 _NO_USAGE: Final = Usage()
+_UPDATE_DELAY_S: Final = 0.02
 
 
 def use_worker_metrics_files(worker: int) -> None:
@@ -48,10 +50,14 @@ def use_worker_metrics_files(worker: int) -> None:
 
 
 class Metrics:
-    """What one of `num_workers` counts: an event loop's turn later, so that no answer waits for it."""
+    """What one of `num_workers` counts: several requests at a time, and a little later, so that none waits for it."""
 
     def __init__(self, *, num_workers: int = 1) -> None:
-        self._call_soon = asyncio.get_running_loop().call_soon
+        self._call_later = asyncio.get_running_loop().call_later
+        self._is_update_due = False
+        self._num_open = 0
+        self._num_new_requests = collections.Counter[tuple[str, str]]()  # by endpoint and model, not yet counted
+        self._new_answers: dict[str, list[tuple[SpeculativeResult, float]]] = {}  # by model, each with its overhead
         self._is_shared = FOLDER_VARIABLE in os.environ
         self._is_incomplete = num_workers > 1 and not self._is_shared
         self._registry = CollectorRegistry()
@@ -81,7 +87,6 @@ class Metrics:
             registry=r,
         )
         self._model_metrics: dict[str, _ModelMetrics] = {}
-        self._request_counters: dict[tuple[str, str], Counter] = {}
         self._breaker_open = Gauge(
             "llm_spec_breaker_open",
             "1 while the circuit of a target or draft is open",
@@ -92,27 +97,33 @@ class Metrics:
 
     def set_open_requests(self, number: int) -> None:
         """So many requests are being answered now."""
-        self._call_soon(self._open_requests.set, number)
+        self._num_open = number
+        if not self._is_update_due:
+            self._is_update_due = True
+            self._call_later(_UPDATE_DELAY_S, self._update)
 
     def count_request(self, endpoint: str, model: str) -> None:
-        """Count a request."""
-        self._call_soon(self._update_request_counter, endpoint, model)
+        """Count a request; one is open."""
+        self._num_new_requests[endpoint, model] += 1
 
     def count_answer(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
-        """Count an answer."""
-        self._call_soon(self._update_answer_metrics, model, result, overhead_s)
+        """Count an answer; its request is open."""
+        self._new_answers.setdefault(model, []).append((result, overhead_s))
 
-    def _update_request_counter(self, endpoint: str, model: str) -> None:
-        counter = self._request_counters.get((endpoint, model))
-        if counter is None:
-            counter = self._request_counters[endpoint, model] = self.requests.labels(endpoint, model)
-        counter.inc()
-
-    def _update_answer_metrics(self, model: str, result: SpeculativeResult, overhead_s: float) -> None:
-        if model not in self._model_metrics:
-            self._model_metrics[model] = _ModelMetrics(self, model)
-        self._model_metrics[model].count_answer(result)
-        self._overhead.observe(overhead_s)
+    def _update(self) -> None:
+        """Count what is new."""
+        self._is_update_due = False
+        self._open_requests.set(self._num_open)
+        for (endpoint, model), number in self._num_new_requests.items():
+            self.requests.labels(endpoint, model).inc(number)
+        self._num_new_requests.clear()
+        for model, answers in self._new_answers.items():
+            if model not in self._model_metrics:
+                self._model_metrics[model] = _ModelMetrics(self, model)
+            self._model_metrics[model].count_answers([result for result, _ in answers])
+            for _, overhead_s in answers:
+                self._overhead.observe(overhead_s)
+        self._new_answers.clear()
 
     def count_relayed(self, model: str, usage: Usage | None) -> None:
         """Count an answer that was the target's own chunks."""
@@ -128,6 +139,7 @@ class Metrics:
         """
         if self._is_incomplete:
             raise Problem(503, "there are no metrics, because the disk was full when the server started")
+        self._update()
         for model in models:
             self._breaker_open.labels(model.name, "target").set(model.decoder.is_target_circuit_open)
             self._breaker_open.labels(model.name, "draft").set(model.decoder.is_draft_circuit_open)
@@ -156,30 +168,35 @@ class _ModelMetrics:
     """The metrics of one model, looked up once."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
-        self._tokens = {kind: metrics.tokens.labels(model, kind) for kind in _TOKEN_KINDS}
-        self._counters = [m.labels(model) for m in (metrics.rounds, metrics.fallbacks, metrics.retries)]
+        tokens = [metrics.tokens.labels(model, kind) for kind in _TOKEN_KINDS]
+        self._counters = [*tokens, *(m.labels(model) for m in (metrics.rounds, metrics.fallbacks, metrics.retries))]
         self._first_text_s = metrics.first_text_s.labels(model)
         self._answer_s = metrics.answer_s.labels(model)
         self._get_strategy_counter = cache(partial(metrics.strategies.labels, model))
 
-    def count_answer(self, result: SpeculativeResult) -> None:
-        stats, usage = result.stats, result.usage or _NO_USAGE
-        tokens = (
-            stats.num_draft_tokens,
-            stats.num_accepted_draft_tokens,
-            stats.num_wasted_draft_tokens,
-            usage.input_tokens,
-            usage.output_tokens,
-        )
-        for kind, number in zip(_TOKEN_KINDS, tokens, strict=True):
-            if number:
-                self._tokens[kind].inc(number)
-        for counter, number in zip(
-            self._counters, (stats.num_spec_steps, len(result.fallbacks), len(result.retries)), strict=True
-        ):
+    def count_answers(self, results: Sequence[SpeculativeResult]) -> None:
+        numbers = [sum(of_one) for of_one in zip(*map(_list_numbers, results), strict=True)]
+        for counter, number in zip(self._counters, numbers, strict=True):
             if number:
                 counter.inc(number)
-        self._get_strategy_counter(result.strategy).inc()
-        if result.timings.first_text_s is not None:
-            self._first_text_s.observe(result.timings.first_text_s)
-        self._answer_s.observe(result.timings.total_s)
+        for strategy, number in collections.Counter([result.strategy for result in results]).items():
+            self._get_strategy_counter(strategy).inc(number)
+        for result in results:
+            if result.timings.first_text_s is not None:
+                self._first_text_s.observe(result.timings.first_text_s)
+            self._answer_s.observe(result.timings.total_s)
+
+
+def _list_numbers(result: SpeculativeResult) -> tuple[int, ...]:
+    """What an answer adds to a model's tokens of each kind, rounds, fallbacks and retries."""
+    stats, usage = result.stats, result.usage or _NO_USAGE
+    return (
+        stats.num_draft_tokens,
+        stats.num_accepted_draft_tokens,
+        stats.num_wasted_draft_tokens,
+        usage.input_tokens,
+        usage.output_tokens,
+        stats.num_spec_steps,
+        len(result.fallbacks),
+        len(result.retries),
+    )

@@ -51,12 +51,13 @@ class ServedModel:
         if strategy is not None and strategy not in self._config.allowed_strategies:
             usable = ", ".join(self._list_usable_strategies())
             raise InvalidRequestError(f"x-llm-spec-strategy is {strategy!r}; {self.name} takes: {usable}")
-        decoders = self._client_decoders.pop(client.name, None) or _ClientDecoders(
-            self.decoder.copy_for_new_client(), client
-        )
-        self._client_decoders[client.name] = decoders
-        if len(self._client_decoders) > MAX_CLIENTS:
-            self._client_decoders.popitem(last=False)
+        decoders = self._client_decoders.get(client.name)
+        if decoders is None:
+            decoders = self._client_decoders[client.name] = _ClientDecoders(self.decoder.copy_for_new_client(), client)
+            if len(self._client_decoders) > MAX_CLIENTS:
+                self._client_decoders.popitem(last=False)
+        else:
+            self._client_decoders.move_to_end(client.name)
         return decoders.get(chosen)
 
     def load_strategies(self) -> None:
@@ -77,6 +78,8 @@ class ServedModel:
 
     def drop_unsafe_fields(self, parsed_requests: Sequence[ParsedRequest]) -> tuple[list[ParsedRequest], list[str]]:
         """Requests of one body without the fields that their target is not sent, and the names of those."""
+        if not any(one_request.request.extra for one_request in parsed_requests):  # nearly always
+            return list(parsed_requests), []
         kept = [
             drop_unsafe_fields(one_request, self._extra_fields, is_local=self.is_local)
             for one_request in parsed_requests

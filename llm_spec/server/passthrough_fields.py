@@ -32,8 +32,6 @@ def drop_unsafe_fields(
     `is_local`: its target runs in this process, and reads what it understands.
     """
     extra = parsed.request.extra
-    if not extra:  # nearly always
-        return parsed, []
     if is_local:
         kept = {name: value for name, value in extra.items() if find_local_use(name, value) != "left_out"}
     else:
@@ -50,5 +48,7 @@ def _is_field_allowed(name: str, allowed_fields: AbstractSet[str]) -> bool:
 
 def build_dropped_fields_header(names: Sequence[str]) -> Mapping[str, str]:
     """What tells a client which of its fields were left out."""
+    if not names:
+        return {}
     shown = [name for name in names if _HEADER_SAFE_NAME.fullmatch(name)][:_MAX_REPORTED_FIELDS]
     return {"x-llm-spec-left-out": ", ".join(shown)} if shown else {}

@@ -28,7 +28,6 @@ T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
 Body: TypeAlias = Mapping[str, Any]
 
-_DEFAULT_SAMPLING: Final = Sampling()
 _SEED_MASK: Final = (1 << 63) - 1
 _MIN_TOP_P: Final = 1e-6  # a `top_p` that leaves the most probable token alone: what OpenAI means by 0
 _TOP_K_OFF: Final = (0, -1)  # words of llama.cpp and vLLM for: all tokens
@@ -133,6 +132,8 @@ def build_chat_request(
     For a model in this process, what says nothing is left out; raises InvalidRequestError for what it cannot serve.
     """
     extra = _get_unknown_fields(body, known_fields)
+    if not extra and not extra_fields and fields.get("max_tokens") != 0:  # nearly always
+        return ChatRequest(**fields)
     sampling: Json = {name: extra.pop(name) for name in _SAMPLING_FIELDS if name in extra}
     seed: int | None = get_field(extra, "seed", None, int)
     if seed is not None and (is_local or seed >= 0):
@@ -155,11 +156,13 @@ def build_chat_request(
     if is_local:
         extra = _keep_local_fields(extra)
     extra.update(extra_fields or {})
-    return ChatRequest(sampling=Sampling(**sampling) if sampling else _DEFAULT_SAMPLING, extra=extra, **fields)
+    return ChatRequest(sampling=Sampling(**sampling), extra=extra, **fields)
 
 
 def _get_unknown_fields(body: Body, known_fields: frozenset[str]) -> Json:
     """The fields that this library knows nothing of; raises InvalidRequestError for one that is not the client's."""
+    if body.keys() <= known_fields:
+        return {}
     unknown = {name: value for name, value in body.items() if name not in known_fields and value is not None}
     for name in _RESERVED_FIELDS & unknown.keys():
         if unknown.pop(name) not in _DEFAULT_VALUES:

@@ -31,7 +31,7 @@ class StreamSender:
         self._loop = asyncio.get_running_loop()
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
         self._data_ready: asyncio.Future[None] | None = None  # the sender waits for it …
         self._room_ready: asyncio.Future[None] | None = None  # … and the writer for this
         self._task: asyncio.Task[None] | None = None
@@ -54,11 +54,12 @@ class StreamSender:
     def put(self, data: bytes) -> None:
         """Send this, soon; raises ConnectionError if the reader has gone."""
         if data:
-            if self._task is not None and self._task.done():
+            if self._has_ended and self._task is not None:
                 self._task.result()
             self._pending.append(data)
             self._num_pending_bytes += len(data)
-            self._wake_sender()
+            if self._data_ready is not None:
+                self._wake_sender()
 
     @property
     def is_full(self) -> bool:
@@ -75,8 +76,9 @@ class StreamSender:
             await self._room_ready
 
     def _wake_sender(self) -> None:
-        if self._data_ready is not None and not self._data_ready.done():
-            self._data_ready.set_result(None)
+        data_ready, self._data_ready = self._data_ready, None
+        if data_ready is not None and not data_ready.done():
+            data_ready.set_result(None)
 
     async def _send_all(self) -> None:
         try:
@@ -93,6 +95,7 @@ class StreamSender:
         except TimeoutError:
             raise ConnectionResetError("the reader takes nothing") from None
         finally:
+            self._has_ended = True
             self._wake_writer()
 
     def _wake_writer(self) -> None:
@@ -101,10 +104,10 @@ class StreamSender:
 
     async def _wait_for_data(self) -> None:
         """Wait for something to send, or until it is time for a sign of life."""
-        self._data_ready = self._loop.create_future()
+        data_ready = self._data_ready = self._loop.create_future()
         timer = self._loop.call_later(self._keep_alive_s, self._wake_sender)
         try:
-            await self._data_ready
+            await data_ready
         finally:
             timer.cancel()
             self._data_ready = None

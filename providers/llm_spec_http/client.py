@@ -122,7 +122,8 @@ class HttpClient:
 
     def parse_chunk(self, data: str) -> dict[str, Any]:
         """A JSON object of a stream; raises what the server reports in it, and as `parse_json`."""
-        return self._check_object(self.parse_json(data))
+        chunk: Any = self.parse_json(data)
+        return chunk if type(chunk) is dict and "error" not in chunk else self._check_object(chunk)  # pyright: ignore[reportUnknownVariableType]
 
     def _check_object(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):

@@ -21,28 +21,26 @@ _STREAM_FIELDS: Final = {"stream": True, "stream_options": {"include_usage": Tru
 
 def build_request_body(request: ChatRequest, model: str, dialect: Dialect, *, stream: bool = True) -> Body:
     """The JSON of a request; what the caller left open is left out, `extra` comes last and wins."""
-    optional: Body = {
-        "max_tokens": request.max_tokens,
-        "stop": list(request.stop),
-        "tools": [dict(tool) for tool in request.tools],
-        "tool_choice": request.tool_choice,
-        "response_format": request.response_format,
-    }
-    body: Body = {
-        "model": model,
-        **_build_prompt_fields(request),
-        **(_STREAM_FIELDS if stream else {}),
-        **build_sampling_fields(request.sampling, dialect),
-        **{name: value for name, value in optional.items() if value},
-        **build_logprob_fields(request),
-    }
+    body: Body = {"model": model, **_build_prompt_fields(request), **(_STREAM_FIELDS if stream else {})}
+    body |= build_sampling_fields(request.sampling, dialect)
+    if request.max_tokens:
+        body["max_tokens"] = request.max_tokens
+    if request.stop:
+        body["stop"] = list(request.stop)
+    if request.tools:
+        body["tools"] = [dict(tool) for tool in request.tools]
+    if request.tool_choice:
+        body["tool_choice"] = request.tool_choice
+    if request.response_format:
+        body["response_format"] = request.response_format
+    body |= build_logprob_fields(request)
     if request.prefix and request.raw:
         body["prompt"] += request.prefix
     elif request.prefix:
         _add_continuation(body, request.prefix, dialect)
     if request.prediction is not None and dialect.prediction:
         body["prediction"] = {"type": "content", "content": request.prediction}
-    return body | dict(request.extra)
+    return body | dict(request.extra) if request.extra else body
 
 
 def _build_prompt_fields(request: ChatRequest) -> Body:
@@ -53,10 +51,14 @@ def _build_prompt_fields(request: ChatRequest) -> Body:
 
 def build_sampling_fields(sampling: Sampling, dialect: Dialect) -> Body:
     """How to sample, in the dialect's names; what the caller left open is left out."""
-    fields = {name: value for name, value in vars(sampling).items() if value not in (None, {})}
-    if "logit_bias" in fields:
+    fields = {name: value for name, value in vars(sampling).items() if value is not None}
+    del fields["logit_bias"]
+    if sampling.logit_bias:
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
-    return {dialect.sampling_names.get(name, name): value for name, value in fields.items()}
+    for name, dialect_name in dialect.sampling_names.items():
+        if name in fields:
+            fields[dialect_name] = fields.pop(name)
+    return fields
 
 
 def _add_continuation(body: Body, prefix: str, dialect: Dialect) -> None:

@@ -14,9 +14,11 @@ open) is dropped like one without data.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 __all__ = ["ServerSentEvent", "SseReader"]
+
+_DATA: Final = b"data: "
 
 
 class ServerSentEvent(NamedTuple):
@@ -50,6 +52,10 @@ class SseReader:
         """The events that `block` completes; raises ValueError for a line or data over the limit."""
         if not block:
             return []
+        if not (self._data or self._partial or self._event or self._after_cr) and block.startswith(_DATA):
+            events = self._read_whole_events(block)
+            if events is not None:
+                return events
         if self._after_cr:
             block = block.removeprefix(b"\n")
         self._after_cr = block.endswith(b"\r")
@@ -74,6 +80,19 @@ class SseReader:
         self._partial.clear()
         return self._read_lines([last_line, b""] if last_line else [b""])
 
+    def _read_whole_events(self, block: bytes) -> list[ServerSentEvent] | None:
+        """The events of a block that holds nothing but whole ones of one line of data each; None: it does not.
+
+        That is what servers send nearly always, and to read it line by line takes four times as long.
+        """
+        if not block.endswith(b"\n\n") or b"\r" in block or len(block) > self._max_event_bytes:
+            return None
+        values = block[len(_DATA) : -2].split(b"\n\n" + _DATA)
+        if block.count(b"\n") != 2 * len(values):
+            return None
+        self._at_start = False
+        return [ServerSentEvent("message", value.decode(errors="replace"), self._id) for value in values if value]
+
     def _read_lines(self, lines: list[bytes]) -> list[ServerSentEvent]:
         if self._at_start and lines:
             self._at_start = False
@@ -82,12 +101,15 @@ class SseReader:
         for line in lines:
             if line:
                 self._read_field(line)
-            else:
+            elif self._data:
                 if self._num_data_bytes > 1:
                     name = self._event.decode(errors="replace") if self._event else "message"
                     data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
                     events.append(ServerSentEvent(name, data.decode(errors="replace"), self._id))
-                self._data, self._num_data_bytes, self._event = [], 0, b""
+                self._data.clear()
+                self._num_data_bytes, self._event = 0, b""
+            else:
+                self._event = b""
         return events
 
     def _read_field(self, line: bytes) -> None:
@@ -96,11 +118,10 @@ class SseReader:
         name, _, value = line.partition(b":")  # a comment is a field without a name
         value = value.removeprefix(b" ")
         if name == b"data":
-            self._num_data_bytes += len(value)
-            if self._num_data_bytes > self._max_event_bytes:
-                raise self._build_too_long_error("event")
             self._data.append(value)
-            self._num_data_bytes += 1
+            self._num_data_bytes += len(value) + 1
+            if self._num_data_bytes > self._max_event_bytes + 1:
+                raise self._build_too_long_error("event")
         elif name == b"event":
             self._event = value
         elif name == b"id" and b"\0" not in value:

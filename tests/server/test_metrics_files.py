@@ -42,7 +42,7 @@ async def main():
             metrics.strategies.labels(name, strategy).inc()
         for role in ("target", "draft"):
             metrics._breaker_open.labels(name, role).set(1)
-    metrics._open_requests.set(7)
+    metrics.set_open_requests(7)
     print(metrics.render([], []).decode())
 
 asyncio.run(main())
