@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
@@ -17,14 +15,11 @@ from llm_spec.chat import (
     AnswerStarted,
     ChatRequest,
     ChatResponse,
-    Fallback,
     Finish,
-    GuaranteeWeakened,
     Messages,
     Progress,
     RequestOptions,
     Retry,
-    Round,
     StoppedBy,
     StreamEvent,
     TextDelta,
@@ -43,9 +38,7 @@ from llm_spec.drafting.optional_members import copy_draft_for_new_client
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import (
     BudgetError,
-    DraftError,
     InvalidRequestError,
-    LlmSpecError,
     TargetError,
     TransientError,
     UnsupportedError,
@@ -57,15 +50,16 @@ from llm_spec.pricing import find_draft_price, find_model_price
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.request_fields import LIMIT_FIELDS
+from llm_spec.request_log import log_progress, log_request_end, log_request_failure, log_request_start
 from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies.base import Ready, StrategyContext
 from llm_spec.strategies.choice import StrategyChoice, choose_strategy
 from llm_spec.strategies.plain import prepare as prepare_plain
-from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, registered_strategies
+from llm_spec.strategies.registry import AUTO, PLAIN, registered_strategies
 from llm_spec.stream_timing import record_stream_times
 from llm_spec.target_call import TargetCall
-from llm_spec.telemetry import is_log_enabled, load_structlog, log_event
+from llm_spec.telemetry import load_structlog
 from llm_spec.tokens.seed import random_seed
 
 __all__ = ["SpeculativeDecoder"]
@@ -309,27 +303,12 @@ class SpeculativeDecoder:
         if max_affordable_tokens == 0:
             yield self._make_no_budget_finish(recorder)
             return
-        target = MeteredTarget(self._target, recorder.target_meter, self._discovery, self.config.timeouts)
-        target_call = TargetCall(target, self.config, recorder, self._breaker)
-        draft = self._choose_draft(request)
-        recorder.draft_name = None if draft is None else draft.name
-        context = StrategyContext(
-            draft=None if draft is None else MeteredDraft(draft, recorder.draft_meter),
-            target=target,
-            request=request,
-            config=self.config,
-            pair_stats=self._planner.pair_stats,
-            deadline=target_call.deadline,
-        )
-        choosing = choose_strategy(context, self._planner, discovery=self._discovery)
-        began_s = now()
-        chosen = await target_call.deadline.wait_for(choosing)  # None: the answer ends before it begins
-        strategy_choice = chosen or StrategyChoice(PLAIN, plain_reason="discovery")
-        recorder.choosing_strategy_s = now() - began_s
+        target_call, context = self._begin_call(recorder)
+        strategy_choice = await self._choose_strategy(target_call, context)
         strategy, plain = strategy_choice.strategy, prepare_plain(context)
         recorder.text_guarantee = (strategy_choice.ready or plain).text_guarantee
         recorder.is_read_from_scores = strategy.is_read_from_scores
-        self._log_start(strategy, request, target_call)
+        log_request_start(strategy, target_call)
         if rounds:
             guarantee = recorder.text_guarantee.guarantee
             draft_name = None if strategy is PLAIN else recorder.draft_name
@@ -345,7 +324,7 @@ class SpeculativeDecoder:
         except BudgetError:
             recorder.add(Finish("length", None, "budget"))  # what came before stays
         except BaseException as error:
-            self._log_failure(error, target_call)
+            log_request_failure(error, target_call)
             raise
         finally:
             if recorder.allowance is not None:  # counting takes time
@@ -359,6 +338,29 @@ class SpeculativeDecoder:
             await target_call.deadline.wait_for(self._discovery.finish_interrupted_trials())
         yield SpeculativeFinish.from_finish(finish, result)
 
+    def _begin_call(self, recorder: AnswerRecorder) -> tuple[TargetCall, StrategyContext]:
+        """A request's target and draft, with their calls counted by the recorder. Its deadline begins now."""
+        target = MeteredTarget(self._target, recorder.target_meter, self._discovery, self.config.timeouts)
+        target_call = TargetCall(target, self.config, recorder, self._breaker)
+        draft = self._choose_draft(recorder.request)
+        recorder.draft_name = None if draft is None else draft.name
+        context = StrategyContext(
+            draft=None if draft is None else MeteredDraft(draft, recorder.draft_meter),
+            target=target,
+            request=recorder.request,
+            config=self.config,
+            pair_stats=self._planner.pair_stats,
+            deadline=target_call.deadline,
+        )
+        return target_call, context
+
+    async def _choose_strategy(self, target_call: TargetCall, context: StrategyContext) -> StrategyChoice:
+        """The strategy for a request; plain if its deadline comes while the target's features are discovered."""
+        choosing, began_s = choose_strategy(context, self._planner, discovery=self._discovery), now()
+        chosen = await target_call.deadline.wait_for(choosing)
+        target_call.recorder.choosing_strategy_s = now() - began_s
+        return chosen or StrategyChoice(PLAIN, plain_reason="discovery")
+
     def _make_no_budget_finish(self, recorder: AnswerRecorder) -> SpeculativeFinish:
         """The end of an answer that no budget was left for. No call was made."""
         nothing = Finish("length", Usage(), "budget")
@@ -370,7 +372,7 @@ class SpeculativeDecoder:
     def _log_and_check_is_shown(self, event: StreamEvent, target_call: TargetCall, *, rounds: bool) -> bool:
         """Log an event that tells of progress; gives whether the caller is given the event."""
         if isinstance(event, Progress):
-            self._log_progress(event, target_call)
+            log_progress(event, target_call)
             return rounds
         return not isinstance(event, Finish)
 
@@ -386,7 +388,7 @@ class SpeculativeDecoder:
             self._target.mark_feature_lost(strategy.features[0])
         self._planner.record_result(result)
         self.stats.add(result)
-        self._log_end(result, target_call)
+        log_request_end(result, target_call)
         return result
 
     def _choose_draft(self, request: ChatRequest) -> DraftProvider | None:
@@ -412,17 +414,17 @@ class SpeculativeDecoder:
         """The target's own answer in one call, under the same rules."""
         recorder = AnswerRecorder(self._prepare_request(original_request, None))
         target_call = TargetCall(self._target, self.config, recorder, self._breaker)
-        self._log_start(PLAIN, recorder.request, target_call)
+        log_request_start(PLAIN, target_call)
 
         def add_retry(error: TransientError, wait_s: float) -> None:
             retry = Retry(format_error_line(error), wait_s, is_continued=False)
             recorder.add(retry)
-            self._log_progress(retry, target_call)
+            log_progress(retry, target_call)
 
         try:
             recorder.add_response(await target_call.complete(add_retry))
         except BaseException as error:
-            self._log_failure(error, target_call)
+            log_request_failure(error, target_call)
             raise
         strategy_choice = StrategyChoice(
             PLAIN, plain_reason="configured" if self.config.strategy == PLAIN.name else "no_draft"
@@ -467,81 +469,16 @@ class SpeculativeDecoder:
             return replace(finish, stopped_by=self._find_reached_limit(recorder, original_request.max_tokens))
         return finish
 
-    def _find_reached_limit(self, recorder: AnswerRecorder, original_request: int | None) -> StoppedBy | None:
-        """Which limit of tokens an answer came up to; None: one that only the target's server knows."""
+    def _find_reached_limit(self, recorder: AnswerRecorder, requested: int | None) -> StoppedBy | None:
+        """Which limit of tokens ended an answer; None: one that only the target's server knows."""
         cap, num_tokens = recorder.request.max_tokens, recorder.num_counted_tokens
         if cap is not None and (num_tokens is None or num_tokens >= cap):
-            if cap == original_request:
+            if cap == requested:
                 return "max_tokens"
             return "max_total_tokens" if cap == self.config.max_total_tokens else "budget"
         length = self._target.capabilities.context_length
         is_full = length is not None and recorder.target_meter.num_prompt_tokens + (num_tokens or 0) >= length
         return "context_length" if is_full else None
-
-    def _log_start(self, strategy: StrategyEntry, request: ChatRequest, target_call: TargetCall) -> None:
-        if not is_log_enabled():
-            return
-        content: dict[str, Any] = (
-            {"messages": [m.to_openai() for m in request.messages]} if self.config.log_content else {}
-        )
-        with target_call.log_context:
-            log_event(
-                "request_started",
-                strategy=strategy.name,
-                target=self._target.name,
-                draft=target_call.recorder.draft_name,
-                num_messages=len(request.messages),
-                max_tokens=request.max_tokens,
-                **content,
-            )
-
-    def _log_progress(self, event: Progress, target_call: TargetCall) -> None:
-        if isinstance(event, Fallback | Retry):
-            kind = event.reason.partition(":")[0]  # other people's errors may quote the prompt; their type cannot
-            whole = self.config.log_content or kind == DraftError.__name__
-            what = "target_asked_again"
-            if isinstance(event, Fallback):
-                what = "speculation_refused" if event.is_refusal else "draft_failed"
-            with target_call.log_context:
-                log_event(what, level=logging.WARNING, reason=event.reason if whole else kind)
-        elif isinstance(event, GuaranteeWeakened):
-            with target_call.log_context:
-                log_event("guarantee_weakened", guarantee=event.guarantee, reason=event.reason)
-        elif isinstance(event, Round) and is_log_enabled(logging.DEBUG):
-            with target_call.log_context:
-                log_event(
-                    "round",
-                    level=logging.DEBUG,
-                    index=event.index,
-                    num_draft_tokens=event.num_draft_tokens,
-                    num_accepted_tokens=event.num_accepted_tokens,
-                    draft_ms=round(event.draft_s * 1e3, 3),
-                    verify_ms=round(event.verify_s * 1e3, 3),
-                )
-
-    def _log_failure(self, error: BaseException, target_call: TargetCall) -> None:
-        with target_call.log_context:
-            if isinstance(error, GeneratorExit | asyncio.CancelledError):
-                log_event("request_cancelled")
-            elif isinstance(error, LlmSpecError):
-                log_event("request_failed", level=logging.ERROR, error=type(error).__name__)
-
-    def _log_end(self, result: SpeculativeResult, target_call: TargetCall) -> None:
-        if not is_log_enabled():
-            return
-        content: dict[str, Any] = {"content": result.content} if self.config.log_content else {}
-        with target_call.log_context:
-            log_event(
-                "request_finished",
-                strategy=result.strategy,
-                plain_reason=result.plain_reason,
-                speedup=result.speedup,
-                finish_reason=result.finish_reason,
-                stopped_by=result.stopped_by,
-                total_s=round(result.timings.total_s, 6),
-                **result.stats.to_dict(),
-                **content,
-            )
 
 
 def _create_or_pass_request(request: Messages | ChatRequest, options: RequestOptions) -> ChatRequest:

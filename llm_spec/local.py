@@ -37,13 +37,14 @@ from llm_spec.drafting.optional_members import open_token_draft
 from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.grammar import build_answer_constraint
+from llm_spec.message_format.parser import MessageParser
 from llm_spec.request_fields import find_local_refusal
 from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.sampling import Sampler
 from llm_spec.tokens.seed import random_seed
-from llm_spec.tools import read_tool_use
+from llm_spec.tools import ToolUse, read_tool_use
 from llm_spec.worker import admitted_threads, iterate_in_thread
 
 __all__ = ["generate_events", "stream_token_model"]
@@ -75,33 +76,17 @@ def generate_events(
     _check_request_supported(target, request)
     tool_use = read_tool_use(request)
     prompt_ids = target.tokenizer.encode_chat(request)
-    seed = request.sampling.seed if request.sampling.seed is not None else random_seed()
     parser = open_message_parser(target.tokenizer, tool_use, prompt_ids, request.prefix)
-    is_reasoning = parser is not None and parser.is_reasoning
-    sampler = Sampler(
-        request.sampling,
-        vocab_size=target.vocab_size,
-        num_prompt_tokens=len(prompt_ids),
-        seed=seed,
-        constraint=build_answer_constraint(target, request, tool_use, is_reasoning=is_reasoning),
-    )
-    rule = make_acceptance_rule(acceptance, sampler)
-    limits = replace(limits or GenerationLimits(), max_tokens=request.max_tokens)
-    beside, model = _split_drafter_at_model(target, drafter)
-    open_draft = partial(
-        open_token_draft, target=target, choose=rule.choose, prompt_ids=tuple(prompt_ids), request=request
-    )
-    can_use_device_rounds = acceptance == "coupled" and request.top_logprobs is None
-    generation = Generation(
+    sampler = _make_sampler(target, request, tool_use, len(prompt_ids), parser)
+    generation = _make_generation(
         target,
+        request,
         prompt_ids,
-        rule,
-        (lookahead or CostAware()).start(),
-        limits=limits,
-        open_draft=None if drafter is None else partial(open_draft, drafter),
-        open_rounds=partial(_open_device_rounds, target, prompt_ids, sampler, model) if can_use_device_rounds else None,
-        open_companion_draft=None if beside is None else partial(open_draft, beside),
-        top_logprobs=request.top_logprobs,
+        sampler,
+        drafter=drafter,
+        acceptance=acceptance,
+        lookahead=lookahead or CostAware(),
+        limits=replace(limits or GenerationLimits(), max_tokens=request.max_tokens),
         cancelled=cancelled,
     )
     text = AnswerEmitter(target.tokenizer, request.stop, parser, has_logprobs=request.top_logprobs is not None)
@@ -122,24 +107,76 @@ def generate_events(
         learned = {} if drafter is None else dict(generation.lookahead.describe())
         generation.close_draft()  # here, so that a failure can still be reported
         last_events = text.flush()
-        stopped_by = text.stopped_by or generation.stopped_by or "max_tokens"
-        if text.has_tool_calls and stopped_by == "eos":
-            stopped_by = "tool_calls"
-        num_drafted = generation.stats.num_draft_tokens
-        is_free = drafter is not None and draft_capabilities(drafter).is_free
-        drafted = Usage(output_tokens=num_drafted, free_output_tokens=num_drafted if is_free else 0)
-        finish = Finish(
-            _FINISH_REASONS.get(stopped_by, "length"),
-            Usage(
-                input_tokens=len(prompt_ids),
-                output_tokens=text.num_tokens,
-                reasoning_tokens=text.num_reasoning_tokens,
-            ),
-            stopped_by,
-            None if drafter is None else drafted,
-        )
+        finish = _make_finish(generation, text, len(prompt_ids), drafter)
         times = LocalTimings(generation.prompt_s, generation.open_draft_s, learned, generation.between_s)
         yield [*last_events, *take_fallback(), times, finish]
+
+
+def _make_sampler(
+    target: TokenModel, request: ChatRequest, tool_use: ToolUse, num_prompt_tokens: int, parser: MessageParser | None
+) -> Sampler:
+    """What draws the answer's tokens: by the request's sampling, among those that its format and tools allow."""
+    seed = request.sampling.seed if request.sampling.seed is not None else random_seed()
+    is_reasoning = parser is not None and parser.is_reasoning
+    constraint = build_answer_constraint(target, request, tool_use, is_reasoning=is_reasoning)
+    return Sampler(
+        request.sampling,
+        vocab_size=target.vocab_size,
+        num_prompt_tokens=num_prompt_tokens,
+        seed=seed,
+        constraint=constraint,
+    )
+
+
+def _make_generation(
+    target: TokenModel,
+    request: ChatRequest,
+    prompt_ids: Sequence[int],
+    sampler: Sampler,
+    *,
+    drafter: TokenDrafter | None,
+    acceptance: AcceptanceName,
+    lookahead: LookaheadPolicy,
+    limits: GenerationLimits,
+    cancelled: threading.Event | None,
+) -> Generation:
+    """The loop of rounds for an answer; nothing is read or drafted before it is entered."""
+    rule = make_acceptance_rule(acceptance, sampler)
+    first_draft, model = _split_drafter_at_model(target, drafter)
+    open_draft = partial(
+        open_token_draft, target=target, choose=rule.choose, prompt_ids=tuple(prompt_ids), request=request
+    )
+    can_use_device_rounds = acceptance == "coupled" and request.top_logprobs is None
+    return Generation(
+        target,
+        prompt_ids,
+        rule,
+        lookahead.start(),
+        limits=limits,
+        open_draft=None if drafter is None else partial(open_draft, drafter),
+        open_rounds=partial(_open_device_rounds, target, prompt_ids, sampler, model) if can_use_device_rounds else None,
+        open_companion_draft=None if first_draft is None else partial(open_draft, first_draft),
+        top_logprobs=request.top_logprobs,
+        cancelled=cancelled,
+    )
+
+
+def _make_finish(
+    generation: Generation, text: AnswerEmitter, num_prompt_tokens: int, drafter: TokenDrafter | None
+) -> Finish:
+    """Why the answer ended, and its tokens; those of a draft that costs nothing are free."""
+    stopped_by = text.stopped_by or generation.stopped_by or "max_tokens"
+    if text.has_tool_calls and stopped_by == "eos":
+        stopped_by = "tool_calls"
+    usage = Usage(
+        input_tokens=num_prompt_tokens, output_tokens=text.num_tokens, reasoning_tokens=text.num_reasoning_tokens
+    )
+    finish_reason = _FINISH_REASONS.get(stopped_by, "length")
+    if drafter is None:
+        return Finish(finish_reason, usage, stopped_by, None)
+    num_drafted, is_free = generation.stats.num_draft_tokens, draft_capabilities(drafter).is_free
+    drafted = Usage(output_tokens=num_drafted, free_output_tokens=num_drafted if is_free else 0)
+    return Finish(finish_reason, usage, stopped_by, drafted)
 
 
 @asynccontextmanager

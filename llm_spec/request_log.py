@@ -1,0 +1,90 @@
+"""What a decoder logs of a request: its start, its progress, its end. Message text only if `log_content` is set."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from llm_spec.chat import Fallback, GuaranteeWeakened, Progress, Retry, Round
+from llm_spec.errors import DraftError, LlmSpecError
+from llm_spec.result import SpeculativeResult
+from llm_spec.strategies.registry import StrategyEntry
+from llm_spec.target_call import TargetCall
+from llm_spec.telemetry import is_log_enabled, log_event
+
+__all__ = ["log_progress", "log_request_end", "log_request_failure", "log_request_start"]
+
+
+def log_request_start(strategy: StrategyEntry, target_call: TargetCall) -> None:
+    """Log a request with the strategy chosen for it."""
+    if not is_log_enabled():
+        return
+    request = target_call.recorder.request
+    content: dict[str, Any] = {}
+    if target_call.config.log_content:
+        content = {"messages": [m.to_openai() for m in request.messages]}
+    with target_call.log_context:
+        log_event(
+            "request_started",
+            strategy=strategy.name,
+            target=target_call.target.name,
+            draft=target_call.recorder.draft_name,
+            num_messages=len(request.messages),
+            max_tokens=request.max_tokens,
+            **content,
+        )
+
+
+def log_progress(event: Progress, target_call: TargetCall) -> None:
+    """Log a fallback, a retry, a weaker guarantee or, at the debug level, a round."""
+    if isinstance(event, Fallback | Retry):
+        kind = event.reason.partition(":")[0]  # other people's errors may quote the prompt; their type cannot
+        whole = target_call.config.log_content or kind == DraftError.__name__
+        what = "target_asked_again"
+        if isinstance(event, Fallback):
+            what = "speculation_refused" if event.is_refusal else "draft_failed"
+        with target_call.log_context:
+            log_event(what, level=logging.WARNING, reason=event.reason if whole else kind)
+    elif isinstance(event, GuaranteeWeakened):
+        with target_call.log_context:
+            log_event("guarantee_weakened", guarantee=event.guarantee, reason=event.reason)
+    elif isinstance(event, Round) and is_log_enabled(logging.DEBUG):
+        with target_call.log_context:
+            log_event(
+                "round",
+                level=logging.DEBUG,
+                index=event.index,
+                num_draft_tokens=event.num_draft_tokens,
+                num_accepted_tokens=event.num_accepted_tokens,
+                draft_ms=round(event.draft_s * 1e3, 3),
+                verify_ms=round(event.verify_s * 1e3, 3),
+            )
+
+
+def log_request_failure(error: BaseException, target_call: TargetCall) -> None:
+    """Log that a request was cancelled, or the type of the error that ended it."""
+    with target_call.log_context:
+        if isinstance(error, GeneratorExit | asyncio.CancelledError):
+            log_event("request_cancelled")
+        elif isinstance(error, LlmSpecError):
+            log_event("request_failed", level=logging.ERROR, error=type(error).__name__)
+
+
+def log_request_end(result: SpeculativeResult, target_call: TargetCall) -> None:
+    """Log the figures of an answer that has come to its end."""
+    if not is_log_enabled():
+        return
+    content: dict[str, Any] = {"content": result.content} if target_call.config.log_content else {}
+    with target_call.log_context:
+        log_event(
+            "request_finished",
+            strategy=result.strategy,
+            plain_reason=result.plain_reason,
+            speedup=result.speedup,
+            finish_reason=result.finish_reason,
+            stopped_by=result.stopped_by,
+            total_s=round(result.timings.total_s, 6),
+            **result.stats.to_dict(),
+            **content,
+        )
