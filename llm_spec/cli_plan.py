@@ -22,7 +22,7 @@ from llm_spec.plan_estimates import (
     list_simulated_strategies,
 )
 from llm_spec.pricing import FREE, PRICES_AS_OF, Price, find_model_price, read_price
-from llm_spec.registry import find_model_parts, find_target_features, open_draft, open_provider
+from llm_spec.registry import find_target_features, list_model_specs_of_draft, open_draft, open_provider
 from llm_spec.strategies.registry import PLAIN, REGENERATE, TOKENS, StrategyEntry
 
 __all__ = ["list_possible_strategies", "print_plan", "read_plan_scenario"]
@@ -40,7 +40,7 @@ async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenari
         target=_parse_speed(arguments.target_first_token_s, arguments.target_tokens_per_s, "--target-tokens-per-s"),
         draft=_parse_speed(arguments.draft_first_token_s, arguments.draft_tokens_per_s, "--draft-tokens-per-s"),
         target_price=_find_listed_price(arguments.target_price, arguments.target),
-        draft_price=_find_listed_price(arguments.draft_price, *find_model_parts(arguments.draft)),
+        draft_price=_find_listed_price(arguments.draft_price, *list_model_specs_of_draft(arguments.draft)),
         max_concurrent_streams=arguments.streams,
     )
     if any(strategy.is_local for strategy in list_possible_strategies(arguments.target, arguments.draft)):
@@ -54,7 +54,7 @@ async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenari
 def list_possible_strategies(target: str, draft: str) -> tuple[StrategyEntry, ...]:
     """Those of `list_simulated_strategies` by which this target can verify this draft, as far as their names tell."""
     has = find_target_features(target)
-    drafters = map(find_target_features, find_model_parts(draft))
+    drafters = map(find_target_features, list_model_specs_of_draft(draft))
     is_local = "token_model" in (has or ()) and all("token_model" in (found or ()) for found in drafters)
     possible = [s for s in list_simulated_strategies() if s.is_local == is_local]
     return tuple(s for s in possible if has is None or not s.needs or not set(s.needs).isdisjoint(has))

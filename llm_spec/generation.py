@@ -72,7 +72,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
     while answer.stopped_by is None and not answer.cancelled.is_set():
         answer.between_s += watch.lap()
         lookahead, draft_room = answer.lookahead, answer.count_draftable_next_round()
-        verifier.prepare(len(answer.context_ids))
+        verifier.prepare_round(len(answer.context_ids))
         prepare_s = watch.lap()
 
         proposal: Sequence[DraftToken] = proposer.propose(lookahead, draft_room)

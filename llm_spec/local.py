@@ -38,7 +38,7 @@ from llm_spec.errors import InvalidRequestError
 from llm_spec.generation import Generation, GenerationLimits
 from llm_spec.grammar import build_answer_constraint
 from llm_spec.message_format.parser import MessageParser
-from llm_spec.request_fields import find_local_refusal
+from llm_spec.request_fields import find_local_field_refusal
 from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
@@ -239,7 +239,7 @@ def _split_drafter_at_model(
 def _check_request_supported(target: TokenModel, request: ChatRequest) -> None:
     """Refuse what a local model would have to leave out, rather than leave it out silently."""
     _check_prompt_length(target, request)
-    refusals = [find_local_refusal(name, request.extra[name], target.name) for name in sorted(request.extra)]
+    refusals = [find_local_field_refusal(name, request.extra[name], target.name) for name in sorted(request.extra)]
     if refusal := next(filter(None, refusals), None):
         raise InvalidRequestError(refusal)
     if request.tools and not isinstance(target.tokenizer, MessageTokenizer):

@@ -194,7 +194,7 @@ class MeteredDraft:
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         begin = partial(self._meter.open_call, request, max_output=max_tokens, is_free=self.capabilities.is_free)
         return _CountedStream(
-            self._draft.draft(request, max_tokens), begin, MeteredCall.add_draft_piece, MeteredCall.end_draft
+            self._draft.draft(request, max_tokens), begin, MeteredCall.add_draft_piece, MeteredCall.cut_draft_call
         )
 
     async def aclose(self) -> None:

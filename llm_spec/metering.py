@@ -176,8 +176,8 @@ class MeteredCall:
             self.cut_by = "budget"
         return piece
 
-    def end_draft(self) -> DraftPiece:
-        """The end of a draft's call that is cut."""
+    def cut_draft_call(self) -> DraftPiece:
+        """The last piece of a draft's call that is cut."""
         raise BudgetError("no budget is left for a draft")
 
     def _count_event(self, reservation: CallReservation, event: StreamEvent) -> None:

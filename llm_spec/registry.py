@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "NamedProvider",
     "ProviderSpec",
-    "find_model_parts",
     "find_target_features",
+    "list_model_specs_of_draft",
     "open_draft",
     "open_provider",
     "provider_names",
@@ -118,7 +118,7 @@ def find_target_features(text: str) -> tuple[TargetFeature, ...] | None:
     return None if found is None else tuple(found(spec.model))
 
 
-def find_model_parts(text: str) -> list[str]:
+def list_model_specs_of_draft(text: str) -> list[str]:
     """The parts of a draft's string that ask a model; of one that nothing installed registers, the whole."""
     points = _find_entry_points()
     parts = [(part, points.get(part.partition(":")[0])) for part in _split_joined_specs(text, points.keys())]

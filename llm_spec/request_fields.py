@@ -17,8 +17,8 @@ __all__ = [
     "PASSED_FIELDS",
     "TABLE",
     "FieldGroup",
-    "find_local_refusal",
-    "find_local_use",
+    "find_local_field_refusal",
+    "find_local_field_use",
     "goes_with_prediction",
     "is_default_value",
     "is_plain",
@@ -324,7 +324,7 @@ def is_plain(name: str, value: object) -> bool:
     return name not in METADATA_FIELDS and not is_default_value(name, value)
 
 
-def find_local_use(name: str, value: object) -> LocalUse:
+def find_local_field_use(name: str, value: object) -> LocalUse:
     """What a model in this process does with a field of `ChatRequest.extra`."""
     row = FIELDS.get(name)
     if is_default_value(name, value):
@@ -332,9 +332,9 @@ def find_local_use(name: str, value: object) -> LocalUse:
     return "left_out" if row is None or row.local == "own" else row.local
 
 
-def find_local_refusal(name: str, value: object, target_name: str = "it") -> str | None:
+def find_local_field_refusal(name: str, value: object, target_name: str = "it") -> str | None:
     """Why a model in this process does not take this field of `ChatRequest.extra`; None: it does."""
-    if find_local_use(name, value) in ("ignored", "kept"):
+    if find_local_field_use(name, value) in ("ignored", "kept"):
         return None
     row = FIELDS.get(name)
     if row is not None and row.local == "own":

@@ -107,7 +107,7 @@ class TargetCall:
         message = f"target {self.target.name} failed: {type(error).__name__}: {error}"
         raise TargetError(message, partial_text=self.recorder.content) from error
 
-    async def close(self, opened: AbstractAsyncContextManager[object]) -> None:
+    async def close_logging_errors(self, opened: AbstractAsyncContextManager[object]) -> None:
         """Close what was opened; the answer does not depend on how that ends."""
         try:
             await opened.__aexit__(None, None, None)
@@ -232,7 +232,7 @@ class _AnswerAttempts:
     async def _close_run(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
-            await self._target_call.close(opened)
+            await self._target_call.close_logging_errors(opened)
 
     async def _close(self) -> None:
         try:

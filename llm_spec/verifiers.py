@@ -53,7 +53,7 @@ class Verifier(Protocol):
         """Seconds that opening its own draft took; 0 without one."""
         ...
 
-    def prepare(self, position: int) -> None:
+    def prepare_round(self, position: int) -> None:
         """Prepare a round from `position` on, before its time is measured."""
         ...
 
@@ -110,7 +110,7 @@ class HostVerifier:
             raise
         return cls(target.name, session, rule, top_logprobs)
 
-    def prepare(self, position: int) -> None:
+    def prepare_round(self, position: int) -> None:
         self._rule.prepare_noise(position)
 
     def verify(
@@ -147,7 +147,7 @@ class DeviceVerifier:
         self.has_draft = runner.has_device_draft
         self.open_draft_s = runner.open_draft_s
 
-    def prepare(self, position: int) -> None:
+    def prepare_round(self, position: int) -> None:
         """Nothing: the device makes its own noise."""
 
     def verify(

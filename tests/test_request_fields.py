@@ -19,8 +19,8 @@ from llm_spec.request_fields import (
     METADATA_FIELDS,
     PASSED_FIELDS,
     TABLE,
-    find_local_refusal,
-    find_local_use,
+    find_local_field_refusal,
+    find_local_field_use,
 )
 from llm_spec.server import chat_completions, completions, messages_parser, responses_parser
 from llm_spec.strategies.base import find_multi_call_refusal, find_prediction_refusal
@@ -90,7 +90,7 @@ def test_metadata_keeps_nothing_from_speculation(name: str) -> None:
     request = ChatRequest.create("q", extra={name: "x"})
     assert find_multi_call_refusal(request) is None
     assert find_prediction_refusal(request) is None
-    assert find_local_use(name, "x") == "ignored"
+    assert find_local_field_use(name, "x") == "ignored"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_defaults_say_nothing(extra: dict[str, Any]) -> None:
     request = ChatRequest.create("q", extra=extra)
     assert find_multi_call_refusal(request) is None
     assert find_prediction_refusal(request) is None
-    assert {find_local_use(name, value) for name, value in extra.items()} == {"ignored"}
+    assert {find_local_field_use(name, value) for name, value in extra.items()} == {"ignored"}
 
 
 def test_a_text_format_is_the_default_one() -> None:
@@ -134,7 +134,7 @@ def test_a_text_format_is_the_default_one() -> None:
 def test_other_values_do(name: str, value: Any, use: str, message: str | None) -> None:
     """At a server they mean plain, and here they are read, left out or refused."""
     assert find_multi_call_refusal(ChatRequest.create("q", extra={name: value})) == f"the request sets {name}"
-    assert find_local_use(name, value) == use
-    refusal = find_local_refusal(name, value, "m")
+    assert find_local_field_use(name, value) == use
+    refusal = find_local_field_refusal(name, value, "m")
     assert (refusal is None) == (message is None)
     assert (refusal or "").startswith(message or "")

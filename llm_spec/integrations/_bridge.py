@@ -72,12 +72,12 @@ class EventLoopBridge:
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await `work()` at home and wait for it here; interrupted, it cancels the work and waits for its end."""
-        with closing(self.stream(partial(_open_result_stream, work))) as results:
+        with closing(self.stream(partial(_open_single_item_stream, work))) as results:
             return next(results)
 
     async def arun(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await `work()` at home; cancellation reaches it, and is passed on when it has ended."""
-        async with aclosing(self.astream(partial(_open_result_stream, work))) as results:
+        async with aclosing(self.astream(partial(_open_single_item_stream, work))) as results:
             return await anext(results)
 
     def stream(self, open_stream: OpenStream[T]) -> Generator[T]:
@@ -297,8 +297,8 @@ def _get_running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 @asynccontextmanager
-async def _open_result_stream(work: Callable[[], Awaitable[T]]) -> AsyncGenerator[AsyncIterator[T]]:
-    """What `work()` gives as a stream of one item, done before its context is left."""
+async def _open_single_item_stream(work: Callable[[], Awaitable[T]]) -> AsyncGenerator[AsyncIterator[T]]:
+    """The result of `work()` as a stream of one item; `work` is done before the context is left."""
 
     async def values() -> AsyncGenerator[T]:
         yield await work()

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
-from llm_spec.request_fields import LIMIT_FIELDS, PASSED_FIELDS, find_local_use
+from llm_spec.request_fields import LIMIT_FIELDS, PASSED_FIELDS, find_local_field_use
 from llm_spec.server.request_fields import ParsedRequest
 
 __all__ = ["ALL_FIELDS", "build_dropped_fields_header", "drop_unsafe_fields"]
@@ -33,7 +33,7 @@ def drop_unsafe_fields(
     """
     extra = parsed.request.extra
     if is_local:
-        kept = {name: value for name, value in extra.items() if find_local_use(name, value) != "left_out"}
+        kept = {name: value for name, value in extra.items() if find_local_field_use(name, value) != "left_out"}
     else:
         kept = {name: value for name, value in extra.items() if _is_field_allowed(name, allowed_fields)}
     dropped_fields = sorted(extra.keys() - kept.keys())

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from llm_spec.chat import ChatMessage, ChatRequest, Sampling
 from llm_spec.errors import InvalidRequestError
-from llm_spec.request_fields import FIELDS, find_local_use
+from llm_spec.request_fields import FIELDS, find_local_field_use
 
 __all__ = [
     "Body",
@@ -172,7 +172,7 @@ def _get_unknown_fields(body: Body, known_fields: frozenset[str]) -> Json:
 
 def _keep_local_fields(extra: Json) -> Json:
     """What a model in this process reads, and what it does not know; raises InvalidRequestError for what it refuses."""
-    uses = {name: find_local_use(name, value) for name, value in extra.items()}
+    uses = {name: find_local_field_use(name, value) for name, value in extra.items()}
     for name, use in uses.items():
         if use == "refused" and extra[name]:
             raise InvalidRequestError(f"{name} is set; a model in this process cannot serve it ({FIELDS[name].note})")

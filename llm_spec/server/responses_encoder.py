@@ -190,7 +190,7 @@ class ResponsesEncoder:
         item = self._current_item
         if item is None or not text:
             return b""
-        item.add(text, describe_logprobs(logprobs))
+        item.add_text(text, describe_logprobs(logprobs))
         name, fields = item.build_delta(text)
         return self._format_event(name, **fields)
 
@@ -216,14 +216,14 @@ class _OpenItem:
         self.logprobs: list[Json] = []
         self._new_logprobs: list[Json] = []
 
-    def add(self, text: str, logprobs: list[Json]) -> None:
+    def add_text(self, text: str, logprobs: list[Json]) -> None:
         """Write one more piece."""
         self.text += text
         self.logprobs += logprobs
         self._new_logprobs = logprobs
 
     @property
-    def position(self) -> Mapping[str, Any]:
+    def position_fields(self) -> Mapping[str, Any]:
         return {"item_id": self.item_id, "output_index": self.output_index}
 
     def iter_start_events(self) -> Iterator[tuple[str, Json]]:
@@ -244,22 +244,22 @@ class _OpenItem:
 
 class _OpenMessage(_OpenItem):
     @property
-    def position(self) -> Mapping[str, Any]:
-        return {**super().position, "content_index": 0}
+    def position_fields(self) -> Mapping[str, Any]:
+        return {**super().position_fields, "content_index": 0}
 
     def iter_start_events(self) -> Iterator[tuple[str, Json]]:
         yield from super().iter_start_events()
-        yield "response.content_part.added", {**self.position, "part": _build_text_part("")}
+        yield "response.content_part.added", {**self.position_fields, "part": _build_text_part("")}
 
     def build_empty(self) -> Json:
         return _build_message_item(self.item_id, None, "in_progress")
 
     def build_delta(self, text: str) -> tuple[str, Json]:
-        return "response.output_text.delta", {**self.position, "delta": text, "logprobs": self._new_logprobs}
+        return "response.output_text.delta", {**self.position_fields, "delta": text, "logprobs": self._new_logprobs}
 
     def iter_end_events(self) -> Iterator[tuple[str, Json]]:
-        yield "response.output_text.done", {**self.position, "text": self.text, "logprobs": self.logprobs}
-        yield "response.content_part.done", {**self.position, "part": _build_text_part(self.text, self.logprobs)}
+        yield "response.output_text.done", {**self.position_fields, "text": self.text, "logprobs": self.logprobs}
+        yield "response.content_part.done", {**self.position_fields, "part": _build_text_part(self.text, self.logprobs)}
         yield from super().iter_end_events()
 
     def build_finished(self) -> Json:
@@ -268,17 +268,17 @@ class _OpenMessage(_OpenItem):
 
 class _OpenReasoning(_OpenItem):
     @property
-    def position(self) -> Mapping[str, Any]:
-        return {**super().position, "content_index": 0}
+    def position_fields(self) -> Mapping[str, Any]:
+        return {**super().position_fields, "content_index": 0}
 
     def build_empty(self) -> Json:
         return _build_reasoning_item(self.item_id, None, "in_progress")
 
     def build_delta(self, text: str) -> tuple[str, Json]:
-        return "response.reasoning_text.delta", {**self.position, "delta": text}
+        return "response.reasoning_text.delta", {**self.position_fields, "delta": text}
 
     def iter_end_events(self) -> Iterator[tuple[str, Json]]:
-        yield "response.reasoning_text.done", {**self.position, "text": self.text}
+        yield "response.reasoning_text.done", {**self.position_fields, "text": self.text}
         yield from super().iter_end_events()
 
     def build_finished(self) -> Json:
@@ -295,10 +295,10 @@ class _OpenCall(_OpenItem):
         return _build_call_item(self.item_id, self.call, "in_progress")
 
     def build_delta(self, text: str) -> tuple[str, Json]:
-        return "response.function_call_arguments.delta", {**self.position, "delta": text}
+        return "response.function_call_arguments.delta", {**self.position_fields, "delta": text}
 
     def iter_end_events(self) -> Iterator[tuple[str, Json]]:
-        arguments_done = {**self.position, "name": self.call.name, "arguments": self.text}
+        arguments_done = {**self.position_fields, "name": self.call.name, "arguments": self.text}
         yield "response.function_call_arguments.done", arguments_done
         yield from super().iter_end_events()
 

@@ -25,7 +25,7 @@ def run_worker(
 ) -> None:
     """Serve until SIGINT, SIGTERM or the end of the process that started this one; calls `ready` once it serves."""
 
-    async def run() -> None:
+    async def serve_until_stopped() -> None:
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -42,7 +42,7 @@ def run_worker(
 
     use_worker_metrics_files(worker)
     ledger.settle_dead_worker(worker)
-    _run_on_fastest_loop(run)
+    _run_on_fastest_loop(serve_until_stopped)
 
 
 def _run_on_fastest_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -41,7 +41,7 @@ async def read_events(
     try:
         while block := await event_data.read_block():
             for data in block:
-                for event in stripper.strip(reader.read(client.parse_chunk(data))):
+                for event in stripper.strip_events(reader.read(client.parse_chunk(data))):
                     if type(event) is TextDelta:
                         texts.append(event.text)
                     yield event
@@ -84,7 +84,7 @@ def read_response(
     reader, stripper = ChunkReader(has_logprobs=has_logprobs), PrefixStripper(repeated)
     events = reader.read({**answer, "choices": [{**choice, "delta": choice.get("message")} for choice in choices]})
     builder, finish = ChatResponseBuilder(), reader.finish()
-    for event in stripper.strip(events):
+    for event in stripper.strip_events(events):
         builder.add(event)
     if held := stripper.flush():
         builder.add(TextDelta(held))

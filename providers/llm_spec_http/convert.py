@@ -81,7 +81,7 @@ class PrefixStripper:
         self._prefix = prefix
         self._held_text = ""
 
-    def strip(self, events: list[StreamEvent]) -> list[StreamEvent]:
+    def strip_events(self, events: list[StreamEvent]) -> list[StreamEvent]:
         """The next events, with what may be shown of their text."""
         if not self._prefix:
             return events

@@ -8,7 +8,7 @@ from itertools import count, islice
 from typing import Any, Final, Literal
 
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.testing.server.script import Script
+from llm_spec.testing.server.script import AnswerScript
 from llm_spec.testing.server.vocabulary import ASSISTANT, EOS_ID, Vocabulary
 
 __all__ = ["ScriptedAnswer", "ScriptedModel", "make_other_token_ids"]
@@ -39,7 +39,7 @@ class ScriptedModel:
     """A script and its vocabulary."""
 
     def __init__(self, text: str) -> None:
-        self.script = Script(text)
+        self.script = AnswerScript(text)
         self.vocabulary = Vocabulary()
 
     def find_answer_prefix(self, prompt_ids: Sequence[int]) -> str:

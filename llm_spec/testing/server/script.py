@@ -10,12 +10,12 @@ from typing import Final
 from llm_spec._checks import check_number
 from llm_spec.drafting.text_pieces import split_pieces
 
-__all__ = ["Script", "make_disagreeing_draft"]
+__all__ = ["AnswerScript", "make_disagreeing_draft"]
 
 _NUM_COMPARED_PIECES: Final = 16  # pieces by which a place is found
 
 
-class Script:
+class AnswerScript:
     """A text, and how it goes on after any prefix."""
 
     def __init__(self, text: str) -> None:
