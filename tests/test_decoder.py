@@ -476,7 +476,7 @@ async def test_complete_is_decode_as_a_provider_gives_it() -> None:
 
 
 async def test_a_pair_can_be_the_target_of_another() -> None:
-    """Nested, the text is the innermost target's, and its ending is told."""
+    """Nested, the text is the innermost target's, and its ending is reported."""
     inner = decoder_of(ReferenceDraft(STORY), story_model())
     outer = decoder_of(ReferenceDraft("x"), inner)
     result = await outer.decode(ASK, max_tokens=9)
@@ -554,7 +554,7 @@ async def test_strings_open_providers_and_only_those_are_closed(monkeypatch: pyt
 
 
 async def test_one_that_cannot_be_closed_does_not_keep_the_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are closed, and the error is told."""
+    """Both are closed, and the error is reported."""
     opened: list[ScriptedProvider] = []
 
     class Unclosable(ScriptedProvider):

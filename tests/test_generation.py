@@ -624,7 +624,7 @@ def test_no_threshold_decides_on_the_ratio() -> None:
 
 
 def test_after_a_rejection_the_residual_is_drawn() -> None:
-    """What the draft proposes too often is never the correction; the whole law comes out right."""
+    """What the draft proposes too often is never the correction; the whole distribution comes out right."""
     token = DraftToken(0, probs=np.array([0.9, 0.1, 0.0]))
     verdicts = rejection_verdicts([0.54, 0.26, 0.2], token, 4000)
     corrections = [verify_result.next_token_id for verify_result in verdicts if not verify_result.num_accepted]

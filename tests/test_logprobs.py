@@ -92,7 +92,7 @@ def test_tokens_that_end_inside_a_character_have_their_bytes(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_tokens_that_a_stop_string_cut_off_have_none(seed: int) -> None:
-    """That of which a part is text of the answer is told; those held back in vain are told, too."""
+    """That of which a part is text of the answer is reported; those held back in vain are reported, too."""
     pieces = [b"one ", b"ST", b"ORE ", b"two", b" ST", b"OP", b" three"]
     assert emit(pieces, stop=["STOP"], seed=seed) == ["one STORE two ", pieces[:5]]
     assert emit(pieces, stop=["two"], seed=seed) == ["one STORE ", pieces[:3]]

@@ -85,7 +85,7 @@ async def test_a_cancelled_error_out_of_the_thread_cancels_nobody() -> None:
 
 
 async def test_what_making_the_iterator_raises_the_consumer_gets() -> None:
-    """An error before the first item is told like any other."""
+    """An error before the first item is reported like any other."""
 
     def make(_: threading.Event) -> Iterator[list[int]]:
         raise ValueError("no iterator")
@@ -96,7 +96,7 @@ async def test_what_making_the_iterator_raises_the_consumer_gets() -> None:
 
 
 async def test_leaving_early_ends_the_thread() -> None:
-    """On leaving, the iterator is told, closed, and has ended before the context has."""
+    """On leaving, the iterator sees `cancelled`, is closed, and has ended before the context has."""
     ended = threading.Event()
 
     def make(cancelled: threading.Event) -> Iterator[list[int]]:

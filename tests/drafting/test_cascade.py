@@ -74,7 +74,7 @@ def drawn(token_id: int, probabilities: dict[int, float]) -> DraftToken:
 
 @pytest.mark.parametrize("best", [0.7, 0.6])
 def test_joined_drafts_choose_before_they_draw(best: float) -> None:
-    """By the likeliest token of the law that the first one was drawn from, whichever was drawn."""
+    """By the likeliest token of the distribution that the first one was drawn from, whichever was drawn."""
     for text in "ab":
         first = Tokens(drawn(ord(text), {ord("a"): best, ord("b"): 1 - best}))
         joined = CascadeDraft(cast("Any", first), cast("Any", Tokens(DraftToken(ord("z")))), min_confidence=0.65)
@@ -98,7 +98,7 @@ def test_joined_drafts_refuse_what_they_cannot_judge() -> None:
 
 
 def test_joined_drafts_need_the_same_vocabulary_all() -> None:
-    """One that cannot draft for the target is told, by its own reason."""
+    """One that cannot draft for the target is reported, by its own reason."""
     joined = CascadeDraft(PromptLookup(), ProviderDraft(ScriptedProvider("x", name="scripted:text")))
     assert "scripted:text" in str(joined.token_draft_refusal(TARGET))
     assert CascadeDraft(PromptLookup(), RandomDraft()).token_draft_refusal(TARGET) is None

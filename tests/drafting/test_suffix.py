@@ -162,7 +162,7 @@ def test_the_surest_source_drafts() -> None:
 
 
 def test_the_answers_end_is_learned_without_a_last_proposal() -> None:
-    """What a draft is told at its end includes rounds that it had no part in: through a joined draft too."""
+    """The context that a draft gets at its end includes rounds that it had no part in, also within a cascade."""
     draft = SuffixDraft()
     answer(CascadeDraft(PromptLookup(), draft), STORY)
     assert draft._outputs.num_tokens == len(STORY)

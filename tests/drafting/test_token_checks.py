@@ -46,7 +46,7 @@ def test_what_no_target_can_verify_is_refused(token: Any, reason: str) -> None:
 
 @pytest.mark.parametrize("token", [DraftToken(0), DraftToken(2, 0.5), DraftToken(1, 0.75, LAW)])
 def test_what_can_be_verified_passes_as_it_is(token: DraftToken) -> None:
-    """The same token, law and confidence included."""
+    """The same token, distribution and confidence included."""
     assert check_draft_token(token, 3) is token
 
 

@@ -171,7 +171,7 @@ def test_the_callers_context_goes_along() -> None:
 
 
 def test_closing_ends_what_is_under_way() -> None:
-    """Whoever waited for it is told; afterwards nothing is served."""
+    """Waiting calls get an error; afterwards nothing is served."""
     numbers, bridge = Numbers(), EventLoopBridge("numbers", owns_loop=True)
     told: list[BaseException] = []
 

@@ -212,7 +212,7 @@ async def test_what_is_unknown_is_passed_over(wire: MessagesWire) -> None:
     ],
 )
 async def test_stop_reasons(wire: MessagesWire, reason: str, finish: str, stopped_by: str | None) -> None:
-    """Each is told in this library's words."""
+    """Each is reported in this library's words."""
     wire.frames = answer_frames("x", reason=reason)
     last = (await events_of(wire))[-1]
     assert isinstance(last, Finish)
@@ -316,7 +316,7 @@ async def test_a_refusal_that_is_no_json(wire: MessagesWire) -> None:
     ],
 )
 async def test_an_error_event(wire: MessagesWire, told: str, kind: type[Exception]) -> None:
-    """An error after a 200 is told by its type, with the text so far."""
+    """An error after a 200 is reported by its type, with the text so far."""
     wire.frames = [*HALF, frame("error", error={"type": told, "message": f"no more for {KEY}"})]
     error = await failure_of(wire)
     assert type(error) is kind

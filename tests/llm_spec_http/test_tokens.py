@@ -159,7 +159,7 @@ async def test_the_prompt_has_the_template_and_the_prefix(setup: Setup) -> None:
 
 
 async def test_the_next_token_after_each_prefix(setup: Setup) -> None:
-    """One request, in the order of the prefixes; an end is told as one."""
+    """One request, in the order of the prefixes; an end is reported as one."""
     prompt, ids = await setup.tokens.encode_chat(QUESTION), await setup.tokens.encode(ANSWER)
     setup.server.requests.clear()
     ends = (2, 0, len(ids), 1)

@@ -79,7 +79,7 @@ async def test_the_key_is_nowhere(wire: OpenAIWire, caplog: pytest.LogCaptureFix
     [({"Retry-After": "7"}, 7.0), ({"retry-after-ms": "1500", "Retry-After": "7"}, 1.5), ({}, None)],
 )
 async def test_retry_after(wire: OpenAIWire, headers: dict[str, str], wanted: float | None) -> None:
-    """What the server asks to wait is told, not waited for."""
+    """What the server asks to wait is reported, not waited for."""
     wire.status, wire.error, wire.error_headers = 429, {"error": {"message": "slower"}}, headers
     error = await failure_from(provider_of(wire))
     assert isinstance(error, TransientError)
@@ -198,7 +198,7 @@ async def test_a_failure_is_not_the_end(wire: OpenAIWire, transport: str) -> Non
     ],
 )
 def test_what_the_sdk_calls_a_timeout(behind: list[Exception], words: str) -> None:
-    """Its one timeout error has several causes, which are what is told."""
+    """Its one timeout error has several causes, which are what is reported."""
     error: BaseException = APITimeoutError(request=httpx2.Request("POST", "http://host"))
     last = error
     for cause in behind:

@@ -449,7 +449,7 @@ async def test_nan_in_all_leaves_nothing_behind(tiny_folder: Path) -> None:
 def test_out_of_memory_is_for_those_who_took_part(
     target: TorchProvider, three: list[TorchSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is told with advice; nothing of the pass is left, and the next one is run."""
+    """Each is reported with advice; nothing of the pass is left, and the next one is run."""
     expected = next_rows(target, three)
     for session in three:
         session.truncate(session.length - 2)

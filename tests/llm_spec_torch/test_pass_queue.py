@@ -234,7 +234,7 @@ def test_an_error_is_for_those_whose_pass_it_was(desk: Desk) -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_an_interrupt_lets_the_others_go_on(desk: Desk) -> None:
-    """Of the thread that leads: those whose pass it was running are told, the next one leads."""
+    """Of the thread that leads: those whose pass it was running learn of it, and the next one leads."""
     log: list[list[int]] = []
     joined, alone = Recorder(log), Recorder(log, is_batching=False)
 

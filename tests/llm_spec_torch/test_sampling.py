@@ -92,7 +92,7 @@ def test_rows_without_the_tokens_before_them_are_refused() -> None:
 
 @pytest.mark.parametrize("vocab_size", [4097, 32_000])
 def test_large_vocabularies(vocab_size: int) -> None:
-    """Laws and choices agree where rounding has room to differ."""
+    """Distributions and choices agree where rounding has room to differ."""
     for seed in range(3):
         logits = np.random.default_rng(seed).normal(scale=3.0, size=(2, vocab_size)).astype(np.float32)
         for sampling in (EVERYTHING, Sampling(temperature=1.0), Sampling(temperature=1.3, top_p=0.95), Sampling()):

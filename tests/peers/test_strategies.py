@@ -198,7 +198,7 @@ async def sampled(target: LlmProvider, draft: DraftProvider | None, strategy: St
 
 
 def p_value(first: Counter[str], second: Counter[str]) -> float:
-    """Of the hypothesis that both were drawn from one law; rare texts count as one."""
+    """Of the hypothesis that both were drawn from one distribution; rare texts count as one."""
     common = [text for text, number in (first + second).items() if number >= 10]
     rows = [[counts[text] for text in common] for counts in (first, second)]
     for row, counts in zip(rows, (first, second), strict=True):

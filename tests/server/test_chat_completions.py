@@ -200,7 +200,7 @@ async def test_a_prediction_is_no_trouble_to_other_targets() -> None:
 
 
 async def test_what_became_of_drafted_tokens_is_in_the_usage() -> None:
-    """Confirmed and rejected drafted tokens are told where OpenAI tells those of predictions, streamed or not."""
+    """Confirmed and rejected drafted tokens are reported where OpenAI reports predictions, streamed or not."""
     async with serving(PAIR) as server:
         whole = await server.chat("def test_spawnl(self):")
         streamed = await server.chat("def test_spawnl(self):", stream=True, stream_options=USAGE)
@@ -285,7 +285,7 @@ async def test_no_trace_unless_it_is_asked_for() -> None:
 
 
 async def test_a_trace_tells_of_retries() -> None:
-    """A target that is asked again is told as `retry`, with the wait."""
+    """A second call of the target is reported as `retry`, with the wait."""
     faults = ServerFaults(num_requests=1, status=503)
     async with ModelServer("Fine, thank you.", faults=faults) as upstream:
         chunks = await traced(remote(upstream.url))
@@ -295,7 +295,7 @@ async def test_a_trace_tells_of_retries() -> None:
 
 
 async def test_a_trace_tells_of_a_draft_that_was_given_up() -> None:
-    """A draft that fails is told as `fallback`, without its address, and the answer is whole all the same."""
+    """A draft that fails is reported as `fallback`, without its address, and the answer is whole all the same."""
     async with ModelServer("one two three four") as upstream, ModelServer("x") as draft:
         draft.faults = ServerFaults(status=500)
         speculative = SpeculativeConfig(strategy="probe")
@@ -309,7 +309,7 @@ async def test_a_trace_tells_of_a_draft_that_was_given_up() -> None:
 
 
 async def test_a_trace_tells_of_racing_streams() -> None:
-    """Streams of a race are told as `upstream`, each with what became of it."""
+    """Streams of a race are reported as `upstream`, each with what became of it."""
     text = " ".join(f"word{i}" for i in range(60))
     async with ModelServer(text, continues_prefix="fields") as upstream:
         model = remote(upstream.url, draft="lookup", speculative=SpeculativeConfig(strategy="race"))

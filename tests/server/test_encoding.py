@@ -33,7 +33,7 @@ def test_overhead_is_in_milliseconds(result: SpeculativeResult) -> None:
 
 
 def test_figures_tell_no_text_and_no_address(result: SpeculativeResult) -> None:
-    """Why a draft was given up is told without where it is."""
+    """Why a draft was dropped is reported, but not its address."""
     reason = "TransientError: vllm:tiny at http://10.0.0.5:1/v1 broke the connection (ClientOSError: 10.0.0.5:1)"
     told = describe_result_for_client(replace(result, fallbacks=(reason,), retries=(reason,)))
     assert told["fallbacks"] == told["retries"] == ["TransientError: vllm:tiny broke the connection"]

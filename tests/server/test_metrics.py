@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""What is reported to Prometheus."""
 
 from __future__ import annotations
 

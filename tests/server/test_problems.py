@@ -99,7 +99,7 @@ def test_no_address_is_told(message: str, told: str) -> None:
 
 
 def test_a_problem_is_what_it_is() -> None:
-    """A problem that was raised here is told unchanged."""
+    """A problem that was raised here is reported unchanged."""
     problem = Problem(404, "not here")
     assert to_problem(problem) is problem
 

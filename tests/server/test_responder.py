@@ -95,7 +95,7 @@ async def test_a_strategy_that_cannot_be_is_refused(strategy: str, stream: bool)
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_error_before_the_answer_has_its_status(path: str, stream: bool) -> None:
-    """A stream's 200 is not sent before the target's first byte: a target that fails is told as such."""
+    """A stream's 200 is not sent before the target's first byte: a target that fails is reported as such."""
     async with ModelServer(TEXT, faults=ServerFaults(status=503, retry_after_s=7.0)) as upstream:
         async with serving(remote(upstream.url, speculative=ONCE)) as server:
             reply = await server.post(path, ask(path, stream=stream))
@@ -167,7 +167,7 @@ async def test_a_target_that_drops_at_once_is_asked_again() -> None:
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 async def test_an_error_in_the_middle_ends_the_stream(path: str) -> None:
-    """What breaks behind the first byte is told as an error object, then [DONE]; nothing comes twice."""
+    """What breaks after the first byte is reported as an error object, then [DONE]; nothing comes twice."""
     async with ModelServer(TEXT, faults=ServerFaults(drop_after=3)) as upstream:
         async with serving(remote(upstream.url, speculative=ONCE)) as server:
             reply = await server.post(path, ask(path, stream=True))

@@ -121,7 +121,7 @@ def test_it_counts_sessions_and_widths() -> None:
 
 
 async def test_nan_ends_an_answer_with_what_came_before() -> None:
-    """NaN logits are a ModelOutputError; the text before them is told."""
+    """NaN logits are a ModelOutputError; the text before them is reported."""
     prompt_length = len("x") + 1
     model = TableModel("hello", nan_at={prompt_length + 1})
     with pytest.raises(ModelOutputError) as caught:

@@ -21,7 +21,7 @@ from llm_spec.tokens.sampling import Sampler
 Floats = NDArray[np.float64]
 Rows = Callable[[NDArray[np.int64]], Floats]  # tokens [..., num_rows] -> logits after them [..., num_rows, vocab_size]
 RuleName = Literal["coupled", "rejection"]
-# drafted tokens: drawn from the draft, or its argmax, given without a law or (the fault) with the soft one
+# drafted tokens: drawn from the draft, or its argmax, given without a distribution or (the fault) with the soft one
 DraftName = Literal["drawn", "given", "given as if drawn"]
 
 VOCAB_SIZE = 8
@@ -42,7 +42,7 @@ class TokenCore(Protocol):
         ...
 
     def residual_probs(self, p_target: Floats, p_draft: Floats) -> Floats:
-        """What a rejected token leaves of the target's law ([vocab_size])."""
+        """What a rejected token leaves of the target's distribution ([vocab_size])."""
         ...
 
     def plant(self, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def softmax(logits: NDArray[Any]) -> Floats:
 
 
 def is_target_law(counts: NDArray[np.int64]) -> bool:
-    """Chi-square against the exact joint law, significance 1e-6; a pair that cannot be must not have come."""
+    """Chi-square against the exact joint distribution, significance 1e-6; a pair that cannot be must not have come."""
     probs = softmax(TARGET)
     expected = (probs[PROMPT_ID][:, None] * probs).ravel()
     observed = counts.ravel()

@@ -1,4 +1,4 @@
-"""Coupled and rejection sampling emit the target's own law, and the tests that say so catch every known fault.
+"""Coupled and rejection sampling emit the target's own distribution, and the tests that say so catch every known fault.
 
 The losslessness test draws joint sequences of two tokens, vocabulary 8, from a target whose law depends on the token
 before, through the real rules at lookahead 1 to 3, and compares their counts with the exact law by chi-square at
@@ -71,13 +71,13 @@ def core(request: pytest.FixtureRequest) -> TokenCore:
 @pytest.mark.parametrize("num_samples", [51_000, pytest.param(205_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["coupled", "rejection"])
 def test_joint_law_is_the_targets(core: TokenCore, name: RuleName, num_samples: int) -> None:
-    """Drafting with a model leaves the target's joint law as it is."""
+    """Drafting with a model leaves the target's joint distribution as it is."""
     assert is_target_law(core.count_pairs(name, num_samples))
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection"])
 def test_joint_law_with_given_tokens_is_the_targets(core: TokenCore, name: RuleName) -> None:
-    """Tokens that were given, not drawn, leave the target's joint law as it is."""
+    """Tokens that were given, not drawn, leave the target's joint distribution as it is."""
     assert is_target_law(core.count_pairs(name, NUM_SAMPLES, draft="given"))
 
 
@@ -186,7 +186,7 @@ def test_given_token_and_residual_add_up_to_the_target(p_target: Floats, token_i
 
 
 def test_equal_laws_always_accept(core: TokenCore) -> None:
-    """A draft with the target's own law is never rejected."""
+    """A draft with the target's own distribution is never rejected."""
     rule = core.make("rejection", Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=3))
     for row in range(200):
         logits = TARGET[[row % 5, 1]]

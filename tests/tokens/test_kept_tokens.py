@@ -1,4 +1,4 @@
-"""Whatever becomes of a draft, rejection sampling emits the target's own law: what was drawn is verified.
+"""Whatever becomes of a draft, rejection sampling emits the target's own distribution: what was drawn is verified.
 
 Whole generations, pairs of tokens and the chi-square test of `test_acceptance`, with drafts that end in every way that
 may depend on what they drew. The planted faults are those rules that shipped here once: a first token dropped for its

@@ -61,7 +61,7 @@ def simulate(
     seed: int = 0,
     hiccups: float = 0.0,
 ) -> float:
-    """Tokens per plain step's time. What the controller is told is up to 10 % off, and tenfold in a hiccup."""
+    """Tokens per plain step's time. The controller gets times up to 10 % off, tenfold in a hiccup."""
     rng = random.Random(seed)  # noqa: S311 # no secret
     controller = policy.start()
     spent, position = 0.0, 0

@@ -24,7 +24,7 @@ VOCAB_SIZE = 12
 def naive_law(
     logits: Sequence[float], sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int
 ) -> list[float]:
-    """The law, one token after the other, in Python: probabilities that sum to 1."""
+    """The distribution, one token after the other, in Python: probabilities that sum to 1."""
     scores = [float(value) for value in logits]
     answer_ids = context_ids[num_prompt_tokens:]
     for token_id in range(len(scores)):
@@ -131,7 +131,7 @@ def test_bias_outside_the_vocabulary_is_refused() -> None:
 
 
 def test_token_is_the_argmax_of_law_and_noise() -> None:
-    """The token at a position is the argmax of log-law plus Gumbel noise of (seed, position, token)."""
+    """The token at a position is the argmax of log-probabilities plus Gumbel noise of (seed, position, token)."""
     logits = np.random.default_rng(2).normal(size=VOCAB_SIZE)
     sampler = make_sampler(Sampling(temperature=0.5), seed=77)
     for position in range(50):
@@ -181,7 +181,7 @@ class EvenAfterOdd:
     ],
 )
 def test_a_constraint_comes_before_every_filter(sampling: Sampling) -> None:
-    """The law is that of the allowed tokens alone: filters count none but these, no bias revives another."""
+    """The distribution is that of the allowed tokens alone: filters count none but these, no bias revives another."""
     rng = np.random.default_rng(8)
     sampler = make_sampler(sampling, constraint=EvenAfterOdd())
     for context_ids in ([5], [5, 4], [5, 4, 3], [4, 2, 3, 2]):

@@ -15,7 +15,7 @@ from support.two_servers import MODEL
 
 
 class Sum(BaseModel):
-    """The sum that is told."""
+    """The sum that is reported."""
 
     total: int
 

@@ -62,7 +62,7 @@ def find_weather(place: str) -> str:
 
 
 class Tokens(BaseCallbackHandler):
-    """Keeps the tokens it is told."""
+    """Keeps the tokens that it gets."""
 
     def __init__(self) -> None:
         self.tokens: list[str] = []

@@ -172,7 +172,7 @@ def test_a_call_without_an_id_gets_one() -> None:
 
 
 def test_a_call_that_is_not_json_is_an_error() -> None:
-    """Arguments that cannot be read are told, not guessed."""
+    """Arguments that cannot be read are reported, not guessed."""
     provider = ScriptedProvider([ToolCallDelta(0, "call", "add_numbers", '{"a": '), Finish("tool_calls")])
     with pytest.raises(llm.ModelError, match="add_numbers"):
         SpeculativeModel(scripted(provider)).prompt("Go", tools=[add_numbers]).text()
@@ -357,7 +357,7 @@ def test_the_command_answers_with_the_built_in_pair(tmp_path: Path) -> None:
 
 
 def test_the_command_knows_the_file_and_the_environment(tmp_path: Path) -> None:
-    """Models of both are listed, and answer; an unknown provider is told in one line."""
+    """Models of both are listed, and answer; an unknown provider is reported in one line."""
     entries = [{"name": "mine", "target": "rules:any"}, {"name": "odd", "target": "nowhere:at-all"}]
     (tmp_path / "llm_spec.json").write_text(json.dumps(entries))
     listed = run_llm(tmp_path, "models", LLM_SPEC_TARGET="rules:any").stdout
@@ -369,7 +369,7 @@ def test_the_command_knows_the_file_and_the_environment(tmp_path: Path) -> None:
 
 
 def test_a_wrong_file_leaves_llm_usable(tmp_path: Path) -> None:
-    """A broken configuration is told on stderr; everything else of `llm` goes on."""
+    """A broken configuration is reported on stderr; everything else of `llm` goes on."""
     (tmp_path / "llm_spec.json").write_text("{")
     ended = run_llm(tmp_path, "models")
     assert ended.returncode == 0

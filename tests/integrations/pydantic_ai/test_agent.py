@@ -283,7 +283,7 @@ async def test_a_fallback_model_takes_over() -> None:
 
 
 async def test_attempts_of_a_fallback_model_come_first() -> None:
-    """What a fallback model moved on from and what the draft proposed in vain are both told, in their order."""
+    """What a fallback model moved on from and what the draft proposed in vain are both reported, in their order."""
     broken = SpeculativeModel(ScriptedProvider("", fail_at={0: TransientError("away")}))
     async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
         agent = Agent(FallbackModel(broken, SpeculativeModel(decoder, settings={"max_tokens": 64})))
