@@ -93,7 +93,7 @@ class TargetCall:
         except Exception as error:  # noqa: BLE001 - it is raised again
             self.raise_with_text_so_far(error)
 
-    def get_reader(self, events: AsyncIterator[StreamEvent]) -> Callable[[], Awaitable[StreamEvent | None]]:
+    def make_event_reader(self, events: AsyncIterator[StreamEvent]) -> Callable[[], Awaitable[StreamEvent | None]]:
         """What reads the next event, None after the last; its errors come as they are (`raise_with_text_so_far`)."""
         following = partial(anext, events, None)
         return (lambda: self.run_step(following())) if self.log_context.is_request_logged else following
@@ -142,7 +142,7 @@ class _AnswerAttempts:
                     events, event = await self._next_attempt()
                     for progress in self.take_progress_events():
                         yield progress
-                    read = target_call.get_reader(events)
+                    read = target_call.make_event_reader(events)
                     try:
                         while event is not None and type(event) is not Finish:
                             yield event
