@@ -1,11 +1,14 @@
 """Requests with tools on a real model in this process: with every draft what the target alone answers, and how fast.
 
-    python benchmarks/local_tools.py --model torch:FOLDER [--requests 50] [--temperatures 0 0.7] [--max-tokens 96]
+    python benchmarks/local_tools.py --model torch:FOLDER [--draft SPEC] [--contenders lookup suffix ...]
+        [--requests 50] [--skip 0] [--temperatures 0 0.7] [--max-tokens 48] [--minutes 60] [--keep-prompts]
 
-The folder's chat template must list `tools` and show calls in Hermes form. The requests have one example of a call in
-the conversation; some are to be answered by a call (of one tool or two, with unicode or nested arguments), some by
-text. Text, reasoning, names, arguments and finish reason are compared; where transformers is installed, so are the
-calls with what its own parser reads. Contenders rotate; seconds are of whole answers, by this program's clock.
+The folder's chat template must list `tools`, show calls in Hermes form, and name `</think>` if reasoning is to be told
+apart. `tool_requests.py` has the requests. Text, reasoning, names, arguments and finish reason of every contender are
+compared with plain's. Where transformers is installed, so are the calls with what its own parser reads in the raw
+text. `--draft` adds a draft model, alone and behind lookup. Contenders rotate. A request is answered by all of them
+before the next begins: the table holds for what has run when the minutes are up. Seconds are of whole answers, by this
+program's clock.
 """
 
 from __future__ import annotations
@@ -13,39 +16,39 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import itertools
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+from tool_requests import ToolRequest, make_tool_requests
 
 from llm_spec import (
     CascadeDraft,
     ChatRequest,
-    DraftCapabilities,
-    DraftPiece,
     DraftProvider,
     DraftToken,
     LlmProvider,
     PromptLookup,
-    ReferenceDraft,
+    ProviderDraft,
     Sampling,
     SpeculativeDecoder,
     SuffixDraft,
     TokenDraft,
     TokenModel,
     TokenSampler,
+    TokenSession,
     open_provider,
 )
-from llm_spec.testing import RandomDraft
+from llm_spec.testing import LocalProvider, RandomDraft
 
-CITIES = ("Paris", "Oslo", "Zürich", "São Paulo", "東京", "Kraków", "Rome", "Cairo", "Αθήνα", "Lima")
 HERMES = {  # transformers' own notation of the format
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
         "content": {},
         "tool_calls": {
             "open": "<tool_call>",
@@ -58,167 +61,266 @@ HERMES = {  # transformers' own notation of the format
 }
 
 
-def make_tool(name: str, description: str, **properties: Any) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": properties, "required": list(properties)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
-TEXT, NUMBER = {"type": "string"}, {"type": "number"}
-WEATHER = make_tool("get_weather", "The weather of a city", city=TEXT)
-ADD = make_tool("add", "The sum of two numbers", a=NUMBER, b=NUMBER)
-ORDER = make_tool(
-    "order", "Order dishes", items={"type": "array", "items": {"type": "array"}}, address={"type": "object"}
-)
-
-
-def make_example(question: str, *calls: tuple[str, Any]) -> list[dict[str, Any]]:
-    """A question that was answered by calls, and their results."""
-    made: list[dict[str, Any]] = []
-    for index, (name, given) in enumerate(calls):
-        function = {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}
-        made.append({"id": f"call_{index}", "type": "function", "function": function})
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in made]
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": None, "tool_calls": made}, *results]
-
-
-def make_requests(num_requests: int, max_tokens: int) -> list[ChatRequest]:
-    requests: list[ChatRequest] = []
-    for index in range(num_requests):
-        city, other = CITIES[index % len(CITIES)], CITIES[(index + 3) % len(CITIES)]
-        kind = index % 5
-        if kind == 0:
-            messages = make_example("What is the weather in Berlin?", ("get_weather", {"city": "Berlin"}))
-            messages.append({"role": "user", "content": f"What is the weather in {city}?"})
-        elif kind == 1:
-            messages = make_example("Add 2 and 3.", ("add", {"a": 2, "b": 3}))
-            messages.append({"role": "user", "content": f"Add {index + 7} and {index * 3}."})
-        elif kind == 2:
-            weather = [("get_weather", {"city": name}) for name in ("Berlin", "Bern")]
-            messages = make_example("What is the weather in Berlin and in Bern?", *weather)
-            messages.append({"role": "user", "content": f"What is the weather in {city} and in {other}?"})
-        elif kind == 3:
-            order = {"items": [["soup", 2], ["tea", 1]], "address": {"city": "Berlin", "no": [7]}}
-            messages = make_example("Order 2 soup and 1 tea to Berlin 7.", ("order", order))
-            messages.append({"role": "user", "content": f"Order 3 rice and {index} tea to {city} 9."})
-        else:
-            messages = make_example("What is the weather in Berlin?", ("get_weather", {"city": "Berlin"}))
-            messages.append({"role": "user", "content": f"Write one sentence about {city}."})
-        tools = [[WEATHER], [ADD, WEATHER], [WEATHER, ADD], [ORDER], [WEATHER, ADD, ORDER]][kind]
-        requests.append(ChatRequest.create(messages, tools=tools, max_tokens=max_tokens))
-    return requests
-
-
 class Answer(NamedTuple):
     """What is compared, and what it took."""
 
-    message: tuple[Any, ...]
+    content: str
+    reasoning: str
+    calls: tuple[tuple[str, str], ...]  # name and arguments, as they were written
+    finish_reason: str
     seconds: float
-    share: float  # of its tokens that were drafted
+    num_tokens: int
+    num_accepted: int  # tokens that a draft had proposed
+
+    @property
+    def message(self) -> tuple[Any, ...]:
+        return self[:4]
 
 
-async def answer(decoder: SpeculativeDecoder, request: ChatRequest) -> Answer:
-    started_s = time.perf_counter()
-    result = await decoder.decode(request)
-    seconds = time.perf_counter() - started_s
-    calls = tuple((call.name, call.arguments) for call in result.tool_calls)
-    num_tokens = sum(report.num_emitted_tokens for report in result.rounds)
-    share = result.stats.num_accepted_draft_tokens / max(1, num_tokens)
-    return Answer((result.content, result.reasoning, calls, result.finish_reason), seconds, share)
+class Contender(NamedTuple):
+    """A way to answer; `predicts`: the request has its prediction."""
+
+    decoder: SpeculativeDecoder
+    predicts: bool = False
+
+    async def answer(self, request: ChatRequest) -> Answer:
+        request = request if self.predicts else replace(request, prediction=None)
+        started_s = time.perf_counter()
+        result = await self.decoder.decode(request)
+        return Answer(
+            result.content,
+            result.reasoning,
+            tuple((call.name, call.arguments) for call in result.tool_calls),
+            result.finish_reason,
+            time.perf_counter() - started_s,
+            sum(report.num_emitted_tokens for report in result.rounds),
+            result.stats.num_accepted_draft_tokens,
+        )
 
 
-def read_calls_by_transformers(text: str) -> list[tuple[str, Any]] | None:
-    """The calls that transformers reads in a text; None: it reads none there, or is not installed."""
-    try:
-        parsing: Any = importlib.import_module("transformers.utils.chat_parsing")
-        message = parsing.parse_response(text, HERMES, prefix="")
-    except (ImportError, ValueError):
-        return None
-    return [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+class RecordingLookup(PromptLookup):
+    """Prompt lookup that keeps what the model wrote."""
 
-
-class RecordingDraft:
-    """Proposes nothing, and keeps what the answer was."""
-
-    name = "recording"
-    capabilities = DraftCapabilities(is_free=True)
-    answer_ids: Sequence[int] = ()
-
-    def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
-        raise NotImplementedError("it drafts for models in this process alone")
-
-    async def aclose(self) -> None:
-        """Nothing to release."""
-
-    def token_draft_refusal(self, target: TokenModel) -> None:
-        return None
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer_ids: list[int] = []  # of the latest answer; shared with the copies that requests get
 
     def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
+        self.answer_ids.clear()
+        return RecordingTokenDraft(super().open_token_draft(target, choose, prompt_ids), self.answer_ids, prompt_ids)
+
+
+class RecordingTokenDraft:
+    def __init__(self, draft: TokenDraft, answer_ids: list[int], prompt_ids: Sequence[int]) -> None:
+        self._draft = draft
+        self._answer_ids = answer_ids
+        self._context_ids = prompt_ids
         self._num_prompt_tokens = len(prompt_ids)
-        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._draft, name)
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
         self._context_ids = context_ids
-        return iter(())
+        return self._draft.propose(context_ids)
 
     def close(self) -> None:
-        self.answer_ids = list(self._context_ids[self._num_prompt_tokens :])
+        self._answer_ids.extend(self._context_ids[self._num_prompt_tokens :])
+        self._draft.close()
 
 
-async def find_parser_differences(target: LlmProvider, requests: list[ChatRequest]) -> tuple[int, int]:
-    """How many answers with calls there are, and in how many transformers reads other calls in the raw text."""
-    num_with_calls = num_different = 0
-    model = target.capabilities.token_model
-    for request in requests:
-        draft = RecordingDraft()
-        calls = (await SpeculativeDecoder(draft, target).decode(request)).tool_calls
-        if model is not None and calls:
-            num_with_calls += 1
-            ours = [(call.name, json.loads(call.arguments)) for call in calls]
-            num_different += read_calls_by_transformers(model.tokenizer.decode(draft.answer_ids)) != ours
-    return num_with_calls, num_different
+class PromptKeepingModel:
+    """A model whose latest prompt stays read: the contenders' answers to a request begin with the same cache."""
+
+    def __init__(self, model: TokenModel) -> None:
+        self._model = model
+        self.kept: dict[bool, tuple[Sequence[int], TokenSession]] = {}  # by whether it is exact
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def open(self, *, exact: bool = True) -> PromptKeepingSession:
+        return PromptKeepingSession(self._model.open(exact=exact), self, exact)
+
+
+class PromptKeepingSession:
+    def __init__(self, session: TokenSession, model: PromptKeepingModel, exact: bool) -> None:
+        self._session = session
+        self._model = model
+        self._exact = exact
+        self._prompt_ids: Sequence[int] = ()
+
+    @property
+    def length(self) -> int:
+        return self._session.length
+
+    def reuse_prefix(self, token_ids: Sequence[int]) -> int:
+        self._prompt_ids = tuple(token_ids)
+        kept_ids, kept = self._model.kept.pop(self._exact, ((), None))
+        if kept is not None and kept_ids == self._prompt_ids:
+            self._session.close()
+            self._session = kept
+        elif kept is not None:
+            kept.close()
+        return self._session.length
+
+    def forward(self, token_ids: Sequence[int], *, num_rows: int) -> Any:
+        return self._session.forward(token_ids, num_rows=num_rows)
+
+    def truncate(self, length: int) -> None:
+        self._session.truncate(length)
+
+    def close(self) -> None:
+        if self._session.length < len(self._prompt_ids) or not self._prompt_ids:
+            self._session.close()
+            return
+        self._session.truncate(len(self._prompt_ids))
+        self._model.kept[self._exact] = (self._prompt_ids, self._session)
+
+
+def keep_prompts(target: LlmProvider) -> LlmProvider:
+    """The same target, each prompt read once."""
+    assert target.capabilities.token_model is not None, f"{target.name} is not a model in this process"
+    model: Any = PromptKeepingModel(target.capabilities.token_model)
+    keeping = LocalProvider(model)
+    keeping.capabilities = replace(target.capabilities, token_model=model)
+    return keeping
+
+
+def read_by_transformers(text: str) -> list[tuple[str, Any]] | None:
+    """The calls that transformers reads in a text; None: some of it is not valid to it, or it is not installed."""
+    try:
+        parsing: Any = importlib.import_module("transformers.utils.chat_parsing")
+        message = parsing.parse_response(text, HERMES, prefix="")
+        return [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+    except (ImportError, ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass
+class Table:
+    """The answers at one temperature."""
+
+    temperature: float
+    answers: dict[str, list[Answer]]
+    parsings: Counter[str] = field(default_factory=Counter[str])
+
+    def compare_parsers(self, request: ChatRequest, answer: Answer, raw: str) -> None:
+        """Count how our calls in an answer compare with those that transformers reads in its raw text.
+
+        Calls of tools that the request does not have are text here.
+        """
+        offered = {tool["function"]["name"] for tool in request.tools}
+        ours = [(name, json.loads(arguments)) for name, arguments in answer.calls]
+        theirs = read_by_transformers(raw)
+        if theirs is None:
+            outcome = "not read by transformers"
+        elif ours == theirs:
+            outcome = "equal"
+        elif ours == [call for call in theirs if call[0] in offered]:
+            outcome = "equal but for tools that are not there"
+        else:
+            outcome = "different"
+            print(f"  PARSED OTHERWISE: {raw!r}: {ours} here, {theirs} by transformers", flush=True)
+        self.parsings[outcome] += 1
+
+    def print_rows(self) -> None:
+        plain = self.answers["plain"]
+        messages = {one.message for one in plain}
+        calls = Counter(min(2, len(one.calls)) for one in plain)
+        num_unicode = sum(not json.dumps(one.message, ensure_ascii=False).isascii() for one in plain)
+        print(
+            f"temperature {self.temperature}: {len(plain)} requests, {len(messages)} different answers of "
+            f"{sum(one.num_tokens for one in plain)} tokens: {calls[1]} with one call, {calls[2]} with several, "
+            f"{calls[0]} with none; {sum(bool(one.reasoning) for one in plain)} with reasoning, {num_unicode} with "
+            f"unicode; ended by {dict(Counter(one.finish_reason for one in plain))}"
+        )
+        print(f"  calls here and by transformers: {dict(self.parsings)}")
+        for name, answers in self.answers.items():
+            same = sum(one.message == other.message for one, other in zip(answers, plain, strict=True))
+            ratio = statistics.median(other.seconds / one.seconds for one, other in zip(answers, plain, strict=True))
+            share = sum(one.num_accepted for one in answers) / sum(one.num_tokens for one in answers)
+            print(f"  {name:16} same {same}/{len(plain)}  tokens drafted {share:4.0%}  {ratio:.2f}x", flush=True)
+
+
+def make_contenders(
+    target: LlmProvider, recording: RecordingLookup, model: DraftProvider | None, chosen: Sequence[str]
+) -> dict[str, Contender]:
+    """All, or those that are chosen; plain and lookup, which keeps the raw text, are always there."""
+    drafts: dict[str, DraftProvider | None] = {
+        "plain": None,
+        "lookup": recording,
+        "suffix": SuffixDraft(),
+        "lookup+suffix": CascadeDraft(PromptLookup(), SuffixDraft()),
+        "random": RandomDraft(),
+    }
+    if model is not None:
+        drafts |= {"model": model, "lookup+model": CascadeDraft(PromptLookup(), model)}
+    contenders = {name: Contender(SpeculativeDecoder(draft, target)) for name, draft in drafts.items()}
+    predicting = {"prediction": None, "lookup+prediction": PromptLookup()}
+    contenders |= {n: Contender(SpeculativeDecoder(d, target), predicts=True) for n, d in predicting.items()}
+    wanted = {"plain", "lookup", *(chosen or contenders)}
+    assert wanted <= contenders.keys(), f"contenders are {', '.join(contenders)}"
+    return {name: contender for name, contender in contenders.items() if name in wanted}
+
+
+async def run(
+    target: LlmProvider,
+    contenders: dict[str, Contender],
+    recording: RecordingLookup,
+    requests: Sequence[ToolRequest],
+    temperatures: Sequence[float],
+) -> AsyncIterator[list[Table]]:
+    """The tables after each request."""
+    token_model = target.capabilities.token_model
+    assert token_model is not None, f"{target.name} is not a model in this process"
+    tables = [Table(temperature, {name: [] for name in contenders}) for temperature in temperatures]
+    names = list(contenders)
+    for kind, request, seed in requests:
+        for table in tables:
+            seeded = replace(request, sampling=Sampling(temperature=table.temperature, seed=seed))
+            names = [*names[1:], names[0]]
+            if table is tables[0]:
+                await contenders["plain"].answer(replace(seeded, max_tokens=1))  # reads the prompt, where it is kept
+            for name in names:
+                table.answers[name].append(await contenders[name].answer(seeded))
+            plain = table.answers["plain"][-1]
+            table.compare_parsers(request, plain, token_model.tokenizer.decode(recording.answer_ids))
+            for name, answers in table.answers.items():
+                if answers[-1].message != plain.message:
+                    print(f"  DIFFERS: {name}, request {seed} ({kind}), {table.temperature}", flush=True)
+                    print(f"    {plain.message}\n    {answers[-1].message}", flush=True)
+        yield tables
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", required=True, help="a local model: torch:FOLDER or onnx:FOLDER")
+    parser.add_argument("--draft", help="a draft model, such as torch:FOLDER?layers=8")
+    parser.add_argument("--contenders", nargs="+", default=[], help="by default all")
     parser.add_argument("--requests", type=int, default=50)
+    parser.add_argument("--skip", type=int, default=0, help="requests, to share them among processes")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
-    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--keep-prompts", action="store_true", help="read each prompt once; seconds are without it")
+    parser.add_argument("--minutes", type=float, default=60.0)
     arguments = parser.parse_args()
-    target = open_provider(arguments.model)
-    drafts: dict[str, DraftProvider | None] = {
-        "plain": None,
-        "lookup": PromptLookup(),
-        "suffix": SuffixDraft(),
-        "random": RandomDraft(),
-        "lookup+suffix": CascadeDraft(PromptLookup(), SuffixDraft()),
-        "given text": ReferenceDraft(
-            '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-        ),
-    }
-    decoders = {name: SpeculativeDecoder(draft, target) for name, draft in drafts.items()}
-    requests = make_requests(arguments.requests, arguments.max_tokens)
-    names = itertools.cycle([list(drafts)[i:] + list(drafts)[:i] for i in range(len(drafts))])
-    for temperature in arguments.temperatures:
-        answers: dict[str, list[Answer]] = {name: [] for name in drafts}
-        for index, request in enumerate(requests):
-            seeded = replace(request, sampling=Sampling(temperature=temperature, seed=index))
-            for name in next(names):
-                answers[name].append(await answer(decoders[name], seeded))
-        plain = answers["plain"]
-        with_calls = sum(bool(one.message[2]) for one in plain)
-        two = sum(len(one.message[2]) > 1 for one in plain)
-        print(f"temperature {temperature}: {len(plain)} requests, {with_calls} answered by calls, {two} by several")
-        for name, found in answers.items():
-            same = sum(one.message == other.message for one, other in zip(found, plain, strict=True))
-            ratios = [other.seconds / one.seconds for one, other in zip(found, plain, strict=True)]
-            share = statistics.mean(one.share for one in found)
-            print(
-                f"  {name:14} same {same}/{len(found)}  tokens drafted {share:4.0%}  {statistics.median(ratios):.2f}x",
-                flush=True,
-            )
-    num_with_calls, num_different = await find_parser_differences(target, requests)
-    print(f"transformers reads other calls in {num_different} of {num_with_calls} answers")
+    ends_s = time.monotonic() + 60 * arguments.minutes
+    model = None if arguments.draft is None else ProviderDraft(open_provider(arguments.draft))
+    requests = make_tool_requests(arguments.max_tokens)[arguments.skip :][: arguments.requests]
+    target, recording = open_provider(arguments.model), RecordingLookup()
+    target = keep_prompts(target) if arguments.keep_prompts else target
+    contenders = make_contenders(target, recording, model, arguments.contenders)
+    tables: list[Table] = []
+    async for tables in run(target, contenders, recording, requests, arguments.temperatures):
+        num_done = len(tables[0].answers["plain"])
+        print(f"{num_done}/{len(requests)}", end=" ", flush=True)
+        if time.monotonic() > ends_s:
+            print(f"stopped after {num_done} of {len(requests)} requests: {arguments.minutes} minutes are up", end="")
+            break
+    print()
+    for table in tables:
+        table.print_rows()
 
 
 if __name__ == "__main__":
