@@ -5,7 +5,8 @@
 The files are modules of Python's standard library of 100 to 400 lines; a share of their lines is changed, inserted,
 left out or moved. The model is real, and so is what its passes cost; what it writes is forced to the edited file by its
 logits. Plain, prompt lookup (the file stands in the prompt) and the prediction answer each file in an order that
-rotates. Seconds are from the first text to the last, by this program's clock; figures are ratios to plain.
+rotates. A file's prompt is read once, before all of them. Seconds are of whole answers, opening the draft included, by
+this program's clock; figures are ratios to plain: the median of the files, and that of their seconds together.
 """
 
 from __future__ import annotations
@@ -25,9 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llm_spec import (
     ChatRequest,
     PromptLookup,
-    Round,
     SpeculativeDecoder,
-    TextDelta,
     TokenModel,
     TokenSession,
     open_provider,
@@ -54,17 +53,19 @@ class ForcedModel:
         self.same_text = model.same_text
         self.num_prompt_tokens = 0
         self.answer_ids: list[int] = []
+        self._session = ForcedSession(model.open(), self)
 
     def open(self, *, exact: bool = True) -> TokenSession:
-        return ForcedSession(self._model.open(exact=exact), self)
+        return self._session
 
 
 class ForcedSession:
-    """The real session's rows, with the given answer's next token above all others."""
+    """The real session's rows, with the given answer's next token above all others; it keeps the prompt it has read."""
 
     def __init__(self, session: TokenSession, model: ForcedModel) -> None:
         self._session = session
         self._model = model
+        self._prompt_ids: Sequence[int] = ()
 
     @property
     def length(self) -> int:
@@ -80,13 +81,18 @@ class ForcedSession:
     def truncate(self, length: int) -> None:
         self._session.truncate(length)
 
+    def reuse_prefix(self, token_ids: Sequence[int]) -> int:
+        is_same = token_ids == self._prompt_ids
+        self._prompt_ids = list(token_ids)
+        self._session.truncate(len(token_ids) if is_same else 0)
+        return self._session.length
+
     def close(self) -> None:
-        self._session.close()
+        """Nothing: the next answer begins with it."""
 
 
 class Timed(NamedTuple):
     seconds: float
-    num_rounds: int
     text: str
 
 
@@ -133,15 +139,9 @@ async def answer(model: ForcedModel, contender: str, before: str, after: str, ma
     )
     model.num_prompt_tokens = len(model.tokenizer.encode_chat(request))
     decoder = SpeculativeDecoder(PromptLookup() if contender == "lookup" else None, LocalProvider(model))
-    text, first_s, last_s, num_rounds = "", 0.0, 0.0, 0
-    async with decoder.stream(request, rounds=True) as events:
-        async for event in events:
-            if isinstance(event, TextDelta):
-                last_s = time.perf_counter()
-                first_s = first_s or last_s
-                text += event.text
-            num_rounds += isinstance(event, Round)
-    return Timed(last_s - first_s, num_rounds, text)
+    started_s = time.perf_counter()
+    result = await decoder.decode(request)
+    return Timed(time.perf_counter() - started_s, result.content)
 
 
 async def main() -> None:
@@ -158,20 +158,28 @@ async def main() -> None:
     texts = find_files(arguments.files)
     orders = itertools.cycle([CONTENDERS[i:] + CONTENDERS[:i] for i in range(3)])
     print(f"{arguments.model}: {len(texts)} files, answers of at most {arguments.max_tokens} tokens, ratios to plain")
-    for share in arguments.shares:
-        ratios: dict[str, list[float]] = {"lookup": [], "prediction": []}
-        for index, before in enumerate(texts):
+    seconds: dict[float, list[dict[str, float]]] = {share: [] for share in arguments.shares}
+    for index, before in enumerate(texts):
+        await answer(model, "plain", before, before, 1)  # reads the prompt
+        print(f"file {index + 1}, {before.count(chr(10))} lines:", end="", flush=True)
+        for share, found in seconds.items():
             after = edit_file(before, share, index)
             taken = {name: await answer(model, name, before, after, arguments.max_tokens) for name in next(orders)}
             assert len({timed.text for timed in taken.values()}) == 1, "the texts differ"
-            for name, found in ratios.items():
-                found.append(taken["plain"].seconds / taken[name].seconds)
-        for name, found in ratios.items():
-            spread = f"worst {min(found):.2f}, best {max(found):.2f}"
-            print(
-                f"{share:4.0%} of lines changed  {name:10}  median {statistics.median(found):.2f}x  {spread}",
-                flush=True,
-            )
+            found.append({name: timed.seconds for name, timed in taken.items()})
+            lookup, prediction = (found[-1]["plain"] / found[-1][name] for name in CONTENDERS[1:])
+            print(f"  {share:.0%} lookup {lookup:.2f}x, prediction {prediction:.2f}x", end="", flush=True)
+        print(flush=True)
+    for share, found in seconds.items():
+        for name in CONTENDERS[1:]:
+            print(f"{share:4.0%} of lines changed  {name:10}  {describe(found, name)}")
+
+
+def describe(found: Sequence[dict[str, float]], name: str) -> str:
+    ratios = [taken["plain"] / taken[name] for taken in found]
+    together = sum(taken["plain"] for taken in found) / sum(taken[name] for taken in found)
+    spread = f"worst {min(ratios):.2f}, best {max(ratios):.2f}"
+    return f"median {statistics.median(ratios):.2f}x  together {together:.2f}x  {spread}"
 
 
 if __name__ == "__main__":

@@ -303,9 +303,13 @@ class Usage:
     `input_tokens` are all of the prompt: those read from a cache (`cached_input_tokens`) and those newly written to one
     (`cache_write_input_tokens`, where the provider tells them) are among them.
 
+    `accepted_prediction_tokens` and `rejected_prediction_tokens` are those of a request's `prediction`, or of what else
+    drafted for such a request: confirmed, and not. A provider that bills for rejected ones has them in its output.
+
     `extra_input_tokens` and `cancelled_output_tokens` are those of the input and output that the target alone would not
-    have read or written (`race`, `probe`, `judge`); `approved_output_tokens` it would have written, but only approved
-    (`judge`) or rated (`score`). `free_output_tokens` are those of a draft's output that no model wrote (`lookup`).
+    have read or written (`race`, `probe`, `judge`; rejected predictions in the output). `approved_output_tokens` it
+    would have written, but only approved (`judge`) or rated (`score`). `free_output_tokens` are those of a draft's
+    output that no model wrote (`lookup`).
     """
 
     input_tokens: int = 0
@@ -323,8 +327,7 @@ class Usage:
     @property
     def answer_tokens(self) -> int:
         """Output tokens of the answer itself: as many as the target alone would have written for it."""
-        wasted = self.cancelled_output_tokens + self.rejected_prediction_tokens
-        return self.output_tokens - wasted + self.approved_output_tokens
+        return self.output_tokens - self.cancelled_output_tokens + self.approved_output_tokens
 
     def __add__(self, other: Usage) -> Usage:
         ours, theirs = vars(self), vars(other)

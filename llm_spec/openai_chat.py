@@ -214,13 +214,15 @@ def parse_usage(chunk: Mapping[str, Any]) -> Usage | None:
     counts = cast("Mapping[str, Any]", usage)
     prompt: Mapping[str, Any] = counts.get("prompt_tokens_details") or _EMPTY_CHOICE
     answer: Mapping[str, Any] = counts.get("completion_tokens_details") or _EMPTY_CHOICE
+    num_rejected = answer.get("rejected_prediction_tokens") or 0
     return Usage(
         input_tokens=counts.get("prompt_tokens") or 0,
         output_tokens=counts.get("completion_tokens") or 0,
         cached_input_tokens=prompt.get("cached_tokens") or 0,
         reasoning_tokens=answer.get("reasoning_tokens") or 0,
         accepted_prediction_tokens=answer.get("accepted_prediction_tokens") or 0,
-        rejected_prediction_tokens=answer.get("rejected_prediction_tokens") or 0,
+        rejected_prediction_tokens=num_rejected,
+        cancelled_output_tokens=num_rejected,  # which are counted as output
     )
 
 

@@ -130,10 +130,23 @@ class AnswerRecorder:
 
     @property
     def usage(self) -> Usage | None:
-        """What all calls of the target read and wrote, and what of that it would not have alone.
+        """What all calls of the target read and wrote, what of that it would not have alone, and what was predicted.
 
         None where the only call came to its end and was not counted.
         """
+        usage = self._sum_calls()
+        if usage is None or not self.request.prediction:
+            return usage
+        if usage.accepted_prediction_tokens or usage.rejected_prediction_tokens:  # its provider has counted them
+            return usage
+        stats = SpeculativeStats.from_rounds(self._rounds)
+        return replace(
+            usage,
+            accepted_prediction_tokens=stats.num_accepted_draft_tokens,
+            rejected_prediction_tokens=stats.num_wasted_draft_tokens,
+        )
+
+    def _sum_calls(self) -> Usage | None:
         meter = self.target_meter
         counted = None if self.finish is None else self.finish.usage
         if not meter.num_calls or (counted is None and not self.is_continued and meter.is_uncounted):

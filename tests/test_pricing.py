@@ -114,7 +114,14 @@ def test_the_cost_of_an_answer() -> None:
     assert cost.wasted == pytest.approx(of_waste + of_draft)
     assert cost.saving == pytest.approx(-of_waste - of_draft)
     predicted = spending(DEAR, None).compute_cost(
-        Usage(output_tokens=120, accepted_prediction_tokens=80, rejected_prediction_tokens=20), None, has_drafted=False
+        Usage(
+            output_tokens=120,
+            accepted_prediction_tokens=80,
+            rejected_prediction_tokens=20,
+            cancelled_output_tokens=20,
+        ),
+        None,
+        has_drafted=False,
     )
     assert (predicted.target, predicted.draft) == (pytest.approx(120 * 8e-6), 0.0)
     assert predicted.plain == pytest.approx(100 * 8e-6)

@@ -212,7 +212,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
         self.finish_reason = _FINISH_REASONS[finish.finish_reason]
         self.provider_details = describe_finish(finish)
         if finish.usage is not None:
-            self._add_usage_to_totals(_convert_usage(finish.usage), reported=True)
+            self._add_usage(_convert_usage(finish.usage), reported=True)
         if isinstance(finish, SpeculativeFinish) and finish.result is not None:
             attempts = _list_failed_attempts(finish.result, self._started)
             self.failed_attempts = [*(self.failed_attempts or []), *attempts] or None  # behind a fallback model's own

@@ -57,7 +57,7 @@ def get_token_counts(result: SpeculativeResult) -> Mapping[str, int]:
     usage, stats = result.usage, result.stats
     if usage is None:
         return {}
-    # a provider that takes predictions counts them itself, and `predict` makes a round of them
+    # where the request had no prediction, the places of its counts tell those of the draft
     accepted = usage.accepted_prediction_tokens or stats.num_accepted_draft_tokens
     rejected = usage.rejected_prediction_tokens or stats.num_wasted_draft_tokens
     return {

@@ -81,6 +81,7 @@ class SimulatedHostedModel:
             output_tokens=len(pieces) + num_rejected,
             accepted_prediction_tokens=num_accepted,
             rejected_prediction_tokens=num_rejected,
+            cancelled_output_tokens=num_rejected,
         )
         yield Finish("stop", usage, "eos")
 

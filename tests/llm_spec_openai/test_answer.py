@@ -76,6 +76,7 @@ async def test_text_and_usage(wire: OpenAIWire) -> None:
                 reasoning_tokens=1,
                 accepted_prediction_tokens=2,
                 rejected_prediction_tokens=3,
+                cancelled_output_tokens=3,
             ),
         ),
     ]

@@ -48,7 +48,13 @@ def predicted(*arguments: Any, **options: Any) -> SpeculativeResult:
 
 def test_a_prediction_costs_what_is_rejected() -> None:
     """The provider's own figures, in the result's rounds and its money."""
-    usage = Usage(input_tokens=10, output_tokens=70, accepted_prediction_tokens=30, rejected_prediction_tokens=20)
+    usage = Usage(
+        input_tokens=10,
+        output_tokens=70,
+        accepted_prediction_tokens=30,
+        rejected_prediction_tokens=20,
+        cancelled_output_tokens=20,
+    )
     target = target_of(usage)
     result = predicted(ReferenceDraft(WORDS), target)
     assert (result.content, result.guarantee, result.strategy) == (WORDS, "exact", "predict")

@@ -60,6 +60,12 @@ async def test_a_prediction_drafts_for_a_model_in_this_process(draft: DraftProvi
     assert result.cost.draft in (0.0, None)
     tokens_per_round = len(TEXT) / len(result.rounds)
     assert tokens_per_round > {0: 7, 3: 5, 20: 2}[num_edits]
+    usage, stats = result.usage, result.stats
+    assert usage is not None
+    counted = (usage.accepted_prediction_tokens, usage.rejected_prediction_tokens)
+    assert counted == (stats.num_accepted_draft_tokens, stats.num_wasted_draft_tokens)
+    assert counted[0] > 0
+    assert (usage.output_tokens, result.num_tokens) == (len(TEXT) + 1, len(TEXT) + 1)  # as without one
 
 
 async def test_a_prediction_that_is_wrong_is_given_up() -> None:
@@ -76,6 +82,9 @@ async def test_without_a_prediction_nothing_changes() -> None:
     provider = LocalProvider(TableModel(TEXT, order=64))
     result = await SpeculativeDecoder(None, provider).decode(ask())
     assert (result.strategy, result.plain_reason, result.draft) == ("plain", "no_draft", None)
+    drafted = await SpeculativeDecoder(PromptLookup(), provider).decode(TEXT)
+    assert drafted.usage is not None
+    assert drafted.usage.accepted_prediction_tokens == drafted.usage.rejected_prediction_tokens == 0
     result = await SpeculativeDecoder(None, provider, SpeculativeConfig(strategy="plain")).decode(ask(prediction=TEXT))
     assert (result.strategy, result.plain_reason, result.draft) == ("plain", "configured", None)
 

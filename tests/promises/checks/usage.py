@@ -95,7 +95,7 @@ def _too_few(outcome: Outcome, shown: Shown, result: SpeculativeResult, usage: U
         return  # it counts words of what it approves
     if result.strategy != "score" and usage.output_tokens < least:  # its answers are approved
         yield f"usage counts {usage.output_tokens} output tokens; the answer has {least}"
-    alone = usage.output_tokens - usage.cancelled_output_tokens - usage.rejected_prediction_tokens
+    alone = usage.output_tokens - usage.cancelled_output_tokens
     if alone + usage.approved_output_tokens < least:
         yield f"{alone} output tokens are not wasted ones; the answer has {least}: {usage}"
 
