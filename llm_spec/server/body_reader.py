@@ -35,7 +35,7 @@ class BodyReader:
         """A request's body, a JSON object, which counts until the context is left; raises Problem for what is not."""
         return _HeldBody(self, request)
 
-    async def read_body_in_time(self, request: web.Request, held: _HeldBody) -> bytes:
+    async def read_body_in_time(self, request: web.Request, held: _HeldBody) -> bytearray:
         """The bytes of a body, which count as they come."""
         if (request.content_length or 0) > self._config.max_body_bytes:
             raise self._build_too_long_problem()
@@ -47,8 +47,8 @@ class BodyReader:
         except TimeoutError:
             raise Problem(408, "the request's body did not arrive in time", code="timeout") from None
 
-    async def _read_bounded_body(self, request: web.Request, held: _HeldBody) -> bytes:
-        pieces: list[bytes] = []
+    async def _read_bounded_body(self, request: web.Request, held: _HeldBody) -> bytearray:
+        body = bytearray()  # pieces that are joined in the end are held twice
         num_bytes = 0
         while piece := await request.content.readany():
             num_bytes += len(piece)
@@ -56,8 +56,8 @@ class BodyReader:
                 raise self._build_too_long_problem()
             if num_bytes > LONG_BYTES:
                 self._reserve_long_body_bytes(num_bytes - held.num_bytes, held)
-            pieces.append(piece)
-        return b"".join(pieces)
+            body += piece
+        return body
 
     def _reserve_long_body_bytes(self, more_bytes: int, held: _HeldBody) -> None:
         if self._num_reserved_bytes + more_bytes > self._max_reserved_bytes:
@@ -95,7 +95,7 @@ class _HeldBody(AbstractAsyncContextManager[RequestBody]):
         self._reader.release(self)
 
 
-async def _decode_body(data: bytes) -> RequestBody:
+async def _decode_body(data: bytearray) -> RequestBody:
     is_long = len(data) > LONG_BYTES
     try:
         body: Any = await run_in_body_thread(decode_long_json, data) if is_long else decode_json(data)

@@ -6,6 +6,7 @@ This process waits beside its workers for as long as they live. So it imports li
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -23,6 +24,8 @@ from llm_spec.server.usage_ledger import UsageLedger
 __all__ = ["serve"]
 
 _BACKLOG: Final = 1024
+# For workers, whose C library otherwise keeps what long bodies took: a heap for each thread, and holes of their size
+_MALLOC_OPTIONS: Final = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "4194304"}
 
 
 def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print) -> None:
@@ -33,6 +36,8 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print) -> N
     what keeps them from serving.
     """
     config.check_address()
+    for name, value in _MALLOC_OPTIONS.items():
+        os.environ.setdefault(name, value)
     with _open_socket(config) as sock, ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
         stack.enter_context(create_metrics_folder(config))
         ledger = UsageLedger(config.workers, len(config.keys))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llm_spec.server import json_decoder
 from llm_spec.server.json_decoder import (
     MAX_MEMBERS,
     MAX_NUMBER_CHARS,
@@ -110,3 +112,28 @@ async def test_other_threads_run_while_a_long_body_is_read() -> None:
         await asyncio.sleep(0.001)
         turns += 1
     assert turns >= 5
+
+
+ESCAPED = ["\\n", "\\\\", '\\"', "\\u00e9", "\\ud83d\\ude00", "\\uD83E\\uDD89", "x", "é", "🦉", " ", "\\\\" * 7]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_long_text_is_read_in_steps_that_part_no_escape(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a step ends, the value is that of a text read at once; so are errors, and where they are."""
+    monkeypatch.setattr(json_decoder, "_STEP_CHARS", 16)
+    chance = random.Random(seed)  # noqa: S311 - not for secrets
+    text = "".join(chance.choices(ESCAPED, k=200))
+    whole = f'{{"a": ["{text}", "x{text}"]}}'
+    assert decode_long_json(whole.encode()) == json.loads(whole)
+    broken = whole[: chance.randrange(10, len(whole) - 3)] + chance.choice(["", "\\q", "\x01", "\\u12"])
+    with pytest.raises(json.JSONDecodeError) as at_once:
+        json.loads(broken)
+    with pytest.raises(json.JSONDecodeError) as in_steps:
+        decode_long_json(broken.encode())
+    assert str(in_steps.value) == str(at_once.value)
+
+
+def test_a_bytearray_is_not_kept_beside_its_text() -> None:
+    data = bytearray(b'{"a": "b"}')
+    assert decode_long_json(data) == {"a": "b"}
+    assert not data
