@@ -43,6 +43,7 @@ __all__ = ["AnswerRecorder"]
 _Comparison: TypeAlias = tuple[float, str] | tuple[None, None]
 
 _EXACT: Final = TextGuarantee("exact", same_text=True)
+_NO_USAGE: Final = Usage()
 _NO_TIMINGS: Final = LocalTimings(0.0, 0.0)
 
 
@@ -151,7 +152,7 @@ class AnswerRecorder:
         counted = None if self.finish is None else self.finish.usage
         if not meter.num_calls or (counted is None and not self.is_continued and meter.is_uncounted):
             return counted
-        total, own = meter.usage, counted or Usage()
+        total, own = meter.usage, counted or _NO_USAGE
         num_own, num_approved = own.output_tokens, own.approved_output_tokens
         if counted is None:
             num_own = self._num_tokens - self._num_tokens_before_break
@@ -163,10 +164,15 @@ class AnswerRecorder:
         # a verdict is not part of the answer
         is_whole = meter.num_calls == 1 and self.text_guarantee.guarantee != "judged"
         num_own = total.output_tokens if is_whole else self._num_tokens_before_break + num_own
+        num_extra = own.extra_input_tokens + max(0, total.input_tokens - meter.num_prompt_tokens)
+        num_cancelled = own.cancelled_output_tokens + max(0, total.output_tokens - num_own)
+        found = (total.extra_input_tokens, total.cancelled_output_tokens, total.approved_output_tokens)
+        if found == (num_extra, num_cancelled, num_approved):  # nearly always
+            return total
         return replace(
             total,
-            extra_input_tokens=own.extra_input_tokens + max(0, total.input_tokens - meter.num_prompt_tokens),
-            cancelled_output_tokens=own.cancelled_output_tokens + max(0, total.output_tokens - num_own),
+            extra_input_tokens=num_extra,
+            cancelled_output_tokens=num_cancelled,
             approved_output_tokens=num_approved,
         )
 

@@ -160,6 +160,8 @@ def _scan_string_in_steps(text: str, begin: int, strict: bool) -> tuple[str, int
 def _find_step_end(text: str, start: int) -> int:
     """Where the step that begins at `start` ends: behind a whole escape, and a pair of surrogates is not parted."""
     end = start + _STEP_CHARS
+    if end >= len(text):
+        return end
     last_slash = text.rfind("\\", max(start, end - _LONGEST_ESCAPE), end)
     if last_slash < 0:
         return end
