@@ -1,14 +1,16 @@
-"""Log-probabilities in OpenAI's words: requested in a body, read from a choice of chat or of a completion. Pure."""
+"""Log-probabilities in OpenAI's words: requested in a body, read from a choice, told in an answer. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from llm_spec.chat import ChatRequest, TokenLogprob
 
-__all__ = ["build_logprob_fields", "parse_logprobs"]
+__all__ = ["build_chat_logprobs", "build_logprob_fields", "describe_logprobs", "make_logprob_finite", "parse_logprobs"]
+
+_IMPOSSIBLE: Final = -9999.0  # OpenAI's value for a token that is as good as impossible; JSON has no infinity
 
 
 def build_logprob_fields(request: ChatRequest) -> dict[str, Any]:
@@ -45,3 +47,26 @@ def _parse_completion_logprobs(fields: Mapping[str, Any]) -> Iterator[TokenLogpr
         likely = sorted((top or {}).items(), key=lambda pair: -pair[1])
         if logprob is not None:  # a prompt's first token has none
             yield TokenLogprob(token, float(logprob), None, tuple(TokenLogprob(*pair) for pair in likely))
+
+
+def describe_logprobs(logprobs: Sequence[TokenLogprob] | None) -> list[dict[str, Any]]:
+    """The entries of chat completions and responses; of none an empty list."""
+    return [
+        {**_describe_token(logprob), "top_logprobs": [_describe_token(likely) for likely in logprob.top]}
+        for logprob in logprobs or ()
+    ]
+
+
+def build_chat_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    """The `logprobs` of a choice of chat; null where none were requested."""
+    return None if logprobs is None else {"content": describe_logprobs(logprobs), "refusal": None}
+
+
+def _describe_token(logprob: TokenLogprob) -> dict[str, Any]:
+    token_bytes = None if logprob.token_bytes is None else list(logprob.token_bytes)
+    return {"token": logprob.token, "logprob": make_logprob_finite(logprob.logprob), "bytes": token_bytes}
+
+
+def make_logprob_finite(logprob: float) -> float:
+    """A log-probability as JSON can say it."""
+    return max(logprob, _IMPOSSIBLE)

@@ -37,6 +37,9 @@ class SpeculativeOptions(llm.Options):
         default=None, gt=0, le=100, description="Above 1: against tokens of the prompt, too"
     )
     logit_bias: dict[int, float] | None = Field(default=None, description='By token id, as JSON: {"1712": -100}')
+    top_logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="Log-probabilities of each token and so many likely ones, in the log"
+    )
     json_object: bool | None = Field(default=None, description="The answer is a JSON object")
     tool_choice: str | None = Field(default=None, description="auto, none, required, or the name of the tool to call")
     parallel_tool_calls: bool | None = Field(default=None, description="False: one call an answer at most")

@@ -11,6 +11,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.integrations._shared import describe_finish, to_openai_usage
+from llm_spec.openai_logprobs import build_chat_logprobs
 
 __all__ = ["ChatChunkStream"]
 
@@ -40,7 +41,8 @@ class ChatChunkStream:
         async for event in self._events:
             match event:
                 case TextDelta():
-                    yield self._build_chunk({"content": event.text})
+                    logprobs = build_chat_logprobs(event.logprobs)
+                    yield self._build_chunk({"content": event.text}, logprobs=logprobs)
                 case ReasoningDelta():
                     yield self._build_chunk({"reasoning_content": event.text})
                 case ToolCallDelta():
@@ -52,9 +54,11 @@ class ChatChunkStream:
                 case _:
                     pass
 
-    def _build_chunk(self, delta: dict[str, Any], finish: Finish | None = None) -> ChatCompletionChunk:
+    def _build_chunk(
+        self, delta: dict[str, Any], finish: Finish | None = None, *, logprobs: dict[str, Any] | None = None
+    ) -> ChatCompletionChunk:
         reason = None if finish is None else finish.finish_reason
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
         return ChatCompletionChunk.model_validate({**self._envelope, "choices": [choice], "usage": self.raw_usage})
 
     def _build_call_delta(self, event: ToolCallDelta) -> dict[str, Any]:

@@ -7,7 +7,7 @@ arrives here from an agent; a caller who drives a model by hand has to call it f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import (
@@ -34,6 +34,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from llm_spec.chat import ChatMessage, ChatRequest, RequestOptions, ToolCall
+from llm_spec.integrations._shared import convert_logprob_options
 
 __all__ = ["convert_messages_to_request"]
 
@@ -47,6 +48,8 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
     "stop_sequences": "stop",
+    "openai_logprobs": "logprobs",
+    "openai_top_logprobs": "top_logprobs",
 }
 
 
@@ -69,7 +72,7 @@ def convert_messages_to_request(
     options["tools"], options["tool_choice"] = _convert_tools(settings, parameters)
     options["response_format"] = _build_response_format(parameters, has_json_mode)
     options["extra"] = _build_extra_fields(settings, parameters, uses_tools=bool(options["tools"]))
-    typed: RequestOptions = options  # type: ignore[assignment] # keys as in _OPTIONS and above
+    typed = cast("RequestOptions", convert_logprob_options(options))  # keys as in _OPTIONS and above
     return ChatRequest.create(list(_insert_instructions(messages, parameters)), **typed)
 
 

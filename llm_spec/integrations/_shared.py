@@ -25,6 +25,7 @@ __all__ = [
     "StreamClosedError",
     "TaskStream",
     "build_request_options",
+    "convert_logprob_options",
     "describe_finish",
     "to_openai_usage",
 ]
@@ -202,9 +203,20 @@ def build_request_options(options: Mapping[str, Any]) -> RequestOptions:
 
     None means: not given. `extra_body`, OpenAI's client's word, goes into `extra`, too.
     """
-    unknown = {name: value for name, value in options.items() if value is not None}
+    unknown = convert_logprob_options({name: value for name, value in options.items() if value is not None})
     known = {name: unknown.pop(name) for name in RequestOptions.__annotations__ if name in unknown}
     if "logit_bias" in known:  # JSON has no keys but texts
         known["logit_bias"] = {int(token_id): bias for token_id, bias in known["logit_bias"].items()}
     extra = {**known.pop("extra", {}), **unknown.pop("extra_body", {}), **unknown}
     return cast("RequestOptions", known | {"extra": extra} if extra else known)
+
+
+def convert_logprob_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options in which OpenAI's `logprobs` is said by `top_logprobs`: None or missing means none are requested."""
+    converted = dict(options)
+    is_requested = converted.pop("logprobs", None)
+    if is_requested:
+        converted["top_logprobs"] = converted.get("top_logprobs") or 0
+    elif is_requested is not None:
+        converted.pop("top_logprobs", None)
+    return converted

@@ -41,7 +41,8 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import InvalidRequestError
 from llm_spec.integrations._bridge import OpenStream
-from llm_spec.integrations._shared import BridgedSource, describe_finish
+from llm_spec.integrations._shared import BridgedSource, convert_logprob_options, describe_finish
+from llm_spec.openai_logprobs import build_chat_logprobs
 from llm_spec.request_fields import EXTRA_FIELDS
 
 __all__ = ["SpeculativeChatModel"]
@@ -58,6 +59,8 @@ _OPTIONS: Final = (  # fields of the model that are options of a request
     "seed",
     "max_tokens",
     "stop",
+    "logprobs",
+    "top_logprobs",
     "extra",
 )
 
@@ -113,6 +116,9 @@ class SpeculativeChatModel(BaseChatModel):
     seed: int | None = None
     max_tokens: int | None = None
     stop: list[str] | None = None
+    logprobs: bool | None = None
+    """Whether messages have log-probabilities, as ChatOpenAI's: `response_metadata["logprobs"]["content"]`."""
+    top_logprobs: int | None = None
     extra: dict[str, Any] | None = Field(default=None, exclude=True, repr=False)  # goes to a server as it is
 
     _bridge: BridgedSource = PrivateAttr()
@@ -236,7 +242,8 @@ class SpeculativeChatModel(BaseChatModel):
         if given:
             fields = {name: call_options.pop(name) for name in given}
             call_options["extra"] = {**call_options.get("extra", {}), **fields}
-        request = ChatRequest.create(_convert_messages(messages), **cast("RequestOptions", call_options))
+        request_options = cast("RequestOptions", convert_logprob_options(call_options))
+        request = ChatRequest.create(_convert_messages(messages), **request_options)
         return partial(self._bridge.source.stream, request)
 
     # ------------------------------------------------------------------------------ tools and structure
@@ -350,7 +357,9 @@ def _convert_event(event: StreamEvent, model_name: str) -> Iterator[ChatGenerati
     """An event as LangChain's chunk, if it is of those that have one; the finish is the one with usage."""
     match event:
         case TextDelta():
-            yield ChatGenerationChunk(message=AIMessageChunk(content=event.text))
+            logprobs = build_chat_logprobs(event.logprobs)
+            info = None if logprobs is None else {"logprobs": logprobs}
+            yield ChatGenerationChunk(message=AIMessageChunk(content=event.text), generation_info=info)
         case ReasoningDelta():
             message = AIMessageChunk(content="", additional_kwargs={"reasoning_content": event.text})
             yield ChatGenerationChunk(message=message)

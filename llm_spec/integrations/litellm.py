@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, 
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final, Self, TypeAlias, cast
 
 import httpx
@@ -25,6 +26,7 @@ from litellm.exceptions import (
 from litellm.llms.custom_llm import CustomLLM
 from litellm.types.llms.openai import ChatCompletionToolCallChunk, ChatCompletionUsageBlock
 from litellm.types.utils import (
+    ChoiceLogprobs,
     Delta,
     GenericStreamingChunk,
     Message,
@@ -40,6 +42,7 @@ from llm_spec.chat import (
     ReasoningDelta,
     StreamEvent,
     TextDelta,
+    TokenLogprob,
     ToolCall,
     ToolCallDelta,
 )
@@ -57,13 +60,14 @@ from llm_spec.errors import (
 )
 from llm_spec.integrations._bridge import OpenStream
 from llm_spec.integrations._shared import BridgedSource, build_request_options, describe_finish, to_openai_usage
+from llm_spec.openai_logprobs import build_chat_logprobs
 
 __all__ = ["SpeculativeLLM", "register"]
 
 Chunk: TypeAlias = GenericStreamingChunk | ModelResponseStream
 
 _IGNORED_OPTIONS: Final = ("stream", "stream_options")  # litellm sees to these itself
-_REFUSED_OPTIONS: Final = ("logprobs", "top_logprobs", "functions", "function_call")  # nothing of them would come back
+_REFUSED_OPTIONS: Final = ("functions", "function_call")  # nothing of them would come back
 _CONTEXT_LENGTH_CODES: Final = ("context_length_exceeded", "request_too_large")
 _POLICY_CODES: Final = ("content_filter", "content_policy_violation")
 
@@ -230,6 +234,9 @@ class _PreparedCall:
         (choice,) = self.response.choices
         choice.message = message
         choice.finish_reason = finish.finish_reason
+        logprobs = [event.logprobs for event in events if isinstance(event, TextDelta) and event.logprobs is not None]
+        if logprobs:
+            choice.logprobs = _build_logprobs(list(chain.from_iterable(logprobs)))
         self.response.model = self.model
         if finish.usage is not None:
             self.response.usage = LiteLLMUsage(**to_openai_usage(finish.usage))  # type: ignore[attr-defined]  # a field by assignment
@@ -268,6 +275,9 @@ def _build_request(messages: Sequence[Mapping[str, Any]], params: Mapping[str, A
 def _convert_event(event: StreamEvent, model: str) -> Iterator[Chunk]:
     """An event as litellm's chunk, if it is of those that have one."""
     match event:
+        case TextDelta(text=text, logprobs=tuple() as logprobs):  # for which the generic chunk has no place
+            choice = StreamingChoices(index=0, delta=Delta(content=text), logprobs=_build_logprobs(logprobs))
+            yield ModelResponseStream(model=model, choices=[choice])
         case TextDelta():
             yield _build_chunk(event.text)
         case ReasoningDelta():  # the generic chunk has no place for it
@@ -286,6 +296,10 @@ def _convert_event(event: StreamEvent, model: str) -> Iterator[Chunk]:
             yield _build_chunk(finish=event)
         case _:
             pass  # rounds, fallbacks and retries are no part of an answer
+
+
+def _build_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
+    return ChoiceLogprobs.model_validate(build_chat_logprobs(logprobs))
 
 
 def _build_chunk(

@@ -43,6 +43,7 @@ from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.integrations._bridge import EventLoopBridge, OpenStream
 from llm_spec.integrations._llm_plugin_request import SpeculativeOptions, convert_prompt_to_request
 from llm_spec.integrations._shared import ProviderSource, describe_finish
+from llm_spec.openai_logprobs import describe_logprobs
 
 __all__ = ["AsyncSpeculativeModel", "ModelSpec", "SpeculativeModel", "read_model_specs", "register_models"]
 
@@ -200,10 +201,12 @@ class _ResponseWriter:
     def __init__(self, response: llm.Response | llm.AsyncResponse) -> None:
         self._response = response
         self._calls: dict[int, chat.ToolCall] = {}
+        self._logprobs: list[dict[str, Any]] = []
 
     def convert_event(self, event: chat.StreamEvent) -> Iterator[StreamEvent]:
         match event:
             case chat.TextDelta():
+                self._logprobs += describe_logprobs(event.logprobs)
                 yield StreamEvent(type="text", chunk=event.text)
             case chat.ReasoningDelta():
                 yield StreamEvent(type="reasoning", chunk=event.text)
@@ -234,6 +237,8 @@ class _ResponseWriter:
                 raise llm.ModelError(f"the model called {call.name} with what is not JSON: {error}") from error
             response.add_tool_call(llm.ToolCall(name=call.name, arguments=arguments, tool_call_id=call.id))
         response.response_json = describe_finish(finish)
+        if self._logprobs:
+            response.response_json["logprobs"] = {"content": self._logprobs}
         usage = finish.usage
         if usage is not None:
             counts = {"cached_tokens": usage.cached_input_tokens, "reasoning_tokens": usage.reasoning_tokens}

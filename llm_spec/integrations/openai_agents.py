@@ -58,6 +58,7 @@ __all__ = ["SpeculativeModel", "SpeculativeModelProvider"]
 _SETTINGS = (
     "temperature",
     "top_p",
+    "top_logprobs",
     "max_tokens",
     "presence_penalty",
     "frequency_penalty",
@@ -74,7 +75,7 @@ class SpeculativeModel(Model):
     """A model that answers by an `llm_spec` provider, typically a `SpeculativeDecoder`.
 
     `target` is that provider, or a string for a decoder to be made with `draft` and `config`; what was made here
-    `close` closes. Of ModelSettings it takes temperature, top_p, max_tokens, the penalties, tool_choice,
+    `close` closes. Of ModelSettings it takes temperature, top_p, top_logprobs, max_tokens, the penalties, tool_choice,
     parallel_tool_calls, the effort of reasoning, verbosity, metadata, store, what is said of prompt caches, and by
     `extra_args` whatever else `ChatRequest.create` takes (`seed`, `stop`, `logit_bias`, `top_k`, …); what that does not
     know goes to a remote target as it is, as does `extra_body`. Errors are llm_spec's

@@ -49,6 +49,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.errors import InvalidRequestError, LlmSpecError, TransientError, UnsupportedError
 from llm_spec.integrations._pydantic_ai_messages import convert_messages_to_request
 from llm_spec.integrations._shared import ProviderSource, StreamClosedError, TaskStream, describe_finish
+from llm_spec.openai_logprobs import describe_logprobs
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 
 __all__ = ["SpeculativeModel", "SpeculativeStreamedResponse"]
@@ -170,6 +171,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
     _name: str
     _stream: TaskStream
     _started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    _logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]], init=False)
     _usage_received: bool | None = field(default=False, init=False)  # a provider may leave usage out
 
     async def close_stream(self) -> None:
@@ -193,6 +195,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
     def _convert_event(self, event: StreamEvent) -> Iterator[ModelResponseStreamEvent]:
         match event:
             case TextDelta():
+                self._logprobs += describe_logprobs(event.logprobs)
                 yield from self._parts_manager.handle_text_delta(vendor_part_id="text", content=event.text)
             case ReasoningDelta():
                 yield from self._parts_manager.handle_thinking_delta(vendor_part_id="reasoning", content=event.text)
@@ -211,6 +214,8 @@ class SpeculativeStreamedResponse(StreamedResponse):
     def _record_finish(self, finish: Finish) -> None:
         self.finish_reason = _FINISH_REASONS[finish.finish_reason]
         self.provider_details = describe_finish(finish)
+        if self._logprobs:
+            self.provider_details["logprobs"] = self._logprobs
         if finish.usage is not None:
             self._add_usage(_convert_usage(finish.usage), reported=True)
         if isinstance(finish, SpeculativeFinish) and finish.result is not None:

@@ -26,6 +26,7 @@ from llm_spec.chat import (
 )
 from llm_spec.errors import InvalidRequestError
 from llm_spec.json_text import dumps_ascii
+from llm_spec.openai_logprobs import build_chat_logprobs
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.encoding import (
     SSE_COMMENT,
@@ -35,7 +36,7 @@ from llm_spec.server.encoding import (
     get_finish_reason,
     get_token_counts,
 )
-from llm_spec.server.logprobs import build_chat_logprobs, get_top_logprobs
+from llm_spec.server.logprobs import get_top_logprobs
 from llm_spec.server.problems import Problem, get_public_name, redact_server_details
 from llm_spec.server.request_fields import (
     Body,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Final
 
 from llm_spec.chat import TokenLogprob
 from llm_spec.errors import InvalidRequestError
+from llm_spec.openai_logprobs import make_logprob_finite
 from llm_spec.server.request_fields import Body, Json, get_field
 
-__all__ = ["CompletionLogprobs", "build_chat_logprobs", "describe_logprobs", "get_top_logprobs"]
-
-_IMPOSSIBLE: Final = -9999.0  # OpenAI's value for a token that is as good as impossible; JSON has no infinity
+__all__ = ["CompletionLogprobs", "get_top_logprobs"]
 
 
 def get_top_logprobs(body: Body, *, is_requested: bool, requested_by: str) -> int | None:
@@ -23,19 +21,6 @@ def get_top_logprobs(body: Body, *, is_requested: bool, requested_by: str) -> in
     if top_logprobs:
         raise InvalidRequestError(f"top_logprobs is set; it needs {requested_by}")
     return None
-
-
-def describe_logprobs(logprobs: Sequence[TokenLogprob] | None) -> list[Json]:
-    """The entries of chat completions and responses; of none an empty list."""
-    return [
-        {**_describe_token(logprob), "top_logprobs": [_describe_token(likely) for likely in logprob.top]}
-        for logprob in logprobs or ()
-    ]
-
-
-def build_chat_logprobs(logprobs: Sequence[TokenLogprob] | None) -> Json | None:
-    """The `logprobs` of a choice of chat; null where none were requested."""
-    return None if logprobs is None else {"content": describe_logprobs(logprobs), "refusal": None}
 
 
 class CompletionLogprobs:
@@ -52,7 +37,7 @@ class CompletionLogprobs:
         tops = [_describe_top_tokens(logprob) for logprob in logprobs]
         return {
             "tokens": [logprob.token for logprob in logprobs],
-            "token_logprobs": [_make_logprob_finite(logprob.logprob) for logprob in logprobs],
+            "token_logprobs": [make_logprob_finite(logprob.logprob) for logprob in logprobs],
             "top_logprobs": tops if any(logprob.top for logprob in logprobs) else None,
             "text_offset": [self._advance_text_offset(logprob) for logprob in logprobs],
         }
@@ -68,14 +53,5 @@ def _describe_top_tokens(logprob: TokenLogprob) -> dict[str, float]:
     """By text, likeliest first; of several tokens with one text (parts of characters) the likeliest."""
     top: dict[str, float] = {}
     for likely in (*logprob.top, logprob):
-        top.setdefault(likely.token, _make_logprob_finite(likely.logprob))
+        top.setdefault(likely.token, make_logprob_finite(likely.logprob))
     return top
-
-
-def _describe_token(logprob: TokenLogprob) -> Json:
-    token_bytes = None if logprob.token_bytes is None else list(logprob.token_bytes)
-    return {"token": logprob.token, "logprob": _make_logprob_finite(logprob.logprob), "bytes": token_bytes}
-
-
-def _make_logprob_finite(logprob: float) -> float:
-    return max(logprob, _IMPOSSIBLE)

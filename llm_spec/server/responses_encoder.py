@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, TokenLogprob, ToolCall, ToolCallDelta
+from llm_spec.openai_logprobs import describe_logprobs
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.encoding import SSE_COMMENT, ToolCallSequencer, format_sse, get_finish_reason, get_token_counts
-from llm_spec.server.logprobs import describe_logprobs
 from llm_spec.server.problems import Problem
 from llm_spec.server.request_fields import Json, ParsedRequest
 

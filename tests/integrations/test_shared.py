@@ -150,3 +150,7 @@ def test_options_are_told_from_what_goes_to_servers() -> None:
     assert build_request_options(given) == {"top_k": 3, "logit_bias": {5: 1}, "extra": {"mirostat": 1, "guided": True}}
     assert build_request_options({"extra": {"a": 1}, "b": 2}) == {"extra": {"a": 1, "b": 2}}
     assert build_request_options({}) == {}
+    assert build_request_options({"logprobs": True}) == {"top_logprobs": 0}
+    assert build_request_options({"logprobs": True, "top_logprobs": 3}) == {"top_logprobs": 3}
+    assert build_request_options({"logprobs": False, "top_logprobs": 3}) == {}
+    assert build_request_options({"top_logprobs": 3}) == {"top_logprobs": 3}

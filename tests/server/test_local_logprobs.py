@@ -13,8 +13,9 @@ from support.serving import HANGS_S, Asking, ask, check_error, serving_in_thread
 
 from llm_spec import TokenLogprob, open_provider
 from llm_spec.chat import ChatRequest
+from llm_spec.openai_logprobs import describe_logprobs
 from llm_spec.server import ModelConfig
-from llm_spec.server.logprobs import CompletionLogprobs, describe_logprobs
+from llm_spec.server.logprobs import CompletionLogprobs
 
 TARGET: Final = open_provider("builtin:target")
 MODELS: Final = ("plain", "drafted")

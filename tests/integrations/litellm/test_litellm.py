@@ -151,7 +151,7 @@ def test_options_arrive_as_options_of_the_request() -> None:
     assert request.extra == {"priority": 1, "parallel_tool_calls": False}
 
 
-@pytest.mark.parametrize("option", [{"n": 2}, {"logprobs": True}, {"temperature": -1}])
+@pytest.mark.parametrize("option", [{"n": 2}, {"top_logprobs": 21, "logprobs": True}, {"temperature": -1}])
 def test_what_cannot_be_served_is_a_bad_request(option: dict[str, Any]) -> None:
     register(target=RuleBasedProvider())
     with pytest.raises(litellm.BadRequestError, match=next(iter(option))):
