@@ -1,4 +1,4 @@
-"""PairFigures: what has been measured of one target with one draft. Kept across requests, on one event loop."""
+"""PairStats: what has been measured of one target with one draft. Kept across requests, on one event loop."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Final
 
 from llm_spec._clock import clock
 from llm_spec.baseline import Baseline
-from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, CostLine, ExponentialMovingAverage
+from llm_spec.row_stats import RowStats
+from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, ExponentialMovingAverage
 
 __all__ = ["PairStats", "StreamTimer"]
 
 _STREAM_HALF_LIFE: Final = 8.0  # half-lives: of first tokens, one a stream;
 _TOKEN_HALF_LIFE: Final = 256.0  # of tokens
-_ROUND_HALF_LIFE: Final = 64.0  # of probe rounds
 _JUDGED_HALF_LIFE: Final = 1024.0  # of judged draft tokens
 _PRIOR_ACCEPTANCE: Final = 0.98  # a pair is given the benefit of the doubt, for a few tokens
 _PRIOR_TOKENS: Final = 10.0
@@ -24,15 +24,14 @@ class PairStats:
     """Running figures, in seconds and tokens; each strategy adds what it sees and decides by what all have seen.
 
     baseline: the target alone. first_token_s, token_s: of one of the target's streams, be there others beside it.
-    verify: a probe round by its number of prefixes. draft_token_s: of the draft. acceptance: of a drafted token.
+    rows: calls that ask for several tokens at once. draft_token_s: of the draft. acceptance: of a drafted token.
     """
 
     def __init__(self) -> None:
         self.baseline = Baseline()
         self.first_token_s = ExponentialMovingAverage(half_life=_STREAM_HALF_LIFE)
         self.token_s = CostAverage(half_life=_TOKEN_HALF_LIFE)
-        self.verify = CostLine(half_life=_ROUND_HALF_LIFE)
-        self._num_rounds = 0
+        self.rows = RowStats()
         self.draft_token_s = CostAverage(half_life=_TOKEN_HALF_LIFE)
         self.acceptance = AcceptanceEstimate(
             half_life=_TOKEN_HALF_LIFE, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_TOKENS
@@ -49,21 +48,11 @@ class PairStats:
         """A stream of the target was opened now."""
         return StreamTimer(self)
 
-    def add_probe_round(self, num_prefixes: int, seconds: float) -> None:
-        """A probe round was answered."""
-        self.verify.update(num_prefixes, seconds)
-        self._num_rounds += 1
-
     def estimate_plain_s(self, num_tokens: int) -> float | None:
         """How long the target alone takes to write so many tokens; None: not measured yet."""
         if self.token_s.value is None or self.first_token_s.value is None:
             return None
         return self.first_token_s.value + max(0, num_tokens - 1) * self.token_s.value
-
-    @property
-    def verify_s(self) -> float:
-        """Seconds of a probe round of one prefix; a guess before anything was measured."""
-        return self.verify.base if self._num_rounds else _PRIOR_TOKEN_S
 
     @property
     def target_token_s(self) -> float:
@@ -91,13 +80,16 @@ class StreamTimer:
         """What comes from now on comes when its consumer lets it."""
         self._is_timing = False
 
-    def add_tokens(self, num_tokens: int, arrived_s: float | None = None) -> None:
-        """Tokens came (0: an end, or a sign of life), now or at `arrived_s` of the clock."""
+    def add_tokens(self, num_tokens: int, arrived_s: float | None = None, *, is_disturbed: bool = False) -> None:
+        """Tokens came (0: an end, or a sign of life), now or at `arrived_s` of the clock.
+
+        `is_disturbed`: the server had other work of ours, so that the time says nothing of a stream alone.
+        """
         now = self._clock() if arrived_s is None else arrived_s
         if self.first_s is None:
             self.first_s = now
-            if self._is_timing:
+            if self._is_timing and not is_disturbed:
                 self._pair_stats.first_token_s.update(now - self.opened_s)
-        elif num_tokens and self._is_timing:
+        elif num_tokens and self._is_timing and not is_disturbed:
             self._pair_stats.token_s.update(num_tokens, now - self.last_s)
         self.last_s = now

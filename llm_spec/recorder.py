@@ -36,7 +36,7 @@ from llm_spec.metering import TokenMeter
 from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.choice import StrategyChoice
-from llm_spec.strategies.registry import PLAIN
+from llm_spec.strategies.registry import PLAIN, StrategyEntry
 
 __all__ = ["AnswerRecorder"]
 
@@ -366,7 +366,16 @@ class AnswerRecorder:
             return "retried", self._retries[0].reason
         if self._fallbacks:
             return "refused" if self.was_speculation_refused else "draft_failed", self._fallbacks[-1].reason
-        return ("nothing_drafted", None) if strategy_choice.strategy.reports_drafts else (None, None)
+        return self._find_unverified_reason(strategy_choice.strategy), None
+
+    def _find_unverified_reason(self, strategy: StrategyEntry) -> PlainReason | None:
+        """Why nothing that was drafted was verified, or nothing was drafted; None: nobody knows."""
+        drafted = self.draft_usage
+        if not strategy.reports_drafts:
+            return None
+        if strategy.target == "server" and drafted is not None and drafted.output_tokens:  # weighed within the answer
+            return "not_worthwhile"
+        return "nothing_drafted"
 
     def _estimate_plain_time(
         self, strategy_choice: StrategyChoice, usage: Usage | None, total_s: float, baseline: Baseline

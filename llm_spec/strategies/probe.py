@@ -37,7 +37,7 @@ def _run(
         draft=draft,
         endpoint=endpoint,
         verify=_make_verify(endpoint, context.request.sampling),
-        max_pending_rounds=context.config.max_concurrent_streams,
+        max_calls=context.config.max_concurrent_streams,
     )
     return aclosing(answer)
 

@@ -49,7 +49,7 @@ def _run(
         draft=draft,
         endpoint=endpoint,
         verify=_make_verify(endpoint, scorer, context.request.sampling),
-        max_pending_rounds=1,  # each round reads the whole context: two of them would cost twice
+        max_calls=1,  # each reads the whole context: two at a time would cost twice
         is_read_from_scores=True,
     )
     return aclosing(answer)

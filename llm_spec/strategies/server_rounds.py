@@ -1,52 +1,63 @@
-"""Rounds against a server: what `probe` and `score` share.
+"""Rounds against a server: what `probe` and `score` share. The deciding is `RowScheduler`'s; here calls are made.
 
-The draft writes ahead in the background; its text is encoded with the target's own tokenizer. A round asks for the
-target's own token after the confirmed answer and after each drafted token behind it, in one call. Rounds overlap: while
-one is being answered the next is sent for what has been drafted since, as if the first will confirm everything; the
-first token that differs makes the ones behind it worthless, and they are given up. So every token that comes out is the
-target's own, after exactly the tokens before it.
-
-    drafted   a b c d e f g h
-    round 1   a b c|              sent first; confirms a b c and tells what follows them
-    round 2         e f|          sent while round 1 is under way
-    round 3             h|
+The server's own stream is open from the start, so that nothing is later than without speculation. The draft writes
+ahead in the background, and its text is encoded with the server's own tokenizer. Calls ask for the server's own token
+after several prefixes at once; every token that comes out is the server's own, after exactly the tokens before it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
 from llm_spec._clock import clock
-from llm_spec.chat import Fallback, Finish, GuaranteeWeakened, Origin, Round, StreamEvent, TextDelta, Usage
+from llm_spec.baseline import Baseline, count_request_characters
+from llm_spec.chat import (
+    Fallback,
+    Finish,
+    GuaranteeWeakened,
+    Origin,
+    Progress,
+    Round,
+    StoppedBy,
+    StreamEvent,
+    TextDelta,
+    Usage,
+)
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.counting import count_answer_tokens
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.encoded_draft import EncodedDraft
-from llm_spec.errors import BudgetError, LlmSpecError, TargetError, format_error_line, is_refusal
+from llm_spec.drafting.text_pieces import count_tokens
+from llm_spec.errors import (
+    BudgetError,
+    LlmSpecError,
+    TargetError,
+    UnsupportedError,
+    format_error_line,
+    is_refusal,
+)
+from llm_spec.pair_stats import StreamTimer
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.resume_plain import stream_one_token, stream_rest_plain
+from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
+from llm_spec.strategies.token_answer import TokenAnswer
 from llm_spec.text import StopMatcher
-from llm_spec.tokens.lookahead import MAX_LOOKAHEAD, RoundFeedback
+from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
 __all__ = ["VerifyRound", "answer_in_rounds"]
 
 # The target's own token after `context_ids` and after each of the drafted ids behind them: one more than were drafted.
 VerifyRound: TypeAlias = Callable[[list[int], list[int]], Awaitable[list[SampledToken]]]
 
-_REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
-_MAX_CHARACTER_TOKENS: Final = 4  # a character has at most so many bytes, so at most so many tokens
-_MAX_HELD_TOKENS: Final = 8  # with more tokens than that undecoded, the first ones never will be
 _DRAFT_TOKENS: Final = 64  # asked of the draft at a time
 _MAX_REST_TOKENS: Final = 32  # tokens without a draft, after several that were wrong at once
-_MIN_TRIAL_ROUNDS: Final = 12  # before speculation may turn out not to pay
-_MAX_SLOWDOWN: Final = 1.15  # of the plain time: a few bad rounds say little
-_MIN_TOKENS_PER_ROUND: Final = 1.2  # tokens a round, below which it does not, where the plain speed is not known
+_READ_AHEAD: Final = 256  # events of a stream that may wait for the consumer
+_MIN_BASELINE_TOKENS: Final = 4  # of a stream that nothing disturbed, for its times to tell the target's speed
 
 
 async def answer_in_rounds(
@@ -55,10 +66,10 @@ async def answer_in_rounds(
     draft: DraftProvider,
     endpoint: TokenEndpoint,
     verify: VerifyRound,
-    max_pending_rounds: int,
+    max_calls: int,
     is_read_from_scores: bool = False,
 ) -> AsyncGenerator[StreamEvent]:
-    """Answer a request; `max_pending_rounds` rounds may overlap.
+    """Answer a request; `max_calls` calls may overlap.
 
     `is_read_from_scores`: what they confirm the target did not write.
 
@@ -69,7 +80,7 @@ async def answer_in_rounds(
         draft=draft,
         endpoint=endpoint,
         verify=verify,
-        max_pending_rounds=max_pending_rounds,
+        max_calls=max_calls,
         is_read_from_scores=is_read_from_scores,
     )
     matcher = StopMatcher(context.request.stop)
@@ -95,20 +106,73 @@ async def answer_in_rounds(
         await rounds.aclose()
 
 
-class _RoundReply(NamedTuple):
-    """What the target said to a round, and how long that took it."""
+class _StreamNews(NamedTuple):
+    """Something that a stream gave, or (an error, or None at its end) how it ended."""
 
-    tokens: list[SampledToken]
-    seconds: float
+    event: StreamEvent | Exception | None
+    arrived_s: float
+    is_disturbed: bool  # whether calls were under way
 
 
-@dataclass(eq=False, slots=True)
-class _PendingRound:
-    """A round under way."""
+class _TargetStream:
+    """The target's own stream, read in a task of its own. `begins_at`: tokens of the answer before it.
 
-    drafted_ids: list[int]
-    draft_s: float
-    answer: asyncio.Task[_RoundReply]
+    `is_in_step`: all that it wrote has become the answer.
+    """
+
+    def __init__(
+        self,
+        opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
+        timer: StreamTimer,
+        *,
+        begins_at: int,
+        has_calls: Callable[[], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        self.begins_at = begins_at
+        self.news: asyncio.Queue[_StreamNews] = asyncio.Queue(_READ_AHEAD)
+        self.timer = timer
+        self.is_in_step = True
+        self._num_undisturbed = 0  # tokens that came before anything disturbed it, …
+        self._undisturbed_s = timer.opened_s  # … the last of them at this time
+        self._is_disturbed = False
+        self._has_calls = has_calls
+        self._changed = changed
+        self._clock = clock()
+        self.task = asyncio.create_task(self._read(opened))
+
+    def add_tokens(self, num_tokens: int, news: _StreamNews) -> None:
+        """Take the time of what came."""
+        self.timer.add_tokens(num_tokens, news.arrived_s, is_disturbed=news.is_disturbed)
+        self._is_disturbed |= news.is_disturbed
+        if not self._is_disturbed:
+            self._num_undisturbed += num_tokens
+            self._undisturbed_s = news.arrived_s
+
+    def add_times_to(self, baseline: Baseline, num_characters: int) -> None:
+        """What it wrote by itself, from the answer's start, tells the target's own speed."""
+        first_s = self.timer.first_s
+        if self.begins_at == 0 and self._num_undisturbed >= _MIN_BASELINE_TOKENS and first_s is not None:
+            baseline.add_answer(
+                num_characters, self._num_undisturbed, first_s - self.timer.opened_s, self._undisturbed_s - first_s
+            )
+
+    async def _read(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
+        try:
+            async with opened as events:
+                async for event in events:
+                    await self._put(event)
+                    if isinstance(event, Finish):
+                        return
+            await self._put(None)
+        except Exception as error:  # noqa: BLE001 - judged where it is taken
+            await self._put(error)
+
+    async def _put(self, event: StreamEvent | Exception | None) -> None:
+        if self.news.full():
+            self.timer.stop()
+        await self.news.put(_StreamNews(event, self._clock(), self._has_calls()))
+        self._changed()
 
 
 class _ServerRounds:
@@ -121,22 +185,19 @@ class _ServerRounds:
         draft: DraftProvider,
         endpoint: TokenEndpoint,
         verify: VerifyRound,
-        max_pending_rounds: int,
+        max_calls: int,
         is_read_from_scores: bool,
     ) -> None:
         request, config = context.request, context.config
         self._target = context.target
         self._endpoint = endpoint
-        self._request = request
+        self._request = replace(request, stop=())  # a stop string may begin in one call and end in another
         self._pair_stats = context.pair_stats
         self._verify = verify
-        self._max_pending_rounds = max_pending_rounds
-        self._is_rated = is_read_from_scores
+        self._is_read_from_scores = is_read_from_scores
         self._max_rounds = config.max_iterations
         self._max_open = config.max_concurrent_streams
-        self._lookahead = config.lookahead.start()
         self._clock = clock()
-        self._started_s = self._send_at_s = self._clock()
         self._changed = asyncio.Event()
         self._background_draft = BackgroundDraft(
             draft,
@@ -146,342 +207,393 @@ class _ServerRounds:
             changed=self._changed.set,
         )
         self._encoded_draft = EncodedDraft(self._background_draft, endpoint, self._changed.set)
-        self._pending_rounds: deque[_PendingRound] = deque()
-        self._cancelled_rounds: set[asyncio.Task[_RoundReply]] = set()
+        self._answer = TokenAnswer(endpoint)
+        self._scheduler = RowScheduler(
+            context.pair_stats,
+            is_greedy=request.sampling.temperature == 0,
+            max_open=config.max_concurrent_streams,
+            max_calls=max_calls,
+            max_rows=min(MAX_LOOKAHEAD, config.lookahead.start().limit()) + 1,
+            max_tokens=request.max_tokens,
+            now_s=self._clock(),
+        )
         self._prompt_ids: list[int] | None = None
-        self._answer_ids: list[int] = []
-        self._text = ""
-        self._unshown_ids: list[int] = []  # of which no text has come out yet …
-        self._held_ids: list[int] = []  # … the last of them, because they end inside a character
+        self._stream: _TargetStream | None = None
+        self._tasks: dict[RowCall, asyncio.Task[None]] = {}
+        self._encoding: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()  # calls and streams that are not needed, and still open
+        self._output: list[StreamEvent] = []  # that was not given yet
+        self._error: Exception | None = None  # that ends the answer
+        self._has_given_up = False  # speculation: from here the target goes on alone
+        self._is_plain = False  # the stream's events are the answer, whatever they are
+        self._is_over = self._is_ended_by_stream = False
         self._finish: Finish | None = None
+        self._num_rounds = self._num_from_rows = 0
         self._num_rest_tokens = 0  # tokens without a draft …
         self._resume_at = 0  # … until the answer has so many
-        self._num_rounds = 0
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
-        """The answer; the last event is its `Finish`."""
-        failure: Fallback | None = None
-        try:
-            async with aclosing(self._run_rounds()) as events:
-                async for event in events:
-                    yield event
-        except Exception as error:
-            if not self._answer_ids and is_refusal(error):
-                raise  # there is nothing to go on from: whoever called asks plainly
-            failure = Fallback(format_error_line(error), is_refusal=is_refusal(error))
-        self._cancel_pending_rounds()
-        if self._finish is None:
-            while len(self._cancelled_rounds) >= self._max_open:
-                await asyncio.wait(self._cancelled_rounds, return_when=asyncio.FIRST_COMPLETED)
-            async with aclosing(self._stream_target_alone(failure)) as events:
-                async for event in events:
-                    yield self._finish_with_usage(event) if isinstance(event, Finish) else event
-        if self._finish is not None:
-            if self._held_ids:  # their text could not be told when they came
-                yield self._release_delta(await self._decode_held_ids(), "plain")
-            yield replace(self._finish, usage=self.count_answer_usage(len(self._answer_ids)))
-
-    def _finish_with_usage(self, finish: Finish) -> Finish:
-        """The target's own end, with the tokens of all of the answer where those of its rest were counted."""
-        if finish.usage is None or not self._answer_ids:
-            return finish
-        return replace(finish, usage=self.count_answer_usage(len(self._answer_ids) + finish.usage.output_tokens))
-
-    def count_answer_usage(self, num_tokens: int) -> Usage:
-        """An answer's tokens: those of rounds, and behind them those that the target wrote alone."""
-        num_rated = min(num_tokens, len(self._answer_ids)) if self._is_rated else 0
-        return Usage(output_tokens=num_tokens - num_rated, approved_output_tokens=num_rated)
+        """The answer; the last event is its `Finish`, unless the target broke off without one."""
+        self._open_stream(self._endpoint.stream_chat(self._request))
+        self._encoding = asyncio.create_task(self._encode_prompt())
+        self._restart_draft()
+        wait_s: float | None = 0.0
+        while not self._is_over and self._error is None:
+            await self._wait(wait_s)
+            self._changed.clear()
+            await self._take_news()
+            if not self._is_over and self._error is None:
+                wait_s = await self._act()
+            for event in self._take_output():
+                yield event
+        if self._error is not None:
+            raise self._error
+        await self._end_answer()
+        for event in self._take_output():
+            yield event
 
     async def aclose(self) -> None:
-        """End the draft and every round, and wait until they are closed."""
-        self._cancel_pending_rounds()
-        await asyncio.gather(*self._cancelled_rounds, return_exceptions=True)
+        """End the draft, the stream and every call, and wait until they are closed."""
+        self._close_stream()
+        for call in list(self._tasks):
+            self._cancel_call(call)
+        others = [*self._closing, *filter(None, [self._encoding])]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         await self._encoded_draft.aclose()
         await self._background_draft.aclose()
 
-    async def _run_rounds(self) -> AsyncGenerator[StreamEvent]:
-        """What rounds give, as long as they pay."""
-        self._prompt_ids = await self._endpoint.encode_chat(self._request)
-        self._encoded_draft.restart("", _DRAFT_TOKENS)
-        while self._finish is None and self._are_rounds_worthwhile():
-            await self._send_and_wait()
-            while self._finish is None and self._pending_rounds and self._pending_rounds[0].answer.done():
-                async for event in self._collect_round(self._pending_rounds.popleft()):
-                    yield event
+    def count_answer_usage(self, num_tokens: int) -> Usage:
+        """An answer's tokens; those that were read from scores the target did not write."""
+        num_read = min(num_tokens, self._num_from_rows) if self._is_read_from_scores else 0
+        return Usage(output_tokens=num_tokens - num_read, approved_output_tokens=num_read)
 
-    # ----------------------------------------------------------------------------------------- sending
+    # ---------------------------------------------------------------------------------------- deciding
 
-    async def _send_and_wait(self) -> None:
-        """Send what can be sent, and wait until something has changed."""
-        self._changed.clear()
-        if self._encoded_draft.failure is not None:
-            raise self._encoded_draft.failure
-        if self._encoded_draft.is_wrong:
-            self._drop_wrong_draft()
-        self._restart_draft()
-        self._encoded_draft.encode_new_text()
-        wait_s = self._send_next_round()
-        if not (self._pending_rounds and self._pending_rounds[0].answer.done()):
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass  # the next round is due
+    async def _act(self) -> float | None:
+        """Do what is due; seconds until something will be, None where that depends on what comes."""
+        self._follow_draft()
+        encoded, scheduler = self._encoded_draft, self._scheduler
+        now_s, is_exhausted = self._clock(), self._background_draft.is_exhausted
+        scheduler.update_draft(encoded.ids, encoded.seconds, now_s, is_idle=encoded.is_idle, is_exhausted=is_exhausted)
+        scheduler.can_leave = not self._answer.held_ids
+        scheduler.num_closing = len(self._closing)
+        scheduler.max_tokens = self._limit_tokens()
+        decision = scheduler.decide(now_s)
+        if decision.closes_stream:
+            self._close_stream()
+        for call in decision.calls:
+            self._send(call)
+        self._report_rounds(scheduler.take_dropped())
+        if decision.opens_stream:
+            await self._open_rest()
+        return decision.wait_s
+
+    def _take_output(self) -> list[StreamEvent]:
+        output, self._output = self._output, []
+        return output
+
+    async def _wait(self, wait_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass  # the next call is due
+
+    def _limit_tokens(self) -> int | None:
+        """Most tokens that the answer can have; None: nobody knows."""
+        length, limit = self._endpoint.context_length, self._request.max_tokens
+        if length is None:
+            return limit
+        room = length - len(self._prompt_ids or ())
+        return room if limit is None else min(room, limit)
+
+    def _follow_draft(self) -> None:
+        """Encode what the draft has written; ask it for more, or anew where it was wrong or has nothing to say."""
+        encoded, background = self._encoded_draft, self._background_draft
+        if encoded.failure is not None:
+            self._give_up_rows(encoded.failure)
+        elif background.failure is not None and encoded.is_idle and not encoded.ids:
+            self._give_up_rows(background.failure)
+        if self._has_given_up:
+            return
+        if encoded.is_wrong:
+            self._restart_draft()
+        elif encoded.is_idle and not background.is_exhausted:
+            self._extend_draft()
+        encoded.encode_new_text()
+
+    def _extend_draft(self) -> None:
+        """Ask the draft for more, or anew where it has nothing to say; after it was of no use, later and later."""
+        encoded, num_tokens = self._encoded_draft, len(self._scheduler.ids)
+        if self._background_draft.is_cut and self._background_draft.text:
+            if len(encoded.ids) < _DRAFT_TOKENS:
+                encoded.extend_guess(_DRAFT_TOKENS)
+        elif not encoded.ids and num_tokens >= self._resume_at:
+            self._num_rest_tokens = min(max(1, 2 * self._num_rest_tokens), _MAX_REST_TOKENS)
+            self._resume_at = num_tokens + self._num_rest_tokens
+            self._restart_draft()
 
     def _restart_draft(self) -> None:
-        """Ask the draft for more, or anew where it has nothing to say; after it was of no use, later and later."""
-        if self._background_draft.is_exhausted or not self._encoded_draft.is_idle:
-            return
-        if self._background_draft.is_cut and self._background_draft.text:
-            if len(self._encoded_draft.ids) < _DRAFT_TOKENS:
-                self._encoded_draft.extend_guess(_DRAFT_TOKENS)
-        elif not self._encoded_draft.ids and len(self._answer_ids) >= self._resume_at:
-            self._num_rest_tokens = min(max(1, 2 * self._num_rest_tokens), _MAX_REST_TOKENS)
-            self._resume_at = len(self._answer_ids) + self._num_rest_tokens
-            self._encoded_draft.restart(self._text, _DRAFT_TOKENS)
+        self._scheduler.begin_draft(self._clock())
+        self._encoded_draft.restart(self._answer.text, _DRAFT_TOKENS)
 
-    def _drop_wrong_draft(self) -> None:
-        """The draft went wrong: it begins anew."""
-        self._encoded_draft.restart(self._text, _DRAFT_TOKENS)
-        self._send_at_s = self._clock()
+    # ------------------------------------------------------------------------------------------- calls
 
-    def _send_next_round(self) -> float | None:
-        """Send the next round if it is time to; seconds until it will be, None where that depends on other things."""
-        num_sent = sum(len(pending.drafted_ids) + 1 for pending in self._pending_rounds)
-        room = self._max_draft_room() - num_sent
-        num_open = len(self._pending_rounds) + len(self._cancelled_rounds)  # until it is closed
-        if num_open >= self._max_pending_rounds or num_sent > len(self._encoded_draft.ids) or room < 0:
-            return None
-        drafted_ids = self._encoded_draft.ids[num_sent:]
-        limit = self._limit_by_lookahead(len(drafted_ids), room)
-        if len(drafted_ids) <= limit < room and not self._encoded_draft.is_idle:  # more is to be drafted
-            wait_s = self._send_at_s + self._pair_stats.verify_s / self._max_pending_rounds - self._clock()
-            if wait_s > 0:
-                return wait_s
-        context_ids = [*(self._prompt_ids or ()), *self._answer_ids, *self._encoded_draft.ids[:num_sent]]
-        self._send_round(
-            context_ids, drafted_ids[:limit], sum(self._encoded_draft.seconds[num_sent : num_sent + limit])
-        )
-        return self._send_next_round()
+    async def _encode_prompt(self) -> None:
+        try:
+            self._prompt_ids = await self._endpoint.encode_chat(self._request)
+            self._scheduler.can_send = True
+        except Exception as error:  # noqa: BLE001 - only speculation needs it
+            self._give_up_rows(error)
+        self._changed.set()
 
-    def _limit_by_lookahead(self, num_drafted: int, room: int) -> int:
-        """How many of the drafted tokens the lookahead policy wants in one round."""
-        most = min(self._lookahead.limit(), room, num_drafted)
-        num_wanted = min(1, most)
-        while num_wanted < most and self._lookahead.wants_more([None] * num_wanted):
-            num_wanted += 1
-        return num_wanted
+    def _send(self, call: RowCall) -> None:
+        context_ids = [*(self._prompt_ids or ()), *self._scheduler.ids, *call.assumed_ids[: call.first]]
+        drafted_ids = list(call.assumed_ids[call.first :])
+        self._tasks[call] = asyncio.create_task(self._request_rows(call, context_ids, drafted_ids))
 
-    def _send_round(self, context_ids: list[int], drafted_ids: list[int], draft_s: float) -> None:
-        answer = asyncio.ensure_future(self._request_tokens(context_ids, drafted_ids))
-        answer.add_done_callback(lambda _: self._changed.set())
-        self._send_at_s = self._clock()
-        self._pending_rounds.append(_PendingRound(drafted_ids, draft_s, answer))
-
-    async def _request_tokens(self, context_ids: list[int], drafted_ids: list[int]) -> _RoundReply:
+    async def _request_rows(self, call: RowCall, context_ids: list[int], drafted_ids: list[int]) -> None:
         sent_s = self._clock()
-        tokens = await self._verify(context_ids, drafted_ids)
-        return _RoundReply(tokens, self._clock() - sent_s)
+        try:
+            tokens = await self._verify(context_ids, drafted_ids)
+            if len(tokens) != call.num_rows:
+                raise TargetError(f"the target gave {len(tokens)} tokens for {call.num_rows} prefixes")
+            self._scheduler.add_answer(call, tokens, self._clock() - sent_s)
+        except Exception as error:  # noqa: BLE001 - the target goes on alone
+            if self._tasks.pop(call, None) is not None:
+                self._give_up_rows(error)
+        self._changed.set()
 
-    def _max_draft_room(self) -> int:
-        """Most tokens that may be drafted behind the confirmed ones: a round emits one more than it drafts."""
-        num_answer = len(self._answer_ids)
-        room = [MAX_LOOKAHEAD * self._max_pending_rounds]
-        if self._request.max_tokens is not None:
-            room.append(self._request.max_tokens - num_answer - 1)
-        if self._endpoint.context_length is not None:
-            room.append(self._endpoint.context_length - len(self._prompt_ids or ()) - num_answer - 1)
-        return min(room)
+    def _cancel_call(self, call: RowCall) -> None:
+        """Give up a call; how it ends is nobody's concern."""
+        task = self._tasks.pop(call, None)
+        if task is not None and not task.done():
+            self._close_task(task)
 
-    # ----------------------------------------------------------------------------------------- judging
+    def _close_task(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        self._closing.add(task)
+        task.add_done_callback(self._forget_closed)
 
-    async def _collect_round(self, pending: _PendingRound) -> AsyncGenerator[StreamEvent]:
-        """Take in a round: its tokens are the target's own, up to the first that differs from the draft."""
-        tokens, verify_s = await pending.answer
-        if len(tokens) != len(pending.drafted_ids) + 1:
-            raise TargetError(f"the target gave {len(tokens)} tokens for {len(pending.drafted_ids) + 1} prefixes")
-        num_accepted = num_emitted = 0
-        for token, drafted_id in zip(tokens, [*pending.drafted_ids, None], strict=True):
-            is_accepted = token.token_id == drafted_id
-            num_accepted += is_accepted
-            num_emitted += 1
-            text = await self._confirm_token(token)
-            if text:
-                yield self._release_delta(text, _find_origin(pending, drafted_id, is_accepted=is_accepted))
-            if not is_accepted or self._finish is not None:
-                break
-        if self._encoded_draft.is_wrong:
-            self._cancel_pending_rounds()  # what was sent on its word is worthless
-        report = Round(
-            index=self._num_rounds,
-            num_draft_tokens=len(pending.drafted_ids),
-            num_accepted_tokens=num_accepted,
-            num_emitted_tokens=num_emitted,
-            next_token_id=None if num_accepted == len(tokens) else tokens[num_accepted].token_id,
-            draft_s=pending.draft_s,
-            verify_s=verify_s,
-        )
-        self._update_statistics(report)
-        yield report
+    def _forget_closed(self, task: asyncio.Task[None]) -> None:
+        """It is closed: there may be room for another one."""
+        self._closing.discard(task)
+        self._changed.set()
 
-    async def _confirm_token(self, token: SampledToken) -> str:
-        """Add a token to the answer; the text that is complete with it.
-
-        Whatever becomes of its text, it stays: to draw it again because of what it is would change the distribution.
-        """
-        self._answer_ids.append(token.token_id)
-        self._unshown_ids.append(token.token_id)
-        self._encoded_draft.confirm(token.token_id)
-        self._check_stop(token)
-        return await self._decode_token(token)
-
-    def _release_delta(self, text: str, origin: Origin) -> TextDelta:
-        """Text that comes out now, with the tokens that it completes."""
-        self._text += text
-        num_shown = len(self._unshown_ids) - len(self._held_ids)
-        shown_ids, self._unshown_ids = self._unshown_ids[:num_shown], self._unshown_ids[num_shown:]
-        return TextDelta(text, origin, tuple(shown_ids))
-
-    def _check_stop(self, token: SampledToken) -> None:
-        request, length = self._request, self._endpoint.context_length
-        if token.is_end:
-            self._finish = Finish("stop", None, "eos")
-        elif request.max_tokens is not None and len(self._answer_ids) >= request.max_tokens:
-            self._finish = Finish("length", None, "max_tokens")
-        elif length is not None and len(self._prompt_ids or ()) + len(self._answer_ids) >= length:
-            self._finish = Finish("length", None, "context_length")
-
-    def _update_statistics(self, report: Round) -> None:
-        num_drafted, num_accepted = report.num_draft_tokens, report.num_accepted_tokens
-        self._num_rounds += 1
-        self._pair_stats.add_probe_round(num_drafted + 1, report.verify_s)
-        if num_drafted:
-            rejected = num_accepted < report.num_emitted_tokens <= num_drafted
-            self._pair_stats.acceptance.update(num_accepted, rejected=rejected)
-        if num_drafted or self._lookahead.limit() == 0:
-            draft_s = num_drafted * self._background_draft.token_s
-            self._lookahead.update(RoundFeedback(num_drafted, num_accepted, draft_s, report.verify_s))
-        if num_accepted:
-            self._num_rest_tokens = 0
-        if self._finish is None and self._max_rounds is not None and self._num_rounds >= self._max_rounds:
-            self._finish = Finish("length", None, "max_iterations")
-
-    def _cancel_pending_rounds(self) -> None:
-        """Give up all rounds under way; how they end is nobody's concern."""
-        while self._pending_rounds:
-            pending = self._pending_rounds.pop()
-            pending.answer.cancel()
-            self._cancelled_rounds.add(pending.answer)
-            pending.answer.add_done_callback(self._cancelled_rounds.discard)
-
-    def _are_rounds_worthwhile(self) -> bool:
-        """Whether rounds are worth their time: against the target's plain speed, where that is known."""
-        if self._background_draft.is_exhausted and self._encoded_draft.is_idle and not self._encoded_draft.ids:
-            return False
-        if self._max_draft_room() < 0 and not self._pending_rounds:
-            return False  # the target says what it thinks of such a request
-        if self._num_rounds < _MIN_TRIAL_ROUNDS:
-            return True
-        plain_s = self._pair_stats.estimate_plain_s(len(self._answer_ids))
-        if plain_s is None:
-            return len(self._answer_ids) >= _MIN_TOKENS_PER_ROUND * self._num_rounds
-        return self._clock() - self._started_s <= _MAX_SLOWDOWN * plain_s
-
-    # -------------------------------------------------------------------------------------------- text
-
-    async def _decode_token(self, token: SampledToken) -> str:
-        """The text that a token completes; bytes of an incomplete character are held back, except at the end."""
-        if not self._held_ids and (token.is_end or (token.text and _REPLACEMENT_CHARACTER not in token.text)):
-            return "" if token.is_end else token.text
-        if not token.is_end:
-            self._held_ids.append(token.token_id)
-        return await self._decode_held_ids()
-
-    async def _decode_held_ids(self) -> str:
-        text, num_shown = await self._endpoint.decode(self._held_ids), len(self._held_ids)
-        if text.endswith(_REPLACEMENT_CHARACTER) and self._finish is None:
-            text, num_shown = await self._find_decodable_prefix(self._held_ids, text)
-        del self._held_ids[:num_shown]
-        return text
-
-    async def _find_decodable_prefix(self, held_event: list[int], text: str) -> tuple[str, int]:
-        """What no later byte can change, and of how many tokens; nothing while it may still become a character."""
-        if len(held_event) <= _MAX_HELD_TOKENS:
-            return "", 0
-        for num_tokens in range(len(held_event) - _MAX_CHARACTER_TOKENS + 1, 0, -1):
-            part = await self._endpoint.decode(held_event[:num_tokens])
-            if text.startswith(part):
-                return part, num_tokens
-        return "", 0
-
-    # ------------------------------------------------------------------------------------------ alone
-
-    async def _stream_target_alone(self, failure: Fallback | None) -> AsyncGenerator[StreamEvent]:
-        """The rest of the answer, after what is confirmed; without a `Finish` where `_finish` is set on the way."""
-        if failure is not None:
-            yield failure
-        elif self._background_draft.failure is not None:
-            yield Fallback(self._background_draft.failure)
-        async with aclosing(self._complete_character()) as events:
-            async for event in events:
-                yield event
-        if self._finish is not None:
+    def _give_up_rows(self, failure: Exception | str) -> None:
+        """The target goes on alone; the first reason is told."""
+        if self._has_given_up:
             return
-        plain = stream_rest_plain(
+        reason = failure if isinstance(failure, str) else format_error_line(failure)
+        self._output.append(Fallback(reason, is_refusal=isinstance(failure, Exception) and is_refusal(failure)))
+        self._has_given_up = True
+        for call in self._scheduler.stop():
+            self._cancel_call(call)
+        self._changed.set()
+
+    # ------------------------------------------------------------------------------------------ stream
+
+    def _open_stream(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
+        self._stream = _TargetStream(
+            opened,
+            self._pair_stats.open_stream(),
+            begins_at=len(self._scheduler.ids),
+            has_calls=lambda: bool(self._tasks),
+            changed=self._changed.set,
+        )
+
+    def _close_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.add_times_to(self._pair_stats.baseline, count_request_characters(self._request))
+            self._close_task(stream.task)
+
+    async def _open_rest(self) -> None:
+        """Have the target go on alone, after what is confirmed."""
+        while len(self._closing) >= self._max_open:
+            await asyncio.wait(self._closing, return_when=asyncio.FIRST_COMPLETED)
+        await self._complete_character()
+        if self._is_over or self._error is not None:
+            return
+        rest = stream_rest_plain(
             self._target,
             self._endpoint,
             self._request,
             prompt_ids=self._prompt_ids,
-            answer_ids=self._answer_ids,
-            text=self._text,
+            answer_ids=list(self._scheduler.ids),
+            text=self._answer.text,
         )
-        async with aclosing(self._measure_plain_stream(plain)) as events:
-            async for event in events:
-                yield event
+        self._open_stream(aclosing(rest))
+        self._scheduler.begin_stream(self._clock())
 
-    async def _complete_character(self) -> AsyncGenerator[StreamEvent]:
+    async def _take_news(self) -> None:
+        """Take in what has come since the last time."""
+        while self._stream is not None and not self._is_over and self._error is None and not self._stream.news.empty():
+            await self._take_from_stream(self._stream, self._stream.news.get_nowait())
+            if self._scheduler.stream_at is None and not self._is_plain:
+                break
+        while not self._is_over and (confirmed := self._scheduler.take_confirmed(self._clock())) is not None:
+            self._num_from_rows += 1
+            self._encoded_draft.confirm(confirmed.token.token_id)
+            self._check_end(confirmed.token)
+            await self._add_text(confirmed.token, confirmed.origin)
+            self._report_rounds(self._scheduler.take_dropped())
+        if self._scheduler.stream_at is None and not self._is_plain:
+            self._close_stream()
+
+    async def _take_from_stream(self, stream: _TargetStream, news: _StreamNews) -> None:
+        event = news.event
+        is_needed = self._is_plain or self._scheduler.stream_at == len(self._scheduler.ids)
+        if isinstance(event, TextDelta):
+            stream.add_tokens(count_tokens(event), news)
+        if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:
+            await self._take_delta(stream, event, event.token_ids, news.arrived_s)
+        elif isinstance(event, Progress):
+            self._output.append(event)
+        elif not is_needed or (isinstance(event, TextDelta) and self._can_find_ids()):
+            self._scheduler.end_stream(news.arrived_s)
+        elif isinstance(event, Exception):
+            self._error = event
+        elif event is None or isinstance(event, Finish):
+            self._is_over = self._is_ended_by_stream = True
+            self._finish = None if event is None else self._complete_finish(event, stream)
+        else:
+            self._continue_plainly(event)
+
+    async def _take_delta(
+        self, stream: _TargetStream, delta: TextDelta, token_ids: Sequence[int], arrived_s: float
+    ) -> None:
+        """Text of the stream that says which tokens it is."""
+        taken = self._scheduler.take_from_stream(token_ids, arrived_s)
+        for index in taken:
+            self._encoded_draft.confirm(token_ids[index])
+        if stream.is_in_step and len(taken) == len(token_ids):
+            self._output.append(self._answer.add_delta(delta))
+        else:
+            stream.is_in_step = False
+            for index in taken:
+                await self._add_text(SampledToken(token_ids[index], ""), "plain")
+        self._report_rounds(self._scheduler.take_dropped())
+
+    def _can_find_ids(self) -> bool:
+        """Whether rows can tell the tokens of a text that a stream gives without their ids."""
+        return not self._is_plain and self._scheduler.can_do_without_stream()
+
+    def _continue_plainly(self, event: StreamEvent) -> None:
+        """The stream gives something else than tokens: what follows is its own, and nothing is speculated."""
+        if not self._is_plain:
+            what = "does not tell its token ids" if isinstance(event, TextDelta) else "does more than write text"
+            self._give_up_rows(UnsupportedError(f"{self._target.name} {what}"))
+        self._is_plain = True
+        if isinstance(event, TextDelta):
+            self._answer.text += event.text
+        self._output.append(event)
+
+    # ------------------------------------------------------------------------------------------ tokens
+
+    async def _add_text(self, token: SampledToken, origin: Origin) -> None:
+        """Give the text of a confirmed token.
+
+        Whatever becomes of it, the token stays: to draw it again because of what it is would change the distribution.
+        """
+        try:
+            delta = await self._answer.add_token(token, origin)
+        except LlmSpecError as error:
+            self._give_up_rows(error)
+            return
+        if delta is not None:
+            self._output.append(delta)
+
+    def _check_end(self, token: SampledToken) -> None:
+        limit = self._find_reached_limit()
+        if token.is_end:
+            self._finish = Finish("stop", None, "eos")
+        elif limit is not None:
+            self._finish = Finish("length", None, limit)
+        self._is_over = self._finish is not None
+
+    def _find_reached_limit(self) -> StoppedBy | None:
+        num_tokens, length = len(self._scheduler.ids), self._endpoint.context_length
+        if self._request.max_tokens is not None and num_tokens >= self._request.max_tokens:
+            return "max_tokens"
+        is_full = length is not None and len(self._prompt_ids or ()) + num_tokens >= length
+        return "context_length" if is_full else None
+
+    def _report_rounds(self, calls: Iterable[RowCall]) -> None:
+        """The calls that nothing more is read from, as far as they told the answer's next tokens."""
+        for call in calls:
+            self._cancel_call(call)
+            if not call.num_emitted:
+                continue
+            report = Round(
+                index=self._num_rounds,
+                num_draft_tokens=max(call.num_accepted, call.num_rows - 1 - call.num_skipped),
+                num_accepted_tokens=call.num_accepted,
+                num_emitted_tokens=call.num_emitted,
+                next_token_id=None if call.num_accepted == call.num_emitted else self._scheduler.ids[call.last_at],
+                draft_s=sum(call.draft_s[call.num_skipped :]),
+                verify_s=call.verify_s,
+            )
+            self._output.append(report)
+            self._num_rounds += 1
+            if call.num_accepted:
+                self._num_rest_tokens = 0
+            if not self._is_over and self._max_rounds is not None and self._num_rounds >= self._max_rounds:
+                self._finish, self._is_over = Finish("length", None, "max_iterations"), True
+
+    async def _end_answer(self) -> None:
+        scheduler = self._scheduler
+        self._report_rounds([*scheduler.take_dropped(), *scheduler.calls])
+        scheduler.finish(self._clock())
+        if self._finish is None:
+            return
+        if not self._is_ended_by_stream or not (self._stream is None or self._stream.is_in_step):
+            delta = await self._answer.flush("plain")
+            if delta is not None:  # its text could not be told when it came
+                self._output.append(delta)
+        if not self._is_ended_by_stream:
+            self._finish = replace(self._finish, usage=self.count_answer_usage(len(scheduler.ids)))
+        self._output.append(self._finish)
+
+    def _complete_finish(self, finish: Finish, stream: _TargetStream) -> Finish:
+        """A stream's end, with the tokens of all of the answer where its own were counted, and the limit it came to."""
+        if finish.finish_reason == "length" and finish.stopped_by is None and not self._is_plain:
+            finish = replace(finish, stopped_by=self._find_reached_limit())
+        if finish.usage is None or not stream.begins_at:
+            return finish
+        return replace(finish, usage=self.count_answer_usage(stream.begins_at + finish.usage.output_tokens))
+
+    async def _complete_character(self) -> None:
         """Token by token up to the end of a character, so that the text of all that follows begins with a whole one.
 
         Where no call gives the next token the beginning of the character is given up, and written anew.
         """
         try:
-            while self._held_ids and self._finish is None:
-                text = await self._confirm_token(await self._sample_one_token())
-                if text:
-                    yield self._release_delta(text, "plain")
-        except BudgetError:
-            raise  # it ends the answer
-        except LlmSpecError:
-            if self._finish is not None:
-                raise
-            num_held = len(self._held_ids)
-            self._held_ids, self._answer_ids = [], self._answer_ids[:-num_held]
+            await self._answer.find_cut_character()
+            while self._answer.ends_inside_character and not self._is_over:
+                token = await self._sample_one_token()
+                self._scheduler.confirm_alone(token.token_id)
+                self._check_end(token)
+                delta = await self._answer.add_token(token, "plain")
+                if delta is not None:
+                    self._output.append(delta)
+        except LlmSpecError as error:
+            if isinstance(error, BudgetError) or self._is_over:  # it ends the answer
+                self._error = error
+                return
+            self._scheduler.drop_last(self._answer.drop_held_ids())
             if self._request.sampling.temperature != 0:  # greedily the same tokens come again
-                yield GuaranteeWeakened("lossy", "the beginning of a character was lost, and drawn again")
+                reason = "the beginning of a character was lost, and drawn again"
+                self._output.append(GuaranteeWeakened("lossy", reason))
 
     async def _sample_one_token(self) -> SampledToken:
         """The target's own token after all that is confirmed."""
-        context_ids = [*(self._prompt_ids or ()), *self._answer_ids]
+        context_ids = [*(self._prompt_ids or ()), *self._scheduler.ids]
         sampling = replace(self._request.sampling, seed=None)  # with one seed all of these calls draw the same noise
         try:
             return (await self._endpoint.sample_next([context_ids], sampling))[0]
         except LlmSpecError:
-            request = replace(self._request, sampling=sampling, max_tokens=1, stop=())
+            request = replace(self._request, sampling=sampling, max_tokens=1)
             return await stream_one_token(self._endpoint, context_ids, request)
-
-    async def _measure_plain_stream(self, plain: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
-        """The target alone: its speed is what rounds are measured by next time."""
-        timer = self._pair_stats.open_stream()
-        async with aclosing(plain) as events:
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    timer.add_tokens(1)
-                yield event
-
-
-def _find_origin(pending: _PendingRound, drafted_id: int | None, *, is_accepted: bool) -> Origin:
-    if is_accepted:
-        return "accepted"
-    if not pending.drafted_ids:
-        return "plain"
-    return "bonus" if drafted_id is None else "correction"

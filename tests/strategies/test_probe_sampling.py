@@ -211,7 +211,7 @@ def test_short_answers_have_the_targets_law() -> None:
 
 def test_a_sampled_batch_carries_no_seed() -> None:
     """Without a seed of the caller's none is sent, and nothing else of the sampling is lost."""
-    target = MarkovTarget()
+    target = MarkovTarget(call_s=0.01)
     sampling = Sampling(temperature=0.8, top_p=0.9, top_k=2, min_p=0.01, logit_bias={1: 2.0}, repetition_penalty=1.1)
     request = replace(ChatRequest.create("tell", max_tokens=40), sampling=sampling)
     run_virtual(sampled_text(target, request, LikelyDraft(), lookahead=Fixed(4)))

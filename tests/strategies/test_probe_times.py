@@ -70,6 +70,7 @@ def test_leaving_the_stream_ends_every_call(num_events: int) -> None:
         async with probing(draft, target, max_concurrent_streams=4).stream("tell") as events:
             for _ in range(num_events):
                 await anext(events)
+            await asyncio.sleep(0)  # what was sent with the last event begins
             assert target.num_open > 0
         assert (target.num_open, draft.num_open) == (0, 0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -139,7 +140,7 @@ def test_the_time_of_a_draft_that_was_wrong_counts_where_it_was_verified() -> No
     drafted = [report for report in result.rounds if report.num_draft_tokens]
     assert drafted
     assert all(0.0 <= report.draft_s <= 0.02 * 4 + 1e-6 for report in result.rounds)
-    assert result.stats.draft_s <= 0.02 * result.stats.num_draft_tokens + 1e-6
+    assert result.stats.draft_s <= 0.02 * (result.stats.num_draft_tokens + len(result.rounds)) + 1e-6
     assert result.stats.draft_s > 0.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -11,13 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.probe_targets import patient
 
 from llm_spec import (
     Capabilities,
     ChatRequest,
     Finish,
     Fixed,
-    PromptLookup,
     ReferenceDraft,
     Sampling,
     SpeculativeConfig,
@@ -40,7 +41,7 @@ class ByText(SimulatedTarget):
     """Continues ids until `num_pieces` more are written, then breaks (0: at once); continues text by a script."""
 
     def __init__(self, answer: str, script: Any, *, num_pieces: int = 0, fail_at: Any = None) -> None:
-        super().__init__(answer, by_ids=True)
+        super().__init__(answer, by_ids=True, first_token_s=0.02, token_s=0.5)  # rounds are ahead of its stream
         self.scripted = ScriptedProvider(
             script, fail_at=fail_at, capabilities=Capabilities(continue_prefix=True), piece_size=1
         )
@@ -174,11 +175,11 @@ class Deaf(ByText):
 async def shown_before_error(target: SimulatedTarget) -> tuple[str, TargetError]:
     """What a caller has been shown, and the error that ended it."""
     shown = ""
-    config = SpeculativeConfig(strategy="probe", lookahead=Fixed(2), max_concurrent_streams=1)
+    decoder = patient(ReferenceDraft(ANSWER), target, lookahead=Fixed(2), max_concurrent_streams=1)
 
     async def follow() -> None:
         nonlocal shown
-        async with SpeculativeDecoder(ReferenceDraft(ANSWER), target, config).stream("tell") as events:
+        async with decoder.stream("tell") as events:
             async for event in events:
                 shown += event.text if isinstance(event, TextDelta) else ""
 
@@ -212,8 +213,8 @@ def test_the_partial_text_is_all_that_was_shown_when_text_breaks(fail_at: int) -
 
 
 def probing(target: SimulatedTarget, **options: Any) -> SpeculativeDecoder:
-    config = {"strategy": "probe", "lookahead": Fixed(2), "max_concurrent_streams": 1, **options}
-    return SpeculativeDecoder(ReferenceDraft(ANSWER), target, SpeculativeConfig(**config))
+    options = {"lookahead": Fixed(2), "max_concurrent_streams": 1, **options}
+    return patient(ReferenceDraft(ANSWER), target, **options)
 
 
 class DeafById(Deaf):
@@ -351,8 +352,11 @@ class HalfCharacters:
         async with aclosing(self._write(list(token_ids), request.max_tokens)) as events:
             yield events
 
-    def stream_chat(self, request: ChatRequest) -> Any:
-        return self.stream_after([START_ID], request)
+    @asynccontextmanager
+    async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        await asyncio.sleep(1.0)  # so that the answer's first tokens come from rounds
+        async with aclosing(self._write([START_ID], request.max_tokens)) as events:
+            yield events
 
     def stream(self, request: ChatRequest) -> Any:
         return self.stream_after([0 if request.prefix else START_ID], request)
@@ -383,7 +387,7 @@ class HalfCharacters:
 
 def shares(target: HalfCharacters, temperature: float = 1.0) -> tuple[float, Counter[str]]:
     """How often "é" is written, and how many answers have which guarantee."""
-    decoder = SpeculativeDecoder(PromptLookup(), target, SpeculativeConfig(strategy="probe", baseline_every=0))
+    decoder = patient(ReferenceDraft("aaa"), target, baseline_every=0, max_concurrent_streams=2)
 
     async def results() -> list[SpeculativeResult]:
         found: list[SpeculativeResult] = []

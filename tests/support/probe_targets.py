@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -31,7 +32,9 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.pair_stats import PairStats
+from llm_spec.row_stats import Agreement, RowStats
 from llm_spec.simulation import run_virtual
+from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
 __all__ = [
     "EMOJI",
@@ -195,9 +198,12 @@ class TokenTarget:
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         self.after.append((list(token_ids), request))
         await self._enter("stream_after")
+        room = sys.maxsize if self.context_length is None else self.context_length - len(token_ids)
+        if room < 1:
+            raise TargetError("the prompt fills the context")
         written = list(token_ids[len(self._prompt) :])
         rest = self.answer_ids[len(written) :] if self.answer_ids[: len(written)] == written else [ELSE_ID]
-        limit = len(rest) + 1 if request.max_tokens is None else request.max_tokens
+        limit = min(room, len(rest) + 1 if request.max_tokens is None else request.max_tokens)
         self.num_input_tokens += len(token_ids)
 
         async def events() -> AsyncGenerator[StreamEvent]:
@@ -212,7 +218,8 @@ class TokenTarget:
                 shown = whole
             usage = Usage(input_tokens=len(token_ids), output_tokens=len(rest[:limit]))
             is_cut = limit <= len(rest)
-            yield Finish("length" if is_cut else "stop", usage, "max_tokens" if is_cut else "eos")
+            cause = None if limit == room else "max_tokens"  # as servers do, which do not say which limit it was
+            yield Finish("length" if is_cut else "stop", usage, cause if is_cut else "eos")
 
         async with self._open(events()) as opened:
             yield opened
@@ -307,11 +314,28 @@ class TextDraft:
         yield DraftPiece("", finish_reason="stop")
 
 
+class PatientRows(RowStats):
+    """Rows that always pay, whatever they cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_call(MAX_LOOKAHEAD, 0.0)
+
+    def estimate_speedup(self, agreement: Agreement, step_s: float, max_calls: int) -> float:  # noqa: ARG002 - always
+        return 1e9
+
+    def estimate_allowance(self, elapsed_s: float, step_s: float, max_tokens: int | None) -> float:  # noqa: ARG002
+        return 1e9
+
+
 class Patient(PairStats):
     """Figures by which rounds always pay."""
 
-    def estimate_plain_s(self, num_tokens: int) -> float | None:  # noqa: ARG002 - whatever
-        return 1e9
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = PatientRows()
+        self.first_token_s.update(0.0)
+        self.token_s.update(1, 0.02)
 
 
 def probing(draft: DraftProvider | None, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
@@ -328,7 +352,7 @@ def patient(draft: DraftProvider | None, target: LlmProvider, **options: Any) ->
 def probed(
     draft: DraftProvider, target: LlmProvider, request: ChatRequest | str = "tell", **options: Any
 ) -> SpeculativeResult:
-    return run_virtual(probing(draft, target, **options).decode(request))
+    return run_virtual(patient(draft, target, **options).decode(request))
 
 
 def bytewise(text: str | bytes) -> list[bytes]:

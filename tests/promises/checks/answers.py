@@ -99,8 +99,8 @@ def _would_survive(case: Case, shown: Shown, fault: Fault) -> bool:
     match fault.scope:
         case "verdict":
             return not (is_given_up and case.max_attempts == 1)
-        case "ids":  # a stream of `race` by ids is the target's own answer; `probe` goes on by ids or by text
-            may_break = case.strategy in ("race", "auto") or bool(shown.text)
+        case "ids":  # the first stream by ids is the target's own answer
+            may_break = case.strategy in ("race", "auto", "probe", "score") or bool(shown.text)
             is_lost = is_given_up or (fault.how not in _TRANSIENT and fault.at > 0)  # before it, it is asked plainly
             return not (is_lost and may_break) and not (case.kind == "ids only" and shown.text)
         case "continued":  # `probe`, `score` and `judge` are nothing but calls that go on, and `race` after a takeover

@@ -1,0 +1,143 @@
+"""RowStats: what is known of rows, calls in which a server gives its own token after each of several prefixes.
+
+Whether they pay is arithmetic. A draft that is right with probability `a` a token is right for `a / (1 - a)` tokens on
+average before it is wrong, and calls overlap, so a cycle from one wrong token to the next takes
+
+    round trip + time of the draft's first token + right tokens * time of a drafted token
+
+and gives one token more than were right (Leviathan et al. 2023, with calls that overlap). The server's own stream gives
+a token each step. All times are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from llm_spec.tokens.statistics import CostLine, ExponentialMovingAverage
+
+__all__ = ["Agreement", "Cycle", "RowStats"]
+
+_HALF_LIFE: Final = 512.0  # half-life, in tokens, of how well a draft agrees
+_CALL_HALF_LIFE: Final = 64.0  # of calls
+_START_HALF_LIFE: Final = 16.0  # of a draft's starts
+_PRIOR_AGREEMENT: Final = 0.5  # of a draft of which nothing is known; as much as …
+_PRIOR_TOKENS: Final = 2.0  # … so many tokens
+_LOCAL_PRIOR_TOKENS: Final = 6.0  # what earlier answers say counts as so many tokens of this one
+_MIN_SECONDS: Final = 1e-9
+_MAX_RUN: Final = 128.0  # tokens in a row that a draft may be expected to be right
+_MAX_LOSS: Final = 0.02  # of the target's own time: what finding out that rows do not pay may cost …
+_EXPECTED_TOKENS: Final = 256  # … and as much of an answer of so many tokens, or of its limit, before there is one
+
+
+class Cycle(NamedTuple):
+    """From one token that the draft did not have to the next: tokens of the answer, and seconds."""
+
+    tokens: float
+    seconds: float
+
+
+class Agreement:
+    """How often a draft had the target's own next token, another one, or none. `earlier`: of the answers before."""
+
+    def __init__(self, earlier: Agreement | None = None) -> None:
+        self._earlier = earlier
+        self._keep = 0.5 ** (1.0 / _HALF_LIFE)
+        self.num_agreed = self.num_different = self.num_missing = 0.0
+
+    @property
+    def num_judged(self) -> float:
+        """Tokens that the draft had said something of."""
+        return self.num_agreed + self.num_different
+
+    def add(self, *, has_agreed: bool | None) -> None:
+        """The target's next token is known; None: the draft had none."""
+        self.num_agreed = self._keep * self.num_agreed + (has_agreed is True)
+        self.num_different = self._keep * self.num_different + (has_agreed is False)
+        self.num_missing = self._keep * self.num_missing + (has_agreed is None)
+        if self._earlier is not None:
+            self._earlier.add(has_agreed=has_agreed)
+
+    def estimate_accepted(self) -> float:
+        """The probability that a drafted token is the target's own."""
+        return self._estimate(0.0)
+
+    def estimate_covered(self) -> float:
+        """The probability that the next token is drafted, and is the target's own."""
+        return self._estimate(1.0)
+
+    def _estimate(self, weight_of_missing: float) -> float:
+        num_tokens = self.num_judged + weight_of_missing * self.num_missing
+        earlier = self._earlier
+        prior, weight = (
+            (_PRIOR_AGREEMENT, _PRIOR_TOKENS)
+            if earlier is None
+            else (earlier._estimate(weight_of_missing), _LOCAL_PRIOR_TOKENS)  # noqa: SLF001 - one of us
+        )
+        return (self.num_agreed + weight * prior) / (num_tokens + weight)
+
+
+class RowStats:
+    """Figures of a target's rows and of the draft for them. Kept across requests, on one event loop."""
+
+    def __init__(self) -> None:
+        self.call_s = CostLine(half_life=_CALL_HALF_LIFE)  # of a call, by its rows
+        self.max_rows = 0  # of a call that was measured
+        self.draft_start_s = ExponentialMovingAverage(half_life=_START_HALF_LIFE)  # until its first token is encoded
+        self._drafted = [0.0, 0.0]  # tokens of the draft behind its first ones, and what they took
+        self.agreement = Agreement()
+        self._plain_s = 0.0  # of answers that have ended
+        self._lost_s = 0.0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a call was."""
+        return self.max_rows > 0
+
+    def add_call(self, num_rows: int, seconds: float) -> None:
+        """A call was answered."""
+        self.call_s.update(num_rows, seconds)
+        self.max_rows = max(self.max_rows, num_rows)
+
+    def estimate_call_s(self, num_rows: int = 1) -> float:
+        """How long a call of so many rows takes."""
+        return self.call_s.base + (num_rows - 1) * self.call_s.slope
+
+    def estimate_cycle(self, covered: float, max_calls: int) -> Cycle:
+        """A cycle where `max_calls` may overlap, and a token is drafted rightly with probability `covered`."""
+        run = min(_MAX_RUN, covered / max(1e-9, 1.0 - covered))
+        call_s = self.estimate_call_s()
+        wait_s = call_s / (2 * max_calls)  # of a drafted token for the next call
+        start_s = (self.draft_start_s.value or 0.0) + wait_s
+        drafting_s = run * max(self.draft_token_s, self.call_s.slope)
+        return Cycle(run + 1.0, call_s + covered * start_s + drafting_s)
+
+    def estimate_speedup(self, agreement: Agreement, step_s: float, max_calls: int) -> float:
+        """How many times as fast as a stream of `step_s` a token rows are in the long run."""
+        tokens, seconds = self.estimate_cycle(agreement.estimate_covered(), max_calls)
+        return tokens * step_s / max(seconds, _MIN_SECONDS)
+
+    @property
+    def draft_token_s(self) -> float:
+        """Between two tokens of the draft; 0 before it was measured."""
+        num_tokens, seconds = self._drafted
+        return seconds / num_tokens if num_tokens else 0.0
+
+    def add_drafted(self, num_tokens: int, seconds: float) -> None:
+        """So many tokens more were drafted and encoded, so long after the ones before; often several come at once."""
+        keep = 0.5 ** (num_tokens / _HALF_LIFE)
+        self._drafted = [keep * self._drafted[0] + num_tokens, keep * self._drafted[1] + seconds]
+
+    # ---------------------------------------------------------------------------------------- lost time
+
+    def add_answer(self, plain_s: float) -> None:
+        """An answer has ended, for which the target alone takes so long."""
+        self._plain_s += plain_s
+
+    def add_loss(self, seconds: float) -> None:
+        """An answer is later than the target's own by so much, since rows were tried."""
+        self._lost_s += seconds
+
+    def estimate_allowance(self, elapsed_s: float, step_s: float, max_tokens: int | None) -> float:
+        """How much may be lost now, in an answer of at most `max_tokens` that began `elapsed_s` ago."""
+        expected_s = step_s * min(_EXPECTED_TOKENS, max_tokens or _EXPECTED_TOKENS)
+        return _MAX_LOSS * (self._plain_s + max(elapsed_s, expected_s)) - self._lost_s

@@ -1,0 +1,459 @@
+"""RowScheduler: when a server is asked for which tokens of an answer. No clock, no task and no I/O of its own.
+
+The server's own stream writes the answer. A call of rows asks for the server's own token after each of several
+prefixes: the confirmed tokens, and so many drafted ones behind them. What the calls confirm can overtake the stream,
+which is closed then; where that does not pay any more, a new stream goes on from what is confirmed.
+
+    stream    a b c d                     closed once the rows are clearly ahead
+    drafted   a b c d e f g h i
+    call 1          . . .                 sent first: what follows c, d and e
+    call 2                . . .           sent while call 1 is under way, as if all of the draft were right
+
+A stream shows for nothing how well the draft does: rows are sent once that is known to pay, and the first call of a
+server has one row. `RowStats` has the arithmetic.
+
+Who may write a position is fixed before anything at or after it is sampled. Greedily there is one text, so whoever is
+first writes; of sampled text the rows have all positions from the first one that they were sent for, once the stream
+has come to it and agrees with the draft up to there, and the call that was sent first has the position. To take
+whichever is first instead would prefer what the draft says, since rows are quick exactly there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from llm_spec.chat import Origin
+from llm_spec.contract.endpoint import SampledToken
+from llm_spec.pair_stats import PairStats
+from llm_spec.row_stats import Agreement
+
+__all__ = ["ConfirmedToken", "Decision", "RowCall", "RowScheduler"]
+
+_MAX_ROWS: Final = 64  # of a call
+_MIN_USE: Final = 0.03  # a row that is less likely to be of use is not worth its tokens
+_MIN_SECONDS: Final = 1e-9
+_MAX_AHEAD: Final = 1024  # tokens, of an answer without a limit
+_MIN_SPEEDUP: Final = 1.08  # of rows over the stream, in the long run, to begin with them …
+_KEPT_SPEEDUP: Final = 1.0  # … and to go on
+_MIN_JUDGED: Final = 4  # tokens of the draft that a stream has judged, before a server is asked for its first row
+_MIN_LEAD: Final = 2  # tokens that rows are ahead of a stream before it is closed
+_FIRST_PAUSE: Final = 32  # tokens that a stream writes after rows did not pay, twice as many each time
+_MAX_GAP: Final = 1.5  # times its usual step, beyond which a stream waits because of rows
+
+
+@dataclass(eq=False, slots=True)
+class RowCall:
+    """A call under way: rows for the position `base + first` and the ones behind it.
+
+    `assumed_ids`: drafted tokens behind the `base` confirmed ones, up to the prefix of the last row. `num_skipped`: of
+    its positions, those that the stream wrote first.
+    """
+
+    base: int
+    first: int
+    assumed_ids: tuple[int, ...]
+    draft_s: tuple[float, ...] = ()  # that each of the drafted tokens behind its first row took
+    tokens: list[SampledToken] | None = None  # its answer
+    verify_s: float = 0.0
+    num_accepted: int = 0
+    num_emitted: int = 0
+    num_skipped: int = 0
+    last_at: int = 0  # the position of the last token that it gave
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.assumed_ids) - self.first + 1
+
+    @property
+    def start(self) -> int:
+        """The position of its first row."""
+        return self.base + self.first
+
+    @property
+    def end(self) -> int:
+        """The position behind its last row."""
+        return self.start + self.num_rows
+
+
+class ConfirmedToken(NamedTuple):
+    """The answer's next token, and how it came about."""
+
+    token: SampledToken
+    origin: Origin
+
+
+@dataclass(slots=True)
+class Decision:
+    """What to do now; `wait_s`: when to decide again, unless something happens before (None: only then)."""
+
+    closes_stream: bool = False
+    opens_stream: bool = False
+    calls: list[RowCall] = field(default_factory=list["RowCall"])
+    wait_s: float | None = None
+
+
+class RowScheduler:
+    """One answer. Times are seconds of any clock that never goes back.
+
+    `max_open`: calls and streams that may be open at once; with one, a stream ends where rows begin. `max_calls`: of
+    those, calls. `max_rows`: of a call. `max_tokens`: of the answer. Whoever drives it tells
+    what has happened, calls `take_confirmed` and `take_dropped`, and does what `decide` says.
+    """
+
+    def __init__(
+        self,
+        pair_stats: PairStats,
+        *,
+        is_greedy: bool,
+        max_open: int,
+        max_calls: int,
+        max_rows: int,
+        max_tokens: int | None,
+        now_s: float,
+    ) -> None:
+        self.ids: list[int] = []  # confirmed
+        self.calls: list[RowCall] = []  # that may still tell something, in the order in which they were sent
+        self.stream_at: int | None = 0  # the position that the stream writes next; None: there is none
+        self.can_send = False  # whether the prompt is known
+        self.can_leave = True  # whether a stream can go on from what is confirmed
+        self.num_closing = 0  # calls and streams that are not needed, and still open
+        self.max_tokens = max_tokens
+        self._dropped_calls: list[RowCall] = []  # that tell nothing more, and were not taken yet
+        self._pair_stats = pair_stats
+        self._rows = pair_stats.rows
+        self._agreement = Agreement(self._rows.agreement)
+        self._is_greedy = is_greedy
+        self._max_open = max_open
+        self._max_calls = min(max_calls, max_open)
+        self._max_rows = max_rows
+        self._drafted_ids: list[int] = []  # behind those that are confirmed
+        self._draft_s: list[float] = []
+        self._draft_began_s: float | None = None  # None: its first token has come, or is an answer's very first, …
+        self._drafts_began = False
+        self._draft_grew_s = now_s  # … and its last at this time
+        self._is_draft_idle = self._is_draft_exhausted = False
+        self._is_off = False  # no more rows
+        self._began_s = now_s
+        self._stream_opened_s: float | None = now_s  # None: its first token has come
+        self._stream_last_s = now_s
+        self._rows_from: int | None = None  # the first position of sampled text that the stream may not write
+        self._send_at_s = now_s  # when the next call is due
+        self._phase_s, self._phase_at = now_s, 0  # when rows were left alone, and how many tokens there were
+        self._pause_tokens = _FIRST_PAUSE
+        self._resume_at = 0  # tokens that the answer has when rows may be tried again
+
+    # ------------------------------------------------------------------------------------------ events
+
+    def begin_draft(self, now_s: float) -> None:
+        """The draft was begun anew, behind the confirmed tokens."""
+        self._draft_began_s = now_s if self._drafts_began else None
+        self._drafts_began = True
+
+    def update_draft(
+        self, drafted_ids: Sequence[int], draft_s: Sequence[float], now_s: float, *, is_idle: bool, is_exhausted: bool
+    ) -> None:
+        """What the draft says follows the confirmed tokens, and the seconds that each took.
+
+        `is_idle`: nothing more is on its way; `is_exhausted`: nor ever will be.
+        """
+        num_new = len(drafted_ids) - len(self._drafted_ids)
+        if num_new > 0 and self._draft_began_s is not None:
+            self._rows.draft_start_s.update(now_s - self._draft_began_s)
+        elif num_new > 0 and self._drafted_ids:
+            self._rows.add_drafted(num_new, now_s - self._draft_grew_s)
+        if num_new > 0:
+            self._draft_grew_s, self._draft_began_s = now_s, None
+        self._drafted_ids, self._draft_s = list(drafted_ids), list(draft_s)
+        self._is_draft_idle, self._is_draft_exhausted = is_idle, is_exhausted
+
+    def begin_stream(self, now_s: float) -> None:
+        """A stream was opened that goes on from what is confirmed."""
+        self.stream_at, self._stream_opened_s, self._rows_from = len(self.ids), now_s, None
+        self._stream_last_s = now_s
+
+    def end_stream(self, now_s: float) -> None:
+        """The stream writes no more, or nobody reads it: rows are alone."""
+        self.stream_at = None
+        self._phase_s, self._phase_at = now_s, len(self.ids)
+
+    def take_from_stream(self, token_ids: Sequence[int], now_s: float) -> range:
+        """Tokens of the stream, confirmed where it may write them; gives which of them were.
+
+        The stream ends here where it goes on from something else than what is confirmed, or comes to what is the rows'.
+        """
+        self._charge_slow_stream(len(token_ids), now_s)
+        taken = range(0)
+        for index, token_id in enumerate(token_ids):
+            if self.stream_at is None:
+                break
+            if self.stream_at < len(self.ids):
+                if self.ids[self.stream_at] != token_id:
+                    self.end_stream(now_s)
+                    break
+            elif self._rows_from is not None and self.stream_at >= self._rows_from:
+                self.end_stream(now_s)
+                break
+            else:
+                self._confirm(token_id)
+                taken = range(taken.start if taken else index, index + 1)
+            self.stream_at += 1
+        return taken
+
+    def stop(self) -> list[RowCall]:
+        """No more rows in this answer; gives the calls that are not needed any more."""
+        self._is_off = True
+        calls, self.calls, self._rows_from = self.calls, [], None
+        return calls
+
+    def add_answer(self, call: RowCall, tokens: list[SampledToken], seconds: float) -> None:
+        """A call was answered."""
+        call.tokens, call.verify_s = tokens, seconds
+        self._rows.add_call(call.num_rows, seconds)
+
+    def take_confirmed(self, now_s: float) -> ConfirmedToken | None:
+        """The next token that rows confirm; None: there is none yet. Of sampled text, a stream ends with the first."""
+        at = len(self.ids)
+        is_streamed = self.stream_at is not None and not self._is_greedy
+        if is_streamed and (self._rows_from is None or at < self._rows_from):
+            return None
+        call = next((call for call in self.calls if call.start <= at < call.end), None)
+        if call is None or call.tokens is None:
+            return None
+        if is_streamed:
+            self.end_stream(now_s)
+        token = call.tokens[at - call.start]
+        drafted_id = call.assumed_ids[at - call.base] if at - call.base < len(call.assumed_ids) else None
+        is_accepted = token.token_id == drafted_id
+        call.num_emitted, call.last_at = call.num_emitted + 1, at
+        call.num_accepted += is_accepted
+        self._confirm(token.token_id, call)
+        return ConfirmedToken(token, _find_origin(call, drafted_id, is_accepted=is_accepted))
+
+    def take_dropped(self) -> list[RowCall]:
+        """The calls that tell nothing more, since this was last called."""
+        dropped, self._dropped_calls = self._dropped_calls, []
+        return dropped
+
+    def confirm_alone(self, token_id: int) -> None:
+        """A token that was asked for by itself."""
+        self._confirm(token_id)
+
+    def drop_last(self, num_tokens: int) -> None:
+        """Forget the last tokens, which no text came of."""
+        del self.ids[len(self.ids) - num_tokens :]
+
+    def finish(self, now_s: float) -> None:
+        """The answer has ended: what it took is charged to later trials."""
+        if self.stream_at is None:
+            self._charge_phase(now_s)
+        self._rows.add_answer(self._estimate_first_s() + len(self.ids) * self._pair_stats.target_token_s)
+
+    def _confirm(self, token_id: int, source: RowCall | None = None) -> None:
+        at = len(self.ids)
+        self.ids.append(token_id)
+        drafted_id = self._drafted_ids.pop(0) if self._drafted_ids else None
+        del self._draft_s[:1]
+        if drafted_id is not None or self._is_draft_idle:  # a draft that has just begun is not silent
+            self._agreement.add(has_agreed=None if drafted_id is None else drafted_id == token_id)
+        if drafted_id != token_id:
+            self._drafted_ids.clear()  # what follows was guessed after another token
+            self._draft_s.clear()
+        for call in list(self.calls):
+            if call is not source and call.start <= at < call.end:
+                call.num_skipped += 1
+            index = at - call.base
+            is_wrong = 0 <= index < len(call.assumed_ids) and call.assumed_ids[index] != token_id
+            if is_wrong or call.end <= len(self.ids):
+                self.calls.remove(call)
+                self._dropped_calls.append(call)
+        if drafted_id != token_id or not self.calls:
+            self._send_at_s = -math.inf  # the draft begins anew, and its first tokens are waited for
+        if not self.calls and self.stream_at is not None:
+            self._rows_from = None
+
+    # --------------------------------------------------------------------------------------- decisions
+
+    def decide(self, now_s: float) -> Decision:
+        """What is to be done now; calls that are to be sent count as sent."""
+        decision = Decision()
+        if self._should_close_stream():
+            decision.closes_stream = True
+            self.end_stream(now_s)
+            self.num_closing += 1
+        if self.stream_at is None:
+            if self._is_off or self._should_leave_rows(now_s):
+                self._leave_rows(now_s)
+                decision.opens_stream = True
+                return decision
+            self._send_calls(self._count_sent(), now_s, decision)
+        elif self.can_send and not self._is_off:
+            first = self._count_sent() if self.calls else self._count_lead(now_s)
+            if self.calls or self._should_begin(first, now_s):
+                if self._max_open == 1:
+                    decision.closes_stream = True
+                    self.end_stream(now_s)
+                else:
+                    self._send_calls(first, now_s, decision)
+        return decision
+
+    def _send_calls(self, first: int, now_s: float, decision: Decision) -> None:
+        """Send a call for the positions from `first` behind the confirmed ones, when it is due."""
+        num_drafted = len(self._drafted_ids)
+        room = self._count_room() - first
+        num_others = self.num_closing + (self.stream_at is not None)
+        max_calls = min(self._max_calls if self._rows.is_measured else 1, self._max_open - num_others)
+        if first > num_drafted or room < 1 or len(self.calls) >= max_calls:
+            return
+        limit = self._limit_rows(first)
+        num_rows = min(num_drafted - first + 1, room, limit if self.calls else max(1, limit))
+        if num_rows < 1:
+            return
+        if num_rows == num_drafted - first + 1 < room and not self._is_draft_idle and now_s < self._send_at_s:
+            decision.wait_s = self._send_at_s - now_s  # more is to be drafted
+            return
+        last = first + num_rows - 1
+        call = RowCall(len(self.ids), first, tuple(self._drafted_ids[:last]), tuple(self._draft_s[first:last]))
+        self._send_at_s = now_s + self._rows.estimate_call_s() / self._max_calls
+        if self.stream_at is not None and self._rows_from is None and self._rows.is_measured and not self._is_greedy:
+            self._rows_from = call.start
+        self.calls.append(call)
+        decision.calls.append(call)
+        self._send_calls(first + num_rows, now_s, decision)
+
+    def _count_sent(self) -> int:
+        """How many positions behind the confirmed ones have a row."""
+        return max((call.end for call in self.calls), default=len(self.ids)) - len(self.ids)
+
+    def _count_room(self) -> int:
+        """How many tokens the answer may still have."""
+        return _MAX_AHEAD if self.max_tokens is None else self.max_tokens - len(self.ids)
+
+    def _limit_rows(self, first: int) -> int:
+        """Rows that a call may have: at most twice as many as any before, and none that is hardly ever of use."""
+        num_rows = min(self._max_rows, max(1, 2 * self._rows.max_rows))
+        accepted = self._agreement.estimate_accepted()
+        if not self._rows.is_measured or not 0.0 < accepted < 1.0:
+            return num_rows
+        least = max(_MIN_USE, self._rows.call_s.slope / max(self._pair_stats.target_token_s, _MIN_SECONDS))
+        reach = math.log(min(1.0, least)) / math.log(accepted)
+        return min(num_rows, int(reach) - first + 1)
+
+    def _count_lead(self, now_s: float) -> int:
+        """How many tokens the stream writes until a call that is sent now is answered."""
+        step_s = self._pair_stats.target_token_s
+        call_s = self._rows.estimate_call_s() if self._rows.is_measured else self._estimate_first_s()
+        if self._max_open == 1:
+            return 0
+        if self._stream_opened_s is not None:
+            call_s -= max(0.0, self._stream_opened_s + self._estimate_first_s() - now_s)
+        return math.ceil(min(call_s / step_s, _MAX_AHEAD)) if call_s > 0.0 < step_s else 0
+
+    def _should_begin(self, first: int, now_s: float) -> bool:
+        """Whether rows are likely to overtake the stream, and may be tried."""
+        num_drafted = len(self._drafted_ids)
+        is_known = self._pair_stats.token_s.value is not None and self._pair_stats.first_token_s.value is not None
+        if not (is_known and num_drafted) or len(self.ids) < self._resume_at:
+            return False
+        if not self._rows.is_measured:
+            return self._should_try_first_row(now_s)
+        if first > num_drafted:
+            return False
+        if self._estimate_speedup() >= _MIN_SPEEDUP:
+            return True
+        gain_s = (self._estimate_run(num_drafted) + 1.0 - first - _MIN_LEAD) * self._pair_stats.target_token_s
+        return gain_s > (0.0 if self._is_greedy else self._estimate_first_s())
+
+    def _should_try_first_row(self, now_s: float) -> bool:
+        """Whether a row may be asked for although nobody knows what it costs: a prompt that is read again, at worst."""
+        if self._stream_opened_s is not None or self._rows.agreement.num_judged < _MIN_JUDGED:
+            return False
+        covered, step_s = self._agreement.estimate_covered(), self._pair_stats.target_token_s
+        is_promising = covered / max(1e-9, 1.0 - covered) >= 1.0  # more than every other token is drafted rightly
+        return is_promising and self._estimate_first_s() / 2.0 <= self._rows.estimate_allowance(
+            now_s - self._began_s, step_s, self.max_tokens
+        )
+
+    def can_do_without_stream(self) -> bool:
+        """Whether rows are known to be the faster way, and may write again what a stream has written, unseen."""
+        is_known = self._is_greedy and self.can_send and not self._is_off and self._rows.is_measured
+        return is_known and self._estimate_speedup() >= _MIN_SPEEDUP
+
+    def _should_close_stream(self) -> bool:
+        if self.stream_at is None or self._is_off:
+            return False
+        if not self._is_greedy:
+            return bool(self.calls) and self.stream_at == self._rows_from
+        lead, step_s = len(self.ids) - self.stream_at, self._pair_stats.target_token_s
+        if lead < _MIN_LEAD or not self.can_leave:
+            return False
+        return self._estimate_speedup() >= _MIN_SPEEDUP or (lead - _MIN_LEAD) * step_s >= self._estimate_first_s()
+
+    def _should_leave_rows(self, now_s: float) -> bool:
+        """Whether the target's own stream is the better way to go on."""
+        if not self.can_leave:
+            return False
+        step_s = self._pair_stats.target_token_s
+        lost_s = (now_s - self._phase_s) - (len(self.ids) - self._phase_at) * step_s
+        allowance_s = self._rows.estimate_allowance(now_s - self._began_s, step_s, self.max_tokens)
+        if lost_s > max(2.0 * self._rows.estimate_call_s(), allowance_s):
+            self._pause()
+            return True
+        if self.calls or not (self._drafted_ids or self._is_draft_idle):
+            return False
+        if not self._drafted_ids and self._is_draft_exhausted:
+            return True
+        gain_s = (self._estimate_run(len(self._drafted_ids)) + 1.0) * step_s - self._rows.estimate_call_s()
+        return self._estimate_speedup() < _KEPT_SPEEDUP and gain_s < 0.0
+
+    def _leave_rows(self, now_s: float) -> None:
+        self._charge_phase(now_s)
+        self._dropped_calls += self.calls
+        self.calls.clear()
+
+    def _pause(self) -> None:
+        """Rows took longer than the stream would have: they are tried later, and later each time."""
+        self._resume_at = len(self.ids) + self._pause_tokens
+        self._pause_tokens *= 2
+
+    # --------------------------------------------------------------------------------------- estimates
+
+    def _estimate_first_s(self) -> float:
+        return self._pair_stats.first_token_s.value or 0.0
+
+    def _estimate_speedup(self) -> float:
+        return self._rows.estimate_speedup(self._agreement, self._pair_stats.target_token_s, self._max_calls)
+
+    def _estimate_run(self, num_drafted: int) -> float:
+        """How many of the next drafted tokens are right, on average, before one is wrong."""
+        accepted = self._agreement.estimate_accepted()
+        return num_drafted if accepted >= 1.0 else accepted * (1.0 - accepted**num_drafted) / (1.0 - accepted)
+
+    def _charge_phase(self, now_s: float) -> None:
+        """Rows were alone until now: what was lost by it, with the first token of the stream that follows."""
+        gained_s = (len(self.ids) - self._phase_at) * self._pair_stats.target_token_s
+        self._rows.add_loss(max(0.0, now_s - self._phase_s - gained_s))
+
+    def _charge_slow_stream(self, num_tokens: int, now_s: float) -> None:
+        """A stream that waits while rows are under way waits because of them: its server has no room."""
+        gap_s, step_s = now_s - self._stream_last_s, self._pair_stats.target_token_s * num_tokens
+        is_first, self._stream_opened_s = self._stream_opened_s is not None, None
+        self._stream_last_s = now_s
+        if is_first or not self.calls or gap_s <= _MAX_GAP * step_s:
+            return
+        self._rows.add_loss(gap_s - step_s)  # a hiccup counts as well: nobody can tell
+        if self._rows.estimate_allowance(now_s - self._began_s, self._pair_stats.target_token_s, self.max_tokens) < 0:
+            self._pause()
+            self._dropped_calls += self.calls
+            self.calls.clear()
+            self._rows_from = None
+
+
+def _find_origin(call: RowCall, drafted_id: int | None, *, is_accepted: bool) -> Origin:
+    if is_accepted:
+        return "accepted"
+    if drafted_id is not None:
+        return "correction"
+    return "bonus" if call.num_rows > 1 else "plain"

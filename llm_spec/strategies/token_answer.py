@@ -1,0 +1,120 @@
+"""TokenAnswer: the text of an answer whose tokens are confirmed one by one; part of a character is held back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from llm_spec.chat import Origin, TextDelta
+from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
+
+__all__ = ["TokenAnswer"]
+
+_REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
+_MAX_CHARACTER_TOKENS: Final = 4  # a character has at most so many bytes, so at most so many tokens
+_MAX_HELD_TOKENS: Final = 8  # with more tokens than that undecoded, the first ones never will be
+
+
+class TokenAnswer:
+    """The confirmed tokens of one answer. `text`: what has come out of them; `held_ids`: those of which none has.
+
+    A stream's piece may end with a token of which only a part is text yet. So what follows a stream is decoded together
+    with its last tokens, unless it is text by itself.
+    """
+
+    def __init__(self, endpoint: TokenEndpoint) -> None:
+        self.text = ""
+        self.held_ids: list[int] = []
+        self._endpoint = endpoint
+        self._unshown_ids: list[int] = []  # whose text comes out with the next piece
+        self._context_ids: list[int] = []  # of a stream, the last ones before `held_ids`
+        self._is_cut = False  # whether they end inside a character
+
+    @property
+    def ends_inside_character(self) -> bool:
+        """Whether only the next tokens tell what the last ones mean."""
+        return bool(self.held_ids) or self._is_cut
+
+    async def find_cut_character(self) -> None:
+        """Find out whether the last piece of a stream ended inside a character."""
+        if self._context_ids and not self.held_ids:
+            self._is_cut = (await self._endpoint.decode(self._context_ids)).endswith(_REPLACEMENT_CHARACTER)
+
+    async def add_token(self, token: SampledToken, origin: Origin) -> TextDelta | None:
+        """Add the next token; the text that is complete with it.
+
+        Bytes of an incomplete character are held back: only later tokens tell which character it is. Raises what the
+        server's decoding raises.
+        """
+        self._unshown_ids.append(token.token_id)
+        if token.is_end:
+            return None
+        if not self.ends_inside_character and token.text and _REPLACEMENT_CHARACTER not in token.text:
+            self._context_ids.clear()
+            return self._release(token.text, origin)
+        self.held_ids.append(token.token_id)
+        text = await self._decode_held_ids()
+        if not self.held_ids:
+            self._context_ids.clear()
+            self._is_cut = False
+        return self._release(text, origin)
+
+    def add_delta(self, delta: TextDelta) -> TextDelta:
+        """Add a piece as a stream gives it: without text its tokens are held back, and told with a later piece."""
+        token_ids = delta.token_ids or ()
+        self._unshown_ids += token_ids
+        if not delta.text:
+            self.held_ids += token_ids
+            return TextDelta("", delta.origin, ())
+        self._context_ids = [*self._context_ids, *self.held_ids, *token_ids][-_MAX_CHARACTER_TOKENS:]
+        self.held_ids.clear()
+        return self._release(delta.text, delta.origin) or delta
+
+    def drop_held_ids(self) -> int:
+        """Forget the beginning of a character; how many tokens that were."""
+        num_held = len(self.held_ids)
+        self.held_ids.clear()
+        self._is_cut = False
+        del self._unshown_ids[len(self._unshown_ids) - num_held :]
+        return num_held
+
+    async def flush(self, origin: Origin) -> TextDelta | None:
+        """The text of tokens that are held back, however incomplete, where the answer ends with them."""
+        text = await self._decode(self.held_ids) if self.held_ids else ""
+        self.held_ids.clear()
+        return self._release(text, origin)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _release(self, text: str, origin: Origin) -> TextDelta | None:
+        """Text that comes out now, with the tokens that it completes."""
+        if not text:
+            return None
+        self.text += text
+        num_shown = len(self._unshown_ids) - len(self.held_ids)
+        shown_ids, self._unshown_ids = self._unshown_ids[:num_shown], self._unshown_ids[num_shown:]
+        return TextDelta(text, origin, tuple(shown_ids))
+
+    async def _decode(self, held_ids: Sequence[int]) -> str:
+        """What held tokens add to the text."""
+        if not self._context_ids:
+            return await self._endpoint.decode(held_ids)
+        shown = (await self._endpoint.decode(self._context_ids)).rstrip(_REPLACEMENT_CHARACTER)
+        return (await self._endpoint.decode([*self._context_ids, *held_ids])).removeprefix(shown)
+
+    async def _decode_held_ids(self) -> str:
+        text, num_shown = await self._decode(self.held_ids), len(self.held_ids)
+        if text.endswith(_REPLACEMENT_CHARACTER):
+            text, num_shown = await self._find_decodable_prefix(self.held_ids, text)
+        del self.held_ids[:num_shown]
+        return text
+
+    async def _find_decodable_prefix(self, held_ids: Sequence[int], text: str) -> tuple[str, int]:
+        """What no later byte can change, and of how many tokens; nothing while it may still become a character."""
+        if len(held_ids) <= _MAX_HELD_TOKENS:
+            return "", 0
+        for num_tokens in range(len(held_ids) - _MAX_CHARACTER_TOKENS + 1, 0, -1):
+            part = await self._decode(held_ids[:num_tokens])
+            if text.startswith(part):
+                return part, num_tokens
+        return "", 0

@@ -1,0 +1,85 @@
+"""Who writes a position of sampled text: streams and rows overlap, and the law stays the target's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+from scipy.stats import chi2
+from strategies.test_probe_sampling import LikelyDraft, MarkovTarget, sampled_text, triples_p_value
+
+from llm_spec import ChatRequest, Sampling
+from llm_spec.contract.endpoint import SampledToken
+from llm_spec.simulation import run_virtual
+from llm_spec.strategies import server_rounds
+from llm_spec.strategies.row_scheduler import ConfirmedToken, RowScheduler
+
+STEP_S = 0.025
+CALL_S = 0.045
+
+
+class PacedTarget(MarkovTarget):
+    """Its stream writes a token each step; a call of rows takes nearly two steps."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, call_s=STEP_S)
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
+        await asyncio.sleep(CALL_S - STEP_S)
+        return await super().sample_next(prefixes, sampling)
+
+
+def draw(num_answers: int, num_tokens: int, patterns: Sequence[str] = ("aabbbc", "b", "abc", "cb", "a")) -> list[str]:
+    async def texts() -> list[str]:
+        request = ChatRequest.create("tell", temperature=1.0, max_tokens=num_tokens)
+        target = PacedTarget(11)
+        drafts = [LikelyDraft(patterns[n % len(patterns)]) for n in range(num_answers)]
+        return [await sampled_text(target, request, draft, max_concurrent_streams=4) for draft in drafts]
+
+    return run_virtual(texts())
+
+
+def answers_p_value(texts: Sequence[str]) -> float:
+    """Chi-square of whole answers of three tokens against the exact law."""
+    counts, probs, statistic = Counter(texts), MarkovTarget.LAW, 0.0
+    for a, b, c in product(range(3), repeat=3):
+        expected = len(texts) * probs[0][a] * probs[a][b] * probs[b][c]
+        statistic += (counts["abc"[a] + "abc"[b] + "abc"[c]] - expected) ** 2 / expected
+    return float(chi2.sf(statistic, 26))
+
+
+class FasterWins(RowScheduler):
+    """The planted fault: nobody owns a position; rows that agree with the draft are taken, else the stream's token."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "is_greedy": True})
+
+    def take_confirmed(self, now_s: float) -> ConfirmedToken | None:
+        at = len(self.ids)
+        call = next((call for call in self.calls if call.start <= at < call.end), None)
+        if call is not None and call.tokens is not None and self.stream_at is not None:
+            assumed_id = [*call.assumed_ids, None][at - call.base]
+            if call.tokens[at - call.start].token_id != assumed_id:
+                return None
+        return super().take_confirmed(now_s)
+
+
+@pytest.mark.parametrize(("num_answers", "num_tokens"), [(60, 300), (1500, 6)])
+def test_text_of_streams_and_rows_that_overlap_has_the_targets_law(num_answers: int, num_tokens: int) -> None:
+    """Windows of three tokens are as likely as in the target, in long answers and in those that hardly begin."""
+    assert triples_p_value(draw(num_answers, num_tokens)) > 1e-3
+
+
+def test_the_law_holds_where_the_fault_would_show() -> None:
+    """The very answers that the next test spoils."""
+    assert answers_p_value(draw(2000, 3, ["bbb"])) > 1e-3
+
+
+def test_to_take_whichever_is_first_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the draft likes becomes likelier, since rows are first where they agree with it."""
+    monkeypatch.setattr(server_rounds, "RowScheduler", FasterWins)
+    assert answers_p_value(draw(2000, 3, ["bbb"])) < 1e-6

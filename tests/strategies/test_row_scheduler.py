@@ -1,0 +1,235 @@
+"""The scheduler of rows, fed with events alone: no loop, no clock and no server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llm_spec.contract.endpoint import SampledToken
+from llm_spec.pair_stats import PairStats
+from llm_spec.strategies.row_scheduler import Decision, RowCall, RowScheduler
+
+STEP_S = 0.025
+
+
+def paced(*, calls: bool = True, agreement: float = 0.9) -> PairStats:
+    """Figures of a server whose stream and, with `calls`, rows were measured."""
+    stats = PairStats()
+    stats.first_token_s.update(0.045)
+    stats.token_s.update(100, 100 * STEP_S)
+    if calls:
+        for num_rows in (1, 2, 4, 8, 16):
+            stats.rows.add_call(num_rows, 0.045)
+    for index in range(100):
+        stats.rows.agreement.add(has_agreed=index % 100 < 100 * agreement)
+    return stats
+
+
+@dataclass
+class Run:
+    """An answer of the tokens 100, 101, …; its draft says `drafted` ones that are right, then nothing but zeros."""
+
+    stats: PairStats
+    is_greedy: bool = True
+    max_open: int = 4
+    num_right: int = 1000
+    now_s: float = 0.0
+    calls: list[RowCall] = field(default_factory=list["RowCall"])
+    num_closed: int = 0
+    num_opened: int = 0
+
+    def __post_init__(self) -> None:
+        self.scheduler = RowScheduler(
+            self.stats,
+            is_greedy=self.is_greedy,
+            max_open=self.max_open,
+            max_calls=self.max_open,
+            max_rows=32,
+            max_tokens=400,
+            now_s=0.0,
+        )
+        self.scheduler.can_send = True
+
+    def drafted(self) -> list[int]:
+        at = len(self.scheduler.ids)
+        return [100 + n if n < self.num_right else 0 for n in range(at, at + 24)]
+
+    def decide(self) -> Decision:
+        ids = self.drafted()
+        self.scheduler.update_draft(ids, [0.003] * len(ids), self.now_s, is_idle=True, is_exhausted=False)
+        decision = self.scheduler.decide(self.now_s)
+        self.calls += decision.calls
+        self.num_closed += decision.closes_stream
+        self.num_opened += decision.opens_stream
+        if decision.opens_stream:
+            self.scheduler.begin_stream(self.now_s)
+        return decision
+
+    def stream(self, num_tokens: int = 1) -> None:
+        """The stream goes on, a token each step."""
+        for _ in range(num_tokens):
+            self.now_s += STEP_S
+            at = self.scheduler.stream_at
+            if at is not None:
+                self.scheduler.take_from_stream([100 + at], self.now_s)
+
+    def answer(self, call: RowCall, *, seconds: float = 0.045) -> None:
+        tokens = [SampledToken(100 + n, f" {n}") for n in range(call.start, call.end)]
+        self.scheduler.add_answer(call, tokens, seconds)
+        self.take_rows()
+
+    def take_rows(self) -> None:
+        while self.scheduler.take_confirmed(self.now_s) is not None:
+            pass
+
+
+def test_the_first_call_of_a_server_has_one_row() -> None:
+    """What a call costs is not known yet: one row is asked for, and no other before it is answered."""
+    run = Run(paced(calls=False))
+    run.stream(6)
+    run.decide()
+    assert [call.num_rows for call in run.calls] == [1]
+    run.stream()
+    assert run.decide().calls == []
+
+
+def test_calls_become_at_most_twice_as_wide_as_any_before() -> None:
+    """The cost of a wider call is extrapolated before it is sent."""
+    run = Run(paced(calls=False))
+    run.stream(6)
+    for _ in range(6):
+        run.decide()
+        widest = run.stats.rows.max_rows
+        assert all(call.num_rows <= max(1, 2 * widest) for call in run.scheduler.calls if call.tokens is None)
+        for call in [call for call in run.scheduler.calls if call.tokens is None]:
+            run.answer(call)
+
+
+def test_a_draft_that_is_wrong_never_costs_a_row() -> None:
+    """The stream shows for nothing that it is wrong."""
+    run = Run(paced(calls=False, agreement=0.1), num_right=0)
+    for _ in range(100):
+        run.stream()
+        assert run.decide().calls == []
+    assert (run.num_closed, run.num_opened) == (0, 0)
+
+
+def test_a_trial_that_the_budget_does_not_allow_waits() -> None:
+    """Half a first token may be lost by it, and so much was lost before."""
+    stats = paced(calls=False)
+    stats.rows.add_loss(5.0)
+    run = Run(stats)
+    for _ in range(50):
+        run.stream()
+        assert run.decide().calls == []
+    stats.rows.add_answer(1000.0)
+    run.stream()
+    assert len(run.decide().calls) == 1
+
+
+def test_greedily_a_stream_is_closed_once_rows_are_ahead() -> None:
+    """Until then both may write, and nothing is written twice."""
+    run = Run(paced())
+    run.stream(2)
+    run.decide()
+    assert run.calls
+    assert run.scheduler.stream_at == 2
+    run.answer(run.calls[0])
+    assert len(run.scheduler.ids) == 2  # rows begin where the stream would be by then
+    run.decide()
+    assert run.num_closed == 0
+    run.stream(2)
+    run.take_rows()
+    num_confirmed = len(run.scheduler.ids)
+    assert num_confirmed >= 6
+    assert run.scheduler.ids == [100 + n for n in range(num_confirmed)]
+    run.decide()
+    assert run.num_closed == 1
+    assert run.scheduler.stream_at is None
+
+
+def test_sampled_tokens_of_a_stream_are_not_taken_where_rows_own_the_position() -> None:
+    """It ends where it comes to the first row, however early that is answered."""
+    run = Run(paced(), is_greedy=False)
+    run.stream(2)
+    run.decide()
+    first = run.calls[0].start
+    run.answer(run.calls[0])
+    assert len(run.scheduler.ids) == 2  # the stream has yet to come there
+    taken = run.scheduler.take_from_stream([100 + n for n in range(2, first + 3)], run.now_s)
+    assert taken == range(first - 2)
+    assert run.scheduler.stream_at is None
+    confirmed = run.scheduler.take_confirmed(run.now_s)
+    assert confirmed is not None
+    assert confirmed.token.token_id == 100 + first
+
+
+def test_sampled_rows_are_dropped_where_the_stream_leaves_the_draft() -> None:
+    """They were asked for after another token; the stream goes on."""
+    run = Run(paced(), is_greedy=False)
+    run.stream(2)
+    run.decide()
+    assert run.calls
+    run.scheduler.take_from_stream([7], run.now_s)
+    assert run.scheduler.calls == []
+    assert run.scheduler.take_dropped() == run.calls
+    assert run.scheduler.take_confirmed(run.now_s) is None
+    assert run.scheduler.stream_at == 3
+
+
+def test_of_two_calls_for_a_position_the_one_that_was_sent_first_has_it() -> None:
+    """Also where the other is answered sooner."""
+    run = Run(paced())
+    run.scheduler.end_stream(0.0)
+    run.decide()
+    early, late = RowCall(0, 0, ()), RowCall(0, 0, ())
+    run.scheduler.calls[:] = [early, late]
+    run.scheduler.add_answer(late, [SampledToken(5, "late")], 0.01)
+    assert run.scheduler.take_confirmed(0.0) is None
+    run.scheduler.add_answer(early, [SampledToken(6, "early")], 0.02)
+    confirmed = run.scheduler.take_confirmed(0.0)
+    assert confirmed is not None
+    assert confirmed.token.text == "early"
+
+
+def test_no_more_is_open_than_may_be() -> None:
+    """A stream counts, and so does what is being closed."""
+    run = Run(paced(), max_open=3)
+    run.scheduler.num_closing = 1
+    run.stream(2)
+    run.decide()
+    assert len(run.scheduler.calls) <= 1
+    alone = Run(paced(), max_open=1)
+    alone.stream(2)
+    decision = alone.decide()
+    assert (decision.closes_stream, decision.calls) == (True, [])
+
+
+def test_rows_that_do_not_pay_are_left_for_a_stream() -> None:
+    """Calls take far longer than was measured before: what that costs is charged to later trials."""
+    run = Run(paced())
+    run.stream(2)
+    run.decide()
+    run.answer(run.calls[0])
+    run.stream(2)
+    run.take_rows()
+    run.decide()
+    assert run.num_closed == 1
+    before = run.stats.rows.estimate_allowance(run.now_s, STEP_S, 400)
+    run.now_s += 3.0
+    assert run.decide().opens_stream
+    assert run.stats.rows.estimate_allowance(run.now_s, STEP_S, 400) < before - 1.0
+    run.stream(3)
+    assert run.decide().calls == []  # not before some tokens
+
+
+def test_a_stream_that_waits_because_of_rows_ends_them() -> None:
+    """A server without room to spare: its stream stands still while a call is under way."""
+    run = Run(paced(calls=False))
+    run.stream(6)
+    run.decide()
+    assert run.calls
+    run.now_s += 2.0
+    run.stream()
+    assert run.scheduler.calls == []
+    run.stream(3)
+    assert run.decide().calls == []
