@@ -310,4 +310,4 @@ def test_a_stream_that_does_not_tell_its_ids_costs_no_text(temperature: float) -
     assert end_of(result) == (WORDS, "stop", "eos")
     if temperature == 0.0:
         assert result.fallbacks == ()
-        assert result.stats.num_accepted_draft_tokens > 100
+        assert result.stats.num_accepted_draft_tokens > 40
