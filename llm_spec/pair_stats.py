@@ -13,7 +13,6 @@ __all__ = ["PairStats", "StreamTimer"]
 
 _STREAM_HALF_LIFE: Final = 8.0  # half-lives: of first tokens, one a stream;
 _TOKEN_HALF_LIFE: Final = 256.0  # of tokens
-_JUDGED_HALF_LIFE: Final = 1024.0  # of judged draft tokens
 _PRIOR_ACCEPTANCE: Final = 0.98  # a pair is given the benefit of the doubt, for a few tokens
 _PRIOR_TOKENS: Final = 10.0
 _PRIOR_TOKEN_S: Final = 0.02

@@ -32,13 +32,14 @@ from llm_spec.row_stats import Agreement
 
 __all__ = ["ConfirmedToken", "Decision", "RowCall", "RowScheduler"]
 
-_MAX_ROWS: Final = 64  # of a call
 _MIN_USE: Final = 0.03  # a row that is less likely to be of use is not worth its tokens
 _MIN_SECONDS: Final = 1e-9
 _MAX_AHEAD: Final = 1024  # tokens, of an answer without a limit
 _MIN_SPEEDUP: Final = 1.08  # of rows over the stream, in the long run, to begin with them …
 _KEPT_SPEEDUP: Final = 1.0  # … and to go on
 _MIN_JUDGED: Final = 4  # tokens of the draft that a stream has judged, before a server is asked for its first row
+_MIN_JUDGED_OF_PAIR: Final = 24  # tokens of a draft that were judged, before it may be found to be no good
+_WATCHED_SPEEDUP: Final = 0.8  # of rows, below which nothing that the draft says is expected to change that soon
 _MIN_LEAD: Final = 2  # tokens that rows are ahead of a stream before it is closed
 _FIRST_PAUSE: Final = 32  # tokens that a stream writes after rows did not pay, twice as many each time
 _MAX_GAP: Final = 1.5  # times its usual step, beyond which a stream waits because of rows
@@ -375,6 +376,13 @@ class RowScheduler:
         return is_promising and self._estimate_first_s() / 2.0 <= self._rows.estimate_allowance(
             now_s - self._began_s, step_s, self.max_tokens
         )
+
+    def is_draft_promising(self) -> bool:
+        """Whether the draft is worth being asked at once where it was wrong, and not only now and then."""
+        if self.stream_at is None or self._rows.agreement.num_judged < _MIN_JUDGED_OF_PAIR:
+            return True
+        covered = self._agreement.estimate_covered()
+        return covered >= 0.5 and (not self._rows.is_measured or self._estimate_speedup() >= _WATCHED_SPEEDUP)
 
     def can_do_without_stream(self) -> bool:
         """Whether rows are known to be the faster way, and may write again what a stream has written, unseen."""

@@ -318,19 +318,27 @@ class _ServerRounds:
             self._give_up_rows(background.failure)
         if self._has_given_up:
             return
-        if encoded.is_wrong:
+        if encoded.is_wrong and self._scheduler.is_draft_promising():
             self._restart_draft()
+        elif encoded.is_wrong:
+            self._restart_draft_later()
         elif encoded.is_idle and not background.is_exhausted:
             self._extend_draft()
         encoded.encode_new_text()
 
     def _extend_draft(self) -> None:
         """Ask the draft for more, or anew where it has nothing to say; after it was of no use, later and later."""
-        encoded, num_tokens = self._encoded_draft, len(self._scheduler.ids)
+        encoded = self._encoded_draft
         if self._background_draft.is_cut and self._background_draft.text:
             if len(encoded.ids) < _DRAFT_TOKENS:
                 encoded.extend_guess(_DRAFT_TOKENS)
-        elif not encoded.ids and num_tokens >= self._resume_at:
+        elif not encoded.ids:
+            self._restart_draft_later()
+
+    def _restart_draft_later(self) -> None:
+        """Begin the draft anew, each time after more tokens than the last time."""
+        num_tokens = len(self._scheduler.ids)
+        if num_tokens >= self._resume_at:
             self._num_rest_tokens = min(max(1, 2 * self._num_rest_tokens), _MAX_REST_TOKENS)
             self._resume_at = num_tokens + self._num_rest_tokens
             self._restart_draft()

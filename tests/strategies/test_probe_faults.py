@@ -311,3 +311,12 @@ def test_a_stream_that_does_not_tell_its_ids_costs_no_text(temperature: float) -
     if temperature == 0.0:
         assert result.fallbacks == ()
         assert result.stats.num_accepted_draft_tokens > 40
+
+
+def test_a_draft_that_is_always_wrong_is_asked_less_and_less() -> None:
+    """It is not begun anew with each token of the stream: that would be a request each, for nothing."""
+    target = SimulatedTarget(" ".join(f"word{n}" for n in range(300)), first_token_s=0.05, token_s=0.05, by_ids=True)
+    draft = TextDraft("nothing of the kind " * 200, token_s=0.001)
+    result = run_virtual(probing(draft, target).decode("tell"))
+    assert result.plain_reason == "not_worthwhile"
+    assert draft.num_calls < 60
