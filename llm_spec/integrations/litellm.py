@@ -114,25 +114,25 @@ class SpeculativeLLM(CustomLLM):
     def __init__(self, name: str = "llm_spec") -> None:
         super().__init__()
         self.name = name
-        self._handle_models: dict[str | None, BridgedSource] = {}
+        self._bridges: dict[str | None, BridgedSource] = {}
 
     def add(self, model: str | None, bridge: BridgedSource) -> None:
         """Serve one more model."""
-        if model in self._handle_models:
+        if model in self._bridges:
             bridge.close()
             raise ConfigError(f"model is {model!r}, which {self.name} has already; choose another name")
-        self._handle_models[model] = bridge
+        self._bridges[model] = bridge
 
     def close(self) -> None:
         """Close what was opened from strings, end threads and what they were doing; litellm forgets the name."""
         self._unregister()
-        for bridge in self._handle_models.values():
+        for bridge in self._bridges.values():
             bridge.close()
 
     async def aclose(self) -> None:
         """As `close`, for a coroutine."""
         self._unregister()
-        for bridge in self._handle_models.values():
+        for bridge in self._bridges.values():
             await bridge.aclose()
 
     def __enter__(self) -> Self:
@@ -179,9 +179,9 @@ class SpeculativeLLM(CustomLLM):
         """What a call asks for; errors become litellm's."""
         model = str(keywords["model"])
         try:
-            bridge = self._handle_models.get(model) or self._handle_models.get(None)
+            bridge = self._bridges.get(model) or self._bridges.get(None)
             if bridge is None:
-                known = ", ".join(str(name) for name in self._handle_models)
+                known = ", ".join(str(name) for name in self._bridges)
                 raise NotFoundError(f"no model {model!r} in {self.name}; it has: {known}", model, self.name)
             request = _build_request(keywords["messages"], keywords["optional_params"])
             timeout = keywords.get("timeout")
