@@ -37,6 +37,7 @@ from llm_spec.errors import (
     BudgetError,
     LlmSpecError,
     TargetError,
+    TransientError,
     UnsupportedError,
     format_error_line,
     is_refusal,
@@ -102,6 +103,11 @@ async def answer_in_rounds(
                     break
         if finish is not None:  # else the target's own stream broke off without one
             yield finish
+    except Exception:
+        if context.request.sampling.temperature != 0:  # what was sampled stays; greedily it is written again
+            for held_event in matcher.flush():
+                yield held_event
+        raise
     finally:
         await rounds.aclose()
 
@@ -462,6 +468,9 @@ class _ServerRounds:
             self._output.append(event)
         elif not is_needed or (isinstance(event, TextDelta) and self._can_find_ids()):
             self._scheduler.end_stream(news.arrived_s)
+        elif isinstance(event, TransientError) and self._scheduler.ids and not (self._is_plain or self._has_given_up):
+            self._give_up_rows(event)  # a new stream goes on from the very tokens
+            self._scheduler.end_stream(news.arrived_s)
         elif isinstance(event, Exception):
             self._error = event
         elif event is None or isinstance(event, Finish):
@@ -510,6 +519,7 @@ class _ServerRounds:
             delta = await self._answer.add_token(token, origin)
         except LlmSpecError as error:
             self._give_up_rows(error)
+            self._scheduler.end_stream(self._clock())  # a new one goes on from what has text
             return
         if delta is not None:
             self._output.append(delta)
