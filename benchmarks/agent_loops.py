@@ -218,11 +218,11 @@ async def run_pydantic_ai(run: Run, target: LlmProvider, project: Project) -> No
         ModelResponse(parts=[TextPart("It is 51.")]),
     ]
     messages = (await agent.run(TASK, message_history=history)).new_messages()
-    told = ModelMessagesTypeAdapter.dump_python(messages, mode="json")
-    for part in (part for message in told for part in message["parts"] if part["part_kind"] == "retry-prompt"):
+    dumped = ModelMessagesTypeAdapter.dump_python(messages, mode="json")
+    for part in (part for message in dumped for part in message["parts"] if part["part_kind"] == "retry-prompt"):
         part.pop("tool_call_id")  # where no call is meant it is random
     names = ("timestamp", "provider_details", "model_name", "model_id", "run_id", "conversation_id", "failed_attempts")
-    run.transcript = dump(told, *names)
+    run.transcript = dump(dumped, *names)
     for message in messages:
         if isinstance(message, ModelResponse):
             run.figures.append(message.provider_details or {})
@@ -272,7 +272,7 @@ FRAMEWORKS: Final = {"pydantic-ai": run_pydantic_ai, "langchain": run_langchain}
 
 
 def dump(value: Any, *left_out: str) -> bytes:
-    """What is told, but for members that say when, by what and how fast it was."""
+    """What a message says, but for members that say when, by what and how fast it was."""
 
     def strip(part: Any) -> Any:
         if isinstance(part, dict):

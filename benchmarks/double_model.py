@@ -222,7 +222,7 @@ def _pick(candidates: Sequence[Candidate], weights: Sequence[float], uniform: fl
 class DraftModel:
     """A draft of `model`: right at each position with probability `agreement`, and wrong for good once it was wrong.
 
-    Where it is wrong depends on the prompt, the position and `seed` alone. Asked again on the right text, it is right
+    Where it is wrong depends on the prompt, the position and `seed` alone. Restarted on the right text, it is right
     again, up to the next such position.
     """
 

@@ -3,12 +3,12 @@
     python benchmarks/local_tools.py --model torch:FOLDER [--draft SPEC] [--contenders lookup suffix ...]
         [--requests 50] [--skip 0] [--temperatures 0 0.7] [--max-tokens 48] [--minutes 60] [--keep-prompts]
 
-The folder's chat template must list `tools`, show calls in Hermes form, and name `</think>` if reasoning is to be told
-apart. `tool_requests.py` has the requests. Text, reasoning, names, arguments and finish reason of every contender are
-compared with plain's. Where transformers is installed, so are the calls with what its own parser reads in the raw
-text. `--draft` adds a draft model, alone and behind lookup. Contenders rotate. A request is answered by all of them
-before the next begins: the table holds for what has run when the minutes are up. Seconds are of whole answers, by this
-program's clock.
+The folder's chat template must list `tools`, show calls in Hermes form, and name `</think>` if reasoning is to be
+reported apart. `tool_requests.py` has the requests. Text, reasoning, names, arguments and finish reason of every
+contender are compared with plain's. Where transformers is installed, so are the calls with what its own parser reads in
+the raw text. `--draft` adds a draft model, alone and behind lookup. Contenders rotate. A request is answered by all of
+them before the next begins: the table holds for what has run when the minutes are up. Seconds are of whole answers, by
+this program's clock.
 """
 
 from __future__ import annotations
@@ -259,9 +259,9 @@ def make_contenders(
     contenders = {name: Contender(SpeculativeDecoder(draft, target)) for name, draft in drafts.items()}
     predicting = {"prediction": None, "lookup+prediction": PromptLookup()}
     contenders |= {n: Contender(SpeculativeDecoder(d, target), predicts=True) for n, d in predicting.items()}
-    wanted = {"plain", "lookup", *(chosen or contenders)}
-    assert wanted <= contenders.keys(), f"contenders are {', '.join(contenders)}"
-    return {name: contender for name, contender in contenders.items() if name in wanted}
+    selected = {"plain", "lookup", *(chosen or contenders)}
+    assert selected <= contenders.keys(), f"contenders are {', '.join(contenders)}"
+    return {name: contender for name, contender in contenders.items() if name in selected}
 
 
 async def run(

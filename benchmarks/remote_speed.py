@@ -198,8 +198,8 @@ class CellReport:
             count("prompt_tokens"),
             "yes" if self.same_text else "NO",
         )
-        told = " ".join(f"plain: {reason} x{num}" for reason, num in reasons.items())
-        return f"{format_row(columns)}  {told}".rstrip()
+        reasons_text = " ".join(f"plain: {reason} x{num}" for reason, num in reasons.items())
+        return f"{format_row(columns)}  {reasons_text}".rstrip()
 
 
 _COLUMN_WIDTHS: Final = (8, 4, 9, 7, 17, 12, 7, 6, 11, 7, 9)
@@ -339,8 +339,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def choose_scenarios(arguments: argparse.Namespace) -> list[Scenario]:
     """The scenarios that were asked for, with the options of the command line."""
-    wanted = arguments.scenarios.upper().split(",")
-    unknown = set(wanted) - {scenario.name for scenario in SCENARIOS}
+    selected = arguments.scenarios.upper().split(",")
+    unknown = set(selected) - {scenario.name for scenario in SCENARIOS}
     if unknown:
         raise SystemExit(f"--scenarios: there is no {sorted(unknown)[0]!r}; there are A, B, C, D, E and F")
     options: dict[str, Any] = {
@@ -350,7 +350,7 @@ def choose_scenarios(arguments: argparse.Namespace) -> list[Scenario]:
         "agreements": tuple(map(float, arguments.agreements.split(","))) if arguments.agreements else None,
     }
     given = {name: value for name, value in options.items() if value}
-    chosen = [replace(scenario, **given) for scenario in SCENARIOS if scenario.name in wanted]
+    chosen = [replace(scenario, **given) for scenario in SCENARIOS if scenario.name in selected]
     if arguments.quick and not arguments.agreements:
         chosen = [replace(s, agreements=(s.agreements[0], *s.agreements[-2:])) for s in chosen]
     return chosen

@@ -56,7 +56,7 @@ class Answer:
 
 
 class InstantDraft:
-    """Text that is there at once, and as often right as it was told to be."""
+    """Text that is there at once, and right with the given probability."""
 
     name = "instant"
 

@@ -19,7 +19,12 @@ from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, Tok
 from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
 from llm_spec.counting import TokenCap
 from llm_spec.discovery import FeatureDiscovery
-from llm_spec.drafting.optional_members import find_token_draft_refusal, open_draft_for_request, open_token_draft
+from llm_spec.drafting.optional_members import (
+    RequestOptionalDrafter,
+    find_token_draft_refusal,
+    open_draft_for_request,
+    open_token_draft,
+)
 from llm_spec.errors import TransientError
 from llm_spec.metering import MeteredCall, TokenMeter
 
@@ -169,7 +174,7 @@ class _MeteredScorer:
         return await self._chunk_timeouts.wait_for_first_chunk(scored)
 
 
-class MeteredDraft:
+class MeteredDraft(RequestOptionalDrafter):
     """A draft whose calls are counted; otherwise the same.
 
     The tokens of its rounds as a `TokenDrafter` are counted where these run.
@@ -202,9 +207,6 @@ class MeteredDraft:
 
     def token_draft_refusal(self, target: TokenModel) -> str | None:
         return find_token_draft_refusal(self._draft, target)
-
-    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
-        return self.open_token_draft_for_request(None, target, choose, prompt_ids)
 
     def open_token_draft_for_request(
         self,

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's words: requested in a body, read from a choice, told in an answer. Pure."""
+"""Log-probabilities in OpenAI's words: requested in a body, read from a choice, written into an answer. Pure."""
 
 from __future__ import annotations
 

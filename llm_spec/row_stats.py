@@ -83,7 +83,7 @@ class RowStats:
         self.call_s = CostLine(half_life=_CALL_HALF_LIFE)  # of a call, by its rows
         self.max_rows = 0  # of a call that was measured
         self.draft_start_s = ExponentialMovingAverage(half_life=_START_HALF_LIFE)  # until its first token is encoded
-        self._drafted = [0.0, 0.0]  # tokens of the draft behind its first ones, and what they took
+        self._drafted = [0.0, 0.0]  # tokens of the draft after its first ones, and the seconds that they took
         self.agreement = Agreement()
         self._plain_s = 0.0  # of answers that have ended
         self._lost_s = 0.0

@@ -13,18 +13,29 @@ from llm_spec.chat import Origin, ReasoningDelta, StreamEvent, TextDelta, TokenL
 from llm_spec.contract.local import Tokenizer
 
 __all__ = [
+    "MAX_CHARACTER_TOKENS",
+    "REPLACEMENT_CHARACTER",
     "HeldText",
     "IncrementalDecoder",
     "StopMatcher",
     "find_longest_partial_mark",
     "join_logprobs",
+    "list_prefix_lengths",
     "merge_deltas",
 ]
 
-_REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
-# A character has at most 4 bytes, so at most 4 tokens: with more than that undecoded, the first ones never will be.
-_MAX_CHARACTER_TOKENS: Final = 4
-_MAX_HELD_TOKENS: Final = 8
+REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
+MAX_CHARACTER_TOKENS: Final = 4  # a character has at most 4 bytes, so at most 4 tokens
+_MAX_HELD_TOKENS: Final = 8  # with more tokens than that undecoded, the first ones never will be
+
+
+def list_prefix_lengths(num_held: int) -> range:
+    """Of so many undecoded tokens, how many of the first may be bytes of no character; the longest prefix first.
+
+    The last ones may begin a character, and few tokens may all be one: then there is none. A prefix is whole where its
+    decoding is a beginning of the decoding of all.
+    """
+    return range(num_held - MAX_CHARACTER_TOKENS + 1, 0, -1) if num_held > _MAX_HELD_TOKENS else range(0)
 
 
 class IncrementalDecoder:
@@ -49,9 +60,9 @@ class IncrementalDecoder:
         """Add a token; return the text that is complete now, often of this very token."""
         self._held.append(token_id)
         text = self._tokenizer.decode(self._shown_end + self._held)
-        if not text.endswith(_REPLACEMENT_CHARACTER):
+        if not text.endswith(REPLACEMENT_CHARACTER):
             return self._release_tokens(text, len(self._held))
-        return self._release_undecodable(text) if len(self._held) > _MAX_HELD_TOKENS else ""
+        return self._release_undecodable(text)
 
     def flush(self) -> str:
         """Return what is still held back, undecodable bytes as U+FFFD."""
@@ -68,7 +79,7 @@ class IncrementalDecoder:
 
     def _release_undecodable(self, text: str) -> str:
         """Give out what no later byte can change: all but the last tokens, cut where no character is split."""
-        for num_tokens in range(len(self._held) - _MAX_CHARACTER_TOKENS + 1, 0, -1):
+        for num_tokens in list_prefix_lengths(len(self._held)):
             part = self._tokenizer.decode(self._shown_end + self._held[:num_tokens])
             if text.startswith(part):
                 return self._release_tokens(part, num_tokens)

@@ -109,7 +109,7 @@ class Discoverable(Protocol):
 
 @runtime_checkable
 class FeatureLossAware(Protocol):
-    """A `Discoverable` that is told when a feature was lost; optional beside it."""
+    """A `Discoverable` that is notified when a feature was lost; optional beside it."""
 
     def mark_feature_lost(self, feature: Feature) -> None:
         """A call that needs a feature was refused, and the same request was answered without it.

@@ -18,6 +18,7 @@ from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.optional_members import (
+    RequestOptionalDrafter,
     copy_draft_for_new_client,
     find_token_draft_refusal,
     open_draft_for_request,
@@ -29,7 +30,7 @@ from llm_spec.errors import ConfigError
 __all__ = ["CascadeDraft"]
 
 
-class CascadeDraft:
+class CascadeDraft(RequestOptionalDrafter):
     """Cheap drafts first: `CascadeDraft(PromptLookup(), ProviderDraft(model))` asks the model where lookup is unsure.
 
     A round is drafted by the first of `drafts` whose confidence in its first token is at least `min_confidence`
@@ -82,9 +83,6 @@ class CascadeDraft:
             if (refusal := find_token_draft_refusal(draft, target)) is not None:
                 return refusal
         return None
-
-    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
-        return self.open_token_draft_for_request(None, target, choose, prompt_ids)
 
     def open_token_draft_for_request(
         self,

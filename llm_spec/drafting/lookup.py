@@ -15,13 +15,14 @@ from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSam
 from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.form_follower import DraftSource, TextFormDrafter
 from llm_spec.drafting.ngrams import NgramIndex, estimate_copy_confidence
+from llm_spec.drafting.optional_members import RequestOptionalDrafter
 from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
 
 __all__ = ["PROMPT_LOOKUP", "PromptLookup"]
 
 
-class PromptLookup:
+class PromptLookup(RequestOptionalDrafter):
     """Draft by copying what followed the latest occurrence of the longest matching end of the conversation.
 
     A `DraftProvider` and `TokenDrafter` that costs next to nothing; `min_ngram` to `max_ngram` items must match. Of a
@@ -56,9 +57,6 @@ class PromptLookup:
 
     def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary will do
         return None
-
-    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
-        return self.open_token_draft_for_request(None, target, choose, prompt_ids)
 
     def open_token_draft_for_request(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from llm_spec.chat import ChatRequest
@@ -9,7 +10,26 @@ from llm_spec.contract.draft import DraftProvider, PerClientDraft, PerRequestDra
 from llm_spec.contract.local import RequestAwareDrafter, TokenDraft, TokenDrafter, TokenModel, TokenSampler
 from llm_spec.errors import DraftError
 
-__all__ = ["copy_draft_for_new_client", "find_token_draft_refusal", "open_draft_for_request", "open_token_draft"]
+__all__ = [
+    "RequestOptionalDrafter",
+    "copy_draft_for_new_client",
+    "find_token_draft_refusal",
+    "open_draft_for_request",
+    "open_token_draft",
+]
+
+
+class RequestOptionalDrafter(ABC):
+    """A `RequestAwareDrafter` that drafts without the request as well: its `open_token_draft`."""
+
+    @abstractmethod
+    def open_token_draft_for_request(
+        self, request: ChatRequest | None, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]
+    ) -> TokenDraft:
+        """As `RequestAwareDrafter`; None: the request is not known."""
+
+    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
+        return self.open_token_draft_for_request(None, target, choose, prompt_ids)
 
 
 def open_draft_for_request(draft: DraftProvider) -> DraftProvider:

@@ -20,6 +20,7 @@ from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSam
 from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.form_follower import DraftSource, TextFormDrafter
 from llm_spec.drafting.occurrences import OccurrenceMatch
+from llm_spec.drafting.optional_members import RequestOptionalDrafter
 from llm_spec.drafting.past_outputs import PastOutputs
 from llm_spec.drafting.suffix_automaton import LikelyNextItem, SuffixAutomaton, SuffixMatch
 from llm_spec.drafting.text_index import ConversationIndex
@@ -36,7 +37,7 @@ _MIN_SURVIVAL: Final = 0.1  # a proposal of which less than this is expected to 
 _NUM_SEARCHES: Final = 4  # between two turns of the event loop: in text that repeats itself each takes a millisecond
 
 
-class SuffixDraft:
+class SuffixDraft(RequestOptionalDrafter):
     """Draft what followed the longest matching end of the context most often, here or in answers drafted for before.
 
     The context is the conversation and the answer so far; earlier answers are those that targets of the same tokenizer
@@ -93,9 +94,6 @@ class SuffixDraft:
 
     def token_draft_refusal(self, target: TokenModel) -> None:  # noqa: ARG002 - any vocabulary will do
         return None
-
-    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
-        return self.open_token_draft_for_request(None, target, choose, prompt_ids)
 
     def open_token_draft_for_request(
         self,

@@ -1,7 +1,7 @@
 """RowScheduler: when a server is asked for which tokens of an answer. No clock, no task and no I/O of its own.
 
 The server's own stream writes the answer. A call of rows asks for the server's own token after each of several
-prefixes: the confirmed tokens, and so many drafted ones behind them. What the calls confirm can overtake the stream,
+prefixes: the confirmed tokens, and so many drafted ones after them. What the calls confirm can overtake the stream,
 which is closed then; where that does not pay any more, a new stream goes on from what is confirmed.
 
     stream    a b c d                     closed once the rows are clearly ahead
@@ -47,16 +47,16 @@ _MAX_GAP: Final = 1.5  # times its usual step, beyond which a stream waits becau
 
 @dataclass(eq=False, slots=True)
 class RowCall:
-    """A call under way: rows for the position `base + first` and the ones behind it.
+    """A call under way: rows for the position `base + first` and those after it.
 
-    `assumed_ids`: drafted tokens behind the `base` confirmed ones, up to the prefix of the last row. `num_skipped`: of
+    `assumed_ids`: drafted tokens after the `base` confirmed ones, up to the prefix of the last row. `num_skipped`: of
     its positions, those that the stream wrote first.
     """
 
     base: int
     first: int
     assumed_ids: tuple[int, ...]
-    draft_s: tuple[float, ...] = ()  # that each of the drafted tokens behind its first row took
+    draft_s: tuple[float, ...] = ()  # that each of the drafted tokens after its first row took
     tokens: list[SampledToken] | None = None  # its answer
     verify_s: float = 0.0
     num_accepted: int = 0
@@ -75,7 +75,7 @@ class RowCall:
 
     @property
     def end(self) -> int:
-        """The position behind its last row."""
+        """The position after its last row."""
         return self.start + self.num_rows
 
 
@@ -130,7 +130,7 @@ class RowScheduler:
         self._max_open = max_open
         self._max_calls = min(max_calls, max_open)
         self._max_rows = max_rows
-        self._drafted_ids: list[int] = []  # behind those that are confirmed
+        self._drafted_ids: list[int] = []  # after those that are confirmed
         self._draft_s: list[float] = []
         self._draft_began_s: float | None = None  # None: its first token has come, or is an answer's very first, …
         self._drafts_began = False
@@ -149,7 +149,7 @@ class RowScheduler:
     # ------------------------------------------------------------------------------------------ events
 
     def begin_draft(self, now_s: float) -> None:
-        """The draft was begun anew, behind the confirmed tokens."""
+        """The draft was restarted after the confirmed tokens."""
         self._draft_began_s = now_s if self._drafts_began else None
         self._drafts_began = True
 
@@ -250,7 +250,7 @@ class RowScheduler:
         """The answer has ended: what it took is charged to later trials."""
         if self.stream_at is None:
             self._charge_phase(now_s)
-        self._rows.add_answer(self._estimate_first_s() + len(self.ids) * self._pair_stats.target_token_s)
+        self._rows.add_answer(self._pair_stats.estimate_plain_s(len(self.ids)) or 0.0)
 
     def _confirm(self, token_id: int, source: RowCall | None = None) -> None:
         at = len(self.ids)
@@ -301,7 +301,7 @@ class RowScheduler:
         return decision
 
     def _send_calls(self, first: int, now_s: float, decision: Decision) -> None:
-        """Send a call for the positions from `first` behind the confirmed ones, when it is due."""
+        """Send a call for the positions from `first` after the confirmed ones, when it is due."""
         num_drafted = len(self._drafted_ids)
         room = self._count_room() - first
         num_others = self.num_closing + (self.stream_at is not None)
@@ -325,7 +325,7 @@ class RowScheduler:
         self._send_calls(first + num_rows, now_s, decision)
 
     def _count_sent(self) -> int:
-        """How many positions behind the confirmed ones have a row."""
+        """How many positions after the confirmed ones have a row."""
         return max((call.end for call in self.calls), default=len(self.ids)) - len(self.ids)
 
     def _count_room(self) -> int:

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from llm_spec._clock import clock
-from llm_spec.baseline import Baseline, count_request_characters
+from llm_spec.baseline import count_request_characters
 from llm_spec.chat import (
     Fallback,
     Finish,
@@ -42,23 +42,21 @@ from llm_spec.errors import (
     format_error_line,
     is_refusal,
 )
-from llm_spec.pair_stats import StreamTimer
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.resume_plain import stream_one_token, stream_rest_plain
 from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
+from llm_spec.strategies.stream_reader import StreamNews, StreamReader
 from llm_spec.strategies.token_answer import TokenAnswer
 from llm_spec.text import StopMatcher
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
 __all__ = ["VerifyRound", "answer_in_rounds"]
 
-# The target's own token after `context_ids` and after each of the drafted ids behind them: one more than were drafted.
+# The target's own token after `context_ids` and after each of the drafted ids that follow: one more than were drafted.
 VerifyRound: TypeAlias = Callable[[list[int], list[int]], Awaitable[list[SampledToken]]]
 
 _DRAFT_TOKENS: Final = 64  # asked of the draft at a time
 _MAX_REST_TOKENS: Final = 32  # tokens without a draft, after several that were wrong at once
-_READ_AHEAD: Final = 256  # events of a stream that may wait for the consumer
-_MIN_BASELINE_TOKENS: Final = 4  # of a stream that nothing disturbed, for its times to tell the target's speed
 
 
 async def answer_in_rounds(
@@ -112,75 +110,6 @@ async def answer_in_rounds(
         await rounds.aclose()
 
 
-class _StreamNews(NamedTuple):
-    """Something that a stream gave, or (an error, or None at its end) how it ended."""
-
-    event: StreamEvent | Exception | None
-    arrived_s: float
-    is_disturbed: bool  # whether calls were under way
-
-
-class _TargetStream:
-    """The target's own stream, read in a task of its own. `begins_at`: tokens of the answer before it.
-
-    `is_in_step`: all that it wrote has become the answer.
-    """
-
-    def __init__(
-        self,
-        opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
-        timer: StreamTimer,
-        *,
-        begins_at: int,
-        has_calls: Callable[[], bool],
-        changed: Callable[[], None],
-    ) -> None:
-        self.begins_at = begins_at
-        self.news: asyncio.Queue[_StreamNews] = asyncio.Queue(_READ_AHEAD)
-        self.timer = timer
-        self.is_in_step = True
-        self._num_undisturbed = 0  # tokens that came before anything disturbed it, …
-        self._undisturbed_s = timer.opened_s  # … the last of them at this time
-        self._is_disturbed = False
-        self._has_calls = has_calls
-        self._changed = changed
-        self._clock = clock()
-        self.task = asyncio.create_task(self._read(opened))
-
-    def add_tokens(self, num_tokens: int, news: _StreamNews) -> None:
-        """Take the time of what came."""
-        self.timer.add_tokens(num_tokens, news.arrived_s, is_disturbed=news.is_disturbed)
-        self._is_disturbed |= news.is_disturbed
-        if not self._is_disturbed:
-            self._num_undisturbed += num_tokens
-            self._undisturbed_s = news.arrived_s
-
-    def add_times_to(self, baseline: Baseline, num_characters: int) -> None:
-        """What it wrote by itself, from the answer's start, tells the target's own speed."""
-        first_s = self.timer.first_s
-        if self.begins_at == 0 and self._num_undisturbed >= _MIN_BASELINE_TOKENS and first_s is not None:
-            baseline.add_answer(
-                num_characters, self._num_undisturbed, first_s - self.timer.opened_s, self._undisturbed_s - first_s
-            )
-
-    async def _read(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
-        try:
-            async with opened as events:
-                async for event in events:
-                    await self._put(event)
-                    if isinstance(event, Finish):
-                        return
-            await self._put(None)
-        except Exception as error:  # noqa: BLE001 - judged where it is taken
-            await self._put(error)
-
-    async def _put(self, event: StreamEvent | Exception | None) -> None:
-        if self.news.full():
-            self.timer.stop()
-        await self.news.put(_StreamNews(event, self._clock(), self._has_calls()))
-        self._changed()
-
-
 class _ServerRounds:
     """One request."""
 
@@ -224,7 +153,7 @@ class _ServerRounds:
             now_s=self._clock(),
         )
         self._prompt_ids: list[int] | None = None
-        self._stream: _TargetStream | None = None
+        self._stream: StreamReader | None = None
         self._tasks: dict[RowCall, asyncio.Task[None]] = {}
         self._encoding: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()  # calls and streams that are not needed, and still open
@@ -397,7 +326,7 @@ class _ServerRounds:
         self._changed.set()
 
     def _give_up_rows(self, failure: Exception | str) -> None:
-        """The target goes on alone; the first reason is told."""
+        """The target goes on alone; the first reason is reported."""
         if self._has_given_up:
             return
         reason = failure if isinstance(failure, str) else format_error_line(failure)
@@ -410,7 +339,7 @@ class _ServerRounds:
     # ------------------------------------------------------------------------------------------ stream
 
     def _open_stream(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
-        self._stream = _TargetStream(
+        self._stream = StreamReader(
             opened,
             self._pair_stats.open_stream(),
             begins_at=len(self._scheduler.ids),
@@ -457,7 +386,7 @@ class _ServerRounds:
         if self._scheduler.stream_at is None and not self._is_plain:
             self._close_stream()
 
-    async def _take_from_stream(self, stream: _TargetStream, news: _StreamNews) -> None:
+    async def _take_from_stream(self, stream: StreamReader, news: StreamNews) -> None:
         event = news.event
         is_needed = self._is_plain or self._scheduler.stream_at == len(self._scheduler.ids)
         if isinstance(event, TextDelta):
@@ -480,7 +409,7 @@ class _ServerRounds:
             self._continue_plainly(event)
 
     async def _take_delta(
-        self, stream: _TargetStream, delta: TextDelta, token_ids: Sequence[int], arrived_s: float
+        self, stream: StreamReader, delta: TextDelta, token_ids: Sequence[int], arrived_s: float
     ) -> None:
         """Text of the stream that says which tokens it is."""
         taken = self._scheduler.take_from_stream(token_ids, arrived_s)
@@ -540,7 +469,7 @@ class _ServerRounds:
         return "context_length" if is_full else None
 
     def _report_rounds(self, calls: Iterable[RowCall]) -> None:
-        """The calls that nothing more is read from, as far as they told the answer's next tokens."""
+        """Report the calls that are over, where they gave tokens of the answer."""
         for call in calls:
             self._cancel_call(call)
             if not call.num_emitted:
@@ -569,13 +498,13 @@ class _ServerRounds:
             return
         if not self._is_ended_by_stream or not (self._stream is None or self._stream.is_in_step):
             delta = await self._answer.flush("plain")
-            if delta is not None:  # its text could not be told when it came
+            if delta is not None:  # its text was not known when it came
                 self._output.append(delta)
         if not self._is_ended_by_stream:
             self._finish = replace(self._finish, usage=self.count_answer_usage(len(scheduler.ids)))
         self._output.append(self._finish)
 
-    def _complete_finish(self, finish: Finish, stream: _TargetStream) -> Finish:
+    def _complete_finish(self, finish: Finish, stream: StreamReader) -> Finish:
         """A stream's end, with the tokens of all of the answer where its own were counted, and the limit it came to."""
         if finish.finish_reason == "length" and finish.stopped_by is None and not self._is_plain:
             finish = replace(finish, stopped_by=self._find_reached_limit())

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from llm_spec.chat import Origin, TextDelta
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
+from llm_spec.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, list_prefix_lengths
 
 __all__ = ["TokenAnswer"]
-
-_REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
-_MAX_CHARACTER_TOKENS: Final = 4  # a character has at most so many bytes, so at most so many tokens
-_MAX_HELD_TOKENS: Final = 8  # with more tokens than that undecoded, the first ones never will be
 
 
 class TokenAnswer:
@@ -38,7 +34,7 @@ class TokenAnswer:
     async def find_cut_character(self) -> None:
         """Find out whether the last piece of a stream ended inside a character."""
         if self._context_ids and not self.held_ids:
-            self._is_cut = (await self._endpoint.decode(self._context_ids)).endswith(_REPLACEMENT_CHARACTER)
+            self._is_cut = (await self._endpoint.decode(self._context_ids)).endswith(REPLACEMENT_CHARACTER)
 
     async def add_token(self, token: SampledToken, origin: Origin) -> TextDelta | None:
         """Add the next token; the text that is complete with it.
@@ -49,7 +45,7 @@ class TokenAnswer:
         self._unshown_ids.append(token.token_id)
         if token.is_end:
             return None
-        if not self.ends_inside_character and token.text and _REPLACEMENT_CHARACTER not in token.text:
+        if not self.ends_inside_character and token.text and REPLACEMENT_CHARACTER not in token.text:
             self._context_ids.clear()
             return self._release(token.text, origin)
         self.held_ids.append(token.token_id)
@@ -60,13 +56,13 @@ class TokenAnswer:
         return self._release(text, origin)
 
     def add_delta(self, delta: TextDelta) -> TextDelta:
-        """Add a piece as a stream gives it: without text its tokens are held back, and told with a later piece."""
+        """Add a piece as a stream gives it: without text its tokens are held back until a later piece."""
         token_ids = delta.token_ids or ()
         self._unshown_ids += token_ids
         if not delta.text:
             self.held_ids += token_ids
             return TextDelta("", delta.origin, ())
-        self._context_ids = [*self._context_ids, *self.held_ids, *token_ids][-_MAX_CHARACTER_TOKENS:]
+        self._context_ids = [*self._context_ids, *self.held_ids, *token_ids][-MAX_CHARACTER_TOKENS:]
         self.held_ids.clear()
         return self._release(delta.text, delta.origin) or delta
 
@@ -99,21 +95,19 @@ class TokenAnswer:
         """What held tokens add to the text."""
         if not self._context_ids:
             return await self._endpoint.decode(held_ids)
-        shown = (await self._endpoint.decode(self._context_ids)).rstrip(_REPLACEMENT_CHARACTER)
+        shown = (await self._endpoint.decode(self._context_ids)).rstrip(REPLACEMENT_CHARACTER)
         return (await self._endpoint.decode([*self._context_ids, *held_ids])).removeprefix(shown)
 
     async def _decode_held_ids(self) -> str:
         text, num_shown = await self._decode(self.held_ids), len(self.held_ids)
-        if text.endswith(_REPLACEMENT_CHARACTER):
+        if text.endswith(REPLACEMENT_CHARACTER):
             text, num_shown = await self._find_decodable_prefix(self.held_ids, text)
         del self.held_ids[:num_shown]
         return text
 
     async def _find_decodable_prefix(self, held_ids: Sequence[int], text: str) -> tuple[str, int]:
         """What no later byte can change, and of how many tokens; nothing while it may still become a character."""
-        if len(held_ids) <= _MAX_HELD_TOKENS:
-            return "", 0
-        for num_tokens in range(len(held_ids) - _MAX_CHARACTER_TOKENS + 1, 0, -1):
+        for num_tokens in list_prefix_lengths(len(held_ids)):
             part = await self._decode(held_ids[:num_tokens])
             if text.startswith(part):
                 return part, num_tokens

@@ -1,6 +1,6 @@
 """Which numbers of rows give a row the same bits on this machine: searched when a model is loaded.
 
-Kernels choose their way by shapes and dtypes, not by numbers. So the head, and one layer of each kind behind several
+Kernels choose their way by shapes and dtypes, not by numbers. So the head, and one layer of each kind after several
 numbers of keys, sort out the widths at a small part of the model's cost. One pass of the whole model in each width that
 is left confirms it. Widths that an earlier load has found are looked at again in the same small parts.
 """
@@ -22,7 +22,7 @@ from llm_spec_torch.shape import PassShape
 
 __all__ = ["WidthSearch"]
 
-_FIRST_POSITION: Final = 21  # behind a place where attention begins to read more
+_FIRST_POSITION: Final = 21  # after a place where attention begins to read more
 _NUM_STEPS: Final = 3  # of keys that are looked at; a CPU's attention reads blocks of two
 
 
@@ -81,7 +81,7 @@ class WidthSearch:
         return _to_array(self._network.logits(functional.embedding(ids, self._network.embedding)))
 
     def _make_reader(self, network: TransformerNetwork, start: int, *, has_head: bool) -> ReadRowsAt:
-        """Passes of a network about position `start`, behind random numbers: that costs less than to read a prompt."""
+        """Passes of a network about position `start`, after random numbers: that costs less than to read a prompt."""
         num_keys = self._shape.pad_num_keys(start)
         num_places = min(self._capacity, num_keys + len(self._token_ids))
         cache = CachePool(network, num_slots=1, capacity=num_places).cache

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 from peers.servers import MODELS
+from peers.slow_relay import open_slow_relay
 from scipy.stats import chi2_contingency
 
 from llm_spec import (
@@ -41,6 +42,7 @@ pytestmark = pytest.mark.peers
 NUM_PROMPTS = int(os.environ.get("LLM_SPEC_PEER_PROMPTS", "8"))
 PROMPTS = [json.loads(line)["messages"] for line in (MODELS / "prompts.jsonl").read_text().splitlines()][:NUM_PROMPTS]
 MAX_TOKENS = 48
+SLOW_TOKEN_S = 0.04
 DRAFTS = ["other server", "builtin:draft", "lookup", "random"]
 
 _plain: dict[tuple[str, int], str] = {}
@@ -79,15 +81,24 @@ async def plain_text(target: LlmProvider, index: int) -> str:
 
 async def answers(target: LlmProvider, draft: DraftProvider | LlmProvider, strategy: StrategyName) -> list[str]:
     """What a strategy writes for all prompts; nothing may have gone wrong on the way."""
+    texts, _ = await answers_and_accepted(target, draft, strategy)
+    return texts
+
+
+async def answers_and_accepted(
+    target: LlmProvider, draft: DraftProvider | LlmProvider, strategy: StrategyName
+) -> tuple[list[str], int]:
+    """The same, and how many drafted tokens were accepted."""
     config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4)
-    texts = list[str]()
+    texts, num_accepted = list[str](), 0
     for messages in PROMPTS:
         decoder = SpeculativeDecoder(draft, target, config)
         result = await decoder.decode(messages, temperature=0.0, max_tokens=MAX_TOKENS)
         assert result.strategy == strategy
         assert result.fallbacks == ()
         texts.append(result.content)
-    return texts
+        num_accepted += result.stats.num_accepted_draft_tokens
+    return texts, num_accepted
 
 
 def drafting(name: str, other: Callable[[], LlmProvider]) -> DraftProvider | LlmProvider:
@@ -121,6 +132,29 @@ async def test_llama_server_writes_its_own_text(
     try:
         expected = [await plain_text(target, index) for index in range(len(PROMPTS))]
         assert await answers(target, draft, strategy) == expected
+    finally:
+        await target.aclose()
+        await draft.aclose()
+
+
+@pytest.mark.parametrize(("dialect", "strategy"), [("vllm", "probe"), ("vllm", "score"), ("llamacpp", "probe")])
+async def test_rows_write_the_servers_own_text_where_they_pay(
+    dialect: str, vllm_target: str, llama_target: str, strategy: StrategyName
+) -> None:
+    """The same where streams are slow, so that rows overtake them: drafted tokens are accepted, and nothing changes."""
+    url = vllm_target if dialect == "vllm" else llama_target
+    target = provider(dialect, url)
+    draft = open_draft("builtin:target")
+    try:
+        expected = [await plain_text(target, index) for index in range(len(PROMPTS))]
+        async with open_slow_relay(url, SLOW_TOKEN_S) as slow_url:
+            slow_target = provider(dialect, slow_url)
+            try:
+                texts, num_accepted = await answers_and_accepted(slow_target, draft, strategy)
+            finally:
+                await slow_target.aclose()
+        assert texts == expected
+        assert num_accepted > MAX_TOKENS
     finally:
         await target.aclose()
         await draft.aclose()
@@ -209,12 +243,20 @@ def p_value(first: Counter[str], second: Counter[str]) -> float:
 
 @pytest.mark.parametrize("strategy", ["probe", "score", "race"])
 async def test_sampled_answers_have_the_servers_own_law(vllm_target: str, strategy: StrategyName) -> None:
-    """Sampled texts through a strategy, and their endings alone, are distributed as those of plain sampling."""
+    """Sampled texts through a strategy, and their endings alone, are distributed as those of plain sampling.
+
+    The strategy sees slow streams: at a server that writes a token in a millisecond it would not speculate.
+    """
     target = provider("vllm", vllm_target)
     try:
         greedy = (await target.complete(ChatRequest.create(PROMPTS[0], temperature=0.0, max_tokens=40))).content
         plain, _ = await sampled(target, None, "plain")
-        through, accepted = await sampled(target, ReferenceDraft(greedy), strategy)
+        async with open_slow_relay(vllm_target, SLOW_TOKEN_S) as url:
+            slow_target = provider("vllm", url)
+            try:
+                through, accepted = await sampled(slow_target, ReferenceDraft(greedy), strategy)
+            finally:
+                await slow_target.aclose()
         assert accepted > NUM_SAMPLES  # it did speculate
         assert p_value(plain, through) > 1e-3
         endings = [Counter[str](), Counter[str]()]

@@ -1,0 +1,87 @@
+"""StreamReader: the target's own stream, read in a task beside the calls of rows, and what its times tell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Final, NamedTuple
+
+from llm_spec._clock import clock
+from llm_spec.baseline import Baseline
+from llm_spec.chat import Finish, StreamEvent
+from llm_spec.pair_stats import StreamTimer
+
+__all__ = ["StreamNews", "StreamReader"]
+
+_READ_AHEAD: Final = 256  # events of a stream that may wait for the consumer
+_MIN_BASELINE_TOKENS: Final = 4  # of a stream that nothing disturbed, for its times to give the target's speed
+
+
+class StreamNews(NamedTuple):
+    """Something that a stream gave, or (an error, or None at its end) how it ended."""
+
+    event: StreamEvent | Exception | None
+    arrived_s: float
+    is_disturbed: bool  # whether calls were under way
+
+
+class StreamReader:
+    """The target's own stream, read in a task of its own. `begins_at`: tokens of the answer before it.
+
+    `is_in_step`: all that it wrote has become the answer.
+    """
+
+    def __init__(
+        self,
+        opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
+        timer: StreamTimer,
+        *,
+        begins_at: int,
+        has_calls: Callable[[], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        self.begins_at = begins_at
+        self.news: asyncio.Queue[StreamNews] = asyncio.Queue(_READ_AHEAD)
+        self.timer = timer
+        self.is_in_step = True
+        self._num_undisturbed = 0  # tokens that came before anything disturbed it, …
+        self._undisturbed_s = timer.opened_s  # … the last of them at this time
+        self._is_disturbed = False
+        self._has_calls = has_calls
+        self._changed = changed
+        self._clock = clock()
+        self.task = asyncio.create_task(self._read(opened))
+
+    def add_tokens(self, num_tokens: int, news: StreamNews) -> None:
+        """Take the time of what came."""
+        self.timer.add_tokens(num_tokens, news.arrived_s, is_disturbed=news.is_disturbed)
+        self._is_disturbed |= news.is_disturbed
+        if not self._is_disturbed:
+            self._num_undisturbed += num_tokens
+            self._undisturbed_s = news.arrived_s
+
+    def add_times_to(self, baseline: Baseline, num_characters: int) -> None:
+        """What it wrote by itself, from the answer's start, tells the target's own speed."""
+        first_s = self.timer.first_s
+        if self.begins_at == 0 and self._num_undisturbed >= _MIN_BASELINE_TOKENS and first_s is not None:
+            baseline.add_answer(
+                num_characters, self._num_undisturbed, first_s - self.timer.opened_s, self._undisturbed_s - first_s
+            )
+
+    async def _read(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
+        try:
+            async with opened as events:
+                async for event in events:
+                    await self._put(event)
+                    if isinstance(event, Finish):
+                        return
+            await self._put(None)
+        except Exception as error:  # noqa: BLE001 - judged where it is taken
+            await self._put(error)
+
+    async def _put(self, event: StreamEvent | Exception | None) -> None:
+        if self.news.full():
+            self.timer.stop()
+        await self.news.put(StreamNews(event, self._clock(), self._has_calls()))
+        self._changed()
