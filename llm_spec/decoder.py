@@ -59,7 +59,6 @@ from llm_spec.strategies.plain import prepare as prepare_plain
 from llm_spec.strategies.registry import AUTO, PLAIN, registered_strategies
 from llm_spec.stream_timing import record_stream_times
 from llm_spec.target_call import TargetCall
-from llm_spec.telemetry import load_structlog
 from llm_spec.tokens.seed import random_seed
 
 __all__ = ["SpeculativeDecoder"]
@@ -86,7 +85,6 @@ class SpeculativeDecoder:
         target: LlmProvider | str,
         config: SpeculativeConfig | None = None,
     ) -> None:
-        load_structlog()
         self.config = config or SpeculativeConfig()
         self._planner = StrategyPlanner()
         self.stats = DecoderStats()

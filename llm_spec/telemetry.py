@@ -7,16 +7,17 @@ Message text is never among the fields, except by `SpeculativeConfig.log_content
 
 from __future__ import annotations
 
-import importlib
 import logging
 import random
 import sys
 from collections.abc import Mapping
+from contextvars import ContextVar, Token
 from typing import Any, Final
 
-__all__ = ["RequestLogContext", "is_log_enabled", "load_structlog", "log_event", "new_request_id"]
+__all__ = ["RequestLogContext", "is_log_enabled", "log_event", "new_request_id"]
 
 _STDLIB: Final = logging.getLogger("llm_spec")
+_REQUEST_ID: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)
 
 
 def new_request_id() -> str:
@@ -24,33 +25,33 @@ def new_request_id() -> str:
     return f"{random.getrandbits(48):012x}"
 
 
-def load_structlog() -> None:
-    """Load structlog now: a fifth of this package's import time otherwise, or a delay of the first request."""
-    importlib.import_module("structlog.contextvars")
-
-
 class RequestLogContext:
     """Binds a request's id to whatever is logged inside `with`, by this library or by a provider.
 
-    A class, because it is entered for every event of a stream and a generator-based one takes several times as long.
+    In structlog's context too, where an application has loaded structlog; without one it stays unloaded, which saves a
+    server memory and time to start. A class, because it is entered for every event of a stream and a generator-based
+    one takes several times as long.
     """
 
     def __init__(self) -> None:
         structlog = _find_structlog()
         # by others, in what a provider logs
         self.is_request_logged: bool = structlog is not None and structlog.is_configured()
-        self._tokens: list[Mapping[str, Any]] = []
+        self._tokens: list[tuple[Token[str | None], Mapping[str, Any]]] = []
         self._request_id = new_request_id()
 
     def __enter__(self) -> None:
-        import structlog
-
-        self._tokens.append(structlog.contextvars.bind_contextvars(request_id=self._request_id))
+        structlog = _find_structlog()
+        bound: Mapping[str, Any] = {}
+        if structlog is not None:
+            bound = structlog.contextvars.bind_contextvars(request_id=self._request_id)
+        self._tokens.append((_REQUEST_ID.set(self._request_id), bound))
 
     def __exit__(self, *_: object) -> None:
-        import structlog
-
-        structlog.contextvars.reset_contextvars(**self._tokens.pop())
+        token, bound = self._tokens.pop()
+        _REQUEST_ID.reset(token)
+        if bound:
+            _find_structlog().contextvars.reset_contextvars(**bound)
 
 
 def is_log_enabled(level: int = logging.INFO) -> bool:
@@ -66,6 +67,8 @@ def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     structlog = _find_structlog()
     if structlog is not None:
         fields = {**structlog.contextvars.get_contextvars(), **fields}
+    elif (request_id := _REQUEST_ID.get()) is not None:
+        fields = {"request_id": request_id, **fields}
     if structlog is not None and structlog.is_configured():
         structlog.get_logger("llm_spec").log(level, event, **fields)
     else:

@@ -39,11 +39,15 @@ class Process:
             return await self.process.wait()
 
     @property
+    def children(self) -> list[str]:
+        """The ids of the processes that it has started."""
+        pid = self.process.pid
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+    @property
     def workers(self) -> list[int]:
         """The ids of its worker processes."""
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if b"spawn_main" in command_of(child)]
+        return [int(child) for child in self.children if b"llm-spec-worker" in command_of(child)]
 
 
 def command_of(pid: str) -> bytes:
@@ -164,6 +168,7 @@ async def test_a_worker_that_died_is_started_again(workers: int, tmp_path: Path)
     config = '[models.fast]\ntarget = "rules:any"\n'
     async with served("--workers", str(workers), config=config, folder=tmp_path) as server:
         await until(lambda: len(server.workers) == workers)
+        assert len(server.children) == workers  # no process beside them
         first, *others = server.workers
         for _ in range(2):
             subprocess.run(["kill", "-KILL", str(first)], check=True)  # noqa: ASYNC221 - takes no time

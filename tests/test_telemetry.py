@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,3 +150,25 @@ async def test_unconfigured_it_is_silent(capfd: pytest.CaptureFixture[str]) -> N
     """A library prints nothing by itself."""
     await decoder_of().decode(QUESTION)
     assert capfd.readouterr() == ("", "")
+
+
+def test_without_structlog_the_standard_log_has_the_ids(tmp_path: Path) -> None:
+    """structlog stays unloaded where nobody else has loaded it; the events of a request have its id all the same."""
+    program = tmp_path / "program.py"
+    program.write_text("""if True:
+        import asyncio, logging, sys
+        from llm_spec import SpeculativeDecoder
+        from llm_spec.testing import ScriptedProvider
+
+        logging.basicConfig(level=logging.DEBUG, format="%(name)s %(message)s", stream=sys.stdout)
+        logging.getLogger("asyncio").setLevel(logging.WARNING)
+        for _ in range(2):
+            asyncio.run(SpeculativeDecoder(None, ScriptedProvider("an answer")).decode("a question"))
+        print("structlog" in sys.modules)
+        """)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True, timeout=60)
+    *lines, is_loaded = done.stdout.splitlines()
+    assert is_loaded == "False"
+    ids = [re.findall(r"request_id='([0-9a-f]{12})'", line) for line in lines if line.startswith("llm_spec request_")]
+    assert [len(found) for found in ids] == [1, 1, 1, 1]  # a start and an end, twice
+    assert ids[0] == ids[1] != ids[2] == ids[3]

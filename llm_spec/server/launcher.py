@@ -12,14 +12,12 @@ import socket
 import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from multiprocessing.connection import Connection
-from typing import Final
+from typing import BinaryIO, Final, cast
 
 from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.metrics_files import clear_worker_gauges, create_metrics_folder
-from llm_spec.server.supervisor import READY, Supervisor
-from llm_spec.server.usage_ledger import UsageLedger
+from llm_spec.server.supervisor import Supervisor, send_report
 
 __all__ = ["serve"]
 
@@ -31,18 +29,22 @@ _MALLOC_OPTIONS: Final = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "41
 def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print) -> None:
     """Serve until SIGINT or SIGTERM; then running answers end, for `shutdown_s` seconds at most.
 
-    The workers are processes, started by `spawn` (a program that calls this needs `if __name__ == "__main__":`), and
-    started again when they die. `on_ready` is called with the address once one of them serves. Raises ConfigError for
-    what keeps them from serving.
+    The workers are processes, started again when they die. They import the main program, as with multiprocessing's
+    `spawn`, so a program that calls this needs `if __name__ == "__main__":`. `on_ready` is called with the address once
+    one of them serves. Raises ConfigError for what keeps them from serving.
     """
     config.check_address()
     for name, value in _MALLOC_OPTIONS.items():
         os.environ.setdefault(name, value)
     with _open_socket(config) as sock, ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
         stack.enter_context(create_metrics_folder(config))
-        ledger = UsageLedger(config.workers, len(config.keys))
+        shared = (sock.fileno(), stack.enter_context(_open_ledger_file()).fileno())
         supervisor = Supervisor(
-            config.workers, _run_worker_process, (config, sock, ledger), on_death=clear_worker_gauges
+            config.workers,
+            _run_worker_process,
+            (config, *shared),
+            inherited=shared,
+            on_death=clear_worker_gauges,
         )
         stack.callback(supervisor.stop, config.shutdown_s + 5.0)
         signal.signal(signal.SIGTERM, _exit_on_signal)
@@ -68,19 +70,27 @@ def _open_socket(config: ServerConfig) -> Generator[socket.socket]:
         yield sock
 
 
+def _open_ledger_file() -> BinaryIO:
+    """A file in memory, where the system has such files, which ends with its last process."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("llm-spec-usage"), "r+b")
+    import tempfile
+
+    return cast("BinaryIO", tempfile.TemporaryFile())
+
+
 def _exit_on_signal(*_: object) -> None:
     sys.exit(0)
 
 
-def _run_worker_process(
-    config: ServerConfig, sock: socket.socket, ledger: UsageLedger, worker: int, reports: Connection
-) -> None:
-    """A worker's process; it reports to its parent what keeps it from serving."""
+def _run_worker_process(config: ServerConfig, sock: int, ledger_file: int, worker: int, channel: socket.socket) -> None:
+    """A worker's process; it reports to its supervisor what keeps it from serving."""
+    from llm_spec.server.usage_ledger import UsageLedger
     from llm_spec.server.worker import run_worker  # here: the process that starts workers needs nothing of theirs
 
-    with reports:
-        try:
-            run_worker(config, sock, ledger, worker, lambda: reports.send(READY))
-        except LlmSpecError as error:
-            reports.send(str(error))
-            sys.exit(1)
+    ledger = UsageLedger(config.workers, len(config.keys), ledger_file)
+    try:
+        run_worker(config, socket.socket(fileno=sock), ledger, worker, channel)
+    except LlmSpecError as error:
+        send_report(channel, str(error))
+        sys.exit(1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,6 +34,8 @@ def create_metrics_folder(config: ServerConfig) -> Generator[None]:
     if config.workers == 1:
         yield
         return
+    import tempfile  # here: a lone worker needs none
+
     try:
         folder = tempfile.TemporaryDirectory(prefix="llm_spec-metrics-")
     except OSError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from multiprocessing.sharedctypes import RawArray
-from typing import Final, Protocol
+import mmap
+import os
+from typing import Final
 
 from llm_spec.budget import SPENT_AND_RESERVED_COLUMNS
 
@@ -11,12 +12,7 @@ __all__ = ["OPEN_COLUMN", "UsageLedger"]
 
 OPEN_COLUMN: Final = 4  # requests being answered; follows the columns of a budget
 _NUM_COLUMNS: Final = 5
-
-
-class _FloatArray(Protocol):
-    def __getitem__(self, index: int) -> float: ...
-
-    def __setitem__(self, index: int, value: float) -> None: ...
+_FLOAT_BYTES: Final = 8
 
 
 class UsageLedger:
@@ -24,12 +20,16 @@ class UsageLedger:
 
     Each worker writes its own rows alone, so no lock is needed and one that dies leaves none held; what must not
     exceed a bound is counted first and compared then: at the bound, two that come at once may both be refused.
+    `file`: the descriptor of a file, empty at first, that all workers map; without it the memory is this process's own.
     """
 
-    def __init__(self, num_workers: int, num_clients: int) -> None:
+    def __init__(self, num_workers: int, num_clients: int, file: int | None = None) -> None:
         self.num_workers = num_workers
         self.num_clients = num_clients
-        self._array: _FloatArray = RawArray("d", max(1, num_workers * num_clients * _NUM_COLUMNS))
+        num_bytes = max(1, num_workers * num_clients * _NUM_COLUMNS) * _FLOAT_BYTES
+        if file is not None:
+            os.ftruncate(file, num_bytes)
+        self._array = memoryview(mmap.mmap(-1 if file is None else file, num_bytes)).cast("d")
 
     def get_total(self, client: int, column: int) -> float:
         """The sum over all workers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 import signal
 import socket
 from collections.abc import Callable, Coroutine
@@ -13,6 +12,7 @@ from typing import Any, Final
 from llm_spec.server.app import Server
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.metrics import use_worker_metrics_files
+from llm_spec.server.supervisor import READY, send_report
 from llm_spec.server.usage_ledger import UsageLedger
 
 __all__ = ["run_worker"]
@@ -21,23 +21,21 @@ _GC_THRESHOLD: Final = 20_000  # objects more than before; at the default 700 ev
 
 
 def run_worker(
-    config: ServerConfig, sock: socket.socket, ledger: UsageLedger, worker: int, ready: Callable[[], None]
+    config: ServerConfig, sock: socket.socket, ledger: UsageLedger, worker: int, channel: socket.socket
 ) -> None:
-    """Serve until SIGINT, SIGTERM or the end of the process that started this one; calls `ready` once it serves."""
+    """Serve until SIGINT, SIGTERM or the end of the supervisor, which `channel` leads to; tell it once this serves."""
 
     async def serve_until_stopped() -> None:
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ended.set)
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            loop.add_reader(parent.sentinel, ended.set)  # a worker does not outlive who began it
+        loop.add_reader(channel.fileno(), ended.set)  # a worker does not outlive who began it
         async with Server(config, sock=sock, ledger=ledger, worker=worker):
             gc.collect()
             gc.freeze()  # what is here by now stays: it need not be looked through again and again
             gc.set_threshold(_GC_THRESHOLD)
-            ready()
+            send_report(channel, READY)
             await ended.wait()
 
     use_worker_metrics_files(worker)

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import os
 import signal
-from multiprocessing.connection import Connection
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from llm_spec import ConfigError
-from llm_spec.server.supervisor import READY, Supervisor, get_restart_wait_s
+from llm_spec.server.supervisor import READY, Supervisor, get_restart_wait_s, send_report
 
 
-def dies(_: int, __: Connection) -> None:
+def dies(_: int, __: socket.socket) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def says_why(_: int, reports: Connection) -> None:
-    reports.send("models.fast: no such folder")
+def says_why(_: int, channel: socket.socket) -> None:
+    send_report(channel, "models.fast: no such folder")
 
 
-def dies_at_first(folder: str, worker: int, reports: Connection) -> None:
+def tells_what_is_inheritable(number: int, _: int, channel: socket.socket) -> None:
+    send_report(channel, str([os.get_inheritable(number), channel.get_inheritable()]))
+
+
+def dies_at_first(folder: str, worker: int, channel: socket.socket) -> None:
     """Serves once it has been started three times."""
     starts = Path(folder, str(worker))
     with starts.open("a") as file:
         file.write(".")
     if len(starts.read_text()) < 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    reports.send(READY)
+    send_report(channel, READY)
     signal.pause()
 
 
@@ -64,3 +70,45 @@ def test_quick_deaths_do_not_end_it(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     supervisor.start()
     supervisor.stop(10.0)
     assert (tmp_path / "0").read_text() == "..."
+
+
+def test_workers_know_the_classes_of_the_main_program(tmp_path: Path) -> None:
+    """Also where it finds its modules by a path of its own, and with the interpreter's options."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "helper.py").write_text("class Told:\n    what = 'found'\n")
+    program = tmp_path / "program.py"
+    program.write_text("""if True:
+        import sys
+        from pathlib import Path
+
+        sys.path.insert(0, str(Path(__file__).parent / "modules"))
+        import helper
+        from llm_spec import ConfigError
+        from llm_spec.server.supervisor import Supervisor, send_report
+
+        class Mine(helper.Told):
+            pass
+
+        def tell(mine, worker, channel):
+            send_report(channel, f"{mine.what} {worker} {sys.flags.optimize} {__debug__}")
+
+        if __name__ == "__main__":
+            supervisor = Supervisor(1, tell, (Mine(),))
+            try:
+                supervisor.start()
+            except ConfigError as error:
+                print(error)
+            supervisor.stop(10.0)
+        """)
+    command = [sys.executable, "-O", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "found 0 1 False\n"
+
+
+def test_workers_keep_what_they_inherit_to_themselves() -> None:
+    """A process that a worker starts has neither the channel nor the descriptors."""
+    with open(os.devnull, "rb") as file:
+        supervisor = Supervisor(1, tells_what_is_inheritable, (file.fileno(),), inherited=(file.fileno(),))
+        with pytest.raises(ConfigError, match=r"^\[False, False\]$"):
+            supervisor.start()
+        supervisor.stop(10.0)
