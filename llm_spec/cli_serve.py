@@ -38,7 +38,7 @@ def serve_from_arguments(arguments: argparse.Namespace) -> int:
         print(f"llm-spec: {len(config.models)} models can be served: {', '.join(config.models)}")
         return 0
     print(f"llm-spec loads {_describe_served_models(config)}", file=sys.stderr, flush=True)
-    serve(config, on_ready=lambda line: print(line, flush=True))
+    serve(config, on_ready=lambda line: print(line, flush=True), may_replace_program=True)
     return 0
 
 

@@ -183,6 +183,47 @@ async def test_a_worker_that_died_is_started_again(workers: int, tmp_path: Path)
         assert await server.end() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_that_comes_with_the_address_ends_it_well(number: signal.Signals, tmp_path: Path) -> None:
+    """Just then another program takes the place of the first."""
+    async with served(config='[models.fast]\ntarget = "rules:any"\n', folder=tmp_path) as server:
+        assert await server.end(number) == 0
+
+
+async def test_nothing_is_left_of_the_workers_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder that workers share lasts as long as the server."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    config = '[models.fast]\ntarget = "rules:any"\n'
+    async with served("--workers", "2", config=config, folder=tmp_path) as server:
+        assert len(list(folder.glob("llm_spec-metrics-*/*.db"))) > 0
+        assert (await server.asking.get("/metrics")).status == 200
+        assert await server.end() == 0
+    assert list(folder.iterdir()) == []
+
+
+async def test_a_program_that_serves_goes_on_when_it_ends(tmp_path: Path) -> None:
+    """`serve` keeps the caller's program, unless it may replace it."""
+    program = tmp_path / "program.py"
+    program.write_text("""if True:
+        from llm_spec.server import ModelConfig, ServerConfig, serve
+
+        if __name__ == "__main__":
+            try:
+                serve(ServerConfig(port=0, models={"fast": ModelConfig(target="rules:any")}))
+            finally:
+                print("ended")
+        """)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-u", str(program), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(HANGS_S):
+        assert b"llm-spec serves at http://" in await process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert await process.stdout.read() == b"ended\n"
+        assert await process.wait() == 0
+
+
 async def test_without_a_config_the_builtin_pair_answers() -> None:
     """`llm-spec serve` alone is a server of one model."""
     async with served() as server:

@@ -110,6 +110,10 @@ def test_a_package_that_imports_late_is_used_like_any_other() -> None:
             "llm_spec.server.launcher, llm_spec.cli_serve, llm_spec.cli",
             "numpy aiohttp asyncio prometheus_client structlog ssl",
         ),
+        (
+            "llm_spec.server.supervisor",
+            "logging dataclasses subprocess multiprocessing argparse llm_spec.server.config",
+        ),
         ("llm_spec.decoder", "numpy"),
         ("llm_spec_http.provider, llm_spec.server.worker", "numpy structlog"),
     ],

@@ -12,12 +12,13 @@ import socket
 import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from typing import BinaryIO, Final, cast
+from typing import Final
 
 from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.metrics_files import clear_worker_gauges, create_metrics_folder
-from llm_spec.server.supervisor import Supervisor, send_report
+from llm_spec.server.supervisor import Supervisor, create_memory_file, exit_on_signal
+from llm_spec.server.worker_process import send_report
 
 __all__ = ["serve"]
 
@@ -26,32 +27,34 @@ _BACKLOG: Final = 1024
 _MALLOC_OPTIONS: Final = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "4194304"}
 
 
-def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print) -> None:
+def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print, may_replace_program: bool = False) -> None:
     """Serve until SIGINT or SIGTERM; then running answers end, for `shutdown_s` seconds at most.
 
     The workers are processes, started again when they die. They import the main program, as with multiprocessing's
     `spawn`, so a program that calls this needs `if __name__ == "__main__":`. `on_ready` is called with the address once
-    one of them serves. Raises ConfigError for what keeps them from serving.
+    one of them serves. With `may_replace_program`, a smaller program then takes this one's place in its process, and
+    this never returns. Raises ConfigError for what keeps the workers from serving.
     """
     config.check_address()
     for name, value in _MALLOC_OPTIONS.items():
         os.environ.setdefault(name, value)
     with _open_socket(config) as sock, ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
-        stack.enter_context(create_metrics_folder(config))
-        shared = (sock.fileno(), stack.enter_context(_open_ledger_file()).fileno())
+        folder = stack.enter_context(create_metrics_folder(config))
+        ledger_file = stack.enter_context(create_memory_file())
+        shared = (sock.fileno(), ledger_file.fileno())
+        on_death = None if folder is None else clear_worker_gauges
         supervisor = Supervisor(
-            config.workers,
-            _run_worker_process,
-            (config, *shared),
-            inherited=shared,
-            on_death=clear_worker_gauges,
+            config.workers, _run_worker_process, (config, *shared), inherited=shared, on_death=on_death
         )
-        stack.callback(supervisor.stop, config.shutdown_s + 5.0)
-        signal.signal(signal.SIGTERM, _exit_on_signal)
+        stop_timeout_s = config.shutdown_s + 5.0
+        stack.callback(supervisor.stop, stop_timeout_s)
+        signal.signal(signal.SIGTERM, exit_on_signal)
         supervisor.start()
         host, port = sock.getsockname()[:2]
         suffix = f" with {config.workers} workers" if config.workers > 1 else ""
         on_ready(f"llm-spec serves at http://{f'[{host}]' if ':' in host else host}:{port}{suffix}")
+        if may_replace_program:
+            supervisor.restart_dead_workers_in_small_process(stop_timeout_s, folder)
         supervisor.restart_dead_workers()
 
 
@@ -68,19 +71,6 @@ def _open_socket(config: ServerConfig) -> Generator[socket.socket]:
         sock.listen(_BACKLOG)
         sock.setblocking(False)
         yield sock
-
-
-def _open_ledger_file() -> BinaryIO:
-    """A file in memory, where the system has such files, which ends with its last process."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("llm-spec-usage"), "r+b")
-    import tempfile
-
-    return cast("BinaryIO", tempfile.TemporaryFile())
-
-
-def _exit_on_signal(*_: object) -> None:
-    sys.exit(0)
 
 
 def _run_worker_process(config: ServerConfig, sock: int, ledger_file: int, worker: int, channel: socket.socket) -> None:

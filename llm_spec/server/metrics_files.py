@@ -13,10 +13,12 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from llm_spec.server.config import ServerConfig
 from llm_spec.telemetry import log_event
+
+if TYPE_CHECKING:
+    from llm_spec.server.config import ServerConfig
 
 __all__ = ["FOLDER_VARIABLE", "clear_worker_gauges", "create_metrics_folder"]
 
@@ -29,10 +31,10 @@ _NUM_MODEL_SERIES: Final = 40
 
 
 @contextmanager
-def create_metrics_folder(config: ServerConfig) -> Generator[None]:
-    """The folder that the workers of `config` share while the context is open; none where one worker is enough."""
+def create_metrics_folder(config: ServerConfig) -> Generator[str | None]:
+    """The folder that the workers of `config` share while the context is open; None where one worker is enough."""
     if config.workers == 1:
-        yield
+        yield None
         return
     import tempfile  # here: a lone worker needs none
 
@@ -40,7 +42,7 @@ def create_metrics_folder(config: ServerConfig) -> Generator[None]:
         folder = tempfile.TemporaryDirectory(prefix="llm_spec-metrics-")
     except OSError as error:
         _log_no_metrics(error)
-        yield
+        yield None
         return
     with folder:
         try:
@@ -53,7 +55,7 @@ def create_metrics_folder(config: ServerConfig) -> Generator[None]:
                 path.unlink()  # the disk is full
             _log_no_metrics(error)
         try:
-            yield
+            yield folder.name
         finally:
             os.environ.pop(FOLDER_VARIABLE, None)
 

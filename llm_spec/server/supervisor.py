@@ -2,59 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import selectors
 import signal
-import socket
-import subprocess
+import sys
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing import spawn
-from typing import Any, BinaryIO, Final
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from io import BufferedRandom
+from typing import Any, BinaryIO, Final, NoReturn
 
 from llm_spec.errors import ConfigError
-from llm_spec.telemetry import log_event
+from llm_spec.server.worker_process import READY, WorkerProcess, WorkerProgram, format_program, read_channel
 
-__all__ = ["READY", "Supervisor", "get_restart_wait_s", "send_report"]
+__all__ = ["Supervisor", "get_restart_wait_s"]
 
-READY: Final = ""  # what a worker reports once it serves; any other text says why it cannot
-_END_OF_REPORT: Final = b"\0"
 _MIN_LIFETIME_S: Final = 10.0  # who lived so long is started again at once
 _MAX_WAIT_S: Final = 30.0
 _MAX_STARTS: Final = 3  # of a worker, while none has ever been ready
-
-
-# What a worker's process runs: it gets its work through a socket. As with multiprocessing, it finds the classes of the
-# main program; but no further process tracks what is shared.
-_WORKER_PROGRAM: Final = (
-    "import pickle, socket; from multiprocessing.spawn import prepare; channel = socket.socket(fileno={channel}); "
-    "file = channel.makefile('rb'); prepare(pickle.load(file)); pickle.load(file)(channel, file)"
-)
-
-
-def send_report(channel: socket.socket, report: str) -> None:
-    """Tell the supervisor, from a worker, that this one serves (`READY`), or why it cannot."""
-    channel.sendall(report.encode() + _END_OF_REPORT)
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def get_restart_wait_s(num_quick_deaths: int) -> float:
     """Seconds until a worker is started again that has died so often in succession, soon after its start."""
     return 0.0 if num_quick_deaths == 0 else min(_MAX_WAIT_S, 0.25 * 2.0 ** min(num_quick_deaths, 16))
-
-
-@dataclass(slots=True)
-class _WorkerProcess:
-    process: subprocess.Popen[bytes]
-    channel: socket.socket  # to the worker; it ends when the worker does
-    started_s: float
-    report: bytes = b""  # what it has said so far
-    num_starts: int = 1
-    num_quick_deaths: int = 0
-    restart_at_s: float | None = None  # when it is started again; None while it lives
 
 
 class Supervisor:
@@ -71,39 +43,52 @@ class Supervisor:
         arguments: tuple[Any, ...],
         *,
         inherited: Sequence[int] = (),
-        on_death: Callable[[int], None] = lambda _: None,
+        on_death: Callable[[int], None] | None = None,
     ) -> None:
         self._num_workers = num_workers
-        self._target = target
-        self._arguments = arguments
-        self._inherited = inherited
+        self._program = WorkerProgram(target, arguments, inherited)
         self._on_death = on_death
-        self._workers: list[_WorkerProcess] = []
+        self._workers: list[WorkerProcess] = []
         self._has_served = False  # one of them has been
 
     def start(self) -> None:
         """Start all, and wait until one of them serves; raises ConfigError, in its words, where one cannot."""
         for index in range(self._num_workers):
-            self._workers.append(_WorkerProcess(*self._start_process(index)))
+            self._workers.append(WorkerProcess(*self._program.start(index)))
         while not self._has_served:
             self._handle_next_event()
 
-    def restart_dead_workers(self) -> None:
+    def restart_dead_workers(self) -> NoReturn:
         """Start again what dies, until an exception such as KeyboardInterrupt ends it."""
         while True:
             self._handle_next_event()
 
+    def restart_dead_workers_in_small_process(self, stop_timeout_s: float, folder: str | None) -> NoReturn:
+        """As `restart_dead_workers`, by a program that takes the place of this one and needs less memory.
+
+        SIGINT and SIGTERM end it: workers have `stop_timeout_s` seconds, then it removes `folder`.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # until the other program handles them
+        channels = [worker.channel for worker in self._workers if worker.restart_at_s is None]
+        file = create_memory_file()
+        file.write(b"".join(map(pickle.dumps, (sys.path, _watch, (self, stop_timeout_s, folder)))))
+        file.seek(0)
+        for number in (file.fileno(), *channels):
+            os.set_inheritable(number, True)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.execv(sys.executable, [sys.executable, *format_program(file.fileno()), *sys.argv])  # noqa: S606 - our own
+
     def stop(self, timeout_s: float) -> None:
         """End all, letting running answers end for so long."""
-        for worker in self._workers:
-            worker.process.terminate()
-        for worker in self._workers:
-            try:
-                worker.process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
-            worker.channel.close()
+        living = [worker for worker in self._workers if worker.restart_at_s is None]
+        for worker in living:
+            os.kill(worker.pid, signal.SIGTERM)
+        for worker in living:
+            if not _wait_for_end(worker.channel, timeout_s):
+                os.kill(worker.pid, signal.SIGKILL)
+            worker.reap()
+        self._workers.clear()
 
     # ------------------------------------------------------------------------------------------ inside
 
@@ -119,88 +104,84 @@ class Supervisor:
             self._read_channel(index, self._workers[index])
         for index, worker in enumerate(self._workers):
             if worker.restart_at_s is not None and worker.restart_at_s <= time.monotonic():
-                self._restart_worker(index, worker)
+                worker.restart(*self._program.start(index))
 
     def _get_wait_timeout_s(self) -> float | None:
         times_s = [worker.restart_at_s for worker in self._workers if worker.restart_at_s is not None]
         return max(0.0, min(times_s) - time.monotonic()) if times_s else None
 
-    def _read_channel(self, index: int, worker: _WorkerProcess) -> None:
+    def _read_channel(self, index: int, worker: WorkerProcess) -> None:
         """Read a part of a worker's report; at the end of its channel it has died."""
-        try:
-            chunk = worker.channel.recv(65536)
-        except OSError:
-            chunk = b""
-        worker.report += chunk
+        chunk = read_channel(worker.channel)
+        report = worker.read_report(chunk)
         if not chunk:
             self._handle_death(index, worker)
-        elif chunk.endswith(_END_OF_REPORT):
-            self._handle_report(index, worker, worker.report.removesuffix(_END_OF_REPORT).decode())
-
-    def _handle_report(self, index: int, worker: _WorkerProcess, report: str) -> None:
-        if report == READY:
+        elif report == READY:
             self._has_served = True
-        elif worker.num_starts == 1:
+        elif report is not None and worker.num_starts == 1:
             raise ConfigError(report)
-        else:
-            log_event("worker_cannot_serve", level=logging.ERROR, worker=index, why=report)
+        elif report is not None:
+            _log_error("worker_cannot_serve", worker=index, why=report)
 
-    def _handle_death(self, index: int, worker: _WorkerProcess) -> None:
-        worker.channel.close()
-        code = worker.process.wait()
-        if not self._has_served and worker.num_starts >= _MAX_STARTS:
-            raise ConfigError(f"worker {index} ended {worker.num_starts} times before it could serve, with code {code}")
-        self._on_death(index)
+    def _handle_death(self, index: int, worker: WorkerProcess) -> None:
+        code = worker.reap()
         lived_s = time.monotonic() - worker.started_s
         worker.num_quick_deaths = 0 if lived_s >= _MIN_LIFETIME_S else worker.num_quick_deaths + 1
         wait_s = get_restart_wait_s(worker.num_quick_deaths)
         worker.restart_at_s = time.monotonic() + wait_s
-        log_event("worker_died", level=logging.ERROR, worker=index, code=code, lived_s=round(lived_s, 1), wait_s=wait_s)
-
-    def _restart_worker(self, index: int, worker: _WorkerProcess) -> None:
-        worker.process, worker.channel, worker.started_s = self._start_process(index)
-        worker.report = b""
-        worker.num_starts += 1
-        worker.restart_at_s = None
-
-    def _start_process(self, index: int) -> tuple[subprocess.Popen[bytes], socket.socket, float]:
-        preparation = spawn.get_preparation_data(f"llm-spec-{index}")
-        del preparation["authkey"]
-        work = (self._target, (*self._arguments, index), self._inherited)
-        parts = (preparation, _run_work, work)
-        channel, worker_channel = socket.socketpair()
-        with worker_channel, _ignore_interrupts():
-            process = subprocess.Popen(  # noqa: S603 - our own
-                _make_command(worker_channel, index),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(worker_channel.fileno(), *self._inherited),
-            )
-        with suppress(ConnectionError):  # it has died, which the end of the channel tells
-            channel.sendall(b"".join(map(pickle.dumps, parts)))
-        return process, channel, time.monotonic()
+        if not self._has_served and worker.num_starts >= _MAX_STARTS:
+            raise ConfigError(f"worker {index} ended {worker.num_starts} times before it could serve, with code {code}")
+        if self._on_death is not None:
+            self._on_death(index)
+        _log_error("worker_died", worker=index, code=code, lived_s=round(lived_s, 1), wait_s=wait_s)
 
 
-def _make_command(channel: socket.socket, index: int) -> list[str]:
-    """What starts a worker, by this process's interpreter and its options; the last part is for readers of `ps`."""
-    command = spawn.get_command_line()
-    program = _WORKER_PROGRAM.format(channel=channel.fileno())
-    return [*command[: command.index("-c")], "-c", program, f"llm-spec-worker-{index}"]
+def create_memory_file() -> BufferedRandom:
+    """An empty file in memory, where the system has such files; it ends with the last process that has it open."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("llm-spec"), "w+b")
+    import tempfile  # here: it is rarely needed
+
+    return tempfile.TemporaryFile()
 
 
-def _run_work(channel: socket.socket, file: BinaryIO) -> None:
-    """In a worker: do what the supervisor says."""
+def _watch(file: BinaryIO, number: int) -> None:
+    """In the program that takes the place of a server's first one: watch over its workers until a signal ends it."""
     with file:
-        target, arguments, inherited = pickle.load(file)  # noqa: S301 - from the process that began this one
-    for number in (channel.fileno(), *inherited):
-        os.set_inheritable(number, False)
-    target(*arguments, channel)
+        supervisor, stop_timeout_s, folder = pickle.load(file)  # noqa: S301 - from ourselves
+    os.close(number)
+    signal.signal(signal.SIGTERM, exit_on_signal)
+    with suppress(KeyboardInterrupt):
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+            supervisor.restart_dead_workers()
+        finally:
+            supervisor.stop(stop_timeout_s)
+            if folder is not None:
+                import shutil  # here: it is needed at the end alone
+
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def _ignore_interrupts() -> Generator[None]:
-    """A process that is started inside does not hear Ctrl-C, which its terminal sends to all, before it asks for it."""
-    previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous_handler)
+def exit_on_signal(*_: object) -> NoReturn:
+    """A handler for a signal that ends a program well."""
+    sys.exit(0)
+
+
+def _wait_for_end(channel: int, timeout_s: float) -> bool:
+    """Wait until a worker has ended; False if it has not in that time."""
+    end_s = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ)
+        while selector.select(max(0.0, end_s - time.monotonic())):
+            if not read_channel(channel):
+                return True
+    return False
+
+
+def _log_error(event: str, **fields: object) -> None:
+    import logging  # here: a server whose workers live needs neither
+
+    from llm_spec.telemetry import log_event
+
+    log_event(event, level=logging.ERROR, **fields)

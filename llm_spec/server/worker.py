@@ -12,8 +12,8 @@ from typing import Any, Final
 from llm_spec.server.app import Server
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.metrics import use_worker_metrics_files
-from llm_spec.server.supervisor import READY, send_report
 from llm_spec.server.usage_ledger import UsageLedger
+from llm_spec.server.worker_process import READY, send_report
 
 __all__ = ["run_worker"]
 

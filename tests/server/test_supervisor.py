@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from llm_spec import ConfigError
-from llm_spec.server.supervisor import READY, Supervisor, get_restart_wait_s, send_report
+from llm_spec.server.supervisor import Supervisor, get_restart_wait_s
+from llm_spec.server.worker_process import READY, send_report
 
 
 def dies(_: int, __: socket.socket) -> None:
@@ -84,7 +85,8 @@ def test_workers_know_the_classes_of_the_main_program(tmp_path: Path) -> None:
         sys.path.insert(0, str(Path(__file__).parent / "modules"))
         import helper
         from llm_spec import ConfigError
-        from llm_spec.server.supervisor import Supervisor, send_report
+        from llm_spec.server.supervisor import Supervisor
+        from llm_spec.server.worker_process import send_report
 
         class Mine(helper.Told):
             pass

@@ -1,0 +1,133 @@
+"""Processes that a server's supervisor starts, and what they tell it.
+
+Like those of multiprocessing's `spawn`, they know the main program's classes. Unlike those, they need no further
+process that tracks what is shared, and whoever starts them stays small.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO, Final
+
+__all__ = ["READY", "WorkerProcess", "WorkerProgram", "format_program", "read_channel", "send_report"]
+
+READY: Final = ""  # what a worker reports once it serves; any other text says why it cannot
+_END_OF_REPORT: Final = b"\0"
+_PROGRAM: Final = (
+    "import pickle, sys; file = open({number}, 'rb', closefd=False); sys.path[:] = pickle.load(file); "
+    "pickle.load(file)(file, {number})"
+)
+
+
+def format_program(number: int) -> list[str]:
+    """Options of Python for a program that a file descriptor holds: pickled, its `sys.path` and a function.
+
+    The function is called with the file, to read on, and with the descriptor.
+    """
+    return ["-P", "-c", _PROGRAM.format(number=number)]
+
+
+def send_report(channel: socket.socket, report: str) -> None:
+    """Tell the supervisor, from a worker, that this one serves (`READY`), or why it cannot."""
+    channel.sendall(report.encode() + _END_OF_REPORT)
+
+
+def read_channel(channel: int) -> bytes:
+    """What has come from a worker; nothing once it has ended."""
+    try:
+        return os.read(channel, 65536)
+    except OSError:
+        return b""
+
+
+class WorkerProgram:
+    """What a worker runs: `target(*arguments, worker, channel)`, with `inherited` file descriptors open."""
+
+    def __init__(self, target: Callable[..., None], arguments: tuple[Any, ...], inherited: Sequence[int]) -> None:
+        from multiprocessing import spawn  # here: a process that begins only later ones needs none
+
+        command = spawn.get_command_line()
+        self._command = command[: command.index("-c")]  # the interpreter of this process, with its options
+        preparation = spawn.get_preparation_data("llm-spec")
+        del preparation["authkey"]  # it may not be pickled
+        parts = (sys.path, _run_target, preparation, (target, arguments, inherited))
+        self._pickled = b"".join(map(pickle.dumps, parts))
+        for number in inherited:
+            os.set_inheritable(number, True)
+
+    def start(self, worker: int) -> tuple[int, int]:
+        """Start a worker: its process id, and the file descriptor of the channel to it."""
+        ours, theirs = socket.socketpair()
+        with theirs, _ignore_interrupts():
+            theirs.set_inheritable(True)
+            command = [*self._command, *format_program(theirs.fileno()), f"llm-spec-worker-{worker}"]
+            no_input = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+            pid = os.posix_spawn(command[0], command, os.environ, file_actions=[no_input])
+        with suppress(ConnectionError):  # it has died, which the end of the channel tells
+            ours.sendall(self._pickled + pickle.dumps(worker))
+        return pid, ours.detach()
+
+
+class WorkerProcess:
+    """A worker, through all the processes that it has been."""
+
+    def __init__(self, pid: int, channel: int) -> None:
+        self.pid = pid
+        self.channel = channel  # a file descriptor; it ends when the process does
+        self.started_s = time.monotonic()
+        self.restart_at_s: float | None = None  # when it is started again; None while it lives
+        self.num_starts = 1
+        self.num_quick_deaths = 0
+        self._unread = b""
+
+    def read_report(self, chunk: bytes) -> str | None:
+        """The report that this part of it completes."""
+        report, end, self._unread = (self._unread + chunk).partition(_END_OF_REPORT)
+        if end:
+            return report.decode()
+        self._unread = report
+        return None
+
+    def reap(self) -> int:
+        """Close what it leaves; its exit code, negative for a signal."""
+        os.close(self.channel)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def restart(self, pid: int, channel: int) -> None:
+        """It is another process from now on."""
+        self.pid, self.channel = pid, channel
+        self.started_s = time.monotonic()
+        self.restart_at_s = None
+        self.num_starts += 1
+        self._unread = b""
+
+
+def _run_target(file: BinaryIO, number: int) -> None:
+    """In a worker: do what the supervisor says."""
+    from multiprocessing.spawn import prepare  # here: the supervisor needs none
+
+    with file:
+        prepare(pickle.load(file))  # noqa: S301 - from the process that began this one, as what follows
+        target, arguments, inherited = pickle.load(file)  # noqa: S301
+        worker = pickle.load(file)  # noqa: S301
+    for each in (number, *inherited):
+        os.set_inheritable(each, False)
+    os.dup(number)  # so that the channel ends with the process, and not when Python closes what it knows
+    target(*arguments, worker, socket.socket(fileno=number))
+
+
+@contextmanager
+def _ignore_interrupts() -> Generator[None]:
+    """A process that is started inside does not hear Ctrl-C, which its terminal sends to all, before it asks for it."""
+    previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous_handler)
