@@ -1,4 +1,4 @@
-"""`llm-spec`: run a prompt, plan, serve, list providers. A command's modules are imported when it is called."""
+"""`llm-spec`: its commands; the modules of each are imported when it is called."""
 
 from __future__ import annotations
 
@@ -57,6 +57,12 @@ def _handle_plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _handle_bench(arguments: argparse.Namespace) -> int:
+    from llm_spec.cli_bench import bench
+
+    return bench(arguments)
+
+
 def _handle_providers(_: argparse.Namespace) -> int:
     for name, entry in registered_providers().items():
         state = f"needs: {entry.install}" if entry.missing_modules else "ready"
@@ -65,6 +71,7 @@ def _handle_providers(_: argparse.Namespace) -> int:
 
 
 _COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
+    "bench": _handle_bench,
     "plan": _handle_plan,
     "providers": _handle_providers,
     "run": _handle_run,

@@ -22,6 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("providers", help="list the installed providers and what each can do")
     _add_run_arguments(commands)
     _add_plan_arguments(commands)
+    _add_bench_arguments(commands)
     _add_serve_arguments(commands)
     return parser
 
@@ -87,6 +88,79 @@ def _add_plan_arguments(commands: _Commands) -> None:
     plan.add_argument(
         "--streams", type=int, default=4, metavar="N", help="maximum number of concurrent requests (%(default)s)"
     )
+
+
+def _add_bench_arguments(commands: _Commands) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="measure on your own prompts what speculation gives",
+        description="Every contender answers every prompt, in balanced order: the target alone, the target alone once "
+        "more (how much noise there is), each draft with each strategy, and other models. docs/bench.md says more.",
+    )
+    _add_bench_contenders(bench)
+    _add_bench_prompts(bench)
+    bench.add_argument("--concurrency", type=int, default=1, metavar="N", help="prompts answered at once (%(default)s)")
+    bench.add_argument(
+        "--warmup", type=int, default=0, metavar="N", help="requests to each decoder before it is timed (%(default)s)"
+    )
+    bench.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="runs of all prompts, each with new decoders (%(default)s)"
+    )
+    bench.add_argument("--seed", type=int, default=0, metavar="N", help="of the order and of sampling (%(default)s)")
+    bench.add_argument("--max-tokens", type=int, default=256, metavar="N", help="of an answer (%(default)s)")
+    bench.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy, so that texts compare (%(default)s)"
+    )
+    bench.add_argument(
+        "--no-priming",
+        action="store_true",
+        help="do not let the target read each prompt once before: then the contender that comes first pays for that",
+    )
+    bench.add_argument(
+        "--output", metavar="FILE", action="append", default=[], help="write FILE.html, .json or .csv; may be repeated"
+    )
+
+
+def _add_bench_contenders(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument("--target", default="builtin:target", metavar="SPEC", help="the model to speed up (%(default)s)")
+    bench.add_argument(
+        "--draft",
+        metavar="SPEC",
+        action="append",
+        default=[],
+        help="a draft; may be repeated (lookup, if nothing else)",
+    )
+    bench.add_argument(
+        "--strategy",
+        action="append",
+        default=[],
+        choices=strategy_choices(),
+        help="how each draft is verified; may be repeated (auto)",
+    )
+    bench.add_argument(
+        "--contender",
+        metavar="NAME=SPEC",
+        action="append",
+        default=[],
+        help="another model to compare with, such as ngram=vllm:model@http://host:8001/v1; may be repeated",
+    )
+    bench.add_argument(
+        "--price", metavar="SPEC=IN:OUT[:CACHED]", action="append", default=[], help="price per million tokens"
+    )
+
+
+def _add_bench_prompts(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument(
+        "--data",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="prompts: JSON lines with prompt, messages or turns, or ShareGPT's format; may be repeated "
+        "(a small set that comes with the package)",
+    )
+    bench.add_argument("--prompt", metavar="TEXT", action="append", default=[], help="a prompt; may be repeated")
+    bench.add_argument("--num-prompts", type=int, metavar="N", help="so many of them, drawn by the seed (all)")
+    bench.add_argument("--max-turns", type=int, metavar="N", help="turns of a conversation (all)")
 
 
 def _add_serve_arguments(commands: _Commands) -> None:

@@ -6,12 +6,13 @@ import itertools
 import os
 import shutil
 import threading
+import time
 from types import TracebackType
 from typing import Final, Self, TextIO
 
 from llm_spec.chat import Origin, TextDelta
 
-__all__ = ["Screen", "Spinner", "escape_control_characters"]
+__all__ = ["ProgressBar", "Screen", "Spinner", "escape_control_characters"]
 
 _COLOURS: Final[dict[Origin, str]] = {"accepted": "32", "correction": "33", "bonus": "36", "plain": "0"}
 _LEGEND: Final[dict[Origin, str]] = {
@@ -23,6 +24,7 @@ _LEGEND: Final[dict[Origin, str]] = {
 _FRAMES: Final = "|/-\\"
 _PATIENCE_S: Final = 0.2  # what ends sooner shows no spinner
 _FRAME_S: Final = 0.1
+_BAR_WIDTH: Final = 24
 
 
 class Screen:
@@ -102,3 +104,41 @@ class Spinner:
     def _write(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
+
+
+class ProgressBar:
+    """A line on a terminal that shows how much of known work is done, and is gone at the end; nothing elsewhere."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._is_shown = out.isatty() and os.environ.get("TERM") != "dumb"
+        self._began_s = time.monotonic()
+        self._width = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._rewrite("")
+
+    def show(self, num_done: int, num_planned: int, label: str) -> None:
+        """So many of so many are done, and this is being done."""
+        share, taken_s = num_done / max(1, num_planned), time.monotonic() - self._began_s
+        left = f", {_format_duration(taken_s / share - taken_s)} left" if share else ""
+        filled = round(_BAR_WIDTH * share)
+        bar = "#" * filled + "." * (_BAR_WIDTH - filled)
+        self._rewrite(f"[{bar}] {num_done} of {num_planned}{left}: {escape_control_characters(label)}")
+
+    def _rewrite(self, line: str) -> None:
+        if self._is_shown:
+            line = line[: shutil.get_terminal_size().columns - 1]
+            self._out.write(f"\r{line}{' ' * (self._width - len(line))}" + ("" if line else "\r"))
+            self._out.flush()
+            self._width = len(line)
+
+
+def _format_duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

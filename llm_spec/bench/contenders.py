@@ -1,0 +1,151 @@
+"""What is compared: the target alone, twice, each draft with each strategy, and other models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeVar
+
+from llm_spec.config import SpeculativeConfig
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider
+from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.drafting.optional_members import copy_draft_for_new_client
+from llm_spec.errors import ConfigError, LlmSpecError, UnsupportedError, format_error_line
+from llm_spec.pricing import Price
+from llm_spec.registry import open_draft, open_provider, strip_credentials
+from llm_spec.strategies.registry import PLAIN
+
+__all__ = ["PLAIN_NAME", "Contender", "ContenderSpec", "describe_error", "list_contenders", "open_contenders"]
+
+PLAIN_NAME: Final = "plain"
+_T = TypeVar("_T", LlmProvider, DraftProvider)
+_MAX_FAILURES: Final = 3  # in a row: then a contender is left out
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContenderSpec:
+    """A contender by the names of its parts. `again` is plain a second time, which shows how much noise there is."""
+
+    name: str
+    kind: Literal["plain", "again", "pair", "other"]
+    target: str
+    draft: str | None = None
+    strategy: str = PLAIN.name
+
+
+@dataclass
+class Contender:
+    """A contender with its models; `failure` says why it is left out from here on."""
+
+    spec: ContenderSpec
+    target: LlmProvider | None = None
+    draft: DraftProvider | None = None
+    config: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    failure: str | None = None
+    num_failures: int = 0
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.spec.name
+
+    def make_decoder(self) -> SpeculativeDecoder | None:
+        """A decoder that has learnt nothing yet, nor has its draft. None: there is no target."""
+        if self.target is None:
+            return None
+        return SpeculativeDecoder(
+            None if self.draft is None else copy_draft_for_new_client(self.draft), self.target, self.config
+        )
+
+    def note_outcome(self, error: Exception | None) -> None:
+        """Leave it out where it cannot work, or has failed several times in a row."""
+        self.num_failures = 0 if error is None else self.num_failures + 1
+        if error is not None and (
+            isinstance(error, (UnsupportedError, ConfigError)) or self.num_failures >= _MAX_FAILURES
+        ):
+            self.failure = describe_error(error)
+
+
+def describe_error(error: Exception) -> str:
+    """One line without what is secret in an address."""
+    line = " ".join(str(error).split()) if isinstance(error, LlmSpecError) else format_error_line(error)
+    return strip_credentials(line)
+
+
+def list_contenders(
+    target: str, drafts: Sequence[str], strategies: Sequence[str], others: Mapping[str, str]
+) -> list[ContenderSpec]:
+    """Plain, plain again, every draft with every strategy, and the others by their names.
+
+    Raises ConfigError for a name that two of them would have.
+    """
+    listed = [
+        ContenderSpec(name=PLAIN_NAME, kind="plain", target=target),
+        ContenderSpec(name=f"{PLAIN_NAME} again", kind="again", target=target),
+    ]
+    for draft in dict.fromkeys(drafts):
+        for strategy in dict.fromkeys(strategies):
+            name = strip_credentials(f"{strategy} with {draft}")
+            listed.append(ContenderSpec(name=name, kind="pair", target=target, draft=draft, strategy=strategy))
+    listed += [ContenderSpec(name=name, kind="other", target=spec) for name, spec in others.items()]
+    names = [spec.name for spec in listed]
+    doubled = next((name for name in names if names.count(name) > 1), None)
+    if doubled is not None:
+        raise ConfigError(f"two contenders are called {doubled!r}; give them different names")
+    return listed
+
+
+def open_contenders(
+    specs: Iterable[ContenderSpec], prices: Mapping[str, Price], stack: AsyncExitStack
+) -> list[Contender]:
+    """Open their models, which `stack` closes. One that cannot be loaded has a `failure`.
+
+    A model in this process is loaded once. Each contender has a client of its own to a server, so that none knows
+    what another has found out. Raises ConfigError for a string that names nothing, and whatever keeps the target from
+    being opened.
+    """
+    opener = _Opener(stack)
+    opened: list[Contender] = []
+    for spec in specs:
+        config = SpeculativeConfig(strategy=spec.strategy, prices=prices)
+        try:
+            target = opener.open_target(spec.target)
+            draft = None if spec.draft is None else opener.open_draft(spec.draft)
+        except ConfigError:
+            raise
+        except LlmSpecError as error:
+            if spec.kind == "plain":
+                raise
+            opened.append(Contender(spec, config=config, failure=describe_error(error)))
+        else:
+            opened.append(Contender(spec, target, draft, config))
+    return opened
+
+
+class _Opener:
+    """Models by their strings, opened when they are needed first."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._local: dict[str, LlmProvider] = {}
+        self._drafts: dict[str, DraftProvider] = {}
+
+    def open_target(self, spec: str) -> LlmProvider:
+        if spec in self._local:
+            return self._local[spec]
+        provider = self._close_later(open_provider, spec)
+        if provider.capabilities.token_model is not None:
+            self._local[spec] = provider
+        return provider
+
+    def open_draft(self, spec: str) -> DraftProvider:
+        if spec not in self._drafts:
+            self._drafts[spec] = self._close_later(open_draft, spec)
+        return self._drafts[spec]
+
+    def _close_later(self, open_model: Callable[[str], _T], spec: str) -> _T:
+        model = open_model(spec)
+        self._stack.push_async_callback(model.aclose)
+        return model

@@ -1,0 +1,126 @@
+"""A measurement as one value: settings, figures, records; and how all reports write numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llm_spec.bench.contenders import Contender
+from llm_spec.bench.environment import Environment
+from llm_spec.bench.prompts import BenchPrompt
+from llm_spec.bench.records import AnswerRecord
+from llm_spec.bench.run import BenchOptions, BenchRun
+from llm_spec.bench.statistics import Estimate, percentile
+from llm_spec.bench.summary import ContenderSummary, Summarizer
+
+__all__ = ["BenchReport", "describe_conditions", "describe_noise", "format_ratio", "format_seconds", "format_share"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchReport:
+    """All that reports show. The first contender is plain; `data` says where the prompts are from."""
+
+    data: str
+    options: BenchOptions
+    environment: Environment
+    load_before: float | None
+    load_after: float | None
+    is_complete: bool
+    prompts: Sequence[BenchPrompt]
+    contenders: Sequence[ContenderSummary]
+    answers: Sequence[AnswerRecord]
+    priming_s: dict[str, float]
+
+    @property
+    def plain(self) -> ContenderSummary:
+        """The target alone."""
+        return self.contenders[0]
+
+    @property
+    def categories(self) -> list[str]:
+        """The prompts' categories, in order."""
+        return list(dict.fromkeys(prompt.category for prompt in self.prompts if prompt.category is not None))
+
+    @classmethod
+    def of_run(
+        cls, run: BenchRun, *, data: str, environment: Environment, loads: tuple[float | None, float | None]
+    ) -> BenchReport:
+        """What a measurement, finished or not, says."""
+        contenders: Sequence[Contender] = run.contenders
+        summarizer = Summarizer(run.prompts, run.answers, run.blocks, contenders[0].name)
+        medians = {name: percentile(values, 50) for name, values in run.priming_s.items()}
+        return cls(
+            data=data,
+            options=run.options,
+            environment=environment,
+            load_before=loads[0],
+            load_after=loads[1],
+            is_complete=run.is_complete,
+            prompts=run.prompts,
+            contenders=[summarizer.summarize(contender.spec, contender.failure) for contender in contenders],
+            answers=run.answers,
+            priming_s={name: median for name, median in medians.items() if median is not None},
+        )
+
+
+def describe_conditions(report: BenchReport) -> list[str]:
+    """How it was measured, in lines for people."""
+    options, environment = report.options, report.environment
+    num_done = max((summary.texts.num_compared for summary in report.contenders), default=0)
+    sampling = "greedy" if options.temperature == 0 else f"temperature {options.temperature:g}"
+    runs = "" if options.repeat == 1 else f", {options.repeat} runs"
+    at_once = "one at a time" if options.concurrency == 1 else f"{options.concurrency} at once"
+    versions = ", ".join(f"{name} {version}" for name, version in environment.packages.items())
+    loads = [f"{load:.2f}" for load in (report.load_before, report.load_after) if load is not None]
+    cut = "" if report.is_complete else f"Not finished: {num_done} answers of plain are there.\n"
+    primed = [f"{name} {format_seconds(seconds)}" for name, seconds in report.priming_s.items()]
+    lines = [
+        f"{cut}{report.plain.target}: {len(report.prompts)} prompts of {report.data}{runs}, {at_once}, {sampling}, "
+        f"at most {options.max_tokens} tokens, seed {options.seed}, warm-up {options.warmup}",
+        f"{environment.date}, Python {environment.python}, {versions}",
+        f"{environment.system}, {environment.processor}, {environment.cores} cores"
+        + (f", {environment.accelerator}" if environment.accelerator else "")
+        + (f", load {' before, '.join(loads)} after" if len(loads) == 2 else ""),
+    ]
+    if primed:
+        lines.append(f"Each prompt was read once before, not timed with the answers: {', '.join(primed)} (median)")
+    return [part for line in lines for part in line.split("\n")]
+
+
+def describe_noise(report: BenchReport) -> str | None:
+    """What plain against plain says of all other figures; None where it was not measured."""
+    again = next((summary for summary in report.contenders if summary.kind == "again"), None)
+    if again is None or again.ratios.median is None or again.ratios.median.low is None:
+        return None
+    interval = format_interval(again.ratios.median)
+    if again.ratios.median.excludes_one:
+        return f"Plain against itself is {interval}: something other than noise differs, so trust no ratio near that."
+    return f"Noise: plain against itself is {interval}."
+
+
+def format_ratio(value: float | None) -> str:
+    """Such as 1.52x, with three decimals near 1."""
+    if value is None:
+        return ""
+    return f"{value:.3f}x" if 0.9 < value < 1.1 else f"{value:.2f}x"
+
+
+def format_interval(estimate: Estimate) -> str:
+    """From its low to its high end."""
+    if estimate.low is None:
+        return ""
+    return f"{format_ratio(estimate.low)} to {format_ratio(estimate.high)}"
+
+
+def format_seconds(value: float | None) -> str:
+    """In s or ms, with three digits."""
+    if value is None:
+        return ""
+    if value >= 100:
+        return f"{value:.0f} s"
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def format_share(value: float | None) -> str:
+    """In percent."""
+    return "" if value is None else f"{value:.0%}"

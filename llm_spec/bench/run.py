@@ -1,0 +1,243 @@
+"""Measuring: every contender answers every prompt, in balanced order, timed around the decoder's public call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+
+from llm_spec._checks import check_number
+from llm_spec._clock import now
+from llm_spec.bench.contenders import Contender, describe_error
+from llm_spec.bench.prompts import BenchPrompt
+from llm_spec.bench.records import AnswerKey, AnswerRecord, BlockRecord, describe_answer
+from llm_spec.bench.rotation import rotate
+from llm_spec.chat import ChatMessage, ChatRequest, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
+from llm_spec.contract.chat import LlmProvider
+from llm_spec.contract.draft import DraftProvider, draft_capabilities
+from llm_spec.decoder import SpeculativeDecoder
+from llm_spec.errors import ConfigError, TargetError
+from llm_spec.result import SpeculativeFinish, SpeculativeResult
+
+__all__ = ["BenchOptions", "BenchRun"]
+
+_WARMUP_PROMPTS = ("Count from one to twenty in words.", "Name the months of the year.", "Say the alphabet.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """How it is measured.
+
+    concurrency: prompts that a contender answers at once. warmup: requests that each decoder answers before they are
+    timed. repeat: runs of all prompts, each with new decoders. seed: of the order, and of answers that a model in this
+    process samples. temperature: 0 is greedy. primes: each prompt is sent to each target once before, for one token,
+    so that the contender that comes first does not read it for all who find it in the server's cache.
+    """
+
+    concurrency: int = 1
+    warmup: int = 0
+    repeat: int = 1
+    seed: int = 0
+    max_tokens: int = 256
+    temperature: float = 0.0
+    primes: bool = True
+
+    def __post_init__(self) -> None:
+        check_number(ConfigError, "concurrency", self.concurrency, 1, integer=True)
+        check_number(ConfigError, "warmup", self.warmup, 0, integer=True)
+        check_number(ConfigError, "repeat", self.repeat, 1, integer=True)
+        check_number(ConfigError, "seed", self.seed, 0, integer=True)
+        ChatRequest.create("", max_tokens=self.max_tokens, temperature=self.temperature)  # checks both
+
+
+class BenchRun:
+    """A measurement; `answers` and `blocks` hold what is there so far, also when it is cancelled.
+
+    The first contender is plain, with which the others are compared. A contender that fails is left out from then on;
+    where plain does, the measurement ends. `on_progress` is given how many answers there are, of how many, and whose
+    come next. `priming_s` are the times of first calls with a prompt, by target.
+    """
+
+    def __init__(
+        self,
+        contenders: Sequence[Contender],
+        prompts: Sequence[BenchPrompt],
+        options: BenchOptions,
+        on_progress: Callable[[int, int, str], None] = lambda _done, _total, _name: None,
+    ) -> None:
+        self.contenders = contenders
+        self.prompts = prompts
+        self.options = options
+        self.answers: list[AnswerRecord] = []
+        self.blocks: list[BlockRecord] = []
+        self.priming_s: dict[str, list[float]] = {}
+        self.is_complete = False
+        self._on_progress = on_progress
+        self._num_done = 0
+        num_turns = sum(len(prompt.turns) for prompt in prompts)
+        self._num_planned = num_turns * options.repeat * len(contenders)
+        self._orders = rotate(len(contenders), options.seed)
+        self._decoders: list[SpeculativeDecoder | None] = []
+
+    async def measure(self) -> None:
+        """Answer everything; fails for nothing that a model or server does."""
+        await self._warm_models()
+        for run in range(self.options.repeat):
+            self._decoders = [contender.make_decoder() for contender in self.contenders]
+            async with AsyncExitStack() as stack:
+                for decoder in filter(None, self._decoders):
+                    stack.push_async_callback(decoder.aclose)
+                await self._warm_decoders()
+                for block, indexes in enumerate(self._iterate_blocks()):
+                    await self._measure_block(run, block, indexes, next(self._orders))
+                    if self.contenders[0].failure is not None:
+                        return
+        self.is_complete = True
+
+    def _iterate_blocks(self) -> Iterator[Sequence[int]]:
+        size = self.options.concurrency
+        for start in range(0, len(self.prompts), size):
+            yield range(start, min(start + size, len(self.prompts)))
+
+    async def _measure_block(self, run: int, block: int, indexes: Sequence[int], order: Sequence[int]) -> None:
+        """All contenders' answers to some prompts, turn by turn; plain's become part of the conversation."""
+        said: dict[int, tuple[ChatMessage, ...]] = dict.fromkeys(indexes, ())
+        turn = 0
+        while said := {i: said[i] + self.prompts[i].turns[turn] for i in said if turn < len(self.prompts[i].turns)}:
+            await self._prime(list(said.values()))
+            by_plain: list[AnswerRecord] = []
+            for place, index in enumerate(order):
+                name = self.contenders[index].name
+                keys = [
+                    AnswerKey(run=run, block=block, prompt=prompt, turn=turn, contender=name, place=place)
+                    for prompt in said
+                ]
+                answers = await self._answer_at_once(index, keys, list(said.values()))
+                by_plain = answers if index == 0 else by_plain
+            texts = {answer.key.prompt: answer.text for answer in by_plain}
+            said = {i: (*said[i], ChatMessage("assistant", texts[i])) for i in said if texts.get(i)}
+            turn += 1
+
+    async def _answer_at_once(
+        self, index: int, keys: Sequence[AnswerKey], conversations: Sequence[tuple[ChatMessage, ...]]
+    ) -> list[AnswerRecord]:
+        contender, decoder = self.contenders[index], self._decoders[index]
+        if contender.failure is not None or decoder is None:
+            self._num_done += len(keys)
+            return []
+        self._on_progress(self._num_done, self._num_planned, contender.name)
+        began_s = now()
+        pairs = zip(keys, conversations, strict=True)
+        answers = await asyncio.gather(*(self._answer(contender, decoder, key, said) for key, said in pairs))
+        first = keys[0]
+        self.blocks.append(
+            BlockRecord(
+                run=first.run, block=first.block, turn=first.turn, contender=contender.name, total_s=_since(began_s)
+            )
+        )
+        self._num_done += len(keys)
+        self._on_progress(self._num_done, self._num_planned, contender.name)
+        return answers
+
+    async def _answer(
+        self, contender: Contender, decoder: SpeculativeDecoder, key: AnswerKey, said: tuple[ChatMessage, ...]
+    ) -> AnswerRecord:
+        """One answer, timed; a failure is a record, too."""
+        request, began_s, failure = self._make_request(contender, said), now(), None
+        try:
+            result, pieces_s = await _read_answer(decoder, request)
+            record = describe_answer(key, result, [at - began_s for at in pieces_s], _since(began_s))
+        except Exception as error:  # noqa: BLE001 - whatever a contender's model or strategy raises ends that answer alone
+            failure = error
+            record = AnswerRecord(key=key, total_s=_since(began_s), error=describe_error(error))
+        contender.note_outcome(failure)
+        self.answers.append(record)
+        return record
+
+    def _make_request(self, contender: Contender, said: tuple[ChatMessage, ...]) -> ChatRequest:
+        """A seed is for models in this process: a server cannot give one to its streams and batches."""
+        options, target = self.options, contender.target
+        is_seeded = options.temperature > 0 and target is not None and target.capabilities.token_model is not None
+        seed = options.seed if is_seeded else None
+        return ChatRequest.create(said, max_tokens=options.max_tokens, temperature=options.temperature, seed=seed)
+
+    # ------------------------------------------------------------------------------------ before it counts
+
+    async def _warm_models(self) -> None:
+        """Call each model once: connections are made and kernels loaded."""
+        request = ChatRequest.create(_WARMUP_PROMPTS[0], max_tokens=4, temperature=0.0)
+        for contender in self.contenders:
+            self._on_progress(0, self._num_planned, f"{contender.name}, first calls")
+            if contender.target is not None:
+                await _call(contender.target, request)
+            if contender.draft is not None:
+                await _call_draft(contender.draft, request)
+
+    async def _warm_decoders(self) -> None:
+        for contender, decoder in zip(self.contenders, self._decoders, strict=True):
+            if decoder is None:
+                continue
+            for number in range(self.options.warmup):
+                self._on_progress(self._num_done, self._num_planned, f"{contender.name}, warm-up")
+                text = f"{_WARMUP_PROMPTS[number % len(_WARMUP_PROMPTS)]} ({number + 1})"
+                with suppress(Exception):  # what is measured will fail as well
+                    await _read_answer(decoder, self._make_request(contender, (ChatMessage("user", text),)))
+
+    async def _prime(self, conversations: Sequence[tuple[ChatMessage, ...]]) -> None:
+        """Let each target read the prompts, one token of the answer included."""
+        if not self.options.primes:
+            return
+        targets = {
+            c.spec.target: c.target for c in reversed(self.contenders) if c.failure is None and c.target is not None
+        }
+        for name, target in targets.items():
+            requests = [ChatRequest.create(said, max_tokens=1, temperature=0.0) for said in conversations]
+            began_s = now()
+            await asyncio.gather(*(_call(target, request) for request in requests))
+            self.priming_s.setdefault(name, []).append(now() - began_s)
+
+
+def _since(began_s: float) -> float:
+    """Seconds since then; not 0, by a clock that is too coarse to tell."""
+    return max(now() - began_s, 1e-6)
+
+
+async def _read_answer(decoder: SpeculativeDecoder, request: ChatRequest) -> tuple[SpeculativeResult, list[float]]:
+    """The result, and when its pieces came."""
+    pieces_s: list[float] = []
+    result: SpeculativeResult | None = None
+    async with decoder.stream(request) as events:
+        async for event in events:
+            if _is_piece(event):
+                pieces_s.append(now())
+            elif isinstance(event, SpeculativeFinish):
+                result = event.result
+    if result is None:
+        raise TargetError(f"{decoder.name} ended without a result")
+    return result, pieces_s
+
+
+def _is_piece(event: StreamEvent) -> bool:
+    return isinstance(event, ToolCallDelta) or (isinstance(event, (TextDelta, ReasoningDelta)) and event.text != "")
+
+
+async def _call(target: LlmProvider, request: ChatRequest) -> None:
+    with suppress(Exception):  # what is measured will fail as well
+        async with target.stream(request) as events:
+            await _exhaust(events)
+
+
+async def _call_draft(draft: DraftProvider, request: ChatRequest) -> None:
+    can = draft_capabilities(draft)
+    for part in can.drafts:
+        await _call_draft(part, request)
+    if not can.drafts and not can.is_free:
+        with suppress(Exception):  # a draft may fail; what is measured will show it
+            async with draft.draft(request, 4) as pieces:
+                await _exhaust(pieces)
+
+
+async def _exhaust(items: AsyncIterator[object]) -> None:
+    async for _ in items:
+        pass

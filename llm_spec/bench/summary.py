@@ -1,0 +1,353 @@
+"""What a measurement says of each contender. No I/O: records in, figures out."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final, Literal, TypeAlias
+
+from llm_spec.bench.contenders import ContenderSpec
+from llm_spec.bench.differences import TextFigures, compare_texts
+from llm_spec.bench.prompts import BenchPrompt
+from llm_spec.bench.records import AnswerRecord, BlockRecord
+from llm_spec.bench.statistics import MIN_UNITS, Estimate, median_of_ratios, middle_ratio, percentile
+
+__all__ = [
+    "NUM_FIRST",
+    "CategoryRatio",
+    "ContenderSummary",
+    "Latency",
+    "PromptRatio",
+    "RatioFigures",
+    "SpeculationFigures",
+    "Summarizer",
+    "TimeFigures",
+    "TokenFigures",
+    "Verdict",
+]
+
+Verdict: TypeAlias = Literal["reference", "faster", "slower", "no difference", "too few prompts", "failed"]
+NUM_FIRST: Final = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptRatio:
+    """Plain's time for a prompt / the contender's, the median of its runs. `prompt` is the prompt's index."""
+
+    prompt: int
+    id: str
+    category: str | None
+    ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoryRatio:
+    """The median of the prompts of one category."""
+
+    category: str
+    estimate: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioFigures:
+    """Times of plain / times of the contender, of the prompts that both have answered.
+
+    median: over units, which are prompts or, where several are answered at once, the groups of these; a group's ratio
+    is that of throughput. totals: ratio of the sums. first_ten: that of the first ten requests of a decoder.
+    clock_speedup: the median of the answers for which the library reports one, `reported_speedup`.
+    """
+
+    median: Estimate | None
+    prompts: tuple[PromptRatio, ...]
+    categories: tuple[CategoryRatio, ...]
+    totals: float | None
+    first_ten: float | None
+    reported_speedup: float | None
+    clock_speedup: float | None
+
+    @property
+    def worst(self) -> PromptRatio | None:
+        """The prompt with the least ratio."""
+        return min(self.prompts, key=lambda prompt: prompt.ratio, default=None)
+
+    @property
+    def best(self) -> PromptRatio | None:
+        """The prompt with the largest ratio."""
+        return max(self.prompts, key=lambda prompt: prompt.ratio, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Median and 90th percentile of one time over all answers, in seconds; None: no answer has it."""
+
+    median_s: float | None
+    p90_s: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Latency:
+        """Of those that are known."""
+        known = [value for value in values if value is not None]
+        return cls(median_s=percentile(known, 50), p90_s=percentile(known, 90))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeFigures:
+    """To the first token, between tokens (an answer's mean), the longest pause of an answer, and the whole."""
+
+    first: Latency
+    between: Latency
+    pause: Latency
+    whole: Latency
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationFigures:
+    """How much was speculated. The shares are of requests and of the answers' tokens.
+
+    accepted_share: tokens that were drafted and accepted. drafted_at, accepted_at: [n]: rounds that drafted, and
+    accepted, a token at position n.
+    """
+
+    request_share: float
+    accepted_share: float
+    acceptance_rate: float | None
+    plain_reasons: Mapping[str, int]
+    drafted_at: tuple[int, ...]
+    accepted_at: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFigures:
+    """Tokens of all answers: what the target read and wrote, what the answers have, what the draft read and wrote.
+
+    cost: in the currency of the prices; None: a price or a count is not known.
+    """
+
+    input: int
+    cached_input: int
+    output: int
+    answers: int
+    draft_input: int
+    draft_output: int
+    drafted: int
+    accepted: int
+    cost: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContenderSummary:
+    """All figures of one contender. `failure` says why it was left out; what it did before counts."""
+
+    name: str
+    kind: str
+    target: str
+    draft: str | None
+    strategy: str
+    verdict: Verdict
+    failure: str | None
+    num_answers: int
+    errors: tuple[str, ...]
+    ratios: RatioFigures
+    times: TimeFigures
+    speculation: SpeculationFigures
+    texts: TextFigures
+    tokens: TokenFigures
+
+
+_Turns: TypeAlias = "dict[tuple[int, int], list[AnswerRecord]]"  # by run and prompt
+
+
+class Summarizer:
+    """Figures of contenders from the records of all; the others are compared with `plain`."""
+
+    def __init__(
+        self, prompts: Sequence[BenchPrompt], answers: Sequence[AnswerRecord], blocks: Sequence[BlockRecord], plain: str
+    ) -> None:
+        self._prompts = prompts
+        self._plain = plain
+        self._answers: dict[str, list[AnswerRecord]] = defaultdict(list)
+        for answer in answers:
+            self._answers[answer.key.contender].append(answer)
+        self._blocks: dict[str, list[BlockRecord]] = defaultdict(list)
+        for block in blocks:
+            self._blocks[block.contender].append(block)
+
+    def summarize(self, spec: ContenderSpec, failure: str | None = None) -> ContenderSummary:
+        """The figures of one contender, of what there is."""
+        answers = self._answers[spec.name]
+        good = [answer for answer in answers if answer.error is None]
+        errors = tuple(dict.fromkeys(answer.error for answer in answers if answer.error is not None))
+        ratios = self._compare_times(spec.name)
+        return ContenderSummary(
+            name=spec.name,
+            kind=spec.kind,
+            target=spec.target,
+            draft=spec.draft,
+            strategy=spec.strategy,
+            verdict=_judge(spec, ratios.median, failure),
+            failure=failure,
+            num_answers=len(good),
+            errors=errors,
+            ratios=ratios,
+            times=_measure_times(good, self._blocks[spec.name]),
+            speculation=_count_speculation(good),
+            texts=compare_texts(self._pair_answers(spec.name), [prompt.id for prompt in self._prompts]),
+            tokens=_add_tokens(good),
+        )
+
+    # ------------------------------------------------------------------------------------- pairs with plain
+
+    def _compare_times(self, name: str) -> RatioFigures:
+        pairs = self._pair_answers(name)
+        by_prompt = self._find_prompt_ratios(name)
+        reporting = [(plain, other) for plain, other in pairs if other.reported_speedup is not None]
+        return RatioFigures(
+            median=median_of_ratios(self._find_unit_ratios(name)),
+            prompts=by_prompt,
+            categories=self._find_category_ratios(by_prompt),
+            totals=_divide_sums(pairs),
+            first_ten=self._compare_first(name),
+            reported_speedup=_median([other.reported_speedup for _, other in reporting if other.reported_speedup]),
+            clock_speedup=_median([plain.total_s / other.total_s for plain, other in reporting]),
+        )
+
+    def _pair_answers(self, name: str) -> list[tuple[AnswerRecord, AnswerRecord]]:
+        """Plain's and the contender's answers to the same requests, in the order of the prompts."""
+        plain = {_request_of(answer): answer for answer in self._answers[self._plain] if answer.error is None}
+        others = {_request_of(answer): answer for answer in self._answers[name] if answer.error is None}
+        return [(plain[request], others[request]) for request in sorted(plain.keys() & others.keys())]
+
+    def _find_prompt_ratios(self, name: str) -> tuple[PromptRatio, ...]:
+        """Of whole conversations: of each run of a prompt the sum of its turns, if both have answered all of them."""
+        plain, other = _group_turns(self._answers[self._plain]), _group_turns(self._answers[name])
+        ratios: dict[int, list[float]] = defaultdict(list)
+        for run, prompt in sorted(plain.keys() & other.keys()):
+            ours, theirs = plain[run, prompt], other[run, prompt]
+            if len(ours) == len(theirs) and all(answer.error is None for answer in (*ours, *theirs)):
+                ratios[prompt].append(sum(a.total_s for a in ours) / sum(a.total_s for a in theirs))
+        return tuple(
+            PromptRatio(
+                prompt=prompt,
+                id=self._prompts[prompt].id,
+                category=self._prompts[prompt].category,
+                ratio=middle_ratio(ratios[prompt]),
+            )
+            for prompt in sorted(ratios)
+        )
+
+    def _find_unit_ratios(self, name: str) -> list[float]:
+        """Of groups of prompts that were answered at once: the time until all were answered."""
+        plain, other = self._sum_blocks(self._plain), self._sum_blocks(name)
+        ratios: dict[int, list[float]] = defaultdict(list)
+        for run, block in sorted(plain.keys() & other.keys()):
+            ratios[block].append(plain[run, block] / other[run, block])
+        return [middle_ratio(values) for values in ratios.values()]
+
+    def _sum_blocks(self, name: str) -> dict[tuple[int, int], float]:
+        """The times of groups by run and group, without those in which an answer failed or is missing."""
+        sums: dict[tuple[int, int], float] = defaultdict(float)
+        num_turns: Counter[tuple[int, int]] = Counter()
+        for block in self._blocks[name]:
+            sums[block.run, block.block] += block.total_s
+            num_turns[block.run, block.block] += 1
+        wanted = Counter((block.run, block.block) for block in self._blocks[self._plain])
+        failed = {(a.key.run, a.key.block) for a in self._answers[name] if a.error is not None}
+        return {unit: total for unit, total in sums.items() if unit not in failed and num_turns[unit] == wanted[unit]}
+
+    def _find_category_ratios(self, by_prompt: Sequence[PromptRatio]) -> tuple[CategoryRatio, ...]:
+        ratios: dict[str, list[float]] = defaultdict(list)
+        for prompt in by_prompt:
+            if prompt.category is not None:
+                ratios[prompt.category].append(prompt.ratio)
+        estimates = {category: median_of_ratios(values) for category, values in ratios.items()}
+        return tuple(CategoryRatio(category=c, estimate=estimate) for c, estimate in estimates.items() if estimate)
+
+    def _compare_first(self, name: str) -> float | None:
+        """The first requests of each run together, the median of the runs."""
+        by_run: dict[int, list[tuple[AnswerRecord, AnswerRecord]]] = defaultdict(list)
+        for pair in self._pair_answers(name):
+            by_run[pair[0].key.run].append(pair)
+        ratios = [_divide_sums(pairs[:NUM_FIRST]) for pairs in by_run.values()]
+        return _median([ratio for ratio in ratios if ratio is not None])
+
+
+def _judge(spec: ContenderSpec, estimate: Estimate | None, failure: str | None) -> Verdict:
+    if spec.kind == "plain":
+        return "failed" if failure is not None else "reference"
+    if estimate is None:
+        return "failed"
+    if estimate.num_units < MIN_UNITS:
+        return "failed" if failure is not None else "too few prompts"
+    if not estimate.excludes_one:
+        return "no difference"
+    return "faster" if estimate.ratio > 1 else "slower"
+
+
+def _request_of(answer: AnswerRecord) -> tuple[int, int, int, int]:
+    return answer.key.run, answer.key.block, answer.key.turn, answer.key.prompt
+
+
+def _group_turns(answers: Iterable[AnswerRecord]) -> _Turns:
+    groups: _Turns = defaultdict(list)
+    for answer in answers:
+        groups[answer.key.run, answer.key.prompt].append(answer)
+    return groups
+
+
+def _divide_sums(pairs: Sequence[tuple[AnswerRecord, AnswerRecord]]) -> float | None:
+    return sum(plain.total_s for plain, _ in pairs) / sum(other.total_s for _, other in pairs) if pairs else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _measure_times(answers: Sequence[AnswerRecord], blocks: Sequence[BlockRecord]) -> TimeFigures:
+    taken_s = sum(block.total_s for block in blocks)
+    return TimeFigures(
+        first=Latency.of(answer.first_s for answer in answers),
+        between=Latency.of(answer.between_s for answer in answers),
+        pause=Latency.of(answer.longest_pause_s for answer in answers),
+        whole=Latency.of(answer.total_s for answer in answers),
+        tokens_per_s=sum(answer.answer_tokens for answer in answers) / taken_s if taken_s else None,
+    )
+
+
+def _count_speculation(answers: Sequence[AnswerRecord]) -> SpeculationFigures:
+    reasons = Counter(answer.plain_reason for answer in answers if answer.plain_reason is not None)
+    num_tokens = sum(answer.answer_tokens for answer in answers)
+    drafted, accepted = (sum(getattr(a, name) for a in answers) for name in ("drafted_tokens", "accepted_tokens"))
+    return SpeculationFigures(
+        request_share=1 - sum(reasons.values()) / max(1, len(answers)) if answers else 0.0,
+        accepted_share=accepted / num_tokens if num_tokens else 0.0,
+        acceptance_rate=accepted / drafted if drafted else None,
+        plain_reasons=dict(reasons.most_common()),
+        drafted_at=_add_positions(answer.drafted_at for answer in answers),
+        accepted_at=_add_positions(answer.accepted_at for answer in answers),
+    )
+
+
+def _add_positions(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(column) for column in zip_longest(*counts, fillvalue=0))
+
+
+def _add_tokens(answers: Sequence[AnswerRecord]) -> TokenFigures:
+    def add(read: Callable[[AnswerRecord], int | None]) -> int:
+        return sum(read(answer) or 0 for answer in answers)
+
+    costs = [answer.cost for answer in answers]
+    return TokenFigures(
+        input=add(lambda a: a.input_tokens),
+        cached_input=add(lambda a: a.cached_input_tokens),
+        output=add(lambda a: a.output_tokens),
+        answers=add(lambda a: a.answer_tokens),
+        draft_input=add(lambda a: a.draft_input_tokens),
+        draft_output=add(lambda a: a.draft_output_tokens),
+        drafted=add(lambda a: a.drafted_tokens),
+        accepted=add(lambda a: a.accepted_tokens),
+        cost=sum(cost for cost in costs if cost is not None) if costs and None not in costs else None,
+    )

@@ -1,0 +1,110 @@
+"""`llm-spec bench`: what speculation gives on the user's own prompts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from llm_spec._checks import check_number
+from llm_spec.bench.contenders import list_contenders, open_contenders
+from llm_spec.bench.environment import Environment, read_load
+from llm_spec.bench.prompts import BenchPrompt, choose_prompts, default_prompts, load_prompts, prompt_from_text
+from llm_spec.bench.report import BenchReport
+from llm_spec.bench.report_files import check_output, write_report
+from llm_spec.bench.report_text import format_report
+from llm_spec.bench.run import BenchOptions, BenchRun
+from llm_spec.cli_screen import ProgressBar, Spinner
+from llm_spec.errors import ConfigError, TargetError
+from llm_spec.pricing import read_price
+
+__all__ = ["bench"]
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Measure, and report; also what there is when Ctrl-C ends it. The models are loaded before there is a loop."""
+    for path in arguments.output:
+        check_output(path)
+    prompts, data = _read_prompts(arguments)
+    options = BenchOptions(
+        concurrency=arguments.concurrency,
+        warmup=arguments.warmup,
+        repeat=arguments.repeat,
+        seed=arguments.seed,
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        primes=not arguments.no_priming,
+    )
+    others = _parse_pairs(arguments.contender, "contender", "NAME=SPEC")
+    drafts = arguments.draft or ([] if others else ["lookup"])
+    specs = list_contenders(arguments.target, drafts, arguments.strategy or ["auto"], others)
+    prices = {name: read_price(price) for name, price in _parse_pairs(arguments.price, "price", "SPEC=IN:OUT").items()}
+    load_before, models = read_load(), AsyncExitStack()
+    with Spinner("loading the models", sys.stderr):
+        contenders = open_contenders(specs, prices, models)
+    with ProgressBar(sys.stderr) as bar:
+        run = BenchRun(contenders, prompts, options, bar.show)
+        is_interrupted = _measure(run, models)
+    environment = Environment.read()
+    report = BenchReport.of_run(run, data=data, environment=environment, loads=(load_before, read_load()))
+    return _publish(report, arguments.output, is_interrupted=is_interrupted)
+
+
+def _measure(run: BenchRun, models: AsyncExitStack) -> bool:
+    """Measure and close the models; whether Ctrl-C has ended it."""
+
+    async def measure_and_close() -> None:
+        async with models:
+            await run.measure()
+
+    try:
+        asyncio.run(measure_and_close())
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _publish(report: BenchReport, paths: Sequence[str], *, is_interrupted: bool) -> int:
+    if report.plain.num_answers == 0 and not is_interrupted:
+        raise TargetError(f"{report.plain.target} answered nothing: {report.plain.failure or report.plain.errors[-1]}")
+    if report.answers:
+        print(format_report(report))
+        for path in paths:
+            write_report(report, path)
+            print(f"written: {path}", file=sys.stderr)
+    if is_interrupted:
+        print("llm-spec: interrupted", file=sys.stderr)
+        return 130
+    return 0 if report.is_complete else 2
+
+
+def _read_prompts(arguments: argparse.Namespace) -> tuple[list[BenchPrompt], str]:
+    """The prompts, and where they are from."""
+    check_number(ConfigError, "num-prompts", arguments.num_prompts, 1, integer=True)
+    check_number(ConfigError, "max-turns", arguments.max_turns, 1, integer=True)
+    given = [prompt_from_text(text, number) for number, text in enumerate(arguments.prompt, 1)]
+    sources = ["the command line"] if given else []
+    for path in arguments.data:
+        given += load_prompts(path)
+        sources.append(Path(path).name)
+    if not given:
+        given, sources = default_prompts(arguments.target), ["the package"]
+    chosen = choose_prompts(
+        given, seed=arguments.seed, num_prompts=arguments.num_prompts, max_turns=arguments.max_turns
+    )
+    return chosen, " and ".join(sources)
+
+
+def _parse_pairs(texts: Sequence[str], what: str, form: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{what} is {text!r}; write it as {form}")
+        if name in pairs:
+            raise ConfigError(f"{what} {name!r} is given twice")
+        pairs[name] = value
+    return pairs
