@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
@@ -98,6 +99,12 @@ class SpeculativeStats:
     def num_wasted_draft_tokens(self) -> int:
         """Drafted tokens that the target did not confirm."""
         return self.num_draft_tokens - self.num_accepted_draft_tokens
+
+    @property
+    def num_accepted_tokens_per_position(self) -> tuple[int, ...]:
+        """[i]: speculative rounds in which the drafted token at position i was accepted."""
+        counts = accumulate(reversed(self.acceptance_histogram[1:]))
+        return tuple(counts)[::-1]
 
     @property
     def draft_acceptance_rate(self) -> float | None:

@@ -28,6 +28,7 @@ from llm_spec.errors import InvalidRequestError
 from llm_spec.json_text import dumps_ascii
 from llm_spec.openai_logprobs import build_chat_logprobs
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.server.acceptance import describe_acceptance
 from llm_spec.server.encoding import (
     SSE_COMMENT,
     SSE_DONE,
@@ -186,6 +187,7 @@ def build_chat_completion(result: SpeculativeResult, *, answer_id: str, model: s
         "model": model,
         "choices": [choice],
         **({} if usage is None else {"usage": usage}),
+        **describe_acceptance(result),
     }
 
 
@@ -243,7 +245,7 @@ class ChatEncoder:
         if self._trace:
             last_chunk["llm_spec"] = {"result": describe_result_for_client(result)}
         if self._include_usage and usage is not None:
-            last_chunk["usage"] = usage
+            last_chunk |= {"usage": usage, **describe_acceptance(result)}
         if self._trace or "usage" in last_chunk:
             frames += format_sse(last_chunk)
         return frames + SSE_DONE

@@ -14,6 +14,7 @@ from llm_spec._checks import check_number
 from llm_spec.chat import ChatMessage, StreamEvent, TextDelta
 from llm_spec.errors import InvalidRequestError
 from llm_spec.result import SpeculativeResult
+from llm_spec.server.acceptance import describe_acceptance
 from llm_spec.server.chat_completions import build_chat_usage
 from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, format_sse, get_finish_reason
 from llm_spec.server.logprobs import CompletionLogprobs
@@ -118,6 +119,7 @@ def build_completion(
         "model": model,
         "choices": choices,
         **_sum_usage([usage for usage in usages if usage is not None] if None not in usages else []),
+        **(describe_acceptance(results[0]) if len(results) == 1 else {}),  # of several, vLLM tells nothing either
     }
 
 
@@ -160,7 +162,7 @@ class CompletionEncoder:
         frames = self._encode_chunk("", get_finish_reason(result))
         usage = build_chat_usage(result)
         if self._parsed.include_usage and usage is not None:
-            frames += format_sse({**self._envelope, "choices": [], "usage": usage})
+            frames += format_sse({**self._envelope, "choices": [], "usage": usage, **describe_acceptance(result)})
         return frames + SSE_DONE
 
     def encode_error(self, problem: Problem) -> bytes:

@@ -24,9 +24,11 @@ from prometheus_client import (
     multiprocess,
     values,
 )
+from prometheus_client.samples import Sample
 
 from llm_spec.chat import Usage
-from llm_spec.result import SpeculativeResult
+from llm_spec.result import SpeculativeResult, SpeculativeStats
+from llm_spec.server.acceptance import get_verified_stats
 from llm_spec.server.metrics_files import FOLDER_VARIABLE
 from llm_spec.server.models import ServedModel
 from llm_spec.server.problems import Problem
@@ -39,6 +41,7 @@ _LATENCY_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 _OVERHEAD_BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
 _TOKEN_KINDS: Final = ("draft", "accepted", "wasted", "input", "output")
+_NUM_POSITIONS: Final = 16  # of a round's draft that are counted apart; only in a race are there often more
 _NO_USAGE: Final = Usage()
 _UPDATE_DELAY_S: Final = 0.02
 
@@ -73,6 +76,7 @@ class Metrics:
         self.rounds = Counter("llm_spec_rounds", "Rounds in which something was drafted", by_model, registry=r)
         self.fallbacks = Counter("llm_spec_fallbacks", "Drafts that were abandoned", by_model, registry=r)
         self.retries = Counter("llm_spec_retries", "Requests to a target that were retried", by_model, registry=r)
+        self.acceptance = _AcceptanceCounters(r)
         self.strategies = Counter("llm_spec_answers", "Answers by strategy", ("model", "strategy"), registry=r)
         self.first_text_s = Histogram(
             "llm_spec_first_text_seconds", "Time to the first text", by_model, buckets=_LATENCY_BUCKETS_S, registry=r
@@ -160,8 +164,40 @@ class _FilteredRegistry(CollectorRegistry):
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._registry.collect():
-            metric.samples = [s for s in metric.samples if s.labels.get("model") in (None, *self._model_metrics)]
+            metric.samples = [s for s in metric.samples if _get_model(s) in (None, *self._model_metrics)]
             yield metric
+
+
+def _get_model(sample: Sample) -> str | None:
+    return sample.labels.get("model", sample.labels.get("model_name"))
+
+
+class _AcceptanceCounters:
+    """What became of drafts, by vLLM's names after this library's own prefix, with vLLM's labels."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by_model, r = ("model_name",), registry
+        self._drafts = Counter("llm_spec_spec_decode_num_drafts", "Rounds with a draft", by_model, registry=r)
+        self._draft_tokens = Counter("llm_spec_spec_decode_num_draft_tokens", "Drafted tokens", by_model, registry=r)
+        self._accepted_tokens = Counter(
+            "llm_spec_spec_decode_num_accepted_tokens", "Accepted drafted tokens", by_model, registry=r
+        )
+        self._accepted_per_position = Counter(
+            "llm_spec_spec_decode_num_accepted_tokens_per_pos",
+            "Accepted drafted tokens by their position in a round",
+            ("model_name", "position"),
+            registry=r,
+        )
+
+    def list_counters(self, model: str) -> list[Counter]:
+        """A model's counters, in the order of `_list_acceptance_numbers`."""
+        totals = [counter.labels(model) for counter in (self._drafts, self._draft_tokens, self._accepted_tokens)]
+        return [*totals, *(self._accepted_per_position.labels(model, str(n)) for n in range(_NUM_POSITIONS))]
+
+
+def _list_acceptance_numbers(stats: SpeculativeStats) -> tuple[int, ...]:
+    totals = (stats.num_spec_steps, stats.num_draft_tokens, stats.num_accepted_draft_tokens)
+    return *totals, *stats.num_accepted_tokens_per_position[:_NUM_POSITIONS]
 
 
 class _ModelMetrics:
@@ -173,6 +209,7 @@ class _ModelMetrics:
         self._first_text_s = metrics.first_text_s.labels(model)
         self._answer_s = metrics.answer_s.labels(model)
         self._get_strategy_counter = cache(partial(metrics.strategies.labels, model))
+        self._get_acceptance_counters = cache(partial(metrics.acceptance.list_counters, model))
 
     def count_answers(self, results: Sequence[SpeculativeResult]) -> None:
         numbers = [sum(of_one) for of_one in zip(*map(_list_numbers, results), strict=True)]
@@ -185,6 +222,11 @@ class _ModelMetrics:
             if result.timings.first_text_s is not None:
                 self._first_text_s.observe(result.timings.first_text_s)
             self._answer_s.observe(result.timings.total_s)
+        verified = [stats for stats in map(get_verified_stats, results) if stats is not None]
+        if verified:
+            totals = _list_acceptance_numbers(sum(verified[1:], verified[0]))
+            for counter, number in zip(self._get_acceptance_counters(), totals, strict=False):
+                counter.inc(number)
 
 
 def _list_numbers(result: SpeculativeResult) -> tuple[int, ...]:

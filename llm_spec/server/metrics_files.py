@@ -26,8 +26,8 @@ FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"  # where prometheus_client l
 _GAUGES: Final = ("gauge_livesum", "gauge_livemax")
 _KINDS: Final = (*_GAUGES, "counter", "histogram")
 _SHARED_SERIES_BYTES: Final = 64 * 1024  # what a file holds that belongs to no model, and more
-_MODEL_SERIES_BYTES: Final = 8 * 1024  # 40 series of a model, beside its name in each of them
-_NUM_MODEL_SERIES: Final = 40
+_MODEL_SERIES_BYTES: Final = 10 * 1024  # 50 series of a model, beside its name in each of them
+_NUM_MODEL_SERIES: Final = 50
 
 
 @contextmanager

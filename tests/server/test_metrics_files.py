@@ -40,6 +40,7 @@ async def main():
             metrics.requests.labels(api.name, name).inc()
         for strategy in get_args(BuiltinStrategyName):
             metrics.strategies.labels(name, strategy).inc()
+        metrics.acceptance.list_counters(name)
         for role in ("target", "draft"):
             metrics._breaker_open.labels(name, role).set(1)
     metrics.set_open_requests(7)

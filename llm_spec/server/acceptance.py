@@ -1,0 +1,44 @@
+"""What became of an answer's drafts, as vLLM tells it: `metrics.speculative_decoding` of completions. Pure.
+
+Names and meanings are those of vLLM 0.32 (`SpeculativeDecodingMetrics`), so clients that read vLLM's read these too.
+"""
+
+from __future__ import annotations
+
+from llm_spec.result import SpeculativeResult, SpeculativeStats
+from llm_spec.server.request_fields import Json
+from llm_spec.strategies.registry import find_strategy
+
+__all__ = ["describe_acceptance", "get_verified_stats"]
+
+
+def get_verified_stats(result: SpeculativeResult) -> SpeculativeStats | None:
+    """The counts of an answer's rounds; None where nothing was drafted, or where the rounds are not known.
+
+    A server that takes predicted outputs tells how many tokens it accepted, but not in how many rounds.
+    """
+    is_known = result.stats.num_spec_steps > 0 and find_strategy(result.strategy).reports_drafts
+    return result.stats if is_known else None
+
+
+def describe_acceptance(result: SpeculativeResult) -> Json:
+    """The field `metrics` of an answer; empty where there is nothing to tell.
+
+    `num_spec_tokens` is the longest draft of a round. `acceptance_histogram[n]` counts the rounds in which n drafted
+    tokens were accepted, from 0 to `num_spec_tokens`.
+    """
+    stats = get_verified_stats(result)
+    if stats is None:
+        return {}
+    num_spec_tokens = max(report.num_draft_tokens for report in result.rounds)
+    padding = [0] * (num_spec_tokens + 1 - len(stats.acceptance_histogram))
+    acceptance: Json = {
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.draft_acceptance_rate,
+        "acceptance_histogram": [*stats.acceptance_histogram, *padding],
+        "num_spec_steps": stats.num_spec_steps,
+        "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_spec_tokens": num_spec_tokens,
+    }
+    return {"metrics": {"speculative_decoding": acceptance}}
