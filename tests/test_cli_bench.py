@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from llm_spec import ChatRequest
+from llm_spec.bench.contenders import list_contenders
 from llm_spec.cli import main
 from llm_spec.cli_screen import ProgressBar
 from llm_spec.testing import ScriptedProvider
@@ -88,6 +89,20 @@ def test_a_contender_that_cannot_be_loaded_is_a_line(capsys: pytest.CaptureFixtu
     assert "broken: left out, " in out
     assert "/no/such/folder" in out
     assert "plain again" in out
+
+
+@pytest.mark.parametrize(
+    ("drafts", "names"),
+    [
+        (["lookup", "lookup"], ["lookup"]),
+        (["vllm:a/b@http://u:secret@h:1/v1", "lookup+torch:/x/y/z"], ["vllm:b", "lookup+torch:z"]),
+        (["vllm:a@http://u:p@h/v1", "vllm:a@http://g/v1"], ["vllm:a@http://***@h/v1", "vllm:a@http://g/v1"]),
+    ],
+)
+def test_names_are_short_and_clear(drafts: list[str], names: list[str]) -> None:
+    """Without addresses where these tell nothing apart, and never with what is secret in them."""
+    listed = list_contenders("rules:x", drafts, ["auto"], {})
+    assert [spec.name for spec in listed[2:]] == [f"auto with {name}" for name in names]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ __all__ = ["PLAIN_NAME", "Contender", "ContenderSpec", "describe_error", "list_c
 
 PLAIN_NAME: Final = "plain"
 _T = TypeVar("_T", LlmProvider, DraftProvider)
+_PLACE: Final = re.compile(r"@https?://[^+]*|(?<=:)[^+@]*/")  # an address, or the folders of a path
 _MAX_FAILURES: Final = 3  # in a row: then a contender is left out
 
 
@@ -85,16 +87,24 @@ def list_contenders(
         ContenderSpec(name=PLAIN_NAME, kind="plain", target=target),
         ContenderSpec(name=f"{PLAIN_NAME} again", kind="again", target=target),
     ]
-    for draft in dict.fromkeys(drafts):
+    names = _name_drafts(list(dict.fromkeys(drafts)))
+    for draft, draft_name in names.items():
         for strategy in dict.fromkeys(strategies):
-            name = strip_credentials(f"{strategy} with {draft}")
+            name = f"{strategy} with {draft_name}"
             listed.append(ContenderSpec(name=name, kind="pair", target=target, draft=draft, strategy=strategy))
     listed += [ContenderSpec(name=name, kind="other", target=spec) for name, spec in others.items()]
-    names = [spec.name for spec in listed]
-    doubled = next((name for name in names if names.count(name) > 1), None)
+    all_names = [spec.name for spec in listed]
+    doubled = next((name for name in all_names if all_names.count(name) > 1), None)
     if doubled is not None:
         raise ConfigError(f"two contenders are called {doubled!r}; give them different names")
     return listed
+
+
+def _name_drafts(drafts: Sequence[str]) -> dict[str, str]:
+    """Drafts by their strings without addresses and folders, where that tells them apart."""
+    names = {draft: _PLACE.sub("", draft) for draft in drafts}
+    is_clear = len(set(names.values())) == len(names)
+    return names if is_clear else {draft: strip_credentials(draft) for draft in drafts}
 
 
 def open_contenders(

@@ -31,6 +31,7 @@ class AnswerRecord:
 
     between_s: mean time between tokens after the first. longest_pause_s: longest wait between two pieces of the answer.
     drafted_at, accepted_at: [n]: rounds in which a token was drafted, and accepted, at position n.
+    cost: of target and draft, `draft_cost` the draft's part, in the currency of the prices; None: not known.
     error: why there is no answer.
     """
 
@@ -57,6 +58,7 @@ class AnswerRecord:
     drafted_at: tuple[int, ...] = ()
     accepted_at: tuple[int, ...] = ()
     cost: float | None = None
+    draft_cost: float | None = None
     error: str | None = None
 
 
@@ -102,7 +104,8 @@ def describe_answer(
         accepted_tokens=result.stats.num_accepted_draft_tokens,
         drafted_at=drafted_at,
         accepted_at=accepted_at,
-        cost=result.cost.total if result.draft is not None else result.cost.target,
+        cost=result.cost.target if result.draft is None else result.cost.total,
+        draft_cost=None if result.draft is None else result.cost.draft,
     )
 
 

@@ -12,6 +12,7 @@ from llm_spec.bench.records import AnswerRecord
 from llm_spec.bench.run import BenchOptions, BenchRun
 from llm_spec.bench.statistics import Estimate, percentile
 from llm_spec.bench.summary import ContenderSummary, Summarizer
+from llm_spec.registry import strip_credentials
 
 __all__ = ["BenchReport", "describe_conditions", "describe_noise", "format_ratio", "format_seconds", "format_share"]
 
@@ -59,20 +60,19 @@ class BenchReport:
             prompts=run.prompts,
             contenders=[summarizer.summarize(contender.spec, contender.failure) for contender in contenders],
             answers=run.answers,
-            priming_s={name: median for name, median in medians.items() if median is not None},
+            priming_s={strip_credentials(name): median for name, median in medians.items() if median is not None},
         )
 
 
 def describe_conditions(report: BenchReport) -> list[str]:
     """How it was measured, in lines for people."""
     options, environment = report.options, report.environment
-    num_done = max((summary.texts.num_compared for summary in report.contenders), default=0)
     sampling = "greedy" if options.temperature == 0 else f"temperature {options.temperature:g}"
     runs = "" if options.repeat == 1 else f", {options.repeat} runs"
     at_once = "one at a time" if options.concurrency == 1 else f"{options.concurrency} at once"
     versions = ", ".join(f"{name} {version}" for name, version in environment.packages.items())
     loads = [f"{load:.2f}" for load in (report.load_before, report.load_after) if load is not None]
-    cut = "" if report.is_complete else f"Not finished: {num_done} answers of plain are there.\n"
+    cut = "" if report.is_complete else f"Not finished: {report.plain.num_answers} answers of plain are there.\n"
     primed = [f"{name} {format_seconds(seconds)}" for name, seconds in report.priming_s.items()]
     lines = [
         f"{cut}{report.plain.target}: {len(report.prompts)} prompts of {report.data}{runs}, {at_once}, {sampling}, "
@@ -82,9 +82,20 @@ def describe_conditions(report: BenchReport) -> list[str]:
         + (f", {environment.accelerator}" if environment.accelerator else "")
         + (f", load {' before, '.join(loads)} after" if len(loads) == 2 else ""),
     ]
+    lines += _describe_models(report.contenders)
+    if options.concurrency > 1:
+        lines.append(f"Medians are of throughput, by groups of {options.concurrency} prompts")
     if primed:
         lines.append(f"Each prompt was read once before, not timed with the answers: {', '.join(primed)} (median)")
     return [part for line in lines for part in line.split("\n")]
+
+
+def _describe_models(contenders: Sequence[ContenderSummary]) -> list[str]:
+    """What stands behind the names of contenders."""
+    drafts = dict.fromkeys(summary.draft for summary in contenders if summary.draft is not None)
+    others = [f"{summary.name} = {summary.target}" for summary in contenders if summary.kind == "other"]
+    lines = [f"Drafts: {', '.join(drafts)}"] if drafts else []
+    return [*lines, f"Other models: {', '.join(others)}"] if others else lines
 
 
 def describe_noise(report: BenchReport) -> str | None:

@@ -14,6 +14,7 @@ from llm_spec.bench.differences import TextFigures, compare_texts
 from llm_spec.bench.prompts import BenchPrompt
 from llm_spec.bench.records import AnswerRecord, BlockRecord
 from llm_spec.bench.statistics import MIN_UNITS, Estimate, median_of_ratios, middle_ratio, percentile
+from llm_spec.registry import strip_credentials
 
 __all__ = [
     "NUM_FIRST",
@@ -124,7 +125,8 @@ class SpeculationFigures:
 class TokenFigures:
     """Tokens of all answers: what the target read and wrote, what the answers have, what the draft read and wrote.
 
-    cost: in the currency of the prices; None: a price or a count is not known.
+    cost: of target and draft, `draft_cost` the draft's part, in the currency of the prices; None: a price or a count is
+    not known.
     """
 
     input: int
@@ -136,6 +138,7 @@ class TokenFigures:
     drafted: int
     accepted: int
     cost: float | None
+    draft_cost: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +188,8 @@ class Summarizer:
         return ContenderSummary(
             name=spec.name,
             kind=spec.kind,
-            target=spec.target,
-            draft=spec.draft,
+            target=strip_credentials(spec.target),
+            draft=None if spec.draft is None else strip_credentials(spec.draft),
             strategy=spec.strategy,
             verdict=_judge(spec, ratios.median, failure),
             failure=failure,
@@ -339,7 +342,6 @@ def _add_tokens(answers: Sequence[AnswerRecord]) -> TokenFigures:
     def add(read: Callable[[AnswerRecord], int | None]) -> int:
         return sum(read(answer) or 0 for answer in answers)
 
-    costs = [answer.cost for answer in answers]
     return TokenFigures(
         input=add(lambda a: a.input_tokens),
         cached_input=add(lambda a: a.cached_input_tokens),
@@ -349,5 +351,11 @@ def _add_tokens(answers: Sequence[AnswerRecord]) -> TokenFigures:
         draft_output=add(lambda a: a.draft_output_tokens),
         drafted=add(lambda a: a.drafted_tokens),
         accepted=add(lambda a: a.accepted_tokens),
-        cost=sum(cost for cost in costs if cost is not None) if costs and None not in costs else None,
+        cost=_add_costs([answer.cost for answer in answers]),
+        draft_cost=_add_costs([answer.draft_cost for answer in answers]),
     )
+
+
+def _add_costs(costs: Sequence[float | None]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if known and len(known) == len(costs) else None
