@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
 from llm_spec._checks import check_number
-from llm_spec.errors import InvalidRequestError
+from llm_spec.errors import InvalidRequestError, UnsupportedError, format_error_line, is_refusal
 
 __all__ = [
     "AnswerStarted",
@@ -21,6 +21,7 @@ __all__ = [
     "ChatRequest",
     "ChatResponse",
     "Fallback",
+    "FallbackCause",
     "Finish",
     "FinishReason",
     "Guarantee",
@@ -62,6 +63,7 @@ StoppedBy = Literal[
     "deadline",
     "context_length",  # the model's window is full
 ]  # none of them beside "length": a limit of the server's own
+FallbackCause: TypeAlias = Literal["draft_failed", "refused", "target", "discovery"]
 Origin = Literal["plain", "accepted", "correction", "bonus"]
 # What holds for a text, strongest first. exact: the target's own output, the same greedy text and the same distribution
 # when sampling. exact-text: the same, where the target tokenizes its own earlier text again. judged: the target has
@@ -465,13 +467,20 @@ class LocalTimings:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """The draft failed or was given up: from here the target goes on alone. `reason` is for people and logs.
+    """Speculation was given up: from here the target goes on alone. `reason` is for people and logs.
 
-    `is_refusal`: the target does not support what speculation needs.
+    `cause`: the draft failed, or the target (`refused`) refused a call that speculation needs, (`target`) does not
+    support what it needs, or (`discovery`) was not known well enough before the answer was over.
     """
 
     reason: str
-    is_refusal: bool = False
+    cause: FallbackCause = "draft_failed"
+
+    @classmethod
+    def from_error(cls, error: Exception) -> Fallback:
+        """What a failure of the target's calls means."""
+        cause: FallbackCause = "refused" if is_refusal(error) else "draft_failed"
+        return cls(format_error_line(error), "target" if isinstance(error, UnsupportedError) else cause)
 
 
 @dataclass(frozen=True, slots=True)

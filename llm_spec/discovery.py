@@ -53,6 +53,11 @@ class FeatureDiscovery:
         await asyncio.wait([trial], timeout=0)  # one turn of the loop: a target that knows needs no more
         return trial.done() and not trial.cancelled() and trial.exception() is None
 
+    def has_tried(self, feature: Feature) -> bool:
+        """Whether a trial of it has come to an end here; false also of what the target knew before."""
+        trial = self._latest.get(feature)
+        return trial is not None and trial.done() and not trial.cancelled() and trial.exception() is None
+
     async def finish_interrupted_trials(self) -> None:
         """Wait for the trials under way, 10 s in all, if one before was cut off by the end of its event loop.
 

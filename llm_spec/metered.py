@@ -15,7 +15,7 @@ from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import Timeouts
 from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
-from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TokenScorer, TopTokens
+from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TokenIdStreaming, TokenScorer, TopTokens
 from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
 from llm_spec.counting import TokenCap
 from llm_spec.discovery import FeatureDiscovery
@@ -51,7 +51,9 @@ class CallMeter(Protocol):
 
 
 class MeteredTarget:
-    """A target whose calls are counted, and fail after silence; otherwise the same: `LlmProvider`, `Discoverable`.
+    """A target whose calls are counted, and fail after silence; otherwise the same.
+
+    An `LlmProvider`, `Discoverable` and `TokenIdStreaming`.
 
     What is found out of it serves all requests, and is not counted.
     """
@@ -92,6 +94,12 @@ class MeteredTarget:
         """The same call of the target, counted; see `CallMeter`."""
         begin = partial(self._meter.open_call, request, counts_drafts=counts_drafts)
         return self._chunk_timeouts.limit_stream(_count_stream(opened, begin, request))
+
+    def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """With the ids where the target can be asked for them (`TokenIdStreaming`), else without."""
+        target = self._target
+        opened = target.stream_with_token_ids if isinstance(target, TokenIdStreaming) else target.stream
+        return self.meter_call(opened(request), request)
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)

@@ -268,7 +268,7 @@ class AnswerRecorder:
             case Fallback():
                 self._fallbacks.append(event)
                 self.was_speculation_refused = self.was_speculation_refused or (
-                    event.is_refusal and not self.has_output
+                    event.cause == "refused" and not self.has_output
                 )
             case Retry():
                 self._retries.append(event)
@@ -365,7 +365,7 @@ class AnswerRecorder:
         if any(not retry.is_continued for retry in self._retries):
             return "retried", self._retries[0].reason
         if self._fallbacks:
-            return "refused" if self.was_speculation_refused else "draft_failed", self._fallbacks[-1].reason
+            return self._fallbacks[-1].cause, self._fallbacks[-1].reason
         return self._find_unverified_reason(strategy_choice.strategy), None
 
     def _find_unverified_reason(self, strategy: StrategyEntry) -> PlainReason | None:

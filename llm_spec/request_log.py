@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
-from llm_spec.chat import Fallback, GuaranteeWeakened, Progress, Retry, Round
+from llm_spec.chat import Fallback, FallbackCause, GuaranteeWeakened, Progress, Retry, Round
 from llm_spec.errors import DraftError, LlmSpecError
 from llm_spec.result import SpeculativeResult
 from llm_spec.strategies.registry import StrategyEntry
@@ -14,6 +15,13 @@ from llm_spec.target_call import TargetCall
 from llm_spec.telemetry import is_log_enabled, log_event
 
 __all__ = ["log_progress", "log_request_end", "log_request_failure", "log_request_start"]
+
+_FALLBACK_EVENTS: Final[Mapping[FallbackCause, str]] = {
+    "draft_failed": "draft_failed",
+    "refused": "speculation_refused",
+    "target": "speculation_unsupported",
+    "discovery": "target_not_discovered",
+}
 
 
 def log_request_start(strategy: StrategyEntry, target_call: TargetCall) -> None:
@@ -43,7 +51,7 @@ def log_progress(event: Progress, target_call: TargetCall) -> None:
         whole = target_call.config.log_content or kind == DraftError.__name__
         what = "target_asked_again"
         if isinstance(event, Fallback):
-            what = "speculation_refused" if event.is_refusal else "draft_failed"
+            what = _FALLBACK_EVENTS[event.cause]
         with target_call.log_context:
             log_event(what, level=logging.WARNING, reason=event.reason if whole else kind)
     elif isinstance(event, GuaranteeWeakened):

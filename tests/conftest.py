@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -26,6 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
         settings.register_profile("any machine", deadline=None)  # how long an example takes is the machine's
         settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def _each_test_has_new_servers() -> None:
+    """What a process knows of servers that are gone does not matter to others at their addresses."""
+    discovery = sys.modules.get("llm_spec_http.discovery")
+    if discovery is not None:
+        discovery.forget_servers()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from llm_spec import SpeculativeConfig, SpeculativeDecoder, SpeculativeResult, TransientError
+from llm_spec import (
+    ChatRequest,
+    Round,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SpeculativeResult,
+    StreamEvent,
+    TextDelta,
+    TransientError,
+)
+from llm_spec.config import StrategyName
 from llm_spec.contract.endpoint import Feature
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 from llm_spec.testing import run_virtual
 
 TEXT = " ".join(f"word{i}" for i in range(40))
+LONG_TEXT = " ".join(f"word{i}" for i in range(800))
 
 
 class Shy(SimulatedTarget):
     """It takes token ids, which it takes `trial_s` to find out; `failure` is what comes of it instead."""
 
-    def __init__(self, trial_s: float, failure: Exception | None = None) -> None:
-        super().__init__(TEXT, first_token_s=0.4, token_s=0.02, by_ids=True)
+    def __init__(self, trial_s: float, failure: Exception | None = None, text: str = TEXT) -> None:
+        super().__init__(text, first_token_s=0.4, token_s=0.02, by_ids=True)
         self.features: list[Feature] = []
         self.num_trying = 0
         self.failure = failure
@@ -43,8 +56,8 @@ class Shy(SimulatedTarget):
             self.num_trying -= 1
 
 
-def decoder_of(target: Shy, **config: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(SimulatedDraft(TEXT, 1.0, 1), target, SpeculativeConfig(**config))
+def decoder_of(target: Shy, text: str = TEXT, **config: Any) -> SpeculativeDecoder:
+    return SpeculativeDecoder(SimulatedDraft(text, 1.0, 1), target, SpeculativeConfig(**config))
 
 
 async def seconds(decoder: SpeculativeDecoder) -> tuple[SpeculativeResult, float]:
@@ -95,6 +108,88 @@ def test_a_strategy_by_name_waits_for_it_until_its_deadline() -> None:
         assert target.features == ["token_endpoint"]
 
     run_virtual(check())
+
+
+class Told(Shy):
+    """Its streams have token ids from the start, and its answers are long enough for rows to pay."""
+
+    def __init__(
+        self, trial_s: float, failure: Exception | None = None, text: str = TEXT, *, has_endpoint: bool = True
+    ) -> None:
+        super().__init__(trial_s, failure, text)
+        discoverable: frozenset[Feature] = frozenset({"token_endpoint"})
+        self.capabilities = replace(self.capabilities, discoverable=discoverable)
+        endpoint = self._can.token_endpoint if has_endpoint else None
+        self._can = replace(self._can, token_endpoint=endpoint, discoverable=discoverable)
+
+    def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        return self.stream_chat(request)
+
+
+@pytest.mark.parametrize("strategy", ["probe"])
+def test_an_answer_begins_beside_it_and_speculation_joins(strategy: StrategyName) -> None:
+    """The first token is as early as plain's; rows begin within the answer, once it is known that they can."""
+
+    async def check() -> None:
+        target = Told(trial_s=1.0, text=LONG_TEXT)
+        decoder = decoder_of(target, LONG_TEXT, strategy=strategy, baseline_every=0)
+        first_s, rounds = await first_token_and_rounds(decoder)
+        assert first_s == pytest.approx(0.4)
+        assert rounds
+        assert rounds[0] > 1.0
+        assert target.features == ["token_endpoint"]
+        await decoder.aclose()
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (Told(trial_s=60.0), "discovery"),
+        (Told(trial_s=0.1, has_endpoint=False), "target"),
+        (Told(trial_s=0.1, failure=TransientError("busy")), "draft_failed"),
+    ],
+    ids=["is not over", "finds nothing", "fails"],
+)
+def test_an_answer_that_does_not_wait_for_it_says_why_it_is_plain(target: Told, reason: str) -> None:
+    """It takes as long as plain, has the same text, and the reason is told once."""
+
+    async def check() -> None:
+        decoder = decoder_of(target, strategy="probe", baseline_every=0)
+        result, took_s = await seconds(decoder)
+        assert (result.content, result.plain_reason) == (TEXT, reason)
+        assert took_s == pytest.approx(0.4 + 39 * 0.02)
+        await decoder.aclose()
+
+    run_virtual(check())
+
+
+def test_a_server_without_it_is_served_plainly_by_name_too() -> None:
+    """It may have had it before, and may have it again: the reason is told, and no request fails."""
+
+    async def check() -> None:
+        decoder = decoder_of(Told(trial_s=0.1, has_endpoint=False), strategy="probe", baseline_every=0)
+        for _ in range(3):
+            result, _ = await seconds(decoder)
+            assert (result.content, result.plain_reason) == (TEXT, "target")
+            assert "token ids" in str(result.plain_detail)
+
+    run_virtual(check())
+
+
+async def first_token_and_rounds(decoder: SpeculativeDecoder) -> tuple[float, list[float]]:
+    """When the first text came, and when rounds were reported, in seconds of the answer."""
+    clock = asyncio.get_running_loop().time
+    started_s, first_s, rounds = clock(), None, list[float]()
+    async with decoder.stream("q", rounds=True, temperature=0.0) as events:
+        async for event in events:
+            if isinstance(event, TextDelta) and first_s is None:
+                first_s = clock() - started_s
+            if isinstance(event, Round):
+                rounds.append(clock() - started_s)
+    assert first_s is not None
+    return first_s, rounds
 
 
 def test_waiting_for_it_is_no_part_of_the_targets_own_time() -> None:

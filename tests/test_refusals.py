@@ -111,7 +111,7 @@ def test_what_is_refused_is_answered_plainly(strategy: str, error: Exception) ->
     target = Choosy(error)
     result = decode(target, strategy)
     assert (result.content, result.guarantee, result.strategy) == (TEXT, "exact", strategy)
-    assert result.plain_reason == ("draft_failed" if isinstance(error, UnsupportedError) else "refused")
+    assert result.plain_reason == ("target" if isinstance(error, UnsupportedError) else "refused")
     assert result.fallbacks == (f"{type(error).__name__}: {error}",)
     assert (target.num_chats, target.num_open) == (1, 0)
 
@@ -179,7 +179,7 @@ def test_a_refusal_is_told_as_one() -> None:
 
     events = run_virtual(run())
     assert isinstance(events[1], Fallback)
-    assert events[1].is_refusal
+    assert events[1].cause == "refused"
     assert isinstance(events[2], TextDelta)
     assert isinstance(events[-1], SpeculativeFinish)
 

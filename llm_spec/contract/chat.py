@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from llm_spec.chat import ApiName, ChatRequest, ChatResponse, StreamEvent
 
 if TYPE_CHECKING:
-    from llm_spec.contract.endpoint import TokenEndpoint, TokenScorer
+    from llm_spec.contract.endpoint import Feature, TokenEndpoint, TokenScorer
     from llm_spec.contract.local import TokenModel
 
 __all__ = [
@@ -64,6 +64,7 @@ class Capabilities:
     do, until `discover("continue_prefix")` has tried it.
     `prediction`: it takes predicted outputs (`ChatRequest.prediction`) and answers faster where they are right.
     `whole_answers`: `complete` is a call of its own that costs less than a stream, and cancelling it ends the work.
+    `discoverable`: what a `Discoverable` may find its server to have. The rest no server of its kind has.
     `api`: the API that its server speaks. Fields that a client gives in the same API (`ChatMessage.native`,
     `ChatRequest.extra`) are sent unchanged.
     """
@@ -74,6 +75,7 @@ class Capabilities:
     continue_prefix: bool = False
     prediction: bool = False
     whole_answers: bool = False
+    discoverable: frozenset[Feature] = frozenset()
     api: ApiName = "chat"
     token_model: TokenModel | None = None
     token_endpoint: TokenEndpoint | None = None

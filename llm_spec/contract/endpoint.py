@@ -15,6 +15,7 @@ __all__ = [
     "SampledToken",
     "TargetFeature",
     "TokenEndpoint",
+    "TokenIdStreaming",
     "TokenScorer",
     "TopTokens",
 ]
@@ -103,6 +104,21 @@ class Discoverable(Protocol):
         A feature that is there is not tried; one that was not, or was lost, is again after a while. Callers at the same
         time share a trial, and each may leave it to the others. Raises TransientError where the server cannot answer
         now: nothing is known then, and the next call tries again.
+        """
+        ...
+
+
+@runtime_checkable
+class TokenIdStreaming(Protocol):
+    """A `Discoverable` that can ask for the token ids of an answer before it is known what its server can do.
+
+    Optional beside it. Without it the first answer of a server has no ids, and nothing is speculated in it.
+    """
+
+    def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """As the provider's own `stream`, every `TextDelta` with its `token_ids` where the server tells them.
+
+        A server that refuses to be asked for them is asked again without.
         """
         ...
 

@@ -11,6 +11,7 @@ from llm_spec.chat import ChatRequest, Guarantee, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
+from llm_spec.contract.endpoint import Feature
 from llm_spec.deadline import Deadline
 from llm_spec.pair_stats import PairStats
 from llm_spec.request_fields import goes_with_prediction, is_plain
@@ -47,7 +48,9 @@ class StrategyContext:
     """One request: who drafts for whom, what is asked, and what a strategy may know and use.
 
     Calls of draft and target are counted for this request alone. A strategy decides by `pair_stats`, and adds what it
-    measures to them. `deadline`: when the answer ends; None: it has time.
+    measures to them. `deadline`: when the answer ends; None: it has time. `untried`: features of the target that are
+    being discovered; a strategy that can begin without them, and wait for `target.discover` beside the answer, is
+    ready all the same.
     """
 
     draft: DraftProvider | None
@@ -56,6 +59,7 @@ class StrategyContext:
     config: SpeculativeConfig
     pair_stats: PairStats
     deadline: Deadline | None = None
+    untried: frozenset[Feature] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

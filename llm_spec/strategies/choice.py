@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from llm_spec.chat import ChatRequest
@@ -33,30 +34,69 @@ async def choose_strategy(
     """The strategy that the config names, or for `auto` the exact one that serves the context and pays, else plain.
 
     A request that samples with a seed is answered plainly where batches or several streams would need more than one.
-    A strategy that the config names waits until it is known what the target can do, as long as for a first chunk;
-    `auto` means plain until then.
-    Raises UnsupportedError where the named strategy cannot serve the context, and ConfigError as `find_strategy`.
+    A strategy that the config names begins while it is found out what the target can do, or waits for that, as long as
+    for a first chunk; `auto` means plain until then. Where a server does not have what it may have, it means plain.
+    Raises UnsupportedError where the named strategy never serves such a context, and ConfigError as `find_strategy`.
     """
     if context.config.strategy == AUTO:
         return await _choose_automatically(context, planner, discovery)
     strategy = find_strategy(context.config.strategy)
     if strategy is PLAIN:
         return _choose_plain("configured")
-    silence_s = context.config.timeouts.first_chunk_s
-    discovering = _discover_needs(strategy, context, discovery)
-    try:
-        await wait_within(discovering, silence_s, f"not known after {silence_s} s")
-    except TransientError as error:  # the target may answer all the same, and is tried again with the next request
-        return _choose_plain("discovery", format_error_line(error))
-    prepared = strategy.load()(context)
-    if isinstance(prepared, Refusal):
-        raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {prepared.reason}")
+    prepared = await _prepare_named(strategy, context, discovery)
+    if isinstance(prepared, StrategyChoice):
+        return prepared
     if not strategy.takes_seed and _is_seeded(context.request):
         return _choose_plain("seed")
     if strategy.is_local:
         return StrategyChoice(strategy, prepared)  # it measures plain steps on its way
     plan = planner.choose_named(strategy.name, context.config.baseline_every)
     return StrategyChoice(strategy, prepared) if plan.plain_reason is None else _choose_plain(plan.plain_reason)
+
+
+async def _prepare_named(
+    strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
+) -> Ready | StrategyChoice:
+    """The strategy, ready to run, or plain; raises UnsupportedError where it never serves such a context."""
+    prepare = strategy.load()
+    untried = await _find_untried(strategy, context, discovery)
+    if untried:  # a trial takes time, so the answer begins beside it if it can
+        prepared = prepare(replace(context, untried=untried))
+        if isinstance(prepared, Ready):
+            return prepared
+        silence_s = context.config.timeouts.first_chunk_s
+        discovering = _discover_needs(strategy, context, discovery)
+        try:
+            await wait_within(discovering, silence_s, f"not known after {silence_s} s")
+        except TransientError as error:  # the target may answer all the same, and is tried again with the next request
+            return _choose_plain("discovery", format_error_line(error))
+    prepared = prepare(context)
+    if isinstance(prepared, Ready):
+        return prepared
+    can = context.target.capabilities
+    is_missing = any(feature in can.discoverable and not _has_feature(can, feature) for feature in strategy.features)
+    if is_missing and context.draft is not None and find_multi_call_refusal(context.request) is None:
+        return _choose_plain("target", prepared.reason)  # a server may lose what it had, and answers all the same
+    raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {prepared.reason}")
+
+
+async def _find_untried(
+    strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
+) -> frozenset[Feature]:
+    """The best of what the strategy needs, if it is not known yet whether the target has it; else nothing.
+
+    No trial is begun for the first answer, which the strategy itself begins when it may.
+    """
+    target = context.target
+    for feature in strategy.features:
+        if feature != "continue_prefix" and _has_feature(target.capabilities, feature):  # that alone is a belief
+            break
+        is_new = feature in target.capabilities.discoverable and not discovery.has_tried(feature)
+        if is_new or not await discovery.is_discovered(feature):
+            return frozenset({feature})
+        if _has_feature(target.capabilities, feature):
+            break
+    return frozenset()
 
 
 async def _choose_automatically(

@@ -14,7 +14,7 @@ from functools import partial
 from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent
 from llm_spec.drafting.full_draft import FullDraft
-from llm_spec.errors import InvalidRequestError, format_error_line
+from llm_spec.errors import InvalidRequestError
 from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_prediction_refusal
 from llm_spec.strategies.plain import stream_plain
 
@@ -79,7 +79,7 @@ async def _stream_with_prediction(
         if has_begun or not request.prediction:
             raise
         refusal = error
-    yield Fallback(format_error_line(refusal), is_refusal=True)
+    yield Fallback.from_error(refusal)
     async with stream_plain(context.target, replace(request, prediction=None), context.config) as events:
         async for event in events:
             yield event

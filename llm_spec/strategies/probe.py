@@ -12,13 +12,14 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
+from llm_spec.strategies.untried_endpoint import find_token_endpoint
 
 __all__ = ["prepare"]
 
 
 def prepare(context: StrategyContext) -> Ready | Refusal:
     """Any draft; a target that takes batches of token-id prompts. Sample and compare: exact whatever the draft is."""
-    draft, endpoint = context.draft, context.target.capabilities.token_endpoint
+    draft, endpoint = context.draft, find_token_endpoint(context)
     if draft is None:
         return Refusal("there is no draft")
     if endpoint is None:

@@ -31,7 +31,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.text_pieces import count_prompt_pieces, split_pieces
-from llm_spec.errors import TargetError, UnsupportedError, format_error_line, is_refusal
+from llm_spec.errors import TargetError, UnsupportedError
 from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.stream_chain import RaceStream, StreamChain, find_stream_boundary
 from llm_spec.text import StopMatcher
@@ -59,6 +59,8 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
         return Refusal("there is no draft")
     if can.token_model is not None:
         return Refusal(f"target {name} runs in this process and has no room for several streams")
+    if context.untried:
+        return Refusal(f"target {name} is still being discovered")
     if can.token_endpoint is None and not can.continue_prefix:
         return Refusal(f"target {name} can neither continue token ids nor an assistant's text")
     refusal = find_multi_call_refusal(context.request)
@@ -116,8 +118,7 @@ class _Race:
         self._num_failures = 0
         self._is_draft_near_end = False  # of what may be written: nothing more is begun
         self._error: Exception | None = None
-        self._fallback: str | None = None
-        self._is_refused = False
+        self._fallback: Fallback | None = None
         self._has_reported_fallback = False
         self._num_expected_characters = 0  # characters of the draft's text that the chain knows …
         self._num_seen_draft_characters = 0  # … and that it was woken up for
@@ -145,7 +146,7 @@ class _Race:
             self._start_draft_and_streams()
             if self._fallback is not None and not self._has_reported_fallback:
                 self._has_reported_fallback = True
-                chain.output_events.append(Fallback(self._fallback, is_refusal=self._is_refused))
+                chain.output_events.append(self._fallback)
             for event in chain.output_events:
                 for shown in self._filter_event(event, matcher):
                     yield shown
@@ -326,7 +327,7 @@ class _Race:
 
     def _extend_expected(self) -> None:
         if self._background_draft.failure is not None and self._fallback is None:
-            self._fallback = self._background_draft.failure
+            self._fallback = Fallback(self._background_draft.failure)
         if not self._chain.is_draft_wrong:
             text, start = self._background_draft.text, self._num_expected_characters
             self._num_expected_characters = len(text)
@@ -346,7 +347,7 @@ class _Race:
     def _stop_racing(self, error: Exception) -> None:
         """Leave the rest to the first runner."""
         if self._fallback is None:
-            self._fallback, self._is_refused = format_error_line(error), is_refusal(error)
+            self._fallback = Fallback.from_error(error)
         self._num_failures = _MAX_FAILURES
         self._chain.drop_all_but_first()
 

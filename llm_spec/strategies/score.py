@@ -15,6 +15,7 @@ from llm_spec.contract.endpoint import SampledToken, TokenEndpoint, TokenScorer,
 from llm_spec.errors import TargetError
 from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
+from llm_spec.strategies.untried_endpoint import find_token_endpoint, find_token_scorer
 from llm_spec.tokens.noise import Purpose, uniform_number
 from llm_spec.tokens.seed import random_seed
 
@@ -29,8 +30,8 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
 
     Exact where those are all that counts: greedily, and for top-k sampling with k within what is reported.
     """
-    can, draft, request = context.target.capabilities, context.draft, context.request
-    endpoint, scorer = can.token_endpoint, can.token_scorer
+    draft, request = context.draft, context.request
+    endpoint, scorer = find_token_endpoint(context), find_token_scorer(context)
     if draft is None:
         return Refusal("there is no draft")
     if scorer is None or endpoint is None:

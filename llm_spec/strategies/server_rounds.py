@@ -39,15 +39,14 @@ from llm_spec.errors import (
     TargetError,
     TransientError,
     UnsupportedError,
-    format_error_line,
-    is_refusal,
 )
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.resume_plain import stream_one_token, stream_rest_plain
 from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
 from llm_spec.strategies.stream_reader import StreamNews, StreamReader
 from llm_spec.strategies.token_answer import TokenAnswer
-from llm_spec.text import StopMatcher
+from llm_spec.strategies.untried_endpoint import UntriedEndpoint
+from llm_spec.text import REPLACEMENT_CHARACTER, StopMatcher
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
 __all__ = ["VerifyRound", "answer_in_rounds"]
@@ -292,6 +291,16 @@ class _ServerRounds:
             self._give_up_rows(error)
         self._changed.set()
 
+    def _has_calls(self) -> bool:
+        """Whether the server has other work of ours beside its stream; it has where it is found out what it can do."""
+        endpoint = self._endpoint
+        is_discovering = isinstance(endpoint, UntriedEndpoint) and endpoint.is_being_tried
+        return bool(self._tasks) or (is_discovering and not self._has_given_up)
+
+    def _is_known(self) -> bool:
+        """Whether it is known that the target takes token ids."""
+        return self._prompt_ids is not None or self._target.capabilities.token_endpoint is not None
+
     def _send(self, call: RowCall) -> None:
         context_ids = [*(self._prompt_ids or ()), *self._scheduler.ids, *call.assumed_ids[: call.first]]
         drafted_ids = list(call.assumed_ids[call.first :])
@@ -329,8 +338,7 @@ class _ServerRounds:
         """The target goes on alone; the first reason is reported."""
         if self._has_given_up:
             return
-        reason = failure if isinstance(failure, str) else format_error_line(failure)
-        self._output.append(Fallback(reason, is_refusal=isinstance(failure, Exception) and is_refusal(failure)))
+        self._output.append(Fallback(failure) if isinstance(failure, str) else Fallback.from_error(failure))
         self._has_given_up = True
         for call in self._scheduler.stop():
             self._cancel_call(call)
@@ -343,7 +351,7 @@ class _ServerRounds:
             opened,
             self._pair_stats.open_stream(),
             begins_at=len(self._scheduler.ids),
-            has_calls=lambda: bool(self._tasks),
+            has_calls=self._has_calls,
             changed=self._changed.set,
         )
 
@@ -406,6 +414,7 @@ class _ServerRounds:
             self._is_over = self._is_ended_by_stream = True
             self._finish = None if event is None else self._complete_finish(event, stream)
         else:
+            stream.stop_timing()
             self._continue_plainly(event)
 
     async def _take_delta(
@@ -415,13 +424,33 @@ class _ServerRounds:
         taken = self._scheduler.take_from_stream(token_ids, arrived_s)
         for index in taken:
             self._encoded_draft.confirm(token_ids[index])
-        if stream.is_in_step and len(taken) == len(token_ids):
-            self._output.append(self._answer.add_delta(delta))
+        text = await self._find_new_text(stream, delta, token_ids, taken)
+        stream.is_in_step, stream.is_at_boundary = text is not None, bool(delta.text)
+        if text is not None:
+            self._output.append(self._answer.add_delta(TextDelta(text, delta.origin, tuple(token_ids[taken.start :]))))
         else:
-            stream.is_in_step = False
             for index in taken:
                 await self._add_text(SampledToken(token_ids[index], ""), "plain")
         self._report_rounds(self._scheduler.take_dropped())
+
+    async def _find_new_text(
+        self, stream: StreamReader, delta: TextDelta, token_ids: Sequence[int], taken: range
+    ) -> str | None:
+        """The text of those tokens of a piece that were taken; None: nobody can tell it from the rest.
+
+        By its id alone the end's token would have a text, which is in no answer.
+        """
+        known_ids = token_ids[: taken.start]
+        if stream.is_in_step and len(taken) == len(token_ids):
+            return delta.text
+        if not taken or taken.stop < len(token_ids) or not stream.is_at_boundary or self._answer.ends_inside_character:
+            return None
+        try:
+            known_text = await self._endpoint.decode(known_ids) if known_ids else ""
+        except LlmSpecError:
+            return None
+        is_beginning = delta.text.startswith(known_text) and REPLACEMENT_CHARACTER not in known_text
+        return delta.text[len(known_text) :] if is_beginning else None
 
     def _can_find_ids(self) -> bool:
         """Whether rows can tell the tokens of a text that a stream gives without their ids."""
@@ -494,6 +523,9 @@ class _ServerRounds:
         scheduler = self._scheduler
         self._report_rounds([*scheduler.take_dropped(), *scheduler.calls])
         scheduler.finish(self._clock())
+        if not (self._has_given_up or self._is_known()):
+            reason = f"{self._target.name} was still being discovered when the answer was over"
+            self._output.append(Fallback(reason, "discovery"))
         if self._finish is None:
             return
         if not self._is_ended_by_stream or not (self._stream is None or self._stream.is_in_step):

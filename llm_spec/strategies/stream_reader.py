@@ -12,10 +12,10 @@ from llm_spec.baseline import Baseline
 from llm_spec.chat import Finish, StreamEvent
 from llm_spec.pair_stats import StreamTimer
 
-__all__ = ["StreamNews", "StreamReader"]
+__all__ = ["MIN_BASELINE_TOKENS", "StreamNews", "StreamReader"]
 
 _READ_AHEAD: Final = 256  # events of a stream that may wait for the consumer
-_MIN_BASELINE_TOKENS: Final = 4  # of a stream that nothing disturbed, for its times to give the target's speed
+MIN_BASELINE_TOKENS: Final = 4  # of a stream after its first piece, undisturbed, to give the target's speed
 
 
 class StreamNews(NamedTuple):
@@ -23,13 +23,14 @@ class StreamNews(NamedTuple):
 
     event: StreamEvent | Exception | None
     arrived_s: float
-    is_disturbed: bool  # whether calls were under way
+    is_disturbed: bool  # whether calls were under way then, or when the one before it arrived
 
 
 class StreamReader:
     """The target's own stream, read in a task of its own. `begins_at`: tokens of the answer before it.
 
-    `is_in_step`: all that it wrote has become the answer.
+    `is_in_step`: the answer goes up to where its last piece did. `is_at_boundary`: that piece ended with whole tokens'
+    text.
     """
 
     def __init__(
@@ -44,10 +45,10 @@ class StreamReader:
         self.begins_at = begins_at
         self.news: asyncio.Queue[StreamNews] = asyncio.Queue(_READ_AHEAD)
         self.timer = timer
-        self.is_in_step = True
-        self._num_undisturbed = 0  # tokens that came before anything disturbed it, …
+        self.is_in_step = self.is_at_boundary = True
+        self._num_undisturbed = 0  # tokens after the first piece that came before anything disturbed it, …
         self._undisturbed_s = timer.opened_s  # … the last of them at this time
-        self._is_disturbed = False
+        self._is_disturbed = self._had_calls = False
         self._has_calls = has_calls
         self._changed = changed
         self._clock = clock()
@@ -55,19 +56,24 @@ class StreamReader:
 
     def add_tokens(self, num_tokens: int, news: StreamNews) -> None:
         """Take the time of what came."""
+        is_first = self.timer.first_s is None
         self.timer.add_tokens(num_tokens, news.arrived_s, is_disturbed=news.is_disturbed)
         self._is_disturbed |= news.is_disturbed
-        if not self._is_disturbed:
+        if not (self._is_disturbed or is_first):
             self._num_undisturbed += num_tokens
             self._undisturbed_s = news.arrived_s
+
+    def stop_timing(self) -> None:
+        """Its tokens cannot be counted, so that its times tell nothing."""
+        self.timer.stop()
+        self._num_undisturbed, self._is_disturbed = 0, True
 
     def add_times_to(self, baseline: Baseline, num_characters: int) -> None:
         """What it wrote by itself, from the answer's start, tells the target's own speed."""
         first_s = self.timer.first_s
-        if self.begins_at == 0 and self._num_undisturbed >= _MIN_BASELINE_TOKENS and first_s is not None:
-            baseline.add_answer(
-                num_characters, self._num_undisturbed, first_s - self.timer.opened_s, self._undisturbed_s - first_s
-            )
+        if self.begins_at == 0 and self._num_undisturbed >= MIN_BASELINE_TOKENS and first_s is not None:
+            rest_s = self._undisturbed_s - first_s
+            baseline.add_answer(num_characters, 1 + self._num_undisturbed, first_s - self.timer.opened_s, rest_s)
 
     async def _read(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
         try:
@@ -83,5 +89,7 @@ class StreamReader:
     async def _put(self, event: StreamEvent | Exception | None) -> None:
         if self.news.full():
             self.timer.stop()
-        await self.news.put(StreamNews(event, self._clock(), self._has_calls()))
+        has_calls = self._has_calls()
+        await self.news.put(StreamNews(event, self._clock(), has_calls or self._had_calls))
+        self._had_calls = has_calls
         self._changed()

@@ -1,15 +1,16 @@
 """Finding out what a server really does: a field that it ignores silently is as bad as a call that it lacks.
 
-Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per provider, and
+Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per process, and
 again after a while where the answer was no: servers are updated, and others take their place behind one address.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from llm_spec import Capabilities, ChatRequest, Sampling, StreamEvent, TextDelta
@@ -17,15 +18,17 @@ from llm_spec.contract.endpoint import Feature
 from llm_spec.provider_kit import now
 from llm_spec_http.tokens import HttpTokenEndpoint
 
-__all__ = ["ServerAbilities"]
+__all__ = ["ServerAbilities", "forget_servers"]
 
 _TRIAL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first scored prompt
 _FIRST_PAUSE_S: Final = 60.0  # until an ability that was not there is tried again; twice as long each time …
 _LAST_PAUSE_S: Final = 3600.0
 
+_MAX_SERVERS: Final = 1024  # that a process remembers
+
 _GREEDY: Final = Sampling(temperature=0.0)
 _REQUEST: Final = ChatRequest.create("Count from one to ten.", temperature=0.0, max_tokens=2)
-_NUM_PREFIXES: Final = 4  # of a batch: more than one, and not all with the same next token
+_NUM_PREFIXES: Final = 3  # of a batch: more than one, and not all with the same next token
 _WORDS: Final = "return one more word"
 _ROUND_TRIP_TEXT: Final = "def naïve(x):\n    return x + 1  # one more\n"
 
@@ -33,17 +36,64 @@ _ROUND_TRIP_TEXT: Final = "def naïve(x):\n    return x + 1  # one more\n"
 Check: TypeAlias = Callable[[], Awaitable[bool]]
 
 
+@dataclass(slots=True)
+class _Finding:
+    """What is known of one ability of a server."""
+
+    is_there: bool = False
+    pause_s: float = 0.0
+    found_at_s: float | None = None  # when it was found, or found to be missing; None: not tried
+
+
+@dataclass(frozen=True, slots=True)
+class _ServerFindings:
+    """What is known of one server."""
+
+    endpoint: _Finding = field(default_factory=_Finding)
+    scorer: _Finding = field(default_factory=_Finding)
+    continuation: _Finding = field(default_factory=_Finding)
+
+
+_servers: Final[OrderedDict[Hashable, _ServerFindings]] = OrderedDict()  # that providers of this process use or used
+
+
+def forget_servers() -> None:
+    """Forget what this process has found out of servers; providers that are there already keep theirs."""
+    _servers.clear()
+
+
+def _recall_server(server: Hashable | None) -> _ServerFindings:
+    """What is known of a server, shared by all that ask for it; None: of one that nobody else uses."""
+    if server is None:
+        return _ServerFindings()
+    findings = _servers.setdefault(server, _ServerFindings())
+    _servers.move_to_end(server)
+    while len(_servers) > _MAX_SERVERS:
+        _servers.popitem(last=False)
+    return findings
+
+
 class ServerAbilities:
     """What a server can do: `known`, less and more what was found out. Any number of event loops may use it.
 
-    `check_continuation` tries whether it goes on from a text, which is believed until it is tried.
+    `server`: what tells it apart from others; what is found out is shared by all of this process that name it (None:
+    by nobody). `check_continuation` tries whether it goes on from a text, which is believed until it is tried.
     """
 
-    def __init__(self, known: Capabilities, tokens: HttpTokenEndpoint | None, check_continuation: Check) -> None:
+    def __init__(
+        self,
+        known: Capabilities,
+        tokens: HttpTokenEndpoint | None,
+        check_continuation: Check,
+        *,
+        server: Hashable | None = None,
+    ) -> None:
         self._tokens = tokens
-        self._known = known
+        self._known = replace(known, discoverable=_list_discoverable(known, tokens))
         self._check_continuation = check_continuation
-        self._endpoint, self._scorer, self._continuation = _ServerAbility(), _ServerAbility(), _ServerAbility()
+        findings = _recall_server(server)
+        self._endpoint, self._scorer = _ServerAbility(findings.endpoint), _ServerAbility(findings.scorer)
+        self._continuation = _ServerAbility(findings.continuation)
         self._capabilities_by_findings: dict[tuple[bool, ...], Capabilities] = {}
 
     @property
@@ -58,6 +108,19 @@ class ServerAbilities:
                 continue_prefix=self._known.continue_prefix and not self._continuation.is_missing,
             )
         return self._capabilities_by_findings[findings]
+
+    def get_untried_tokens(self) -> HttpTokenEndpoint | None:
+        """The calls with token ids, unless they were found to be missing."""
+        return None if self._endpoint.is_missing else self._tokens
+
+    def mark_untried_missing(self) -> None:
+        """The calls with token ids, not tried yet, are not needed to be: the server has refused to tell an id."""
+        self._endpoint.mark_feature_lost()
+
+    def close(self) -> None:
+        """What is tried from now on is of no use to others: connections are being closed."""
+        for ability in (self._endpoint, self._scorer, self._continuation):
+            ability.detach()
 
     async def discover(self, feature: Feature) -> None:
         """Try a feature, if that is due; raises TransientError where a continuation cannot be tried now."""
@@ -89,16 +152,23 @@ class _ServerAbility:
     The pause doubles, up to an hour, unless the ability had been there for longer than the last one.
     """
 
-    def __init__(self) -> None:
-        self.is_there = False
+    def __init__(self, finding: _Finding) -> None:
+        self._finding = finding
         self._trials: dict[asyncio.AbstractEventLoop, _RunningTrial] = {}
-        self._pause_s = 0.0
-        self._found_at_s: float | None = None  # when it was found, or found to be missing; None: not tried
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it was tried, and was there."""
+        return self._finding.is_there
 
     @property
     def is_missing(self) -> bool:
         """Whether it was tried, and was not there."""
-        return self._found_at_s is not None and not self.is_there
+        return self._finding.found_at_s is not None and not self._finding.is_there
+
+    def detach(self) -> None:
+        """Keep what is found out from now on to oneself."""
+        self._finding = replace(self._finding)
 
     async def probe_if_due(self, check: Check) -> None:
         """Have it tried by `check`, if that is due; raises what that raises, and then nothing is known.
@@ -122,24 +192,28 @@ class _ServerAbility:
 
     def mark_feature_lost(self) -> None:
         """It is not there, or not any more."""
+        finding = self._finding
         if not self.is_missing:
-            if self._found_at_s is None or now() - self._found_at_s > self._pause_s:
-                self._pause_s = 0.0
+            if finding.found_at_s is None or now() - finding.found_at_s > finding.pause_s:
+                finding.pause_s = 0.0
             self._set_result(is_there=False)
 
     def forget(self) -> None:
         """Nothing is known of it any more."""
-        self.is_there, self._pause_s, self._found_at_s = False, 0.0, None
+        finding = self._finding
+        finding.is_there, finding.pause_s, finding.found_at_s = False, 0.0, None
 
     # ------------------------------------------------------------------------------------------ inside
 
     def _is_probe_due(self) -> bool:
-        return not self.is_there and (self._found_at_s is None or now() - self._found_at_s >= self._pause_s)
+        finding = self._finding
+        return not finding.is_there and (finding.found_at_s is None or now() - finding.found_at_s >= finding.pause_s)
 
     def _set_result(self, *, is_there: bool) -> None:
-        self.is_there, self._found_at_s = is_there, now()
+        finding = self._finding
+        finding.is_there, finding.found_at_s = is_there, now()
         if not is_there:
-            self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LAST_PAUSE_S)
+            finding.pause_s = min(max(_FIRST_PAUSE_S, 2 * finding.pause_s), _LAST_PAUSE_S)
 
     async def _run_check(self, check: Check) -> None:
         self._set_result(is_there=await check())
@@ -149,6 +223,16 @@ class _ServerAbility:
             del self._trials[loop]
         trial.task.cancel()
         await asyncio.gather(trial.task, return_exceptions=True)  # what it raised, its callers have heard
+
+
+def _list_discoverable(known: Capabilities, tokens: HttpTokenEndpoint | None) -> frozenset[Feature]:
+    """What a server of this kind may turn out to have."""
+    features: dict[Feature, bool] = {
+        "token_endpoint": tokens is not None,
+        "token_scorer": tokens is not None and tokens.max_top > 0,
+        "continue_prefix": known.continue_prefix,
+    }
+    return frozenset(feature for feature, is_possible in features.items() if is_possible)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +255,7 @@ async def _does_check_pass(check: Awaitable[bool]) -> bool:
 async def can_use_token_ids(tokens: HttpTokenEndpoint) -> bool:
     """Whether chat, continued ids and batched one-token completions give the same tokens, and text survives ids.
 
-    All at once, so that it takes about as long as a first token does.
+    All at once, so that it takes about as long as a first token does; few, since an answer may be under way.
     """
     prompt_ids = await tokens.encode_chat(_REQUEST)
     prefixes = [prompt_ids[: len(prompt_ids) - cut] for cut in range(_NUM_PREFIXES)]
@@ -180,11 +264,11 @@ async def can_use_token_ids(tokens: HttpTokenEndpoint) -> bool:
         continued = group.create_task(_collect_answer(tokens.stream_after(prompt_ids, _REQUEST)))
         read = group.create_task(_encode_and_decode(tokens))
         batch = group.create_task(tokens.sample_next(prefixes, _GREEDY))
-        alone = [group.create_task(tokens.sample_next([prefix], _GREEDY)) for prefix in prefixes]
+        alone = [group.create_task(tokens.sample_next([prefix], _GREEDY)) for prefix in prefixes[1:]]
     text, token_ids = chat.result()
     first = batch.result()[0]
     same_start = token_ids[:1] == [first.token_id] and (first.is_end or text.startswith(first.text))
-    same_batch = batch.result() == [token for task in alone for token in task.result()]
+    same_batch = batch.result()[1:] == [token for task in alone for token in task.result()]
     return chat.result() == continued.result() and same_start and same_batch and read.result() == _ROUND_TRIP_TEXT
 
 

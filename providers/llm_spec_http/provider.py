@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, Final
 
 import aiohttp
@@ -59,10 +59,11 @@ class HttpProvider:
         self.name = f"{dialect.name}:{model}"
         self._model = model
         self._dialect = dialect
+        key = api_key or (os.environ.get(dialect.key_variable) if dialect.key_variable else None)
         self._client = HttpClient(
             self.name,
             address,
-            api_key=api_key or (os.environ.get(dialect.key_variable) if dialect.key_variable else None),
+            api_key=key,
             key_variable=dialect.key_variable,
             reuses_connections=dialect.reuses_connections,
             session=session,
@@ -78,6 +79,8 @@ class HttpProvider:
             ),
             None if api is None else HttpTokenEndpoint(self._client, model, dialect, api, self.mark_feature_lost),
             lambda: ContinuationTest(self.name, self.stream).can_continue(),
+            # a session may lead anywhere, whatever the address is
+            server=None if session is not None else (address.rstrip("/"), dialect.name, model, hash(key)),
         )
 
     @property
@@ -91,6 +94,12 @@ class HttpProvider:
             events = read_events(self._client, response, repeated=repeated, has_logprobs=has_logprobs)
             async with aclosing(events):
                 yield events
+
+    def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        tokens = self._abilities.get_untried_tokens()
+        if tokens is None:
+            return self.stream(request)
+        return tokens.stream_untried(request, on_refusal=self._abilities.mark_untried_missing)
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
@@ -117,6 +126,7 @@ class HttpProvider:
         self._abilities.mark_feature_lost(feature)
 
     async def aclose(self) -> None:
+        self._abilities.close()
         await self._client.aclose()
 
     # ------------------------------------------------------------------------------------------ inside

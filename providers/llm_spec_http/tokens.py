@@ -105,6 +105,23 @@ class HttpTokenEndpoint:
             yield events
 
     @asynccontextmanager
+    async def stream_untried(
+        self, request: ChatRequest, on_refusal: Callable[[], None]
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        """As `stream_chat`, with what ids the server tells. One that refuses to be asked for them is asked without."""
+        repeated = request.prefix if self._dialect.repeats_prefix else ""
+        body = self._build_chat_body(request)
+        try:
+            response = await self._client.post("chat/completions", body | self._api.build_id_fields(chat=True))
+        except InvalidRequestError:
+            response = await self._client.post("chat/completions", body)
+            on_refusal()
+        async with response:
+            answer = read_events(self._client, response, repeated=repeated, read_token_ids=self._find_token_ids)
+            async with aclosing(answer):
+                yield answer
+
+    @asynccontextmanager
     async def stream_after(
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -161,6 +178,13 @@ class HttpTokenEndpoint:
         if num_scored != num_given:  # then nobody knows of which positions they are
             raise ValueError(f"{num_scored} prompt logprobs for {num_given} tokens")
         return _parse_scored_rows(choice, num_rows, top)
+
+    def _find_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """The ids of a piece of a server that may not speak this dialect."""
+        try:
+            return self._api.read_token_ids(choice)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return None
 
     async def _post_json(self, path: str, body: Body) -> Any:
         return await self._client.post_json(path, {"model": self._model, **body})

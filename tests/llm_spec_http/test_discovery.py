@@ -8,9 +8,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias, TypeGuard
 
+import aiohttp
 import pytest
 from aiohttp import web
 from llm_spec_http import DIALECTS, HttpProvider
+from llm_spec_http.discovery import forget_servers
 
 from llm_spec import (
     InvalidRequestError,
@@ -92,6 +94,7 @@ async def test_discovery_happens_once(feature: Feature) -> None:
     num_calls: list[int] = []
     async with ModelServer(ANSWER, latency=ServerLatency(round_trip_s=0.002)) as server:
         for num_callers in (1, 8):
+            forget_servers()
             async with opened(server) as provider:
                 before = len(server.paths)
                 await asyncio.gather(*(provider.discover(feature) for _ in range(num_callers)))
@@ -99,6 +102,53 @@ async def test_discovery_happens_once(feature: Feature) -> None:
                 await provider.discover(feature)
                 assert len(server.paths) - before == num_calls[-1]
     assert 0 < num_calls[1] <= num_calls[0] <= 25
+
+
+async def test_a_process_remembers_a_server() -> None:
+    """What one client has found out, others know: at the same address, with the same model and key."""
+    async with ModelServer(ANSWER) as server:
+        async with opened(server) as first:
+            await first.discover("token_endpoint")
+        num_calls = len(server.paths)
+        async with opened(server) as second:
+            assert second.capabilities.token_endpoint is not None
+            await second.discover("token_endpoint")
+            assert len(server.paths) == num_calls
+            second.mark_feature_lost("token_endpoint")  # and what one has lost, all have
+            async with opened(server) as third:
+                assert third.capabilities.token_endpoint is None
+
+
+async def test_other_servers_are_not_confused_with_it() -> None:
+    """Another model, another key, another dialect, or a session that may lead anywhere: each is tried for itself."""
+    async with ModelServer(ANSWER) as server, opened(server) as known, aiohttp.ClientSession() as session:
+        await known.discover("token_endpoint")
+        others = [
+            HttpProvider("other", base_url=server.url, dialect=DIALECTS["vllm"]),
+            HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"], api_key="another"),
+            HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["llamacpp"]),
+            HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"], session=session),
+        ]
+        for other in others:
+            assert other.capabilities.token_endpoint is None
+            await other.aclose()
+
+
+async def test_a_server_that_refuses_to_tell_ids_is_asked_without() -> None:
+    """The first answer asks for them before it is known whether that is allowed; a refusal costs one request."""
+
+    def refused(_: str, body: Json, __: Any) -> Json:
+        if "return_token_ids" in body:
+            raise InvalidRequestError("Extra inputs are not permitted: body.return_token_ids")
+        return body
+
+    server = Odd()
+    server.on_request = refused
+    async with server, opened(server) as provider:
+        config = SpeculativeConfig(strategy="probe")
+        async with SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config) as decoder:
+            result = await decoder.decode("q", temperature=0.0)
+        assert (result.content, result.guarantee, result.plain_reason) == (ANSWER, "exact", "target")
 
 
 async def test_concurrent_first_requests_share_it() -> None:
@@ -291,6 +341,20 @@ async def _num_calls_alone() -> int:
     async with ModelServer(ANSWER) as server, opened(server) as provider:
         await provider.discover("token_endpoint")
         return len(server.paths)
+
+
+async def test_a_client_that_is_closed_in_its_trial_tells_others_nothing() -> None:
+    """Its calls fail since its connections are gone, not since the server cannot."""
+    server = Gate()
+    async with server:
+        async with opened(server) as provider:
+            trial = asyncio.create_task(provider.discover("token_endpoint"))
+            await waiting(server, 1)
+        server.is_open.set()
+        await asyncio.gather(trial, return_exceptions=True)
+        async with opened(server) as another:
+            await another.discover("token_endpoint")
+            assert another.capabilities.token_endpoint is not None
 
 
 async def test_what_nobody_waits_for_ends() -> None:

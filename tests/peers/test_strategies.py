@@ -27,6 +27,7 @@ from llm_spec import (
     ReferenceDraft,
     SpeculativeConfig,
     SpeculativeDecoder,
+    SpeculativeResult,
     StreamEvent,
     TextDelta,
     complete_from_stream,
@@ -81,24 +82,19 @@ async def plain_text(target: LlmProvider, index: int) -> str:
 
 async def answers(target: LlmProvider, draft: DraftProvider | LlmProvider, strategy: StrategyName) -> list[str]:
     """What a strategy writes for all prompts; nothing may have gone wrong on the way."""
-    texts, _ = await answers_and_accepted(target, draft, strategy)
+    config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4)
+    texts = list[str]()
+    for messages in PROMPTS:
+        result = await answer(SpeculativeDecoder(draft, target, config), messages)
+        texts.append(result.content)
     return texts
 
 
-async def answers_and_accepted(
-    target: LlmProvider, draft: DraftProvider | LlmProvider, strategy: StrategyName
-) -> tuple[list[str], int]:
-    """The same, and how many drafted tokens were accepted."""
-    config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4)
-    texts, num_accepted = list[str](), 0
-    for messages in PROMPTS:
-        decoder = SpeculativeDecoder(draft, target, config)
-        result = await decoder.decode(messages, temperature=0.0, max_tokens=MAX_TOKENS)
-        assert result.strategy == strategy
-        assert result.fallbacks == ()
-        texts.append(result.content)
-        num_accepted += result.stats.num_accepted_draft_tokens
-    return texts, num_accepted
+async def answer(decoder: SpeculativeDecoder, messages: Any) -> SpeculativeResult:
+    result = await decoder.decode(messages, temperature=0.0, max_tokens=MAX_TOKENS)
+    assert result.strategy == decoder.config.strategy
+    assert result.fallbacks == ()
+    return result
 
 
 def drafting(name: str, other: Callable[[], LlmProvider]) -> DraftProvider | LlmProvider:
@@ -150,11 +146,13 @@ async def test_rows_write_the_servers_own_text_where_they_pay(
         async with open_slow_relay(url, SLOW_TOKEN_S) as slow_url:
             slow_target = provider(dialect, slow_url)
             try:
-                texts, num_accepted = await answers_and_accepted(slow_target, draft, strategy)
+                config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4)
+                decoder = SpeculativeDecoder(draft, slow_target, config)  # one for all: it gets to know what pays
+                results = [await answer(decoder, messages) for messages in PROMPTS]
             finally:
                 await slow_target.aclose()
-        assert texts == expected
-        assert num_accepted > MAX_TOKENS
+        assert [result.content for result in results] == expected
+        assert sum(result.stats.num_accepted_draft_tokens for result in results) > MAX_TOKENS
     finally:
         await target.aclose()
         await draft.aclose()

@@ -8,7 +8,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
@@ -153,6 +153,15 @@ def tag_of(text: str) -> str:
     return text.split(" ", 1)[0]
 
 
+_DISCOVERABLE: Final[Mapping[Kind, frozenset[Feature]]] = {
+    "chat": frozenset(),
+    "text": frozenset({"continue_prefix"}),
+    "ids": frozenset({"continue_prefix", "token_endpoint"}),
+    "ids only": frozenset({"token_endpoint"}),
+    "scorer": frozenset({"continue_prefix", "token_endpoint", "token_scorer"}),
+}
+
+
 def topic_of(text: str) -> str:
     """What a request is about, its second word: the answer depends on it alone."""
     return text.split(" ", 2)[1]
@@ -222,6 +231,7 @@ class Target:
         self._rng = random.Random(f"target {seed}")  # noqa: S311 - a reproducible target, no secret
         self._by_ids = kind in ("ids", "ids only", "scorer")
         self._takes_prediction = takes_prediction
+        self._discoverable = _DISCOVERABLE[kind]
         self._found: set[Feature] = set()
         self._lost: set[Feature] = set()
         if discover_s is None:
@@ -234,6 +244,7 @@ class Target:
             continue_prefix=self._kind in ("text", "ids", "scorer") and not self._is_seen_through,
             whole_answers=self._whole_answers,
             prediction=self._takes_prediction,
+            discoverable=self._discoverable,
             token_endpoint=self if self._by_ids and "token_endpoint" in has else None,
             token_scorer=self if self._kind == "scorer" and "token_scorer" in has else None,
         )
@@ -281,6 +292,18 @@ class Target:
             context = Context(topic, tuple(self.language.encode(prefix)))
             made = self._write(tag, context, request, is_by_text=is_continued, with_ids=False)
         async with self._call(tag, {"any", scope}, made) as events:
+            yield events
+
+    @asynccontextmanager
+    async def stream_with_token_ids(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with AsyncExitStack() as stack:
+            try:
+                opened = self.stream_chat(request) if self._by_ids else self.stream(request)
+                events = await stack.enter_async_context(opened)
+            except InvalidRequestError:
+                if not self._by_ids:
+                    raise
+                events = await stack.enter_async_context(self.stream(request))
             yield events
 
     # ------------------------------------------------------------------------------------------ by ids

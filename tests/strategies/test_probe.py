@@ -212,6 +212,19 @@ def test_no_part_of_a_character_is_shown(undecoded: str, lookahead: int) -> None
         assert "\ufffd" not in "".join(shown)
 
 
+@pytest.mark.parametrize("row_s", [0.005, 0.019, 0.021, 0.05])
+@pytest.mark.parametrize("tokens_per_piece", [1, 2, 3])
+def test_a_stream_that_rows_have_overtaken_for_a_while_ends_without_its_end(
+    row_s: float, tokens_per_piece: int
+) -> None:
+    """Its last piece holds the end's id, whose text `decode` tells, alone or beside words that rows confirmed."""
+    words = [word.encode() for word in split_pieces(WORDS)]
+    for num_drafted in range(1, len(words), 2):
+        target = TokenTarget(words, call_s=0.02, row_s=row_s, encode_size=10**6, tokens_per_piece=tokens_per_piece)
+        draft = TextDraft(b"".join(words[:num_drafted]).decode())
+        assert probed(draft, target, ChatRequest.create("tell", temperature=0.0)).content == target.text
+
+
 def test_control_tokens_have_no_text_and_no_effect_on_it() -> None:
     """A token without text may stand anywhere, even between the bytes of a character."""
     tokens = [b"", b"a", b"\xf0", b"\x9f", b"", b"\x98\x80", b"", b"", b"b", b""]

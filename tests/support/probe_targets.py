@@ -86,6 +86,8 @@ class TokenTarget:
         encode_size: int = 1,
         undecoded: str = "",
         call_s: float = 0.0,
+        row_s: float | None = None,
+        tokens_per_piece: int = 1,
         fails: Mapping[str, int | range] | None = None,
         context_length: int | None = None,
         continue_prefix: bool = False,
@@ -102,13 +104,15 @@ class TokenTarget:
         self.num_calls: Counter[str] = Counter()
         self.num_open = self.num_input_tokens = self.num_output_tokens = 0
         self.fails = dict(fails or {})
-        self._bytes = [b"", b"", b"#"]
+        self._bytes = [b"</s>", b"", b"#"]  # of the end too, as `/detokenize` of servers has it
         self._ids: dict[bytes, int] = {}
         self.answer_ids = [self._id(token) for token in tokens]
         self._prompt = [PROMPT_ID] * num_prompt_tokens
         self._encode_size = encode_size
         self._undecoded = undecoded
         self._call_s = call_s
+        self._tokens_per_piece = tokens_per_piece
+        self._row_s = call_s if row_s is None else row_s
         self._encode_s = encode_s
         self._close_s = close_s
 
@@ -174,7 +178,7 @@ class TokenTarget:
         self.calls.append(call)
         self.num_open += 1
         try:
-            await asyncio.sleep(self._call_s)
+            await asyncio.sleep(self._row_s)
             await self._enter("sample_next")
         except asyncio.CancelledError:
             call.is_cancelled = True
@@ -207,17 +211,19 @@ class TokenTarget:
         self.num_input_tokens += len(token_ids)
 
         async def events() -> AsyncGenerator[StreamEvent]:
-            shown = ""
-            for end, token_id in enumerate(rest[:limit], 1):
-                await asyncio.sleep(self._call_s)
-                await self._enter("stream_after piece")
-                self.num_output_tokens += 1
-                text = self._decoded(rest[:end])
-                whole = text.rstrip("\ufffd") if end < len(rest) else text
-                yield TextDelta(whole[len(shown) :], token_ids=(token_id,))
+            shown, size, is_cut = "", self._tokens_per_piece, limit <= len(rest)
+            written = rest[:limit] if is_cut else [*rest, EOS_ID]
+            for start in range(0, len(written), size):
+                piece_ids = written[start : start + size]
+                for _ in range(len(piece_ids) - (EOS_ID in piece_ids)):
+                    await asyncio.sleep(self._call_s)
+                    await self._enter("stream_after piece")
+                    self.num_output_tokens += 1
+                text = self._decoded(rest[: start + len(piece_ids)])
+                whole = text.rstrip("\ufffd") if start + size < len(rest) else text
+                yield TextDelta(whole[len(shown) :], token_ids=tuple(piece_ids))
                 shown = whole
             usage = Usage(input_tokens=len(token_ids), output_tokens=len(rest[:limit]))
-            is_cut = limit <= len(rest)
             cause = None if limit == room else "max_tokens"  # as servers do, which do not say which limit it was
             yield Finish("length" if is_cut else "stop", usage, cause if is_cut else "eos")
 

@@ -52,6 +52,7 @@ def _strategy(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iter
         is_tried = (result.plain_reason == "baseline" and case.baseline_every > 0) or (
             result.plain_reason == "discovery" and case.num_failing_trials > 0
         )
+        is_tried = is_tried or (result.plain_reason == "target" and not case.continues)
         needs_no_penalties = case.draft == "none" or can_be_plain(case, shown) or has_ended_before(shown) or is_tried
         if not (needs_no_penalties and name == "plain"):
             yield f"strategy {case.strategy} was configured, the result says {name}"
