@@ -357,7 +357,7 @@ class FuzzOutcome:
 def list_children(pid: int) -> list[int]:
     """The workers of a server."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [int(child) for child in found if b"llm-spec-worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def read_peak_memory_mb(pid: int) -> float:
