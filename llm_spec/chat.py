@@ -7,6 +7,7 @@ every public door (`ChatMessage.from_openai`, `ChatRequest.create`).
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
@@ -73,6 +74,7 @@ ContentPart: TypeAlias = Mapping[str, Any]
 ApiName: TypeAlias = Literal["chat", "messages"]  # OpenAI's chat completions, Anthropic's messages
 _MAX_TOP_LOGPROBS: Final = 20  # as at OpenAI
 _MESSAGE_FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+_SESSION_ID: Final = re.compile(r"[!-~]{1,256}")
 _CALL_FIELDS: Final = frozenset({"id", "type", "function", "index"})
 
 
@@ -239,6 +241,7 @@ class RequestOptions(TypedDict, total=False):
     prediction: str | None
     top_logprobs: int | None
     raw: bool
+    session_id: str | None
     extra: Mapping[str, Any]
 
 
@@ -255,7 +258,8 @@ class ChatRequest:
     answer keeps to it unless a cap or stop string cuts it. `top_logprobs`: how many likely tokens are given at
     each token of the answer, with their log-probabilities (`TokenLogprob`); 0: that of the answer's own token alone,
     None: nothing. `raw`: the text of the only message is the prompt itself, to be continued without a chat template.
-    `extra` goes to a remote target untouched.
+    `session_id`: what the conversation is called in `SpeculativeConfig.session_header`; 1 to 256 visible ASCII
+    characters. `extra` goes to a remote target untouched.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -269,6 +273,7 @@ class ChatRequest:
     prediction: str | None = None
     top_logprobs: int | None = None
     raw: bool = False
+    session_id: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -278,6 +283,12 @@ class ChatRequest:
             raise InvalidRequestError(f"raw is set with {len(self.messages)} messages; a raw prompt is one message")
         check_number(InvalidRequestError, "max_tokens", self.max_tokens, 1, None, integer=True)
         check_number(InvalidRequestError, "top_logprobs", self.top_logprobs, 0, _MAX_TOP_LOGPROBS, integer=True)
+        if self.session_id is not None:
+            _check_field_type("session_id", self.session_id, str, "a text")
+            if _SESSION_ID.fullmatch(self.session_id) is None:
+                raise InvalidRequestError(
+                    f"session_id is {self.session_id[:300]!r}; it must have 1 to 256 visible ASCII characters"
+                )
         for text in self.stop:
             _check_field_type("stop string", text, str, "a text")
             if not text:

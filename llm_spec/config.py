@@ -10,6 +10,7 @@ from llm_spec._checks import check_number
 from llm_spec.budget import Budget
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price
+from llm_spec.session_affinity import check_session_header
 from llm_spec.strategies.registry import AUTO, find_strategy
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
@@ -140,6 +141,10 @@ class SpeculativeConfig:
     prices: of models, by provider name (`openai:gpt-4.1`) or model; they come before the built-in list.
     budget: tokens and money shared by all decoders that are given the same one.
     max_request_tokens, max_request_cost: the same for each request alone; its input counts.
+    session_header: the header in which calls to targets and drafts on servers carry one id for each conversation, such
+        as `x-session-id`, by which a balancer can keep them on one replica and its prefix cache. The id is that of the
+        request (`ChatRequest.session_id`), else one derived from the conversation's beginning with a random key, from
+        which nobody learns what was said. None: no such header.
     stream_always: ask a target for a stream also where the caller waits for the whole answer (`decode`). False: not
         where it can do otherwise (`Capabilities.whole_answers`) and nothing needs its pieces: without a draft, a
         deadline, timeouts and budgets. An answer that breaks off then starts over, and all of the text comes at once.
@@ -167,6 +172,7 @@ class SpeculativeConfig:
     budget: Budget | None = None
     max_request_tokens: int | None = None
     max_request_cost: float | None = None
+    session_header: str | None = None
     stream_always: bool = True
     seed: int | None = None
     log_content: bool = False
@@ -187,6 +193,7 @@ class SpeculativeConfig:
         check_number(ConfigError, "draft_timeout_s", self.draft_timeout_s, 0.0, above=True)
         check_number(ConfigError, "max_request_tokens", self.max_request_tokens, 1, integer=True)
         check_number(ConfigError, "max_request_cost", self.max_request_cost, 0.0)
+        check_session_header(self.session_header)
         check_number(ConfigError, "seed", self.seed, 0, 2**64 - 1, integer=True)
 
 

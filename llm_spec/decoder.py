@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
@@ -53,6 +54,7 @@ from llm_spec.request_fields import LIMIT_FIELDS
 from llm_spec.request_log import log_progress, log_request_end, log_request_failure, log_request_start
 from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.session_affinity import bind_session_headers, derive_session_id, stream_with_session_headers
 from llm_spec.strategies.base import Ready, StrategyContext
 from llm_spec.strategies.choice import StrategyChoice, choose_strategy
 from llm_spec.strategies.plain import prepare as prepare_plain
@@ -64,6 +66,7 @@ from llm_spec.tokens.seed import random_seed
 __all__ = ["SpeculativeDecoder"]
 
 _NO_TIMEOUTS: Final = Timeouts()
+_SESSION_KEY_BYTES: Final = 32
 
 T = TypeVar("T")
 P = TypeVar("P", bound=DraftProvider | LlmProvider | FeatureDiscovery)
@@ -86,6 +89,7 @@ class SpeculativeDecoder:
         config: SpeculativeConfig | None = None,
     ) -> None:
         self.config = config or SpeculativeConfig()
+        self._session_key = _make_session_key()
         self._planner = StrategyPlanner()
         self.stats = DecoderStats()
         self._owned: list[DraftProvider | LlmProvider | FeatureDiscovery] = []
@@ -117,6 +121,7 @@ class SpeculativeDecoder:
         """
         other = copy.copy(self)
         other._owned = []  # noqa: SLF001 - it is one of us
+        other._session_key = _make_session_key()  # noqa: SLF001 - as above
         draft = self._unguarded_draft
         other._unguarded_draft = None if draft is None else copy_draft_for_new_client(draft)  # noqa: SLF001
         other._breaker = self._breaker.copy_for_new_client()  # noqa: SLF001 - as above
@@ -184,7 +189,8 @@ class SpeculativeDecoder:
         """
         original_request = _create_or_pass_request(request, options)
         if self._can_complete_at_once(original_request):
-            return await self._complete_at_once(original_request)
+            with bind_session_headers(self._build_session_headers(original_request)):
+                return await self._complete_at_once(original_request)
         async with aclosing(self._stream_answer(original_request, rounds=False, is_whole=True)) as events:
             async for event in events:
                 if isinstance(event, SpeculativeFinish) and event.result is not None:
@@ -234,7 +240,7 @@ class SpeculativeDecoder:
             )
         counted = CountedChunkStream(target.name, target, prepared, self.config, breaker, reservation=reservation)
         try:
-            async with aclosing(counted.chunks()) as chunks:
+            async with aclosing(self._add_session_headers(counted.chunks(), request)) as chunks:
                 yield chunks
         finally:
             self._cost_tracker.settle_answer(allowance, counted.usage, None)
@@ -291,10 +297,28 @@ class SpeculativeDecoder:
             seed = random_seed()  # so that the result can tell it
         return request if seed == sampling.seed else replace(request, sampling=replace(sampling, seed=seed))
 
-    async def _stream_answer(
+    def _build_session_headers(self, request: ChatRequest) -> Mapping[str, str]:
+        """The headers that all calls for a request carry beside their own."""
+        name = self.config.session_header
+        if name is None:
+            return {}
+        return {name: request.session_id or derive_session_id(request, self._session_key)}
+
+    def _add_session_headers(self, items: AsyncGenerator[T], request: ChatRequest) -> AsyncGenerator[T]:
+        """A generator whose calls are for a request."""
+        headers = self._build_session_headers(request)
+        return stream_with_session_headers(items, headers) if headers else items
+
+    def _stream_answer(
         self, original_request: ChatRequest, *, rounds: bool, is_whole: bool = False
     ) -> AsyncGenerator[StreamEvent]:
         """The answer's events; `is_whole`: the caller goes by the last one alone."""
+        events = self._stream_events(original_request, rounds=rounds, is_whole=is_whole)
+        return self._add_session_headers(events, original_request)
+
+    async def _stream_events(
+        self, original_request: ChatRequest, *, rounds: bool, is_whole: bool
+    ) -> AsyncGenerator[StreamEvent]:
         max_affordable_tokens = self._max_affordable_tokens(original_request)
         request = self._prepare_request(original_request, max_affordable_tokens)
         recorder = AnswerRecorder(request, self._cost_tracker)
@@ -477,6 +501,11 @@ class SpeculativeDecoder:
         length = self._target.capabilities.context_length
         is_full = length is not None and recorder.target_meter.num_prompt_tokens + (num_tokens or 0) >= length
         return "context_length" if is_full else None
+
+
+def _make_session_key() -> bytes:
+    """A secret under which ids of conversations are derived; those of another key are others."""
+    return os.urandom(_SESSION_KEY_BYTES)
 
 
 def _create_or_pass_request(request: Messages | ChatRequest, options: RequestOptions) -> ChatRequest:

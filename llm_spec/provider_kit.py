@@ -5,6 +5,9 @@ HTTP errors
 - `read_stream_error_status`: the status that an error inside a stream stands for.
 - `mask_secrets`: a text without the given keys.
 
+Headers
+- `get_session_headers`: what each call for the present answer has in its headers (`SpeculativeConfig.session_header`).
+
 Event loops and clocks
 - `PerLoopResource`: a client for each event loop that uses the provider.
 - `SingleLoopGuard`: reports a client that only one event loop may use.
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from llm_spec.openai_chat import ChunkReader, ReadTokenIds, has_finish_reason, parse_finish_reason
     from llm_spec.openai_logprobs import build_logprob_fields
     from llm_spec.prefill import prefill_prompt
+    from llm_spec.session_affinity import get_session_headers
     from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
     from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
     from llm_spec.tokens.noise import Purpose
@@ -81,6 +85,7 @@ __all__ = [
     "check_number",
     "dumps",
     "find_file",
+    "get_session_headers",
     "has_finish_reason",
     "is_greedy",
     "loads",
@@ -110,6 +115,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.openai_chat": "ChunkReader ReadTokenIds has_finish_reason parse_finish_reason",
     "llm_spec.openai_logprobs": "build_logprob_fields",
     "llm_spec.prefill": "prefill_prompt",
+    "llm_spec.session_affinity": "get_session_headers",
     "llm_spec.status_errors": "make_status_error mask_secrets read_stream_error_status",
     "llm_spec.tokens.lookahead": "MAX_LOOKAHEAD",
     "llm_spec.tokens.noise": "Purpose",

@@ -108,6 +108,7 @@ class ServerConfig:
     keep_alive_s: how often a comment is sent while an answer pauses. body_timeout_s: how long a request's body may
     take. idle_s: how long a connection may say nothing, or take for a request's headers. shutdown_s: how long
     running answers may go on once the server is shutting down.
+    session_key: the secret with which all workers derive ids of conversations (`SpeculativeConfig.session_header`).
     """
 
     models: Mapping[str, ModelConfig]
@@ -125,6 +126,7 @@ class ServerConfig:
     body_timeout_s: float = 60.0
     idle_s: float = 75.0
     shutdown_s: float = 30.0
+    session_key: bytes = field(default_factory=partial(os.urandom, 32), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -204,7 +206,7 @@ class _ConfigReader:
         keys = {name: self._read_key(name, t) for name, t in self._get_tables(table, "keys")}
         if not models:
             raise ConfigError(f"{self._path}: no model is configured; add [models.NAME] with a target")
-        names = [f.name for f in dataclasses.fields(ServerConfig) if f.name not in ("models", "providers", "keys")]
+        names = [f.name for f in dataclasses.fields(ServerConfig) if f.name not in _OTHER_FIELDS]
         settings = self._get_settings(table.get("server", {}), ("server",), names)
         config = self._construct_or_name_line(
             ("server",), ServerConfig, models=models, providers=providers, keys=keys, **settings
@@ -340,6 +342,7 @@ class _ConfigReader:
         return ConfigError(f"{place}: {strip_credentials(message)}")
 
 
+_OTHER_FIELDS: Final = ("models", "providers", "keys", "session_key")  # of a ServerConfig; no key of [server] sets them
 _LIST_KEYS: Final = ("strategies", "extra_fields")
 _RETRY_KEYS: Final = tuple(f.name for f in dataclasses.fields(RetryPolicy))
 _BREAKER_KEYS: Final = tuple(f.name for f in dataclasses.fields(BreakerPolicy))
@@ -353,6 +356,7 @@ _SPECULATIVE_KEYS: Final = (
     "max_iterations",
     "max_concurrent_streams",
     "max_extra_cost",
+    "session_header",
     "deadline_s",
     "draft_timeout_s",
     "prices",

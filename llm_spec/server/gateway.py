@@ -27,6 +27,7 @@ from llm_spec.server.passthrough_fields import build_dropped_fields_header
 from llm_spec.server.problems import Problem, to_problem
 from llm_spec.server.request_fields import ParsedRequest, get_model_name
 from llm_spec.server.responder import Responder
+from llm_spec.server.session_ids import add_session_id
 from llm_spec.server.token_count import count_tokens
 from llm_spec.telemetry import log_event, new_request_id
 
@@ -235,6 +236,9 @@ class Gateway:
         model = self._handle_models.find(get_model_name(request_body.fields), client)
         self._metrics.count_request(api.name, model.name)
         parsed_requests, dropped_fields = await self._parse_requests(api, request, request_body, model)
+        if model.session_header is not None:
+            given_id, key = request.headers.get(model.session_header), self._config.session_key
+            parsed_requests = [add_session_id(parsed, given_id, client, key) for parsed in parsed_requests]
         context = AnswerContext(
             answer_id=new_request_id(),
             model=model.name,

@@ -45,6 +45,11 @@ class ServedModel:
         self.target_api: ApiName | None = None if self.is_local else can.api
         self.decoder = SpeculativeDecoder(draft, target, config.speculative)
 
+    @property
+    def session_header(self) -> str | None:
+        """The header in which its target and draft are told which conversation a request belongs to."""
+        return self._config.speculative.session_header
+
     def get_decoder(self, client: Client, strategy: str | None) -> SpeculativeDecoder:
         """The decoder of a client's request; raises InvalidRequestError for a strategy that it may not choose."""
         chosen = self._config.speculative.strategy if strategy is None else strategy

@@ -27,7 +27,13 @@ from anthropic import (
 )
 
 from llm_spec import ConfigError, InvalidRequestError, LlmSpecError, TargetError, TransientError
-from llm_spec.provider_kit import PerLoopResource, SingleLoopGuard, make_status_error, mask_secrets
+from llm_spec.provider_kit import (
+    PerLoopResource,
+    SingleLoopGuard,
+    get_session_headers,
+    make_status_error,
+    mask_secrets,
+)
 
 __all__ = ["MessagesClient", "SdkStream"]
 
@@ -186,7 +192,8 @@ class MessagesClient:
 
 
 def _build_request_options(betas: Sequence[str]) -> RequestOptions:
-    return {"headers": {"anthropic-beta": ",".join(betas)}} if betas else {}
+    headers = {**get_session_headers(), **({"anthropic-beta": ",".join(betas)} if betas else {})}
+    return {"headers": headers} if headers else {}
 
 
 def _create_sdk_client(base_url: str | None, api_key: str | None) -> AsyncAnthropic:

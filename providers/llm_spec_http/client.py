@@ -12,6 +12,7 @@ from llm_spec.provider_kit import (
     PerLoopResource,
     SingleLoopGuard,
     dumps,
+    get_session_headers,
     loads,
     make_status_error,
     mask_secrets,
@@ -77,12 +78,12 @@ class HttpClient:
         Raises InvalidRequestError for what the server calls invalid (400, 413, 422), MissingError for a call that it
         does not know, ConfigError for a session of another event loop, TargetError for everything else that goes wrong.
         """
-        session = await self._get_session()
+        session, more_headers = await self._get_session(), get_session_headers()
         try:
             response = await session.post(
                 self._get_url(path),
                 data=dumps(body),
-                headers=self._headers,
+                headers={**self._headers, **more_headers} if more_headers else self._headers,
                 timeout=timeouts or _STREAM_TIMEOUT,
                 allow_redirects=False,  # a key goes where it was meant to go
             )

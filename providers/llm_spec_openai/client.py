@@ -18,7 +18,7 @@ from openai import (
 )
 
 from llm_spec import ConfigError, LlmSpecError
-from llm_spec.provider_kit import PerLoopResource, SingleLoopGuard
+from llm_spec.provider_kit import PerLoopResource, SingleLoopGuard, get_session_headers
 from llm_spec_openai.convert import Body
 from llm_spec_openai.failures import SDK_ERRORS, ModelAddress, to_llm_spec_error
 
@@ -76,7 +76,12 @@ class ChatClient:
         try:
             # not `chat.completions.create`: that makes a pydantic model of every piece, which costs more than the rest
             stream = await client.post(
-                "/chat/completions", body=body, cast_to=object, stream=True, stream_cls=DoneTrackingStream
+                "/chat/completions",
+                body=body,
+                options={"headers": get_session_headers()},
+                cast_to=object,
+                stream=True,
+                stream_cls=DoneTrackingStream,
             )
         except (RuntimeError, *SDK_ERRORS) as error:
             explain_loop_error = self._given_loop.explain_loop_error(error)

@@ -103,6 +103,18 @@ async def test_text_and_usage(wire: MessagesWire, transport: str) -> None:
     assert any(KEY in value for value in wire.headers[0].values())
 
 
+async def test_a_sessions_id_goes_along(wire: MessagesWire) -> None:
+    """In the header that the config names, beside that of betas."""
+    request = ChatRequest.create("question", session_id="chat-17", extra={"betas": ["some-beta"]})
+    async with provider_of(wire, TRANSPORTS[0]) as provider:
+        for header in ("x-session-id", None):
+            await SpeculativeDecoder(None, provider, SpeculativeConfig(session_header=header)).decode(request)
+    first, second = ({name.lower(): value for name, value in headers.items()} for headers in wire.headers)
+    assert first["x-session-id"] == "chat-17"
+    assert "x-session-id" not in second
+    assert first["anthropic-beta"] == second["anthropic-beta"] == "some-beta"
+
+
 async def test_counts_that_are_lowered(wire: MessagesWire) -> None:
     """After the context was compacted the last counts are lower, down to 0; a count of null changes nothing."""
     wire.frames = [

@@ -11,7 +11,7 @@ from openai import AsyncAzureOpenAI
 from support.openai_wire import KEY, OpenAIWire, events_of, openai_itself, provider_of
 from support.wire import text_chunks
 
-from llm_spec import ChatRequest, InvalidRequestError, open_provider
+from llm_spec import ChatRequest, InvalidRequestError, SpeculativeConfig, SpeculativeDecoder, open_provider
 
 PLAIN = {
     "messages": [{"role": "user", "content": "q"}],
@@ -70,6 +70,20 @@ async def test_what_is_asked(wire: OpenAIWire) -> None:
     ]
     assert wire.paths == ["/v1/chat/completions"]
     assert wire.headers[0]["Authorization"] == f"Bearer {KEY}"
+
+
+async def test_a_sessions_id_goes_along(wire: OpenAIWire) -> None:
+    """In the header that the config names, and only where it names one."""
+    wire.frames = text_chunks("x")
+    provider = provider_of(wire)
+    for header in ("x-session-id", None):
+        decoder = SpeculativeDecoder(None, provider, SpeculativeConfig(session_header=header))
+        await decoder.decode("question", session_id="chat-17")
+    await provider.aclose()
+    first, second = wire.headers
+    assert first["x-session-id"] == "chat-17"
+    assert "x-session-id" not in second
+    assert first["Authorization"] == second["Authorization"] == f"Bearer {KEY}"
 
 
 async def test_parts_and_calls_go_untouched(wire: OpenAIWire) -> None:

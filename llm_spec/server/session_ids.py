@@ -1,0 +1,30 @@
+"""Ids of conversations, for the header in which targets and drafts are told of them: stable over workers. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from llm_spec.server.clients import Client
+from llm_spec.server.request_fields import ParsedRequest
+from llm_spec.session_affinity import derive_session_id, hash_texts
+
+__all__ = ["add_session_id"]
+
+
+def add_session_id(parsed: ParsedRequest, given_id: str | None, client: Client, key: bytes) -> ParsedRequest:
+    """A request with its conversation's id: what its client gave in the header, else derived from its beginning.
+
+    Ids of clients with keys are never alike: what they give is hashed together with who they are. Without keys it is
+    taken as it is; raises InvalidRequestError where it cannot be.
+    """
+    if given_id and not client.name:
+        return _set_session_id(parsed, given_id)
+    client_key = hashlib.blake2b(client.name.encode(), key=key).digest()
+    if given_id:
+        return _set_session_id(parsed, hash_texts([given_id], client_key))
+    return _set_session_id(parsed, derive_session_id(parsed.request, client_key))
+
+
+def _set_session_id(parsed: ParsedRequest, session_id: str) -> ParsedRequest:
+    return replace(parsed, request=replace(parsed.request, session_id=session_id))

@@ -1,0 +1,119 @@
+"""Session affinity: all calls of a conversation carry one id in a header, so that a balancer can keep them together.
+
+The id is in a context variable while an answer's work runs, and so in every task that this starts: calls that know
+nothing of the request, such as tokenizing, carry it too. A provider adds `get_session_headers()` to what it sends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
+from typing import Final, TypeVar, cast
+
+from llm_spec.chat import ChatRequest
+from llm_spec.errors import ConfigError
+
+__all__ = [
+    "bind_session_headers",
+    "check_session_header",
+    "derive_session_id",
+    "get_session_headers",
+    "hash_texts",
+    "stream_with_session_headers",
+]
+
+T = TypeVar("T")
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_RESERVED_HEADERS: Final = frozenset(
+    {
+        "accept",
+        "authorization",
+        "connection",
+        "content-length",
+        "content-type",
+        "cookie",
+        "host",
+        "transfer-encoding",
+        "x-api-key",
+    }
+)
+_ID_BYTES: Final = 16
+_NUM_HASHED_CHARS: Final = 4096  # at either end of a text, so that a long prompt costs no time
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+_HEADERS: Final[ContextVar[Mapping[str, str]]] = ContextVar("session_headers", default=_NO_HEADERS)
+
+
+def get_session_headers() -> Mapping[str, str]:
+    """What every call for the present answer has in its headers: the session's id, if one is sent."""
+    return _HEADERS.get()
+
+
+def check_session_header(name: str | None) -> None:
+    """Raise ConfigError for a name that a header cannot have, or that calls need for something else."""
+    if name is None:
+        return
+    if _HEADER_NAME.fullmatch(name) is None:
+        raise ConfigError(f"session_header is {name!r}; it must be the name of a header, such as 'x-session-id'")
+    if name.lower() in _RESERVED_HEADERS:
+        raise ConfigError(f"session_header is {name!r}, which calls need for something else; use 'x-session-id'")
+
+
+def derive_session_id(request: ChatRequest, key: bytes) -> str:
+    """The id of a request's conversation: a hash, under `key`, of its messages up to the first one of the user.
+
+    It stays the same over the turns of a conversation. Without the key nobody learns from it what was said.
+    """
+    texts: list[str] = []
+    for message in request.messages:
+        texts += (message.role, *_iterate_texts(message.content))
+        if message.role == "user":
+            break
+    return hash_texts(texts, key)
+
+
+def hash_texts(texts: Iterable[str], key: bytes) -> str:
+    """An id that stands for some texts; of long ones their beginning and end count."""
+    digest = hashlib.blake2b(key=key, digest_size=_ID_BYTES)
+    for text in texts:
+        part = text if len(text) <= 2 * _NUM_HASHED_CHARS else text[:_NUM_HASHED_CHARS] + text[-_NUM_HASHED_CHARS:]
+        value = part.encode(errors="surrogatepass")
+        digest.update(len(value).to_bytes(8, "big") + value)
+    return digest.hexdigest()
+
+
+def _iterate_texts(content: object) -> Iterator[str]:
+    """The texts in a message's content, addresses and data of images included."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping):
+        for value in cast("Mapping[str, object]", content).values():
+            yield from _iterate_texts(value)
+    elif isinstance(content, list | tuple):
+        for item in cast("list[object]", content):
+            yield from _iterate_texts(item)
+
+
+@contextmanager
+def bind_session_headers(headers: Mapping[str, str]) -> Generator[None]:
+    """While the context is open, calls have these headers. Not for generators, whose steps may run elsewhere."""
+    token = _HEADERS.set(headers)
+    try:
+        yield
+    finally:
+        _HEADERS.reset(token)
+
+
+async def stream_with_session_headers(items: AsyncGenerator[T], headers: Mapping[str, str]) -> AsyncGenerator[T]:
+    """The items of a generator, each of whose steps runs with these headers; who reads them runs without."""
+    async with aclosing(items):
+        while True:
+            try:
+                with bind_session_headers(headers):
+                    item = await anext(items)
+            except StopAsyncIteration:
+                return
+            yield item
