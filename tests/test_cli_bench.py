@@ -43,7 +43,7 @@ def test_the_builtin_pair(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert auto["speculation"]["request_share"] == 1.0
     assert auto["tokens"]["accepted"] == sum(auto["speculation"]["accepted_at"]) > 0
     assert auto["tokens"]["drafted"] == sum(auto["speculation"]["drafted_at"])
-    assert auto["verdict"] == "too few prompts"
+    assert auto["verdict"] == "too few to tell"
     rows = list(csv.DictReader(io.StringIO(paths[1].read_text(encoding="utf-8"))))
     assert [row["text"] for row in rows] == [answer["text"] for answer in content["answers"]]
     html = paths[2].read_text(encoding="utf-8")

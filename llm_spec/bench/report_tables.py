@@ -143,9 +143,10 @@ def _work_row(summary: ContenderSummary) -> list[str]:
         f"{tokens.input:,}",
         f"{tokens.output:,}",
         f"{tokens.drafted:,}" if is_pair else "",
-        f"{tokens.draft_input:,}" if tokens.draft_output else "",
+        f"{tokens.draft_input:,}" if tokens.draft_input else "",
         f"{tokens.draft_output:,}" if tokens.draft_output else "",
-        *("" if cost is None else f"{cost:.4g}" for cost in (tokens.cost, tokens.draft_cost)),
+        "" if tokens.cost is None else f"{tokens.cost:.4g}",
+        f"{tokens.draft_cost:.4g}" if tokens.draft_cost else "",
     ]
 
 

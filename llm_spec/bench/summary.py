@@ -30,7 +30,7 @@ __all__ = [
     "Verdict",
 ]
 
-Verdict: TypeAlias = Literal["reference", "faster", "slower", "no difference", "too few prompts", "failed"]
+Verdict: TypeAlias = Literal["reference", "faster", "slower", "no difference", "too few to tell", "failed"]
 NUM_FIRST: Final = 10
 
 
@@ -284,7 +284,7 @@ def _judge(spec: ContenderSpec, estimate: Estimate | None, failure: str | None) 
     if estimate is None:
         return "failed"
     if estimate.num_units < MIN_UNITS:
-        return "failed" if failure is not None else "too few prompts"
+        return "failed" if failure is not None else "too few to tell"
     if not estimate.excludes_one:
         return "no difference"
     return "faster" if estimate.ratio > 1 else "slower"
