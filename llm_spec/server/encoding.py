@@ -53,18 +53,24 @@ def format_sse(value: object, event: str | None = None) -> bytes:
 
 
 def get_token_counts(result: SpeculativeResult) -> Mapping[str, int]:
-    """The token counts that clients get: input, output, cached, reasoning, and accepted and rejected drafts."""
+    """The token counts that clients get: input, output, cached, reasoning, and accepted and rejected drafts.
+
+    They are those of the prompt and the answer, as if the target had been called once: clients compute tokens a second
+    from them, and compare them with `max_tokens`. Budgets and metrics count what else was read and written.
+    """
     usage, stats = result.usage, result.stats
     if usage is None:
         return {}
+    num_input = usage.input_tokens - usage.extra_input_tokens
+    num_cached = max(0, min(num_input, usage.cached_input_tokens - usage.extra_input_tokens))
     # where the request had no prediction, the places of its counts tell those of the draft
     accepted = usage.accepted_prediction_tokens or stats.num_accepted_draft_tokens
     rejected = usage.rejected_prediction_tokens or stats.num_wasted_draft_tokens
     return {
-        "input": usage.input_tokens,
-        "output": usage.output_tokens,
-        "cached": usage.cached_input_tokens,
-        "cache_write": usage.cache_write_input_tokens,
+        "input": num_input,
+        "output": usage.answer_tokens,
+        "cached": num_cached,
+        "cache_write": min(usage.cache_write_input_tokens, num_input - num_cached),
         "reasoning": usage.reasoning_tokens,
         "accepted": accepted,
         "rejected": rejected,

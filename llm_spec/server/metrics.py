@@ -40,7 +40,7 @@ CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _LATENCY_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _OVERHEAD_BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
-_TOKEN_KINDS: Final = ("draft", "accepted", "wasted", "input", "output")
+_TOKEN_KINDS: Final = ("draft", "accepted", "wasted", "input", "output", "answer")
 _NUM_POSITIONS: Final = 16  # of a round's draft that are counted apart; only in a race are there often more
 _NO_USAGE: Final = Usage()
 _UPDATE_DELAY_S: Final = 0.02
@@ -124,7 +124,7 @@ class Metrics:
         for model, answers in self._new_answers.items():
             if model not in self._model_metrics:
                 self._model_metrics[model] = _ModelMetrics(self, model)
-            self._model_metrics[model].count_answers([result for result, _ in answers])
+            self._model_metrics[model].count_answers(answers)
             for _, overhead_s in answers:
                 self._overhead.observe(overhead_s)
         self._new_answers.clear()
@@ -211,17 +211,18 @@ class _ModelMetrics:
         self._get_strategy_counter = cache(partial(metrics.strategies.labels, model))
         self._get_acceptance_counters = cache(partial(metrics.acceptance.list_counters, model))
 
-    def count_answers(self, results: Sequence[SpeculativeResult]) -> None:
+    def count_answers(self, answers: Sequence[tuple[SpeculativeResult, float]]) -> None:
+        results = [result for result, _ in answers]
         numbers = [sum(of_one) for of_one in zip(*map(_list_numbers, results), strict=True)]
         for counter, number in zip(self._counters, numbers, strict=True):
             if number:
                 counter.inc(number)
         for strategy, number in collections.Counter([result.strategy for result in results]).items():
             self._get_strategy_counter(strategy).inc(number)
-        for result in results:
+        for result, overhead_s in answers:  # which is time that a client waits, too
             if result.timings.first_text_s is not None:
-                self._first_text_s.observe(result.timings.first_text_s)
-            self._answer_s.observe(result.timings.total_s)
+                self._first_text_s.observe(overhead_s + result.timings.first_text_s)
+            self._answer_s.observe(overhead_s + result.timings.total_s)
         verified = [stats for stats in map(get_verified_stats, results) if stats is not None]
         if verified:
             totals = _list_acceptance_numbers(sum(verified[1:], verified[0]))
@@ -238,6 +239,7 @@ def _list_numbers(result: SpeculativeResult) -> tuple[int, ...]:
         stats.num_wasted_draft_tokens,
         usage.input_tokens,
         usage.output_tokens,
+        usage.answer_tokens,
         stats.num_spec_steps,
         len(result.fallbacks),
         len(result.retries),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.serving import frames_of
 
-from llm_spec import ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta
+from llm_spec import ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta, Usage
 from llm_spec.json_text import dumps
 from llm_spec.server.apis import APIS, AnswerContext
 from llm_spec.server.encoding import build_metric_headers, describe_result_for_client, get_finish_reason
@@ -75,3 +75,35 @@ def test_calls_that_are_written_at_the_same_time(path: str, result: SpeculativeR
         begun, written = [item["name"] for item in items], [item["arguments"] for item in items]
     assert begun == ["tool_0", "tool_1"]
     assert written == ['{"x": 1}'] * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/v1/chat/completions", ("prompt_tokens", "completion_tokens", "prompt_tokens_details")),
+        ("/v1/responses", ("input_tokens", "output_tokens", "input_tokens_details")),
+        ("/v1/messages", ("input_tokens", "output_tokens", None)),
+    ],
+)
+def test_usage_is_that_of_the_prompt_and_the_answer(
+    path: str, names: tuple[str, str, str | None], result: SpeculativeResult
+) -> None:
+    """What speculation reads and writes beside them is in no client's figures: they make a throughput of these."""
+    usage = Usage(
+        input_tokens=500,
+        extra_input_tokens=480,
+        cached_input_tokens=490,
+        cache_write_input_tokens=30,
+        output_tokens=97,
+        cancelled_output_tokens=37,
+    )
+    context = AnswerContext(answer_id="a", model="m", trace=False, started_s=0.0)
+    parsed = ParsedRequest(model="m", request=ChatRequest.create("q"))
+    told = APIS[path].build_body([replace(result, usage=usage)], [parsed], context)["usage"]
+    num_input, num_output, details = names
+    assert told[num_output] == 60
+    if details is None:  # there the cached ones are not among the others
+        assert (told[num_input], told["cache_read_input_tokens"], told["cache_creation_input_tokens"]) == (0, 10, 10)
+    else:
+        assert (told[num_input], told[details]["cached_tokens"]) == (20, 10)
+        assert told["total_tokens"] == 80

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 from support.serving import RULES, Asking, ask, remote, serving
 
-from llm_spec import RetryPolicy, SpeculativeConfig
+from llm_spec import RetryPolicy, SpeculativeConfig, SpeculativeDecoder, Usage
 from llm_spec.server import ModelConfig
+from llm_spec.server.metrics import Metrics
+from llm_spec.testing import RuleBasedProvider
 from llm_spec.testing.server import ModelServer, ServerFaults
 
-KINDS: Final = ("draft", "accepted", "wasted", "input", "output")
+KINDS: Final = ("draft", "accepted", "wasted", "input", "output", "answer")
 SAMPLE: Final = re.compile(r"^(\w+)(\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
@@ -48,7 +52,7 @@ async def test_tokens_and_rounds_are_counted() -> None:
         await server.chat("def test_spawnl(self):", stream=True)
         samples = await told(server)
     tokens = {kind: samples.get(f'llm_spec_tokens_total{{kind="{kind}",model="fast"}}', 0.0) for kind in KINDS}
-    assert tokens["output"] == 48
+    assert tokens["output"] == tokens["answer"] == 48
     assert tokens["input"] > 0
     assert tokens["draft"] == tokens["accepted"] + tokens["wasted"]
     assert tokens["accepted"] > 0
@@ -66,6 +70,20 @@ async def test_times_are_told() -> None:
     assert samples['llm_spec_answer_seconds_count{model="fast"}'] == 2
     assert samples["llm_spec_overhead_seconds_count"] == 2
     assert samples["llm_spec_overhead_seconds_sum"] > 0
+
+
+async def test_times_and_tokens_are_those_of_a_client() -> None:
+    """Times begin with the request, before the target is called; `answer` counts no token that was thrown away."""
+    metrics = Metrics()
+    result = await SpeculativeDecoder(None, RuleBasedProvider()).decode("Hi")
+    usage = Usage(input_tokens=9, output_tokens=97, cancelled_output_tokens=37)
+    metrics.count_answer("fast", replace(result, usage=usage), 5.0)
+    text = metrics.render([], cast("Any", [SimpleNamespace(name="fast")])).decode()
+    samples = {name + labels: float(value) for name, labels, value in SAMPLE.findall(text)}
+    assert 5.0 < samples['llm_spec_first_text_seconds_sum{model="fast"}'] < 10.0
+    assert 5.0 < samples['llm_spec_answer_seconds_sum{model="fast"}'] < 10.0
+    assert samples['llm_spec_tokens_total{kind="output",model="fast"}'] == 97
+    assert samples['llm_spec_tokens_total{kind="answer",model="fast"}'] == 60
 
 
 async def test_failures_are_told() -> None:
