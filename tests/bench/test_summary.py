@@ -23,7 +23,8 @@ def make_prompts(number: int) -> list[BenchPrompt]:
 
 def make_answer(contender: str, prompt: int, run: int = 0, **values: Any) -> AnswerRecord:
     key = AnswerKey(run=run, block=prompt, prompt=prompt, turn=0, contender=contender, place=0)
-    return AnswerRecord(key=key, **({"total_s": 1.0} | values))
+    times: Values = {"total_s": 1.0}
+    return AnswerRecord(key=key, **(times | values))
 
 
 def summarize(plain: list[Values], other: list[Values], *, num_runs: int = 1, kind: Any = "pair") -> ContenderSummary:
