@@ -112,6 +112,9 @@ def _add_bench_arguments(commands: _Commands) -> None:
         "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy, so that texts compare (%(default)s)"
     )
     bench.add_argument(
+        "--streams", type=int, default=4, metavar="N", help="requests to the target at once for an answer (%(default)s)"
+    )
+    bench.add_argument(
         "--no-priming",
         action="store_true",
         help="do not let the target read each prompt once before: then the contender that comes first pays for that",

@@ -18,6 +18,7 @@ from llm_spec.bench.report_files import check_output, write_report
 from llm_spec.bench.report_text import format_report
 from llm_spec.bench.run import BenchOptions, BenchRun
 from llm_spec.cli_screen import ProgressBar, Spinner
+from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import ConfigError, TargetError
 from llm_spec.pricing import read_price
 
@@ -36,15 +37,17 @@ def bench(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         max_tokens=arguments.max_tokens,
         temperature=arguments.temperature,
+        streams=arguments.streams,
         primes=not arguments.no_priming,
     )
     others = _parse_pairs(arguments.contender, "contender", "NAME=SPEC")
     drafts = arguments.draft or ([] if others else ["lookup"])
     specs = list_contenders(arguments.target, drafts, arguments.strategy or ["auto"], others)
     prices = {name: read_price(price) for name, price in _parse_pairs(arguments.price, "price", "SPEC=IN:OUT").items()}
+    config = SpeculativeConfig(prices=prices, max_concurrent_streams=options.streams)
     load_before, models = read_load(), AsyncExitStack()
     with Spinner("loading the models", sys.stderr):
-        contenders = open_contenders(specs, prices, models)
+        contenders = open_contenders(specs, config, models)
     with ProgressBar(sys.stderr) as bar:
         run = BenchRun(contenders, prompts, options, bar.show)
         is_interrupted = _measure(run, models)

@@ -122,6 +122,7 @@ def test_names_are_short_and_clear(drafts: list[str], names: list[str]) -> None:
         (["--repeat", "0"], ["repeat is 0"]),
         (["--concurrency", "0"], ["concurrency is 0"]),
         (["--num-prompts", "0"], ["num-prompts is 0"]),
+        (["--streams", "0"], ["max_concurrent_streams is 0"]),
         (["--max-turns", "0"], ["max-turns is 0"]),
         (["--seed", "-1"], ["seed is -1"]),
         (["--max-tokens", "0"], ["max_tokens is 0"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeVar
 
 from llm_spec.config import SpeculativeConfig
@@ -14,7 +14,6 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting.optional_members import copy_draft_for_new_client
 from llm_spec.errors import ConfigError, LlmSpecError, UnsupportedError, format_error_line
-from llm_spec.pricing import Price
 from llm_spec.registry import open_draft, open_provider, strip_credentials
 from llm_spec.strategies.registry import PLAIN
 
@@ -108,18 +107,17 @@ def _name_drafts(drafts: Sequence[str]) -> dict[str, str]:
 
 
 def open_contenders(
-    specs: Iterable[ContenderSpec], prices: Mapping[str, Price], stack: AsyncExitStack
+    specs: Iterable[ContenderSpec], config: SpeculativeConfig, stack: AsyncExitStack
 ) -> list[Contender]:
-    """Open their models, which `stack` closes. One that cannot be loaded has a `failure`.
+    """Open their models, which `stack` closes; `config` is that of all but for the strategy.
 
-    A model in this process is loaded once. Each contender has a client of its own to a server, so that none knows
-    what another has found out. Raises ConfigError for a string that names nothing, and whatever keeps the target from
-    being opened.
+    One that cannot be loaded has a `failure`. A model in this process is loaded once. Each contender has a client of
+    its own to a server, so that none knows what another has found out. Raises ConfigError for a string that names
+    nothing, and whatever keeps the target from being opened.
     """
     opener = _Opener(stack)
     opened: list[Contender] = []
     for spec in specs:
-        config = SpeculativeConfig(strategy=spec.strategy, prices=prices)
         try:
             target = opener.open_target(spec.target)
             draft = None if spec.draft is None else opener.open_draft(spec.draft)
@@ -128,9 +126,9 @@ def open_contenders(
         except LlmSpecError as error:
             if spec.kind == "plain":
                 raise
-            opened.append(Contender(spec, config=config, failure=describe_error(error)))
+            opened.append(Contender(spec, failure=describe_error(error)))
         else:
-            opened.append(Contender(spec, target, draft, config))
+            opened.append(Contender(spec, target, draft, replace(config, strategy=spec.strategy)))
     return opened
 
 

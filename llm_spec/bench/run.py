@@ -31,8 +31,9 @@ class BenchOptions:
 
     concurrency: prompts that a contender answers at once. warmup: requests that each decoder answers before they are
     timed. repeat: runs of all prompts, each with new decoders. seed: of the order, and of answers that a model in this
-    process samples. temperature: 0 is greedy. primes: each prompt is sent to each target once before, for one token,
-    so that the contender that comes first does not read it for all who find it in the server's cache.
+    process samples. temperature: 0 is greedy. streams: `max_concurrent_streams` of the decoders. primes: each prompt
+    is sent to each target once before, for one token, so that the contender that comes first does not read it for all
+    who find it in the server's cache.
     """
 
     concurrency: int = 1
@@ -41,6 +42,7 @@ class BenchOptions:
     seed: int = 0
     max_tokens: int = 256
     temperature: float = 0.0
+    streams: int = 4
     primes: bool = True
 
     def __post_init__(self) -> None:
