@@ -6,6 +6,7 @@ So neither a busy machine nor a slow one makes anything late: what takes no time
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -35,6 +36,15 @@ def _each_test_has_new_servers() -> None:
     discovery = sys.modules.get("llm_spec_http.discovery")
     if discovery is not None:
         discovery.forget_servers()
+
+
+def pytest_collection() -> None:
+    gc.disable()  # modules and tests stay: looking through them again and again finds nothing
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()  # so that a test's own `gc.collect()` looks through what tests make
 
 
 @pytest.hookimpl(optionalhook=True)

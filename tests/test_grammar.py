@@ -180,7 +180,7 @@ def test_a_model_of_noise_is_held_to_it(tiny: OnnxProvider, name: str, draft: st
 @every_combination(name=FORMATS, draft=DRAFTS, acceptance=["rejection", "lossy_typical"])
 def test_the_other_rules_give_valid_answers(name: str, draft: str, acceptance: AcceptanceName) -> None:
     """Whatever decides about drafted tokens, what is emitted obeys the grammar."""
-    for seed, temperature in itertools.product(range(4), (0.0, 1.5)):
+    for seed, temperature in [(0, 0.0), (1, 1.5), (2, 1.5)]:
         request = ask(FORMATS[name], temperature=temperature, seed=seed)
         text, finish = answer(token_model(TARGET), request, DRAFTS[draft], 4, acceptance)
         assert finish.stopped_by == "eos"

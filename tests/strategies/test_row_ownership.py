@@ -68,7 +68,10 @@ class FasterWins(RowScheduler):
         return super().take_confirmed(now_s)
 
 
-@pytest.mark.parametrize(("num_answers", "num_tokens"), [(60, 300), (1500, 6)])
+SIZES = [(20, 300), (600, 6), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((60, 300), (1500, 6)))]
+
+
+@pytest.mark.parametrize(("num_answers", "num_tokens"), SIZES)
 def test_text_of_streams_and_rows_that_overlap_has_the_targets_law(num_answers: int, num_tokens: int) -> None:
     """Windows of three tokens are as likely as in the target, in long answers and in those that hardly begin."""
     assert triples_p_value(draw(num_answers, num_tokens)) > 1e-3

@@ -92,7 +92,7 @@ class _EndingTokens:
 
 ENDINGS = ["is unsure", "fails", "fails to stop", "is late", "gives no number", "stops"]
 # Of torch's rules one case is enough: which tokens are verified is decided before, by code that they share.
-CASES = [*(("numpy", ending, 2_000) for ending in ENDINGS), ("torch", "is unsure", 600)]
+CASES = [*(("numpy", ending, 1_500) for ending in ENDINGS), ("torch", "is unsure", 600)]
 
 
 @pytest.fixture
