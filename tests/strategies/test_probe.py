@@ -150,8 +150,9 @@ def test_a_target_whose_tokens_are_cut_otherwise_writes_its_own(  # noqa: PLR091
     encoded = text.encode()
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(encoded) - 1)))) | {0, len(encoded)})
     tokens = [encoded[a:b] for a, b in pairwise(cuts)]
-    for at in data.draw(st.lists(st.integers(0, len(tokens)), max_size=2)):
-        tokens.insert(at, b"")  # control tokens
+    between = [at for at in range(len(tokens) + 1) if is_text(b"".join(tokens[:at]))]
+    for at in sorted(data.draw(st.lists(st.sampled_from(between), max_size=2)), reverse=True):
+        tokens.insert(at, b"")  # control tokens, which stand between characters
     target = TokenTarget(tokens, encode_size=encode_size, undecoded=undecoded, call_s=call_s)
     draft = TextDraft(text[:wrong] + "x" + text[wrong + 1 :], token_s=0.001)
     events = run_virtual(
@@ -161,6 +162,11 @@ def test_a_target_whose_tokens_are_cut_otherwise_writes_its_own(  # noqa: PLR091
     assert "".join(shown) == text
     assert not any("\ufffd" in piece for piece in shown)
     assert target.num_open == 0
+
+
+def is_text(data: bytes) -> bool:
+    """Whether the bytes are whole characters."""
+    return "\ufffd" not in data.decode(errors="replace")
 
 
 async def collected(decoder: SpeculativeDecoder, request: ChatRequest | str) -> list[StreamEvent]:
