@@ -43,7 +43,10 @@ def bench(arguments: argparse.Namespace) -> int:
     others = _parse_pairs(arguments.contender, "contender", "NAME=SPEC")
     drafts = arguments.draft or ([] if others else ["lookup"])
     specs = list_contenders(arguments.target, drafts, arguments.strategy or ["auto"], others)
-    prices = {name: read_price(price) for name, price in _parse_pairs(arguments.price, "price", "SPEC=IN:OUT").items()}
+    prices = {
+        name.partition("@")[0]: read_price(price)
+        for name, price in _parse_pairs(arguments.price, "price", "SPEC=IN:OUT").items()
+    }
     config = SpeculativeConfig(prices=prices, max_concurrent_streams=options.streams)
     load_before, models = read_load(), AsyncExitStack()
     with Spinner("loading the models", sys.stderr):

@@ -66,7 +66,7 @@ def test_data_other_models_and_prices(capsys: pytest.CaptureFixture[str], tmp_pa
     data.write_text('{"turns": ["Say one.", "Say two."], "category": "a"}\n{"prompt": "Three."}\n', encoding="utf-8")
     report = tmp_path / "report.json"
     arguments = ["--target", "rules:big", "--contender", "other=rules:small", "--data", str(data), "--prompt", "Four."]
-    prices = ["--price", "rules:big=1000:2000", "--price", "rules:small=0:1000"]
+    prices = ["--price", "rules:big@http://any/v1=1000:2000", "--price", "rules:small=0:1000"]
     code, out, _ = bench(capsys, *arguments, *prices, "--output", str(report))
     content = json.loads(report.read_text(encoding="utf-8"))
     assert code == 0

@@ -45,7 +45,7 @@ class Contender:
     draft: DraftProvider | None = None
     config: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     failure: str | None = None
-    num_failures: int = 0
+    failures_in_a_row: list[str] = field(default_factory=list[str])
 
     @property
     def name(self) -> str:
@@ -61,12 +61,13 @@ class Contender:
         )
 
     def note_outcome(self, error: Exception | None) -> None:
-        """Leave it out where it cannot work, or has failed several times in a row."""
-        self.num_failures = 0 if error is None else self.num_failures + 1
-        if error is not None and (
-            isinstance(error, (UnsupportedError, ConfigError)) or self.num_failures >= _MAX_FAILURES
-        ):
-            self.failure = describe_error(error)
+        """Leave it out where it cannot work, or has failed several times in a row, for what was the first reason."""
+        if error is None:
+            self.failures_in_a_row.clear()
+            return
+        self.failures_in_a_row.append(describe_error(error))
+        if isinstance(error, (UnsupportedError, ConfigError)) or len(self.failures_in_a_row) >= _MAX_FAILURES:
+            self.failure = self.failure or self.failures_in_a_row[0]
 
 
 def describe_error(error: Exception) -> str:

@@ -105,7 +105,7 @@ def describe_answer(
         drafted_at=drafted_at,
         accepted_at=accepted_at,
         cost=result.cost.target if result.draft is None else result.cost.total,
-        draft_cost=None if result.draft is None else result.cost.draft,
+        draft_cost=0.0 if result.draft is None else result.cost.draft,
     )
 
 

@@ -196,8 +196,8 @@ class BenchRun:
         for name, target in targets.items():
             requests = [ChatRequest.create(said, max_tokens=1, temperature=0.0) for said in conversations]
             began_s = now()
-            await asyncio.gather(*(_call(target, request) for request in requests))
-            self.priming_s.setdefault(name, []).append(now() - began_s)
+            if all(await asyncio.gather(*(_call(target, request) for request in requests))):
+                self.priming_s.setdefault(name, []).append(_since(began_s))
 
 
 def _since(began_s: float) -> float:
@@ -224,10 +224,14 @@ def _is_piece(event: StreamEvent) -> bool:
     return isinstance(event, ToolCallDelta) or (isinstance(event, (TextDelta, ReasoningDelta)) and event.text != "")
 
 
-async def _call(target: LlmProvider, request: ChatRequest) -> None:
-    with suppress(Exception):  # what is measured will fail as well
+async def _call(target: LlmProvider, request: ChatRequest) -> bool:
+    """Whether it answered."""
+    try:
         async with target.stream(request) as events:
             await _exhaust(events)
+    except Exception:  # noqa: BLE001 - what is measured will fail as well, and be told
+        return False
+    return True
 
 
 async def _call_draft(draft: DraftProvider, request: ChatRequest) -> None:

@@ -14,7 +14,7 @@ from llm_spec import ChatMessage, ChatRequest, ConfigError, PromptLookup, Stream
 from llm_spec.bench.prompts import BenchPrompt
 from llm_spec.bench.run import BenchOptions, BenchRun
 from llm_spec.drafting.suffix import SuffixDraft
-from llm_spec.errors import InvalidRequestError
+from llm_spec.errors import InvalidRequestError, TargetError
 from llm_spec.testing import RuleBasedProvider, ScriptedProvider
 
 from .doubles import TEXT, measure, pair, plain, prompts, report_of, script
@@ -98,7 +98,7 @@ async def test_a_strategy_that_refuses_is_left_out_at_once() -> None:
 
 async def test_one_that_keeps_failing_is_left_out() -> None:
     """After three failures in a row; one that fails now and then is compared where it answers."""
-    down = script(fail_at={0: TransientError("server down")})
+    down = script(name="scripted:down", fail_at={0: TransientError("server down")})
     calls = iter(range(1000))
 
     def answer_now_and_then(_: ChatRequest) -> str:
@@ -107,17 +107,27 @@ async def test_one_that_keeps_failing_is_left_out() -> None:
         return TEXT
 
     contenders = [plain(script()), plain(down, "down"), plain(script(answer_now_and_then), "flaky")]
-    run = await measure(contenders, prompts(12), primes=False)
+    run = await measure(contenders, prompts(12))
     summary, gone, flaky = report_of(run).contenders
     assert (gone.verdict, gone.num_answers) == ("failed", 0)
     assert gone.failure is not None
     assert "server down" in gone.failure
+    assert "scripted:down" not in run.priming_s
     assert sum(answer.key.contender == "down" for answer in run.answers) == 3
     assert (summary.num_answers, flaky.num_answers, flaky.failure) == (12, 8, None)
     assert flaky.errors == ("too long",)
     assert len(flaky.ratios.prompts) == 8
     assert flaky.ratios.totals == pytest.approx(1.0)
     assert run.is_complete
+
+
+async def test_the_first_reason_is_told() -> None:
+    """Not what follows from it; an answer in between begins anew."""
+    contender = plain(script())
+    for reason in ("late", None, "server down", "circuit open", "circuit open", "circuit open"):
+        assert contender.failure is None or reason == "circuit open"
+        contender.note_outcome(None if reason is None else TargetError(reason))
+    assert contender.failure == "server down"
 
 
 async def test_plain_that_fails_ends_the_measurement() -> None:
