@@ -7,6 +7,7 @@ from typing import Final
 from llm_spec._clock import clock
 from llm_spec.baseline import Baseline
 from llm_spec.row_stats import RowStats
+from llm_spec.stream_stats import StreamStats
 from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, ExponentialMovingAverage
 
 __all__ = ["PairStats", "StreamTimer"]
@@ -23,7 +24,8 @@ class PairStats:
     """Running figures, in seconds and tokens; each strategy adds what it sees and decides by what all have seen.
 
     baseline: the target alone. first_token_s, token_s: of one of the target's streams, be there others beside it.
-    rows: calls that ask for several tokens at once. draft_token_s: of the draft. acceptance: of a drafted token.
+    rows: calls that ask for several tokens at once. streams: those that are open beside the first one. draft_token_s:
+    of the draft. acceptance: of a drafted token.
     """
 
     def __init__(self) -> None:
@@ -31,6 +33,7 @@ class PairStats:
         self.first_token_s = ExponentialMovingAverage(half_life=_STREAM_HALF_LIFE)
         self.token_s = CostAverage(half_life=_TOKEN_HALF_LIFE)
         self.rows = RowStats()
+        self.streams = StreamStats()
         self.draft_token_s = CostAverage(half_life=_TOKEN_HALF_LIFE)
         self.acceptance = AcceptanceEstimate(
             half_life=_TOKEN_HALF_LIFE, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_TOKENS

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from llm_spec._clock import clock
+from llm_spec.baseline import count_request_characters
 from llm_spec.chat import (
     ChatRequest,
     Fallback,
@@ -30,23 +30,23 @@ from llm_spec.chat import (
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.drafting.text_pieces import count_prompt_pieces, split_pieces
+from llm_spec.drafting.text_pieces import count_prompt_pieces, count_tokens
 from llm_spec.errors import TargetError, UnsupportedError
 from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
-from llm_spec.strategies.stream_chain import RaceStream, StreamChain, find_stream_boundary
+from llm_spec.strategies.race_stream import RaceStream
+from llm_spec.strategies.resume_plain import can_continue
+from llm_spec.strategies.stream_chain import StreamChain
+from llm_spec.strategies.stream_reader import MIN_BASELINE_TOKENS, StreamNews, StreamReader
+from llm_spec.strategies.stream_scheduler import DraftRequest, StreamScheduler
+from llm_spec.strategies.untried_endpoint import UntriedEndpoint, find_token_endpoint
 from llm_spec.text import StopMatcher
 
 __all__ = ["prepare"]
 
-_MIN_SEGMENT: Final = 2
-_MAX_SEGMENT: Final = 64
-_MAX_DRAFT_REACH: Final = 1024
-_REACH_PER_SEGMENT: Final = 2.0  # the runners together reach so many times as far as the draft is expected to agree
-_MIN_SURVIVAL: Final = 0.02  # a runner that is less likely to be of use is not worth its tokens
 _MAX_FAILURES: Final = 3
 _CHARACTERS_PER_TOKEN: Final = 4  # of a token, roughly
+_BY_TEXT: Final = GuaranteeWeakened("exact-text", "the target goes on from text, which it tokenizes again")
 _READ_AHEAD: Final = 512  # events of all streams that may wait, beside as many that are being passed on
-_MAX_REST_TOKENS: Final = 64  # tokens without a draft, after several that were wrong at once
 
 
 def prepare(context: StrategyContext) -> Ready | Refusal:
@@ -59,15 +59,14 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
         return Refusal("there is no draft")
     if can.token_model is not None:
         return Refusal(f"target {name} runs in this process and has no room for several streams")
-    if context.untried:
-        return Refusal(f"target {name} is still being discovered")
-    if can.token_endpoint is None and not can.continue_prefix:
+    endpoint = find_token_endpoint(context)
+    if endpoint is None and not can.continue_prefix:
         return Refusal(f"target {name} can neither continue token ids nor an assistant's text")
     refusal = find_multi_call_refusal(context.request)
     if refusal is not None:
         return Refusal(refusal)
-    guarantee: Guarantee = "exact-text" if can.token_endpoint is None else "exact"
-    return Ready(TextGuarantee(guarantee, same_text=False), partial(_run, context, draft, can.token_endpoint))
+    guarantee: Guarantee = "exact-text" if endpoint is None else "exact"
+    return Ready(TextGuarantee(guarantee, same_text=False), partial(_run, context, draft, endpoint))
 
 
 @asynccontextmanager
@@ -86,14 +85,15 @@ class _Race:
     """One request. `endpoint`: where the target is asked by token ids; None: by text."""
 
     def __init__(self, context: StrategyContext, draft: DraftProvider, endpoint: TokenEndpoint | None) -> None:
-        request, config, pair_stats = context.request, context.config, context.pair_stats
+        request, config = context.request, context.config
         self._target = context.target
         self._endpoint = endpoint
         self._request = request
-        self._config = config
-        self._pair_stats = pair_stats
+        self._is_text_untried = "continue_prefix" in context.untried
+        self._is_discovering = False  # whether the server has calls of ours that find out what it can do
+        self._pair_stats = context.pair_stats
         self._clock = clock()
-        self._news: asyncio.Queue[tuple[RaceStream, StreamEvent | Exception, float] | None] = asyncio.Queue(_READ_AHEAD)
+        self._changed = asyncio.Event()
         self._background_draft = BackgroundDraft(
             draft,
             request,
@@ -105,27 +105,34 @@ class _Race:
         self._root = self._make_stream("")
         self._chain = StreamChain(
             self._root,
-            pair_stats,
+            self._pair_stats,
             greedy=request.sampling.temperature == 0,
             max_tokens=request.max_tokens if self._endpoint is None else None,  # by ids every stream is told its own
             max_rounds=config.max_iterations,
-            close=_cancel_stream,
+            close=self._close_stream,
         )
-        self._tasks: set[asyncio.Task[None]] = set()  # of streams that are open, or being closed
+        self._scheduler = StreamScheduler(
+            self._chain,
+            self._pair_stats,
+            make_stream=self._make_stream,
+            max_streams=config.max_concurrent_streams,
+            max_extra_cost=config.max_extra_cost,
+            max_tokens=request.max_tokens,
+            now_s=self._clock(),
+        )
+        self._scheduler.num_prompt_tokens = count_prompt_pieces(request)
+        self._news: asyncio.Queue[StreamNews] = asyncio.Queue(_READ_AHEAD)
+        self._readers: dict[RaceStream, StreamReader] = {}
+        self._streams: dict[StreamReader, RaceStream] = {}
+        self._root_has_shown_pace = asyncio.Event()
+        self._prompts: dict[RaceStream, asyncio.Task[list[int]]] = {}  # token ids of all that is before a stream
         self._opened: list[RaceStream] = []
-        self._num_prompt_tokens = count_prompt_pieces(request)
-        self._num_extra_input_tokens = 0
         self._num_failures = 0
-        self._is_draft_near_end = False  # of what may be written: nothing more is begun
         self._error: Exception | None = None
         self._fallback: Fallback | None = None
         self._has_reported_fallback = False
         self._num_expected_characters = 0  # characters of the draft's text that the chain knows …
         self._num_seen_draft_characters = 0  # … and that it was woken up for
-        self._num_rest_tokens = 0  # tokens to wait before the draft begins anew …
-        self._num_tokens_to_rest: RaceStream | None = None  # … while this one is the last …
-        self._resume_at = 0  # … until it has written so many
-        self._num_seen_takeovers = 0
         self._num_shown = 0  # characters of the answer …
         self._num_reported = 0  # … and tokens of its rounds
 
@@ -133,29 +140,29 @@ class _Race:
         """The answer."""
         chain, matcher = self._chain, StopMatcher(self._request.stop)
         if self._endpoint is None:
-            yield GuaranteeWeakened("exact-text", "the target goes on from text, which it tokenizes again")
+            yield _BY_TEXT
         self._start_stream(self._root, None)
-        self._background_draft.restart("", self._draft_reach())
+        self._prompts[self._root] = asyncio.create_task(self._prepare())
+        self._restart_draft(DraftRequest("", self._scheduler.draft_reach))
         finish: Finish | None = None
         while finish is None:
-            changed = await self._news.get()
+            await self._changed.wait()
+            self._changed.clear()
             self._extend_expected()
-            self._handle_news(changed)
-            while not self._news.empty() and chain.finish is None and self._error is None:
-                self._handle_news(self._news.get_nowait())
+            self._take_news()
             self._start_draft_and_streams()
-            if self._fallback is not None and not self._has_reported_fallback:
-                self._has_reported_fallback = True
-                chain.output_events.append(self._fallback)
-            for event in chain.output_events:
+            output = [*chain.output_events, *self._take_fallback()]
+            chain.output_events.clear()
+            for event in output:
                 for shown in self._filter_event(event, matcher):
                     yield shown
-            chain.output_events.clear()
             if self._error is not None:
                 raise self._error
             finish = self._find_finish(matcher)
         for held in matcher.flush():
             yield held
+        if not (self._scheduler.is_off or self._scheduler.can_begin):
+            yield Fallback(f"{self._target.name} was still being discovered when the answer was over", "discovery")
         chain.drop_all_but_first()
         for stream in self._report_streams():
             yield stream
@@ -167,12 +174,16 @@ class _Race:
             yield self._trim_round(shown, matcher) if isinstance(shown, Round) else shown
 
     def _trim_round(self, round_: Round, matcher: StopMatcher) -> Round:
-        """A round without what lies behind a stop string."""
+        """A round without what lies behind a stop string, and without a draft as long as nothing was begun by it."""
         num_emitted = round_.num_emitted_tokens
         if matcher.matched is not None:
             num_shown = self._chain.num_tokens_until(self._num_shown) - self._num_reported
             num_emitted = max(0, min(num_emitted, num_shown))
         self._num_reported += num_emitted
+        if not self._scheduler.num_opened:
+            return replace(
+                round_, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=num_emitted, draft_s=0.0
+            )
         num_accepted = min(round_.num_accepted_tokens, num_emitted)
         return replace(round_, num_accepted_tokens=num_accepted, num_emitted_tokens=num_emitted)
 
@@ -185,11 +196,22 @@ class _Race:
 
     async def aclose(self) -> None:
         """End every stream and the draft, and wait until they are closed."""
-        for task in self._tasks:
+        root = self._readers.get(self._root)
+        if root is not None:
+            root.add_times_to(self._pair_stats.baseline, count_request_characters(self._request))
+        self._scheduler.finish()
+        tasks: list[asyncio.Task[Any]] = [reader.task for reader in self._readers.values()]
+        tasks += self._prompts.values()
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, self._background_draft.aclose(), return_exceptions=True)
+        await asyncio.gather(*tasks, self._background_draft.aclose(), return_exceptions=True)
 
     # ----------------------------------------------------------------------------------------- streams
+
+    @property
+    def _num_open(self) -> int:
+        """Streams that are open, or being closed."""
+        return sum(not reader.task.done() for reader in self._readers.values())
 
     def _make_stream(self, prefix: str) -> RaceStream:
         stream = RaceStream(prefix, self._pair_stats.open_stream())
@@ -198,95 +220,120 @@ class _Race:
 
     def _start_stream(self, stream: RaceStream, parent: RaceStream | None) -> None:
         self._opened.append(stream)
-        stream.task = asyncio.create_task(self._read_stream(stream, parent))
-        self._tasks.add(stream.task)
-        stream.task.add_done_callback(self._on_stream_closed)
+        if self._endpoint is not None and parent is not None:
+            self._prompts[stream] = asyncio.create_task(self._encode_expected(parent, self._endpoint))
+        reader = StreamReader(
+            self._open_root() if parent is None else self._open_child(stream),
+            stream.timer,
+            begins_at=stream.num_prefix_tokens,
+            has_calls=self._is_disturbed,
+            changed=self._changed.set,
+            news=self._news,
+        )
+        self._readers[stream], self._streams[reader] = reader, stream
+        reader.task.add_done_callback(partial(self._handle_closed, stream))
 
-    def _on_stream_closed(self, task: asyncio.Task[None]) -> None:
+    def _handle_closed(self, stream: RaceStream, _: asyncio.Task[None]) -> None:
         """A stream is closed: there may be room for another one."""
-        self._tasks.discard(task)
-        self._wake()
+        stream.ended_s = self._clock()
+        self._changed.set()
 
-    def _wake(self) -> None:
-        """Have a look at the streams and the draft; where events are waiting, that is done with the next of them."""
-        if not self._news.full():
-            self._news.put_nowait(None)
+    def _close_stream(self, stream: RaceStream) -> None:
+        """Nobody needs a stream any more."""
+        tasks = [self._readers[stream].task, *filter(None, [self._prompts.get(stream)])]
+        for task in tasks:
+            task.cancel()
 
-    async def _read_stream(self, stream: RaceStream, parent: RaceStream | None) -> None:
-        try:
-            async with self._open_stream(stream, parent) as events:
-                async for event in events:
-                    if self._news.full():
-                        stream.timer.stop()
-                    await self._news.put((stream, event, self._clock()))
-                    if isinstance(event, Finish):
-                        return
-            raise TargetError(f"{self._target.name} ended its stream without a finish reason")
-        except Exception as error:  # noqa: BLE001 - judged where it is taken
-            await self._news.put((stream, error, self._clock()))
-        finally:
-            stream.ended_s = self._clock()
+    def _open_root(self) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        request = replace(self._request, stop=())  # a stop string may begin in one stream and end in another
+        return self._target.stream(request) if self._endpoint is None else self._endpoint.stream_chat(request)
 
     @asynccontextmanager
-    async def _open_stream(
-        self, stream: RaceStream, parent: RaceStream | None
-    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        encoding: asyncio.Task[None] | None = None
-        request = replace(self._request, stop=())
+    async def _open_child(self, stream: RaceStream) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        request = self._vary_seed(replace(self._request, stop=()))
+        scheduler = self._scheduler
+        if self._endpoint is None:
+            request = self._limit_tokens(request, stream.min_prefix_tokens)
+            scheduler.num_extra_input_tokens += scheduler.num_prompt_tokens + stream.num_prefix_tokens
+            opened = self._target.stream(replace(request, prefix=request.prefix + stream.prefix))
+        else:
+            prompt_ids = await asyncio.shield(self._prompts[stream])
+            stream.num_prefix_tokens = len(prompt_ids) - scheduler.num_prompt_tokens
+            request = self._limit_tokens(request, stream.num_prefix_tokens)
+            scheduler.num_extra_input_tokens += len(prompt_ids)
+            opened = self._endpoint.stream_after(prompt_ids, request)
+        async with opened as events:
+            yield events
+
+    async def _prepare(self) -> list[int]:
+        """Find out how the target goes on, if that is not known yet; by ids, the prompt's."""
+        prompt_ids: list[int] = []
         try:
+            if self._endpoint is not None:
+                prompt_ids = await self._encode_prompt(self._endpoint)
             if self._endpoint is None:
-                if parent is not None:
-                    request = replace(request, prefix=request.prefix + stream.prefix)
-                    request = self._reseeded(self._limit_tokens(request, stream.min_prefix_tokens))
-                    self._num_extra_input_tokens += self._num_prompt_tokens + stream.num_prefix_tokens
-                opened = self._target.stream(request)
-            elif parent is None:
-                encoding = asyncio.create_task(self._encode_stream_prompt(stream, self._endpoint))
-                opened = self._endpoint.stream_chat(request)
-            else:
-                opened = await self._open_stream_by_ids(stream, parent, self._endpoint, request)
-            async with opened as events:
-                yield events
-        finally:
-            if encoding is not None:
-                encoding.cancel()
-                await asyncio.wait([encoding])
-
-    async def _encode_stream_prompt(self, stream: RaceStream, endpoint: TokenEndpoint) -> None:
-        try:
-            stream.prefix_ids = await endpoint.encode_chat(self._request)
-            self._num_prompt_tokens = len(stream.prefix_ids)
-        except Exception as error:  # noqa: BLE001 - only speculation needs it
+                await self._check_continuation()
+        except Exception as error:  # only speculation needs it
             self._stop_racing(error)
-        stream.encoded.set()
+            raise
+        self._scheduler.can_begin = True
+        self._changed.set()
+        return prompt_ids
 
-    async def _open_stream_by_ids(
-        self, stream: RaceStream, parent: RaceStream, endpoint: TokenEndpoint, request: ChatRequest
-    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+    async def _encode_prompt(self, endpoint: TokenEndpoint) -> list[int]:
+        try:
+            prompt_ids = await endpoint.encode_chat(self._request)
+        except UnsupportedError:
+            if not (isinstance(endpoint, UntriedEndpoint) and self._target.capabilities.continue_prefix):
+                raise
+            self._go_on_by_text()
+            return []
+        if self._root.token_ids is None:  # the stream was begun before the server was known to tell them
+            self._go_on_by_text()
+        self._scheduler.num_prompt_tokens = len(prompt_ids)
+        return prompt_ids
+
+    def _go_on_by_text(self) -> None:
+        self._endpoint, self._is_text_untried = None, True
+        self._chain.output_events.append(_BY_TEXT)
+        self._chain.limit_tokens(self._request.max_tokens)
+
+    async def _check_continuation(self) -> None:
+        """Try whether the target goes on from a text, where that is only believed."""
+        if not self._is_text_untried:
+            return
+        await self._root_has_shown_pace.wait()
+        self._is_discovering = True
+        try:
+            if not await can_continue(self._target):
+                raise UnsupportedError(f"target {self._target.name} does not go on from a text")
+        finally:
+            self._is_discovering = False
+
+    def _is_disturbed(self) -> bool:
+        """Whether the server has other work of ours beside a stream."""
+        is_tried = isinstance(self._endpoint, UntriedEndpoint) and self._endpoint.is_being_tried
+        return self._num_open > 1 or self._is_discovering or (is_tried and not self._scheduler.is_off)
+
+    async def _encode_expected(self, parent: RaceStream, endpoint: TokenEndpoint) -> list[int]:
+        """All that is expected to be before the stream after `parent`, prompt included."""
         text, written_ids = parent.text, list(parent.token_ids or ())
         added_ids = await endpoint.encode(parent.expected[len(text) :])
-        await parent.encoded.wait()
-        if parent.prefix_ids is None:
-            raise TargetError("the prompt could not be encoded")
+        prompt_ids = await asyncio.shield(self._prompts[parent])
         parent.expect_ids(written_ids + added_ids)
-        stream.prefix_ids = parent.prefix_ids + written_ids + added_ids
-        stream.num_prefix_tokens = len(stream.prefix_ids) - self._num_prompt_tokens
-        stream.encoded.set()
-        request = self._limit_tokens(request, stream.num_prefix_tokens)
-        self._num_extra_input_tokens += len(stream.prefix_ids)
-        return endpoint.stream_after(stream.prefix_ids, self._reseeded(request))
+        return prompt_ids + written_ids + added_ids
 
     def _limit_tokens(self, request: ChatRequest, num_before: int) -> ChatRequest:
         """With as many tokens as are left behind so many."""
         if request.max_tokens is not None:
             left = request.max_tokens - num_before
             if left < 1:
-                self._is_draft_near_end = True
+                self._scheduler.is_at_end = True
                 raise UnsupportedError("the answer ends before it would begin")
             request = replace(request, max_tokens=left)
         return request
 
-    def _reseeded(self, request: ChatRequest) -> ChatRequest:
+    def _vary_seed(self, request: ChatRequest) -> ChatRequest:
         """With a seed of its own: two streams with one seed would draw the same noise at different places."""
         if request.sampling.temperature == 0:
             return request
@@ -294,45 +341,55 @@ class _Race:
 
     # -------------------------------------------------------------------------------------------- news
 
-    def _handle_news(self, changed: tuple[RaceStream, StreamEvent | Exception, float] | None) -> None:
-        """Something was written, by a runner or (None) by the draft."""
-        if changed is None:  # only a reason to look
-            return
-        stream, event, arrived_s = changed
-        match event:
-            case TextDelta():
-                self._chain.add_delta(stream, event, arrived_s)
-            case Finish():
-                self._chain.end_stream(stream, event)
-            case Exception():
-                self._handle_stream_failure(stream, event)
-            case ReasoningDelta() | ReasoningDetail() | ToolCallDelta() if stream is self._chain.streams[0]:
+    def _take_news(self) -> None:
+        """Take what the streams wrote, in the order in which it came."""
+        while self._chain.finish is None and self._error is None and not self._news.empty():
+            news = self._news.get_nowait()
+            self._handle_news(self._streams[news.reader], news)
+
+    def _handle_news(self, stream: RaceStream, news: StreamNews) -> None:
+        chain, has_begun = self._chain, stream.timer.first_s is not None
+        match news.event:
+            case TextDelta() as delta:
+                news.reader.count_undisturbed(count_tokens(delta), news)
+                chain.add_delta(stream, delta, news.arrived_s, is_disturbed=news.is_disturbed)
+            case Finish() as finish:
+                chain.end_stream(stream, finish, news.arrived_s, is_disturbed=news.is_disturbed)
+            case None:
+                error = TargetError(f"{self._target.name} ended its stream without a finish reason")
+                self._handle_stream_failure(stream, error)
+            case Exception() as error:
+                self._handle_stream_failure(stream, error)
+            case ReasoningDelta() | ReasoningDetail() | ToolCallDelta() as event if stream is chain.streams[0]:
                 self._stop_racing(UnsupportedError("the target does more than write text"))
-                self._chain.output_events.append(event)
+                chain.output_events.append(event)
             case ReasoningDelta() | ReasoningDetail() | ToolCallDelta():
                 self._handle_stream_failure(stream, UnsupportedError("a later stream does more than write text"))
             case _:
                 pass
+        if chain.num_answer_tokens > MIN_BASELINE_TOKENS:
+            self._root_has_shown_pace.set()
+        if not has_begun and stream is not self._root and stream.timer.first_s is not None:
+            self._pair_stats.streams.first_s.update(stream.timer.first_s - stream.timer.opened_s)
+        self._scheduler.add_progress(self._num_open, news.arrived_s)
 
     def _handle_draft_news(self) -> None:
-        """The draft wrote something: it waits for the target's next word, unless it is enough for another runner."""
+        """The draft wrote something: it waits for the target's next word, unless it is enough for another stream."""
         feed = self._background_draft
-        if (
-            feed.ended
-            or feed.failure is not None
-            or len(feed.text) >= self._num_seen_draft_characters + _CHARACTERS_PER_TOKEN * self._segment_length()
-        ):
+        num_needed = _CHARACTERS_PER_TOKEN * self._scheduler.segment_length
+        if feed.ended or feed.failure is not None or len(feed.text) >= self._num_seen_draft_characters + num_needed:
             self._num_seen_draft_characters = len(feed.text)
-            self._wake()
+            self._changed.set()
 
     def _extend_expected(self) -> None:
-        if self._background_draft.failure is not None and self._fallback is None:
-            self._fallback = Fallback(self._background_draft.failure)
+        feed = self._background_draft
+        if feed.failure is not None and self._fallback is None:
+            self._fallback = Fallback(feed.failure)
         if not self._chain.is_draft_wrong:
-            text, start = self._background_draft.text, self._num_expected_characters
+            text, start = feed.text, self._num_expected_characters
             self._num_expected_characters = len(text)
             if len(text) > start:
-                times = [(at - start, seconds) for at, seconds in self._background_draft.piece_times(start, len(text))]
+                times = [(at - start, seconds) for at, seconds in feed.piece_times(start, len(text))]
                 self._chain.extend_expected(text[start:], times)
 
     def _handle_stream_failure(self, stream: RaceStream, error: Exception) -> None:
@@ -340,92 +397,41 @@ class _Race:
             self._error = error
         elif stream in self._chain.streams:
             self._chain.drop_stream(stream)
-            self._num_failures += not self._is_draft_near_end
+            self._num_failures += not self._scheduler.is_at_end
             if self._num_failures >= _MAX_FAILURES:
                 self._stop_racing(error)
 
     def _stop_racing(self, error: Exception) -> None:
-        """Leave the rest to the first runner."""
+        """Leave the rest to the first stream."""
         if self._fallback is None:
             self._fallback = Fallback.from_error(error)
-        self._num_failures = _MAX_FAILURES
+        self._scheduler.is_off = True
         self._chain.drop_all_but_first()
+        self._changed.set()
 
-    # ---------------------------------------------------------------------------------------- planning
+    def _take_fallback(self) -> Iterator[StreamEvent]:
+        """What is to be told of speculation that was given up, once."""
+        if self._fallback is not None and not self._has_reported_fallback:
+            self._has_reported_fallback = True
+            yield self._fallback
 
     def _start_draft_and_streams(self) -> None:
-        """Begin what is worth beginning now: a new draft, new runners."""
-        if self._num_failures >= _MAX_FAILURES or self._chain.tail.finish is not None:
-            return
-        self._restart_draft()
-        while self._launch_stream():
-            pass
+        """Begin what is worth beginning now: a new draft, new streams."""
+        feed, scheduler = self._background_draft, self._scheduler
+        if not feed.is_exhausted:
+            request = scheduler.choose_draft_request(has_ended=feed.ended, is_cut=feed.is_cut)
+            if request is not None:
+                self._restart_draft(request)
+        while self._error is None:
+            parent = self._chain.tail
+            stream = scheduler.open_stream(self._num_open, self._clock())
+            if stream is None:
+                return
+            self._start_stream(stream, parent)
 
-    def _restart_draft(self) -> None:
-        """Ask the draft for more, or anew where it went wrong; after it was of no use, later and later."""
-        chain, feed, tail = self._chain, self._background_draft, self._chain.tail
-        if feed.is_exhausted or not (chain.is_draft_wrong or feed.ended):
-            return
-        if not chain.is_draft_wrong and feed.is_cut:
-            if len(tail.expected) - len(tail.text) < _CHARACTERS_PER_TOKEN * self._draft_reach():
-                self._num_expected_characters = self._num_seen_draft_characters = 0
-                feed.restart(tail.prefix + tail.expected, self._draft_reach())
-            return
-        if not chain.is_draft_wrong and len(tail.text) < len(tail.expected):
-            return
-        if self._num_tokens_to_rest is not tail:
-            self._num_rest_tokens = (
-                0
-                if chain.num_takeovers > self._num_seen_takeovers
-                else min(max(1, 2 * self._num_rest_tokens), _MAX_REST_TOKENS)
-            )
-            self._num_tokens_to_rest, self._num_seen_takeovers = tail, chain.num_takeovers
-            self._resume_at = tail.num_tokens + self._num_rest_tokens
-        if tail.num_tokens >= self._resume_at:
-            self._num_tokens_to_rest = None
-            self._num_expected_characters = self._num_seen_draft_characters = 0
-            chain.reset_expected()
-            feed.restart(tail.assumed_answer, self._draft_reach())
-
-    def _launch_stream(self) -> bool:
-        """Begin one more runner, where the draft reaches far enough and it is likely enough to be of use."""
-        chain, pair_stats = self._chain, self._pair_stats
-        tail = chain.tail
-        if chain.is_draft_wrong or self._is_draft_near_end or len(self._tasks) >= self._config.max_concurrent_streams:
-            return False
-        # what the last runner will have written when a new one writes its first token
-        lead = pair_stats.tokens_per_first_token
-        if tail.timer.first_s is None:
-            lead = (self._clock() - tail.timer.opened_s) / pair_stats.target_token_s
-        num_pieces = math.ceil(lead) + self._segment_length()
-        if pair_stats.acceptance.rate**num_pieces < _MIN_SURVIVAL:
-            return False
-        end = find_stream_boundary(tail.expected, len(tail.text), num_pieces)
-        if end is None or not self._can_afford(end):
-            return False
-        child = self._make_stream(tail.prefix + tail.expected[:end])
-        chain.append_stream(child, end)
-        self._start_stream(child, tail)
-        return True
-
-    def _segment_length(self) -> int:
-        """Tokens between two runners: together they should reach beyond where the draft is likely to go wrong."""
-        reach = _REACH_PER_SEGMENT / max(1.0 - self._pair_stats.acceptance.rate, 1e-3)
-        return min(max(math.ceil(reach / self._config.max_concurrent_streams), _MIN_SEGMENT), _MAX_SEGMENT)
-
-    def _draft_reach(self) -> int:
-        """Tokens that are worth drafting at once: as far as all runners together can reach."""
-        lead = math.ceil(self._pair_stats.tokens_per_first_token)
-        return min(lead + (self._config.max_concurrent_streams + 1) * self._segment_length(), _MAX_DRAFT_REACH)
-
-    def _can_afford(self, end: int) -> bool:
-        """Whether one more runner stays within `max_extra_cost`."""
-        bound, chain = self._config.max_extra_cost, self._chain
-        if bound is None:
-            return True
-        num_input = self._num_prompt_tokens + len(split_pieces(chain.tail.prefix + chain.tail.expected[:end]))
-        extra = self._num_extra_input_tokens + num_input + chain.num_cancelled_tokens
-        return extra <= bound * (self._num_prompt_tokens + chain.num_answer_tokens)
+    def _restart_draft(self, request: DraftRequest) -> None:
+        self._num_expected_characters = self._num_seen_draft_characters = 0
+        self._background_draft.restart(request.answer, request.num_tokens)
 
     def _report_streams(self) -> Iterator[TargetStream]:
         """What became of every stream; the last of them end now."""
@@ -439,8 +445,3 @@ class _Race:
                 ended_s=(now_s if stream.ended_s is None else stream.ended_s) - first_s,
                 is_used=stream.is_shown,
             )
-
-
-def _cancel_stream(stream: RaceStream) -> None:
-    if stream.task is not None:
-        stream.task.cancel()

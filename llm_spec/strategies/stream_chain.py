@@ -15,210 +15,22 @@ The same rule holds for every two neighbours, also where the first of them is no
 
 from __future__ import annotations
 
-import asyncio
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from llm_spec.chat import Finish, Origin, Round, StoppedBy, StreamEvent, TextDelta, Usage
 from llm_spec.drafting.text_pieces import count_tokens, count_words, iter_piece_ends, split_pieces
-from llm_spec.pair_stats import PairStats, StreamTimer
+from llm_spec.pair_stats import PairStats
+from llm_spec.strategies.race_stream import DraftPieceTimes, RaceStream
 
-__all__ = ["RaceStream", "StreamChain", "find_stream_boundary"]
+__all__ = ["StreamChain", "find_stream_boundary"]
 
 # Where a stream may begin: before a single space between two words, or before a newline that follows a word. Tokens
 # begin there in every common tokenizer, templates strip nothing, and no character or run of whitespace is cut.
 _SAFE_BOUNDARY: Final = re.compile(r"(?<=\S)(?= \S)|(?<=\w)(?=\n)")
 _OPEN_FENCE: Final = re.compile(r"(?:^|\n)[ \t]*(?:```|~~~)[^\n]*$")
-
-
-class _StreamRoundFigures(NamedTuple):
-    """A round of one runner."""
-
-    num_draft: int
-    num_accepted: int
-    num_emitted: int
-    draft_s: float
-    verify_s: float
-
-
-@dataclass(eq=False, slots=True)
-class RaceStream:
-    """One stream of the target.
-
-    `prefix` is the answer's text before it, of about `num_prefix_tokens`, and of `min_prefix_tokens` at least;
-    `expected` what it should write, as far as the draft says; `end` the length of `expected` at which the next runner
-    began (None: there is none). `token_ids` are its own; None: not told. `prefix_ids` (prompt and answer before it) and
-    `expected_ids` are known once encoded; `encoded` is set then.
-    """
-
-    prefix: str
-    timer: StreamTimer
-    num_prefix_tokens: int = 0
-    min_prefix_tokens: int = 0
-    expected: str = ""
-    end: int | None = None
-    text: str = ""
-    token_ids: list[int] | None = None
-    num_tokens: int = 0
-    complete: bool = False
-    finish: Finish | None = None
-    is_shown: bool = False  # whether anything that it wrote was emitted
-    ended_s: float | None = None
-    prefix_ids: list[int] | None = None
-    expected_ids: list[int] | None = None
-    encoded: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
-    num_agreed: int = 0  # tokens since the last round that were as the draft had them
-    rounds: list[_StreamRoundFigures] = field(default_factory=list["_StreamRoundFigures"])
-    ends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # after each piece: tokens, characters
-    _checked: int = 0  # characters of `text` found equal to `expected`
-    _checked_ids: int = 0
-    _num_reported_tokens: int = 0  # tokens in `rounds` …
-    _last_round_s: float | None = None  # … and when the last of them came
-
-    @property
-    def assumed_answer(self) -> str:
-        """The answer as it stands if all before this runner arrives."""
-        return self.prefix + self.text
-
-    def append_delta(self, delta: TextDelta, num_new: int) -> None:
-        """Add what it wrote."""
-        self.text += delta.text
-        self.num_tokens += num_new
-        self.ends.append((self.num_tokens, len(self.text)))
-        if self.token_ids is not None and delta.token_ids is not None:
-            self.token_ids += delta.token_ids
-        else:
-            self.token_ids = None
-
-    def expect_ids(self, token_ids: list[int]) -> None:
-        """What it should write up to `end`, in token ids; what it has written meanwhile was compared as text."""
-        written = self.token_ids or []
-        self.expected_ids = token_ids
-        self._checked_ids = len(written) if written == token_ids[: len(written)] else 0
-
-    def reset_expected(self) -> None:
-        """Forget what it should write behind what it has written."""
-        self.expected, self._checked = self.text, len(self.text)
-
-    def compare_with_draft(self, num_new: int) -> int | None:
-        """How many more tokens are as expected, `num_new` of them being new; None: it wrote something else."""
-        if self.end is not None and self.expected_ids is not None:
-            return self._compare_with_draft_ids(self.expected_ids)
-        limit = min(len(self.text), len(self.expected) if self.end is None else self.end)
-        if self.text[self._checked : limit] != self.expected[self._checked : limit]:
-            return None
-        num_agreed = num_new if limit > self._checked else 0
-        self._checked = max(self._checked, limit)
-        return num_agreed
-
-    def _compare_with_draft_ids(self, expected_ids: list[int]) -> int | None:
-        if self.token_ids is None:
-            return None
-        num_shared_characters = min(len(self.text), len(self.expected))
-        if self.text[self._checked : num_shared_characters] != self.expected[self._checked : num_shared_characters]:
-            return None
-        self._checked = max(self._checked, num_shared_characters)
-        start, limit = self._checked_ids, min(len(self.token_ids), len(expected_ids))
-        if self.token_ids[start:limit] != expected_ids[start:limit]:
-            return None
-        self._checked_ids = limit
-        return limit - start
-
-    def has_reached_next_stream(self, *, greedy: bool) -> bool:
-        """Whether it stands, or passed, exactly where the next runner began."""
-        if self.end is None:
-            return False
-        if self.expected_ids is not None:
-            return self.token_ids is not None and len(self.token_ids) >= len(self.expected_ids)
-        if len(self.text) == self.end:
-            return True
-        # several tokens in one piece: where nothing is drawn, whitespace behind the border shows that a token ended
-        return greedy and len(self.text) > self.end and self.text[self.end].isspace()
-
-    def has_overshot_next_stream(self) -> bool:
-        """Whether it went beyond the place where the next runner began, without standing there."""
-        return self.end is not None and len(self.text) > self.end
-
-    @property
-    def num_checked(self) -> int:
-        """Characters of the answer up to which it was found to be as the draft had it."""
-        return len(self.prefix) + self._checked
-
-    def close_round(self, draft_s: float, *, rejected: bool) -> None:
-        """End a round: what was drafted since the last one, in so many seconds, is judged."""
-        emitted, self._num_reported_tokens = self.num_tokens - self._num_reported_tokens, self.num_tokens
-        accepted, self.num_agreed = min(self.num_agreed, emitted), 0
-        began_s = self.timer.opened_s if self._last_round_s is None else self._last_round_s
-        if accepted or rejected or emitted:
-            self._last_round_s = self.timer.last_s
-            verify_s = max(0.0, self._last_round_s - began_s)
-            self.rounds.append(_StreamRoundFigures(accepted + rejected, accepted, emitted, draft_s, verify_s))
-
-    def num_tokens_after(self, num_rounds: int) -> int | None:
-        """Tokens at the end of that many of `rounds`; None: there are fewer."""
-        if num_rounds > len(self.rounds):
-            return None
-        return self._num_reported_tokens - sum(round_.num_emitted for round_ in self.rounds[num_rounds:])
-
-    def truncate(self, num_tokens: int) -> int:
-        """Forget all that it wrote behind that many tokens; how many those were."""
-        num_cut = self.num_tokens - num_tokens
-        if num_cut:
-            self.text = self.text[: self._find_text_length(num_tokens)]
-        self.num_tokens = num_tokens
-        self.num_agreed = max(0, min(self.num_agreed, num_tokens - self._num_reported_tokens))
-        rounds, self._num_reported_tokens = self.rounds, self.num_tokens_after(0) or 0
-        self.rounds = []
-        for round_ in rounds:
-            num_left = num_tokens - self._num_reported_tokens
-            if num_left < 1:
-                break
-            num_emitted, num_accepted = min(round_.num_emitted, num_left), min(round_.num_accepted, num_left)
-            self.rounds.append(round_._replace(num_emitted=num_emitted, num_accepted=num_accepted))
-            self._num_reported_tokens += num_emitted
-        return num_cut
-
-    def _find_text_length(self, num_tokens: int) -> int:
-        """How many characters the first tokens have; of several that came at once they are pieces."""
-        num_before = start = 0
-        for num_written, end in self.ends:
-            if num_written > num_tokens and self.token_ids is None:
-                pieces = split_pieces(self.text[start:end])[: num_tokens - num_before]
-                return start + sum(map(len, pieces))
-            if num_written >= num_tokens:
-                return end
-            num_before, start = num_written, end
-        return len(self.text)
-
-
-class _DraftPieceTimes:
-    """How long a draft took for its pieces, by the place in the answer where each of them ends."""
-
-    def __init__(self) -> None:
-        self._ends: list[int] = []
-        self._seconds: list[float] = []
-
-    def add(self, end: int, seconds: float) -> None:
-        """The draft has come to a place in the answer."""
-        self._ends.append(end)
-        self._seconds.append(seconds)
-
-    def drop_after(self, end: int) -> None:
-        """What was drafted behind a place will not be verified."""
-        at = bisect_right(self._ends, end)
-        del self._ends[at:], self._seconds[at:]
-
-    def take_seconds(self, start: int, end: int, *, rejected: bool) -> float:
-        """Seconds of the pieces between two places, and of the one behind them if that was rejected; of each once."""
-        first, last = bisect_right(self._ends, start), bisect_right(self._ends, end) + rejected
-        seconds = sum(self._seconds[first:last])
-        self._seconds[first:last] = [0.0] * len(self._seconds[first:last])
-        return seconds
 
 
 class StreamChain:
@@ -241,6 +53,7 @@ class StreamChain:
         self.output_events: list[StreamEvent] = []
         self.finish: Finish | None = None
         self.num_takeovers = 0
+        self.num_agreed = 0  # tokens that were as the draft had them
         self.num_cancelled_tokens = 0
         self.is_cut = False  # by a limit, where the target would have gone on
         self.is_draft_wrong = False  # the last runner wrote something else than the draft: the draft is to begin anew
@@ -255,17 +68,22 @@ class StreamChain:
         self._num_rounds = 0
         self._num_completed_streams = 0
         self._ends: list[tuple[int, int]] = []  # of runners that are behind us, in the answer
-        self._drafted = _DraftPieceTimes()
+        self._drafted = DraftPieceTimes()
 
     @property
     def tail(self) -> RaceStream:
         """The last runner: it has nobody to arrive at."""
         return self.streams[-1]
 
-    def add_delta(self, stream: RaceStream, delta: TextDelta, arrived_s: float | None = None) -> None:
-        """A runner wrote something, now or at `arrived_s`: a slow consumer does not make a stream look slow."""
+    def add_delta(
+        self, stream: RaceStream, delta: TextDelta, arrived_s: float | None = None, *, is_disturbed: bool = False
+    ) -> None:
+        """A runner wrote something, now or at `arrived_s`: a slow consumer does not make a stream look slow.
+
+        `is_disturbed`: others were open beside it.
+        """
         num_new = count_tokens(delta)
-        stream.timer.add_tokens(num_new, arrived_s)
+        stream.timer.add_tokens(num_new, arrived_s, is_disturbed=is_disturbed)
         if stream not in self.streams or stream.complete:
             self.num_cancelled_tokens += num_new  # it was on its way when the stream was closed
             return
@@ -273,9 +91,11 @@ class StreamChain:
         self._follow_or_leave_draft(stream, num_new)
         self._emit_confirmed()
 
-    def end_stream(self, stream: RaceStream, finish: Finish) -> None:
+    def end_stream(
+        self, stream: RaceStream, finish: Finish, arrived_s: float | None = None, *, is_disturbed: bool = False
+    ) -> None:
         """A runner came to the end of its answer."""
-        stream.timer.add_tokens(0)
+        stream.timer.add_tokens(0, arrived_s, is_disturbed=is_disturbed)
         if stream not in self.streams or stream.complete:
             return
         stream.finish = finish
@@ -318,6 +138,10 @@ class StreamChain:
         parent.end, parent.expected = end, parent.expected[:end]
         self.streams.append(child)
 
+    def limit_tokens(self, max_tokens: int | None) -> None:
+        """From now on nobody else keeps to the request's limit."""
+        self._max_tokens = max_tokens
+
     @property
     def num_answer_tokens(self) -> int:
         """Tokens that are confirmed."""
@@ -349,18 +173,35 @@ class StreamChain:
         del self.streams[at:]
         stream.end = stream.expected_ids = None
 
+    def _skip_next_stream(self, stream: RaceStream) -> None:
+        """Do without the next runner: this one goes on to where the one after it began."""
+        at = self.streams.index(stream) + 1
+        skipped = self.streams[at]
+        is_by_ids = stream.expected_ids is not None
+        if skipped.end is None or skipped.complete or is_by_ids != (skipped.expected_ids is not None):
+            self._drop_streams_after(stream)
+            return
+        stream.end = len(stream.expected) + skipped.end
+        stream.expected += skipped.expected
+        if stream.expected_ids is not None and skipped.expected_ids is not None:
+            stream.expected_ids = stream.expected_ids + skipped.expected_ids
+        self.num_cancelled_tokens += skipped.num_tokens
+        self._close(skipped)
+        del self.streams[at]
+
     def _follow_or_leave_draft(self, stream: RaceStream, num_new: int) -> None:
         if not self._matches_draft(stream, num_new):
             self._leave_draft(stream)
         elif stream.end is not None and stream.has_reached_next_stream(greedy=self._greedy):
             self._complete_stream(stream)
         elif stream.has_overshot_next_stream():
-            self._drop_streams_after(stream)  # the border fell inside a piece
+            self._skip_next_stream(stream)  # the border fell inside a piece
 
     def _matches_draft(self, stream: RaceStream, num_new: int) -> bool:
         num_agreed = stream.compare_with_draft(num_new)
         if num_agreed:
             stream.num_agreed += num_agreed
+            self.num_agreed += num_agreed
             self._pair_stats.acceptance.update(num_agreed, rejected=False)
         return num_agreed is not None
 
@@ -380,7 +221,7 @@ class StreamChain:
     def _complete_stream(self, stream: RaceStream) -> None:
         child = self.streams[self.streams.index(stream) + 1]
         if child.timer.first_s is None:
-            self._drop_streams_after(stream)  # too late: the older one is ahead of it
+            self._skip_next_stream(stream)  # too late: the older one is ahead of it
             return
         num_beyond = len(split_pieces(stream.text[len(stream.expected) :]))
         if stream.expected_ids is not None and stream.token_ids is not None:

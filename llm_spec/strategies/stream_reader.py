@@ -24,13 +24,14 @@ class StreamNews(NamedTuple):
     event: StreamEvent | Exception | None
     arrived_s: float
     is_disturbed: bool  # whether calls were under way then, or when the one before it arrived
+    reader: StreamReader
 
 
 class StreamReader:
     """The target's own stream, read in a task of its own. `begins_at`: tokens of the answer before it.
 
     `is_in_step`: the answer goes up to where its last piece did. `is_at_boundary`: that piece ended with whole tokens'
-    text.
+    text. `news`: a queue that it may share with other streams.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class StreamReader:
         begins_at: int,
         has_calls: Callable[[], bool],
         changed: Callable[[], None],
+        news: asyncio.Queue[StreamNews] | None = None,
     ) -> None:
         self.begins_at = begins_at
-        self.news: asyncio.Queue[StreamNews] = asyncio.Queue(_READ_AHEAD)
+        self.news: asyncio.Queue[StreamNews] = asyncio.Queue(_READ_AHEAD) if news is None else news
         self.timer = timer
         self.is_in_step = self.is_at_boundary = True
         self._num_undisturbed = 0  # tokens after the first piece that came before anything disturbed it, …
@@ -56,8 +58,12 @@ class StreamReader:
 
     def add_tokens(self, num_tokens: int, news: StreamNews) -> None:
         """Take the time of what came."""
-        is_first = self.timer.first_s is None
+        self.count_undisturbed(num_tokens, news)
         self.timer.add_tokens(num_tokens, news.arrived_s, is_disturbed=news.is_disturbed)
+
+    def count_undisturbed(self, num_tokens: int, news: StreamNews) -> None:
+        """Count what came, before its time is taken elsewhere."""
+        is_first = self.timer.first_s is None
         self._is_disturbed |= news.is_disturbed
         if not (self._is_disturbed or is_first):
             self._num_undisturbed += num_tokens
@@ -90,6 +96,6 @@ class StreamReader:
         if self.news.full():
             self.timer.stop()
         has_calls = self._has_calls()
-        await self.news.put(StreamNews(event, self._clock(), has_calls or self._had_calls))
+        await self.news.put(StreamNews(event, self._clock(), has_calls or self._had_calls, self))
         self._had_calls = has_calls
         self._changed()

@@ -16,7 +16,8 @@ from llm_spec import Finish, Round, TextDelta, Usage
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.pair_stats import PairStats
 from llm_spec.simulation import run_virtual
-from llm_spec.strategies.stream_chain import RaceStream, StreamChain, find_stream_boundary
+from llm_spec.strategies.race_stream import RaceStream
+from llm_spec.strategies.stream_chain import StreamChain, find_stream_boundary
 
 PARTS = [
     *("word", "Ünïcödé", "日本語", "。", "😀", "👩‍👩‍👧", "e\u0301", "x=1", ".", ",", "'s", "``", "`"),

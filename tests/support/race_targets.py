@@ -25,7 +25,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 
-__all__ = ["CODE", "DRAFTS", "SLOW", "WORDS", "Draft", "Reading", "Target", "racing", "read", "request_of"]
+__all__ = ["CODE", "DRAFTS", "SLOW", "WORDS", "Draft", "Reading", "Target", "fresh", "racing", "read", "request_of"]
 
 WORDS = " ".join(f"word{i}" for i in range(150))
 SLOW: dict[str, Any] = {"first_token_s": 0.4, "token_s": 0.02}
@@ -188,8 +188,16 @@ async def read(decoder: SpeculativeDecoder, request: ChatRequest, into: Reading 
     return reading
 
 
-def racing(draft: DraftProvider, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
+def fresh(draft: DraftProvider, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
+    """A decoder that knows nothing of its target."""
     return SpeculativeDecoder(draft, target, SpeculativeConfig(**({"strategy": "race", "baseline_every": 0} | options)))
+
+
+def racing(draft: DraftProvider, target: LlmProvider, **options: Any) -> SpeculativeDecoder:
+    """A decoder that knows that its target has room for many streams."""
+    decoder = fresh(draft, target, **options)
+    decoder._planner.pair_stats.streams.num_extra = 64
+    return decoder
 
 
 def request_of(**options: Any) -> ChatRequest:

@@ -1,0 +1,264 @@
+"""StreamScheduler: when a race asks its draft, and where it begins streams. No clock, no task and no I/O of its own.
+
+After a token that the draft did not have, it is asked anew at once, and streams begin at once where the first one will
+be when they write their first token, and from there on a segment each, all that there is room for. Segments are short
+where the draft is likely to be right still, and longer further on: what a wrong token costs is the wait for the stream
+whose segment it is in.
+
+    first token of a stream: 27 tokens of another         draft  a b c d ...
+    stream 0 |------------------------------>|------>
+    stream 1                                 |------>|          all have written their segment at once,
+    stream 2                                         |-------->  and the answer is at the end of the last one
+
+Streams beside the first one may slow it down. The draft is judged against the first stream, for nothing; where it is
+promising, one stream is opened beside it, and a few tokens later several more. Where they cost more than they gain they
+end, and what was lost is charged to the budget of `RowStats`, out of which later trials are paid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.pair_stats import PairStats
+from llm_spec.strategies.race_stream import RaceStream
+from llm_spec.strategies.stream_chain import StreamChain, find_stream_boundary
+
+__all__ = ["DraftRequest", "StreamScheduler"]
+
+_MIN_SEGMENT: Final = 2  # tokens
+_MAX_SEGMENT: Final = 64
+_MAX_DRAFT_REACH: Final = 1024
+_SEGMENT_SHARE: Final = 1.5  # of the tokens that the draft is right, one stream's part of them
+_SEGMENT_GROWTH: Final = 0.3  # of a segment, where the draft is less likely by a factor of e to be right
+_MIN_SURVIVAL: Final = 0.02  # a stream that is less likely to be of use is not worth its tokens
+_CHARACTERS_PER_TOKEN: Final = 4  # of a token, roughly
+_MAX_REST_TOKENS: Final = 64  # tokens without a draft, after several that were wrong at once
+_MIN_USEFUL_RUN: Final = 4  # tokens that a draft is right, for it not to be tired of
+_MIN_JUDGED: Final = 4  # tokens of the draft that a stream has judged, before a second one is opened
+_TRIAL_TOKENS: Final = 4  # that are written beside more streams than before, to see whether those slow them down
+_TRIAL_FACTOR: Final = 4  # so many times as many streams are tried next
+_MAX_TRIAL_LOSS: Final = 1.0  # tokens that a trial may be late, for the server to have room
+_MAX_LATE: Final = 2.0  # tokens that an answer may be late beside streams whatever the budget is: hiccups happen
+_LATE_TOLERANCE: Final = 0.05  # of a time, that measuring may be off
+_MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup
+_FIRST_PAUSE: Final = 32  # tokens without further streams after they did not pay, twice as many each time
+
+
+class DraftRequest(NamedTuple):
+    """What the draft is to be asked: so many tokens of what follows a text."""
+
+    answer: str
+    num_tokens: int
+
+
+class StreamScheduler:
+    """One answer. Times are seconds of the clock by which streams are timed.
+
+    `max_streams` may be open at once, `max_extra_cost` as of the config. Whoever drives it tells when tokens of the
+    answer came (`add_progress`), asks the draft what `choose_draft_request` says, and opens what `open_stream` gives.
+    """
+
+    def __init__(
+        self,
+        chain: StreamChain,
+        pair_stats: PairStats,
+        *,
+        make_stream: Callable[[str], RaceStream],
+        max_streams: int,
+        max_extra_cost: float | None,
+        max_tokens: int | None,
+        now_s: float,
+    ) -> None:
+        self.can_begin = False  # whether it is known how further streams are begun
+        self.is_off = False  # nothing more is begun
+        self.is_at_end = False  # nor any stream: the draft has come to the end of what may be written
+        self.num_prompt_tokens = 0
+        self.num_extra_input_tokens = 0
+        self.num_opened = 0  # streams beside the first one, in all
+        self._chain = chain
+        self._pair_stats = pair_stats
+        self._stats = pair_stats.streams
+        self._make_stream = make_stream
+        self._max_streams = max_streams
+        self._max_extra_cost = max_extra_cost
+        self._max_tokens = max_tokens
+        self._began_s = now_s
+        self._num_rest_tokens = 0  # tokens to wait before the draft begins anew …
+        self._resting: RaceStream | None = None  # … while this one is the last …
+        self._rest_until = 0  # … until it has written so many
+        self._num_seen_takeovers = 0
+        self._num_seen_agreed = 0
+        self._num_extra = 0  # streams that are open beside the first one …
+        self._num_beside = 0  # … and tokens of the answer since there are so many
+        self._late_s = 0.0  # that the answer is later than without them
+        self._num_tokens = 0
+        self._last_s: float | None = None  # when the answer's last token came
+        self._pause_tokens = _FIRST_PAUSE
+        self._resume_at = 0  # tokens that the answer has when streams may be opened again
+
+    # ------------------------------------------------------------------------------------------- draft
+
+    @property
+    def segment_length(self) -> int:
+        """Tokens between the first two streams."""
+        return self._find_segment_length(0)
+
+    @property
+    def draft_reach(self) -> int:
+        """Tokens that are worth drafting at once: as far as all streams together can reach."""
+        rate, lead = self._pair_stats.acceptance.rate, math.ceil(self._estimate_lead())
+        num_useful = math.log(_MIN_SURVIVAL) / math.log(rate) if 0.0 < rate < 1.0 else _MAX_DRAFT_REACH
+        num_useful = max(num_useful, _MIN_USEFUL_RUN, self.segment_length)
+        return min(lead + 2 * (self._max_streams + 1) * self.segment_length, math.ceil(num_useful), _MAX_DRAFT_REACH)
+
+    def choose_draft_request(self, *, has_ended: bool, is_cut: bool) -> DraftRequest | None:
+        """What the draft is to be asked now; None: nothing. `is_cut`: it has ended, and would have gone on."""
+        chain, tail = self._chain, self._chain.tail
+        if self.is_off or not (chain.is_draft_wrong or has_ended):
+            return None
+        if not chain.is_draft_wrong and is_cut:
+            if len(tail.expected) - len(tail.text) >= _CHARACTERS_PER_TOKEN * self.draft_reach:
+                return None
+            return DraftRequest(tail.prefix + tail.expected, self.draft_reach)
+        if not chain.is_draft_wrong and len(tail.text) < len(tail.expected):
+            return None
+        if self._resting is not tail:
+            self._begin_rest(tail)
+        if tail.num_tokens < self._rest_until:
+            return None
+        self._resting = None
+        chain.reset_expected()
+        return DraftRequest(tail.assumed_answer, self.draft_reach)
+
+    def _begin_rest(self, tail: RaceStream) -> None:
+        """A draft that was of no use since the last time is asked later and later."""
+        num_agreed = self._chain.num_agreed
+        is_useful = (
+            self._chain.num_takeovers > self._num_seen_takeovers
+            or num_agreed - self._num_seen_agreed >= _MIN_USEFUL_RUN
+        )
+        self._num_rest_tokens = (
+            0 if is_useful and self._is_draft_promising() else min(max(1, 2 * self._num_rest_tokens), _MAX_REST_TOKENS)
+        )
+        self._resting, self._num_seen_takeovers, self._num_seen_agreed = tail, self._chain.num_takeovers, num_agreed
+        self._rest_until = tail.num_tokens + self._num_rest_tokens
+
+    def _is_draft_promising(self) -> bool:
+        """Whether it is likely enough to be right where a stream could begin."""
+        num_tokens = math.ceil(self._estimate_lead()) + _MIN_SEGMENT
+        return self._pair_stats.acceptance.rate**num_tokens >= _MIN_SURVIVAL
+
+    # ----------------------------------------------------------------------------------------- streams
+
+    def open_stream(self, num_open: int, now_s: float) -> RaceStream | None:
+        """One more stream that is to be opened now; None: none. `num_open` are, with those that are being closed."""
+        chain, tail = self._chain, self._chain.tail
+        if self.is_off or self.is_at_end or tail.finish is not None or chain.is_draft_wrong:
+            return None
+        if num_open >= self._limit_streams(now_s):
+            return None
+        # what the last stream will have written when a new one writes its first token
+        lead = self._estimate_lead()
+        if tail.timer.first_s is None:
+            lead = min(lead or math.inf, (now_s - tail.timer.opened_s) / self._pair_stats.target_token_s)
+        num_before = self._count_unverified(tail)
+        num_pieces = math.ceil(lead) + self._find_segment_length(num_before + lead)
+        if self._pair_stats.acceptance.rate ** (num_before + num_pieces) < _MIN_SURVIVAL:
+            return None
+        end = find_stream_boundary(tail.expected, len(tail.text), num_pieces)
+        if end is None or not self._can_afford(end):
+            return None
+        child = self._make_stream(tail.prefix + tail.expected[:end])
+        chain.append_stream(child, end)
+        self.num_opened += 1
+        return child
+
+    def _limit_streams(self, now_s: float) -> int:
+        """How many streams may be open now."""
+        if not self.can_begin or self._num_tokens < self._resume_at:
+            return 1
+        num_known, acceptance = self._stats.num_extra, self._pair_stats.acceptance
+        if not num_known:
+            step_s = self._pair_stats.token_s.value
+            if step_s is None or acceptance.accepted + acceptance.rejected < _MIN_JUDGED:
+                return 1
+            allowance_s = self._pair_stats.rows.estimate_allowance(now_s - self._began_s, step_s, self._max_tokens)
+            if _TRIAL_TOKENS * step_s > allowance_s:
+                return 1
+        return min(self._max_streams, 1 + max(1, _TRIAL_FACTOR * num_known))
+
+    def _estimate_lead(self) -> float:
+        """How many tokens a stream writes while another waits for its first one."""
+        first_s = self._stats.first_s.value
+        if first_s is None:
+            return self._pair_stats.tokens_per_first_token
+        return min(first_s / self._pair_stats.target_token_s, float(_MAX_DRAFT_REACH))
+
+    def _count_unverified(self, tail: RaceStream) -> int:
+        """How many tokens the draft has to be right for what the last stream has written to be the answer."""
+        frontier = next(stream for stream in self._chain.streams if not stream.complete)
+        num_tokens = tail.num_prefix_tokens + tail.num_tokens - frontier.num_prefix_tokens - frontier.num_tokens
+        return 0 if frontier is tail else max(0, num_tokens)
+
+    def _find_segment_length(self, num_before: float) -> int:
+        """Tokens from one stream to the next, where the draft has to be right for so many before."""
+        wrong = max(1.0 - self._pair_stats.acceptance.rate, 1e-3)
+        growth = math.exp(min(_SEGMENT_GROWTH * wrong * num_before, 5.0))
+        return min(max(round(_SEGMENT_SHARE / wrong / self._max_streams * growth), _MIN_SEGMENT), _MAX_SEGMENT)
+
+    def _can_afford(self, end: int) -> bool:
+        """Whether one more stream stays within `max_extra_cost`."""
+        bound, chain = self._max_extra_cost, self._chain
+        if bound is None:
+            return True
+        num_input = self.num_prompt_tokens + len(split_pieces(chain.tail.prefix + chain.tail.expected[:end]))
+        extra = self.num_extra_input_tokens + num_input + chain.num_cancelled_tokens
+        return extra <= bound * (self.num_prompt_tokens + chain.num_answer_tokens)
+
+    # --------------------------------------------------------------------------------------- lost time
+
+    def add_progress(self, num_open: int, arrived_s: float) -> None:
+        """Something came while so many streams were open: where they slow the answer down, all but the first end."""
+        num_new = self._chain.num_answer_tokens - self._num_tokens
+        self._num_tokens += num_new
+        if num_open - 1 != self._num_extra:
+            self._num_extra, self._num_beside = num_open - 1, 0
+        if num_new < 1:
+            return
+        last_s, self._last_s = self._last_s, arrived_s
+        step_s = self._pair_stats.target_token_s * num_new
+        if last_s is None or num_open < 2 or self._pair_stats.token_s.value is None:
+            self._charge_late()
+            return
+        gap_s = min(arrived_s - last_s, _MAX_GAP * step_s) * (1.0 - _LATE_TOLERANCE)
+        self._late_s = max(0.0, self._late_s + gap_s - step_s)
+        self._num_beside += num_new
+        self._judge_room(arrived_s)
+
+    def _judge_room(self, now_s: float) -> None:
+        step_s, rows = self._pair_stats.target_token_s, self._pair_stats.rows
+        is_trial = self._num_extra > self._stats.num_extra
+        has_room = self._late_s <= _MAX_TRIAL_LOSS * step_s
+        if is_trial and self._num_beside >= _TRIAL_TOKENS and has_room:
+            self._stats.num_extra = self._num_extra
+        allowance_s = rows.estimate_allowance(now_s - self._began_s, step_s, self._max_tokens)
+        is_refuted = is_trial and self._num_beside >= _TRIAL_TOKENS and not has_room
+        if is_refuted or self._late_s > max(allowance_s, _MAX_LATE * step_s):
+            self._stats.num_extra = 0
+            self._resume_at = self._num_tokens + self._pause_tokens
+            self._pause_tokens *= 2
+            self._chain.drop_all_but_first()
+            self._charge_late()
+
+    def _charge_late(self) -> None:
+        if self._late_s:
+            self._pair_stats.rows.add_loss(self._late_s)
+            self._late_s = 0.0
+
+    def finish(self) -> None:
+        """The answer has ended: what it took is added to what later trials may cost."""
+        self._charge_late()
+        self._pair_stats.rows.add_answer(self._pair_stats.estimate_plain_s(self._chain.num_answer_tokens) or 0.0)
