@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from llm_spec._clock import clock
 from llm_spec.baseline import count_request_characters
 from llm_spec.chat import (
-    ChatRequest,
     Fallback,
     Finish,
     Guarantee,
@@ -30,15 +28,15 @@ from llm_spec.chat import (
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.drafting.text_pieces import count_prompt_pieces, count_tokens
+from llm_spec.drafting.text_pieces import count_tokens
 from llm_spec.errors import TargetError, UnsupportedError
 from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.race_stream import RaceStream
-from llm_spec.strategies.resume_plain import can_continue
+from llm_spec.strategies.race_target import RaceTarget
 from llm_spec.strategies.stream_chain import StreamChain
 from llm_spec.strategies.stream_reader import MIN_BASELINE_TOKENS, StreamNews, StreamReader
 from llm_spec.strategies.stream_scheduler import DraftRequest, StreamScheduler
-from llm_spec.strategies.untried_endpoint import UntriedEndpoint, find_token_endpoint
+from llm_spec.strategies.untried_endpoint import find_token_endpoint
 from llm_spec.text import StopMatcher
 
 __all__ = ["prepare"]
@@ -86,11 +84,9 @@ class _Race:
 
     def __init__(self, context: StrategyContext, draft: DraftProvider, endpoint: TokenEndpoint | None) -> None:
         request, config = context.request, context.config
-        self._target = context.target
-        self._endpoint = endpoint
+        self._name = context.target.name
+        self._race_target = RaceTarget(context, endpoint)
         self._request = request
-        self._is_text_untried = "continue_prefix" in context.untried
-        self._is_discovering = False  # whether the server has calls of ours that find out what it can do
         self._pair_stats = context.pair_stats
         self._clock = clock()
         self._changed = asyncio.Event()
@@ -101,31 +97,29 @@ class _Race:
             timeout_s=config.draft_timeout_s,
             changed=self._handle_draft_news,
         )
-        self._random = random.Random(request.sampling.seed)  # noqa: S311 - seeds of streams, no secret
         self._root = self._make_stream("")
         self._chain = StreamChain(
             self._root,
             self._pair_stats,
             greedy=request.sampling.temperature == 0,
-            max_tokens=request.max_tokens if self._endpoint is None else None,  # by ids every stream is told its own
+            max_tokens=request.max_tokens if endpoint is None else None,  # by ids every stream is told its own
             max_rounds=config.max_iterations,
             close=self._close_stream,
         )
         self._scheduler = StreamScheduler(
             self._chain,
             self._pair_stats,
+            self._race_target.costs,
             make_stream=self._make_stream,
             max_streams=config.max_concurrent_streams,
             max_extra_cost=config.max_extra_cost,
             max_tokens=request.max_tokens,
             now_s=self._clock(),
         )
-        self._scheduler.num_prompt_tokens = count_prompt_pieces(request)
         self._news: asyncio.Queue[StreamNews] = asyncio.Queue(_READ_AHEAD)
         self._readers: dict[RaceStream, StreamReader] = {}
         self._streams: dict[StreamReader, RaceStream] = {}
-        self._root_has_shown_pace = asyncio.Event()
-        self._prompts: dict[RaceStream, asyncio.Task[list[int]]] = {}  # token ids of all that is before a stream
+        self._preparing: asyncio.Task[None] | None = None
         self._opened: list[RaceStream] = []
         self._num_failures = 0
         self._error: Exception | None = None
@@ -139,10 +133,10 @@ class _Race:
     async def events(self) -> AsyncGenerator[StreamEvent]:
         """The answer."""
         chain, matcher = self._chain, StopMatcher(self._request.stop)
-        if self._endpoint is None:
+        if not self._race_target.is_by_ids:
             yield _BY_TEXT
         self._start_stream(self._root, None)
-        self._prompts[self._root] = asyncio.create_task(self._prepare())
+        self._preparing = asyncio.create_task(self._prepare())
         self._restart_draft(DraftRequest("", self._scheduler.draft_reach))
         finish: Finish | None = None
         while finish is None:
@@ -162,7 +156,7 @@ class _Race:
         for held in matcher.flush():
             yield held
         if not (self._scheduler.is_off or self._scheduler.can_begin):
-            yield Fallback(f"{self._target.name} was still being discovered when the answer was over", "discovery")
+            yield Fallback(f"{self._name} was still being discovered when the answer was over", "discovery")
         chain.drop_all_but_first()
         for stream in self._report_streams():
             yield stream
@@ -200,11 +194,12 @@ class _Race:
         if root is not None:
             root.add_times_to(self._pair_stats.baseline, count_request_characters(self._request))
         self._scheduler.finish()
-        tasks: list[asyncio.Task[Any]] = [reader.task for reader in self._readers.values()]
-        tasks += self._prompts.values()
+        tasks = [*(reader.task for reader in self._readers.values()), *filter(None, [self._preparing])]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, self._background_draft.aclose(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._race_target.aclose()
+        await self._background_draft.aclose()
 
     # ----------------------------------------------------------------------------------------- streams
 
@@ -215,15 +210,14 @@ class _Race:
 
     def _make_stream(self, prefix: str) -> RaceStream:
         stream = RaceStream(prefix, self._pair_stats.open_stream())
-        stream.token_ids = None if self._endpoint is None else []
+        stream.token_ids = [] if self._race_target.is_by_ids else None
         return stream
 
     def _start_stream(self, stream: RaceStream, parent: RaceStream | None) -> None:
         self._opened.append(stream)
-        if self._endpoint is not None and parent is not None:
-            self._prompts[stream] = asyncio.create_task(self._encode_expected(parent, self._endpoint))
+        target = self._race_target
         reader = StreamReader(
-            self._open_root() if parent is None else self._open_child(stream),
+            target.open_first() if parent is None else target.open_further(stream, parent),
             stream.timer,
             begins_at=stream.num_prefix_tokens,
             has_calls=self._is_disturbed,
@@ -240,104 +234,26 @@ class _Race:
 
     def _close_stream(self, stream: RaceStream) -> None:
         """Nobody needs a stream any more."""
-        tasks = [self._readers[stream].task, *filter(None, [self._prompts.get(stream)])]
-        for task in tasks:
-            task.cancel()
-
-    def _open_root(self) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        request = replace(self._request, stop=())  # a stop string may begin in one stream and end in another
-        return self._target.stream(request) if self._endpoint is None else self._endpoint.stream_chat(request)
-
-    @asynccontextmanager
-    async def _open_child(self, stream: RaceStream) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        request = self._vary_seed(replace(self._request, stop=()))
-        scheduler = self._scheduler
-        if self._endpoint is None:
-            request = self._limit_tokens(request, stream.min_prefix_tokens)
-            scheduler.num_extra_input_tokens += scheduler.num_prompt_tokens + stream.num_prefix_tokens
-            opened = self._target.stream(replace(request, prefix=request.prefix + stream.prefix))
-        else:
-            prompt_ids = await asyncio.shield(self._prompts[stream])
-            stream.num_prefix_tokens = len(prompt_ids) - scheduler.num_prompt_tokens
-            request = self._limit_tokens(request, stream.num_prefix_tokens)
-            scheduler.num_extra_input_tokens += len(prompt_ids)
-            opened = self._endpoint.stream_after(prompt_ids, request)
-        async with opened as events:
-            yield events
-
-    async def _prepare(self) -> list[int]:
-        """Find out how the target goes on, if that is not known yet; by ids, the prompt's."""
-        prompt_ids: list[int] = []
-        try:
-            if self._endpoint is not None:
-                prompt_ids = await self._encode_prompt(self._endpoint)
-            if self._endpoint is None:
-                await self._check_continuation()
-        except Exception as error:  # only speculation needs it
-            self._stop_racing(error)
-            raise
-        self._scheduler.can_begin = True
-        self._changed.set()
-        return prompt_ids
-
-    async def _encode_prompt(self, endpoint: TokenEndpoint) -> list[int]:
-        try:
-            prompt_ids = await endpoint.encode_chat(self._request)
-        except UnsupportedError:
-            if not (isinstance(endpoint, UntriedEndpoint) and self._target.capabilities.continue_prefix):
-                raise
-            self._go_on_by_text()
-            return []
-        if self._root.token_ids is None:  # the stream was begun before the server was known to tell them
-            self._go_on_by_text()
-        self._scheduler.num_prompt_tokens = len(prompt_ids)
-        return prompt_ids
-
-    def _go_on_by_text(self) -> None:
-        self._endpoint, self._is_text_untried = None, True
-        self._chain.output_events.append(_BY_TEXT)
-        self._chain.limit_tokens(self._request.max_tokens)
-
-    async def _check_continuation(self) -> None:
-        """Try whether the target goes on from a text, where that is only believed."""
-        if not self._is_text_untried:
-            return
-        await self._root_has_shown_pace.wait()
-        self._is_discovering = True
-        try:
-            if not await can_continue(self._target):
-                raise UnsupportedError(f"target {self._target.name} does not go on from a text")
-        finally:
-            self._is_discovering = False
+        self._readers[stream].task.cancel()
+        self._race_target.close(stream)
 
     def _is_disturbed(self) -> bool:
         """Whether the server has other work of ours beside a stream."""
-        is_tried = isinstance(self._endpoint, UntriedEndpoint) and self._endpoint.is_being_tried
-        return self._num_open > 1 or self._is_discovering or (is_tried and not self._scheduler.is_off)
+        return self._num_open > 1 or (self._race_target.is_being_tried and not self._scheduler.is_off)
 
-    async def _encode_expected(self, parent: RaceStream, endpoint: TokenEndpoint) -> list[int]:
-        """All that is expected to be before the stream after `parent`, prompt included."""
-        text, written_ids = parent.text, list(parent.token_ids or ())
-        added_ids = await endpoint.encode(parent.expected[len(text) :])
-        prompt_ids = await asyncio.shield(self._prompts[parent])
-        parent.expect_ids(written_ids + added_ids)
-        return prompt_ids + written_ids + added_ids
-
-    def _limit_tokens(self, request: ChatRequest, num_before: int) -> ChatRequest:
-        """With as many tokens as are left behind so many."""
-        if request.max_tokens is not None:
-            left = request.max_tokens - num_before
-            if left < 1:
-                self._scheduler.is_at_end = True
-                raise UnsupportedError("the answer ends before it would begin")
-            request = replace(request, max_tokens=left)
-        return request
-
-    def _vary_seed(self, request: ChatRequest) -> ChatRequest:
-        """With a seed of its own: two streams with one seed would draw the same noise at different places."""
-        if request.sampling.temperature == 0:
-            return request
-        return replace(request, sampling=replace(request.sampling, seed=self._random.getrandbits(31)))
+    async def _prepare(self) -> None:
+        """Find out how further streams are begun."""
+        target, was_by_ids = self._race_target, self._race_target.is_by_ids
+        try:
+            await target.prepare(self._root)
+        except Exception as error:  # noqa: BLE001 - only speculation needs it
+            self._stop_racing(error)
+            return
+        if was_by_ids and not target.is_by_ids:
+            self._chain.output_events.append(_BY_TEXT)
+            self._chain.limit_tokens(self._request.max_tokens)
+        self._scheduler.can_begin = True
+        self._changed.set()
 
     # -------------------------------------------------------------------------------------------- news
 
@@ -356,7 +272,7 @@ class _Race:
             case Finish() as finish:
                 chain.end_stream(stream, finish, news.arrived_s, is_disturbed=news.is_disturbed)
             case None:
-                error = TargetError(f"{self._target.name} ended its stream without a finish reason")
+                error = TargetError(f"{self._name} ended its stream without a finish reason")
                 self._handle_stream_failure(stream, error)
             case Exception() as error:
                 self._handle_stream_failure(stream, error)
@@ -368,7 +284,7 @@ class _Race:
             case _:
                 pass
         if chain.num_answer_tokens > MIN_BASELINE_TOKENS:
-            self._root_has_shown_pace.set()
+            self._race_target.note_pace()
         if not has_begun and stream is not self._root and stream.timer.first_s is not None:
             self._pair_stats.streams.first_s.update(stream.timer.first_s - stream.timer.opened_s)
         self._scheduler.add_progress(self._num_open, news.arrived_s)
@@ -397,7 +313,7 @@ class _Race:
             self._error = error
         elif stream in self._chain.streams:
             self._chain.drop_stream(stream)
-            self._num_failures += not self._scheduler.is_at_end
+            self._num_failures += not self._race_target.costs.is_at_end
             if self._num_failures >= _MAX_FAILURES:
                 self._stop_racing(error)
 
@@ -424,7 +340,8 @@ class _Race:
                 self._restart_draft(request)
         while self._error is None:
             parent = self._chain.tail
-            stream = scheduler.open_stream(self._num_open, self._clock())
+            is_whole = feed.ended and feed.is_complete
+            stream = scheduler.open_stream(self._num_open, self._clock(), is_draft_whole=is_whole)
             if stream is None:
                 return
             self._start_stream(stream, parent)

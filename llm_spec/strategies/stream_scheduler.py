@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from llm_spec.drafting.text_pieces import split_pieces
@@ -26,7 +27,7 @@ from llm_spec.pair_stats import PairStats
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.stream_chain import StreamChain, find_stream_boundary
 
-__all__ = ["DraftRequest", "StreamScheduler"]
+__all__ = ["DraftRequest", "PromptCosts", "StreamScheduler"]
 
 _MIN_SEGMENT: Final = 2  # tokens
 _MAX_SEGMENT: Final = 64
@@ -47,6 +48,18 @@ _MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more 
 _FIRST_PAUSE: Final = 32  # tokens without further streams after they did not pay, twice as many each time
 
 
+@dataclass(slots=True)
+class PromptCosts:
+    """Tokens of the request's prompt, and those that further streams have read.
+
+    `is_at_end`: a stream would have begun where no token may follow.
+    """
+
+    num_prompt_tokens: int
+    num_extra_tokens: int = 0
+    is_at_end: bool = False
+
+
 class DraftRequest(NamedTuple):
     """What the draft is to be asked: so many tokens of what follows a text."""
 
@@ -65,6 +78,7 @@ class StreamScheduler:
         self,
         chain: StreamChain,
         pair_stats: PairStats,
+        costs: PromptCosts,
         *,
         make_stream: Callable[[str], RaceStream],
         max_streams: int,
@@ -74,13 +88,11 @@ class StreamScheduler:
     ) -> None:
         self.can_begin = False  # whether it is known how further streams are begun
         self.is_off = False  # nothing more is begun
-        self.is_at_end = False  # nor any stream: the draft has come to the end of what may be written
-        self.num_prompt_tokens = 0
-        self.num_extra_input_tokens = 0
         self.num_opened = 0  # streams beside the first one, in all
         self._chain = chain
         self._pair_stats = pair_stats
         self._stats = pair_stats.streams
+        self._costs = costs
         self._make_stream = make_stream
         self._max_streams = max_streams
         self._max_extra_cost = max_extra_cost
@@ -153,10 +165,13 @@ class StreamScheduler:
 
     # ----------------------------------------------------------------------------------------- streams
 
-    def open_stream(self, num_open: int, now_s: float) -> RaceStream | None:
-        """One more stream that is to be opened now; None: none. `num_open` are, with those that are being closed."""
+    def open_stream(self, num_open: int, now_s: float, *, is_draft_whole: bool) -> RaceStream | None:
+        """One more stream that is to be opened now; None: none. `num_open` are, with those that are being closed.
+
+        `is_draft_whole`: the draft has said how the answer ends.
+        """
         chain, tail = self._chain, self._chain.tail
-        if self.is_off or self.is_at_end or tail.finish is not None or chain.is_draft_wrong:
+        if self.is_off or self._costs.is_at_end or tail.finish is not None or chain.is_draft_wrong:
             return None
         if num_open >= self._limit_streams(now_s):
             return None
@@ -166,6 +181,10 @@ class StreamScheduler:
             lead = min(lead or math.inf, (now_s - tail.timer.opened_s) / self._pair_stats.target_token_s)
         num_before = self._count_unverified(tail)
         num_pieces = math.ceil(lead) + self._find_segment_length(num_before + lead)
+        if is_draft_whole:  # the streams divide what is left
+            num_left = len(split_pieces(tail.expected[len(tail.text) :])) - math.ceil(lead)
+            share = num_left // (self._max_streams - num_open + 1)
+            num_pieces = min(num_pieces, math.ceil(lead) + max(share, _MIN_SEGMENT))
         if self._pair_stats.acceptance.rate ** (num_before + num_pieces) < _MIN_SURVIVAL:
             return None
         end = find_stream_boundary(tail.expected, len(tail.text), num_pieces)
@@ -214,9 +233,9 @@ class StreamScheduler:
         bound, chain = self._max_extra_cost, self._chain
         if bound is None:
             return True
-        num_input = self.num_prompt_tokens + len(split_pieces(chain.tail.prefix + chain.tail.expected[:end]))
-        extra = self.num_extra_input_tokens + num_input + chain.num_cancelled_tokens
-        return extra <= bound * (self.num_prompt_tokens + chain.num_answer_tokens)
+        num_input = self._costs.num_prompt_tokens + len(split_pieces(chain.tail.prefix + chain.tail.expected[:end]))
+        extra = self._costs.num_extra_tokens + num_input + chain.num_cancelled_tokens
+        return extra <= bound * (self._costs.num_prompt_tokens + chain.num_answer_tokens)
 
     # --------------------------------------------------------------------------------------- lost time
 

@@ -1,0 +1,154 @@
+"""RaceTarget: how the streams of one race are opened, by token ids or by text, and what is known of their prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+
+from llm_spec.chat import ChatRequest, StreamEvent
+from llm_spec.contract.endpoint import TokenEndpoint
+from llm_spec.drafting.text_pieces import count_prompt_pieces
+from llm_spec.errors import UnsupportedError
+from llm_spec.strategies.base import StrategyContext
+from llm_spec.strategies.race_stream import RaceStream
+from llm_spec.strategies.resume_plain import can_continue
+from llm_spec.strategies.stream_scheduler import PromptCosts
+from llm_spec.strategies.untried_endpoint import UntriedEndpoint
+
+__all__ = ["RaceTarget"]
+
+
+class RaceTarget:
+    """One request's target. `endpoint`: where it is asked by token ids; None: by text.
+
+    An endpoint that is still being discovered may turn out to be missing: then streams go on by text.
+    """
+
+    def __init__(self, context: StrategyContext, endpoint: TokenEndpoint | None) -> None:
+        self.costs = PromptCosts(count_prompt_pieces(context.request))
+        self._target = context.target
+        self._request = replace(context.request, stop=())  # a stop string may begin in one stream and end in another
+        self._endpoint = endpoint
+        self._is_text_untried = "continue_prefix" in context.untried
+        self._is_trying_text = False
+        self._root_shows_pace = asyncio.Event()
+        self._prompts: dict[RaceStream, asyncio.Task[list[int]]] = {}  # token ids of all that is before a stream
+        self._random = random.Random(context.request.sampling.seed)  # noqa: S311 - seeds of streams, no secret
+
+    @property
+    def is_by_ids(self) -> bool:
+        """Whether streams are begun by token ids."""
+        return self._endpoint is not None
+
+    @property
+    def is_being_tried(self) -> bool:
+        """Whether the server has calls of ours that find out what it can do."""
+        is_endpoint_tried = isinstance(self._endpoint, UntriedEndpoint) and self._endpoint.is_being_tried
+        return self._is_trying_text or is_endpoint_tried
+
+    def open_first(self) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """The answer's own stream."""
+        endpoint = self._endpoint
+        return self._target.stream(self._request) if endpoint is None else endpoint.stream_chat(self._request)
+
+    def open_further(
+        self, stream: RaceStream, parent: RaceStream
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """A stream that begins where `parent` is expected to arrive; `prepare` has come to its end."""
+        if self._endpoint is None:
+            return self._open_by_text(stream)
+        self._prompts[stream] = asyncio.create_task(self._encode_expected(parent, self._endpoint))
+        return self._open_by_ids(stream, self._endpoint)
+
+    async def prepare(self, root: RaceStream) -> None:
+        """Find out what further streams need: the prompt's token ids, or whether the target goes on from a text.
+
+        Raises what the target raises, and UnsupportedError where it can do neither.
+        """
+        if self._endpoint is not None:
+            self._prompts[root] = asyncio.create_task(self._endpoint.encode_chat(self._request))
+            try:
+                self.costs.num_prompt_tokens = len(await asyncio.shield(self._prompts[root]))
+            except UnsupportedError:
+                if not (isinstance(self._endpoint, UntriedEndpoint) and self._target.capabilities.continue_prefix):
+                    raise
+                self._begin_by_text()
+        if self._endpoint is not None and root.token_ids is None:  # it began before it was known to tell them
+            self._begin_by_text()
+        if self._is_text_untried:
+            await self._root_shows_pace.wait()
+            await self._try_text()
+
+    def note_pace(self) -> None:
+        """The first stream has shown how fast it is by itself: trials may disturb it now."""
+        self._root_shows_pace.set()
+
+    def close(self, stream: RaceStream) -> None:
+        """A stream is not needed any more, nor what is before it."""
+        prompt = self._prompts.get(stream)
+        if prompt is not None:
+            prompt.cancel()
+
+    async def aclose(self) -> None:
+        """End all that is under way."""
+        for task in self._prompts.values():
+            task.cancel()
+        await asyncio.gather(*self._prompts.values(), return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _begin_by_text(self) -> None:
+        self._endpoint, self._is_text_untried = None, True
+
+    async def _try_text(self) -> None:
+        self._is_trying_text = True
+        try:
+            if not await can_continue(self._target):
+                raise UnsupportedError(f"target {self._target.name} does not go on from a text")
+        finally:
+            self._is_trying_text = False
+
+    @asynccontextmanager
+    async def _open_by_text(self, stream: RaceStream) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        request = self._limit_tokens(self._vary_seed(self._request), stream.min_prefix_tokens)
+        self.costs.num_extra_tokens += self.costs.num_prompt_tokens + stream.num_prefix_tokens
+        async with self._target.stream(replace(request, prefix=request.prefix + stream.prefix)) as events:
+            yield events
+
+    @asynccontextmanager
+    async def _open_by_ids(
+        self, stream: RaceStream, endpoint: TokenEndpoint
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        prompt_ids = await asyncio.shield(self._prompts[stream])
+        stream.num_prefix_tokens = len(prompt_ids) - self.costs.num_prompt_tokens
+        request = self._limit_tokens(self._vary_seed(self._request), stream.num_prefix_tokens)
+        self.costs.num_extra_tokens += len(prompt_ids)
+        async with endpoint.stream_after(prompt_ids, request) as events:
+            yield events
+
+    async def _encode_expected(self, parent: RaceStream, endpoint: TokenEndpoint) -> list[int]:
+        """All that is expected to be before the stream after `parent`, prompt included."""
+        text, written_ids = parent.text, list(parent.token_ids or ())
+        added_ids = await endpoint.encode(parent.expected[len(text) :])
+        prompt_ids = await asyncio.shield(self._prompts[parent])
+        parent.expect_ids(written_ids + added_ids)
+        return prompt_ids + written_ids + added_ids
+
+    def _limit_tokens(self, request: ChatRequest, num_before: int) -> ChatRequest:
+        """With as many tokens as are left behind so many."""
+        if request.max_tokens is not None:
+            left = request.max_tokens - num_before
+            if left < 1:
+                self.costs.is_at_end = True
+                raise UnsupportedError("the answer ends before it would begin")
+            request = replace(request, max_tokens=left)
+        return request
+
+    def _vary_seed(self, request: ChatRequest) -> ChatRequest:
+        """With a seed of its own: two streams with one seed would draw the same noise at different places."""
+        if request.sampling.temperature == 0:
+            return request
+        return replace(request, sampling=replace(request.sampling, seed=self._random.getrandbits(31)))
