@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from llm_spec.chat import Round, TextDelta
 from llm_spec.drafting.text_pieces import count_tokens
-from llm_spec.result import SpeculativeResult
+from llm_spec.result import PlainReason, SpeculativeResult
 
 __all__ = ["AnswerKey", "AnswerRecord", "BlockRecord", "describe_answer"]
 
@@ -44,7 +44,7 @@ class AnswerRecord:
     reasoning: str = ""
     finish_reason: str | None = None
     strategy: str | None = None
-    plain_reason: str | None = None
+    plain_reason: PlainReason | None = None
     plain_detail: str | None = None
     reported_speedup: float | None = None
     input_tokens: int | None = None

@@ -16,6 +16,7 @@ from llm_spec.bench.report import (
     format_share,
 )
 from llm_spec.bench.summary import NUM_FIRST, ContenderSummary, Latency, PromptRatio
+from llm_spec.result import PLAIN_REASONS
 
 __all__ = ["Table", "build_tables", "describe_difference", "list_notes"]
 
@@ -172,7 +173,7 @@ def _list_contender_notes(summary: ContenderSummary) -> list[str]:
         notes.append(f"worst at {_describe_prompt(worst)}, best at {_describe_prompt(best)}")
     reasons = summary.speculation.plain_reasons
     if summary.kind == "pair" and reasons:
-        counts = ", ".join(f"{count} because of {reason}" for reason, count in reasons.items())
+        counts = "; ".join(f"{count} because {PLAIN_REASONS[name]}" for name, count in reasons.items())
         notes.append(f"answers without speculation: {counts}")
     notes += [f"another text, {describe_difference(difference)}" for difference in differences[:_MAX_DIFFERENCES]]
     if len(differences) > _MAX_DIFFERENCES:

@@ -15,6 +15,7 @@ from llm_spec.bench.prompts import BenchPrompt
 from llm_spec.bench.records import AnswerRecord, BlockRecord
 from llm_spec.bench.statistics import MIN_UNITS, Estimate, median_of_ratios, middle_ratio, percentile
 from llm_spec.registry import strip_credentials
+from llm_spec.result import PlainReason
 
 __all__ = [
     "NUM_FIRST",
@@ -116,7 +117,7 @@ class SpeculationFigures:
     request_share: float
     accepted_share: float
     acceptance_rate: float | None
-    plain_reasons: Mapping[str, int]
+    plain_reasons: Mapping[PlainReason, int]
     drafted_at: tuple[int, ...]
     accepted_at: tuple[int, ...]
 

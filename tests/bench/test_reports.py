@@ -183,6 +183,7 @@ def test_the_table() -> None:
         plain(script("one two four", token_s=0.05), "fast"),
         plain(script("one two three", token_s=0.2), "slow"),
         pair(PromptLookup(), script(), "probe"),
+        pair(PromptLookup(), script("one two three"), "auto"),
     ]
     questions = [prompt_from_text(f"question {n}", n) for n in range(1, 8)]
     shown = format_report(report_of(run_virtual(measure(contenders, questions))))
@@ -196,4 +197,5 @@ def test_the_table() -> None:
     assert "fast: another text in 4 more answers" in shown
     assert re.search(r"^fast +7 .*0 of 7", shown, re.MULTILINE)
     assert "7 prompts of a test, one at a time, greedy" in shown
+    assert re.search(r"^auto: answers without speculation: 6 because the target cannot verify", shown, re.MULTILINE)
     assert "load 0.50 before, 0.25 after" in shown
