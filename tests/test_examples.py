@@ -34,7 +34,11 @@ def test_all_are_run() -> None:
     assert examples == CLAIMS.keys()
 
 
-@pytest.mark.parametrize("name", CLAIMS)
+# Loading real weights takes a third of the time of all of them; the usual run loads such checkpoints in llm_spec_torch/
+CASES = [pytest.param(name, marks=pytest.mark.slow if name == "local_checkpoint.py" else ()) for name in CLAIMS]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_example(name: str) -> None:
     """It ends well, without a warning, and prints what it claims."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # two that wait for each other are slower beside other work
