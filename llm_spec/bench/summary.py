@@ -322,7 +322,8 @@ def _measure_times(answers: Sequence[AnswerRecord], blocks: Sequence[BlockRecord
 
 
 def _count_speculation(answers: Sequence[AnswerRecord]) -> SpeculationFigures:
-    reasons = Counter(answer.plain_reason for answer in answers if answer.plain_reason is not None)
+    given: list[PlainReason] = [answer.plain_reason for answer in answers if answer.plain_reason is not None]
+    reasons = Counter(given)
     num_tokens = sum(answer.answer_tokens for answer in answers)
     drafted, accepted = (sum(getattr(a, name) for a in answers) for name in ("drafted_tokens", "accepted_tokens"))
     return SpeculationFigures(
