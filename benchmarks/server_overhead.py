@@ -169,6 +169,7 @@ def main() -> None:
         folder = Path(name)
         print(f"  {'milliseconds a request':<34}{'median':>9}{'p90':>9}{'p99':>9}{'a second':>11}")
         with relay(upstream_url) as bare, running(llm_spec_command(folder, upstream_url)) as ours:
+            time.sleep(1.0)  # its first process becomes a smaller one as soon as it serves
             rest = ours.resident_mb
             number = arguments.requests
             places = {
