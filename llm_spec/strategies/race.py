@@ -192,7 +192,8 @@ class _Race:
         """End every stream and the draft, and wait until they are closed."""
         root = self._readers.get(self._root)
         if root is not None:
-            root.add_times_to(self._pair_stats.baseline, count_request_characters(self._request))
+            num_characters, token_s = count_request_characters(self._request), self._pair_stats.token_s.value
+            root.add_times_to(self._pair_stats.baseline, num_characters, token_s)
         self._scheduler.finish()
         tasks = [*(reader.task for reader in self._readers.values()), *filter(None, [self._preparing])]
         for task in tasks:
@@ -241,6 +242,13 @@ class _Race:
         """Whether the server has other work of ours beside a stream."""
         return self._num_open > 1 or (self._race_target.is_being_tried and not self._scheduler.is_off)
 
+    def _is_harmless(self, stream: RaceStream) -> bool:
+        """Whether a stream tells the target's pace although others are open beside it."""
+        num_extra = self._pair_stats.streams.num_extra
+        is_first_token = stream.timer.first_s is None
+        is_first = stream is self._chain.streams[0] and not is_first_token
+        return is_first and self._num_open - 1 <= num_extra and not self._race_target.is_being_tried
+
     async def _prepare(self) -> None:
         """Find out how further streams are begun."""
         target, was_by_ids = self._race_target, self._race_target.is_by_ids
@@ -268,7 +276,8 @@ class _Race:
         match news.event:
             case TextDelta() as delta:
                 news.reader.count_undisturbed(count_tokens(delta), news)
-                chain.add_delta(stream, delta, news.arrived_s, is_disturbed=news.is_disturbed)
+                is_disturbed = news.is_disturbed and not self._is_harmless(stream)
+                chain.add_delta(stream, delta, news.arrived_s, is_disturbed=is_disturbed)
             case Finish() as finish:
                 chain.end_stream(stream, finish, news.arrived_s, is_disturbed=news.is_disturbed)
             case None:

@@ -74,12 +74,15 @@ class StreamReader:
         self.timer.stop()
         self._num_undisturbed, self._is_disturbed = 0, True
 
-    def add_times_to(self, baseline: Baseline, num_characters: int) -> None:
-        """What it wrote by itself, from the answer's start, tells the target's own speed."""
-        first_s = self.timer.first_s
-        if self.begins_at == 0 and self._num_undisturbed >= MIN_BASELINE_TOKENS and first_s is not None:
-            rest_s = self._undisturbed_s - first_s
-            baseline.add_answer(num_characters, 1 + self._num_undisturbed, first_s - self.timer.opened_s, rest_s)
+    def add_times_to(self, baseline: Baseline, num_characters: int, token_s: float | None = None) -> None:
+        """What it wrote by itself, from the answer's start, tells the target's own speed.
+
+        `token_s`: the seconds of a token, where they are known better than from that alone.
+        """
+        first_s, num_tokens = self.timer.first_s, self._num_undisturbed
+        if self.begins_at == 0 and num_tokens >= MIN_BASELINE_TOKENS and first_s is not None:
+            rest_s = self._undisturbed_s - first_s if token_s is None else num_tokens * token_s
+            baseline.add_answer(num_characters, 1 + num_tokens, first_s - self.timer.opened_s, rest_s)
 
     async def _read(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
         try:

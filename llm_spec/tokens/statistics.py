@@ -7,7 +7,7 @@ import math
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
 
-__all__ = ["AcceptanceEstimate", "CostAverage", "CostLine", "ExponentialMovingAverage"]
+__all__ = ["AcceptanceEstimate", "CostAverage", "CostLine", "CostMean", "ExponentialMovingAverage"]
 
 _OUTLIER_RATIO = 3.0  # a time beyond this many times the expected one counts as that much: a hiccup, or a new level
 _REFUTED = 0.5  # a time below this part of the expected one refutes it: times are only ever disturbed upward
@@ -101,6 +101,29 @@ class CostAverage:
         keep, seconds = _weigh_outlier(seconds, None if self.value is None else self.value * num_tokens)
         self._seconds = self._keep * keep * self._seconds + seconds
         self._tokens = self._keep * keep * self._tokens + num_tokens
+
+
+class CostMean:
+    """Seconds per token as they come one by one; recent ones weigh more.
+
+    A hiccup counts in full: what it held up comes at once behind it, and only together they have the true mean.
+    """
+
+    def __init__(self, *, half_life: float) -> None:
+        self._keep = 0.5 ** (1.0 / half_life)
+        self._seconds = 0.0
+        self._tokens = 0.0
+
+    @property
+    def value(self) -> float | None:
+        """None before the first update."""
+        return self._seconds / self._tokens if self._tokens else None
+
+    def update(self, num_tokens: int, seconds: float) -> None:
+        """Add `num_tokens` (at least 1)."""
+        keep = self._keep**num_tokens
+        self._seconds = keep * self._seconds + seconds
+        self._tokens = keep * self._tokens + num_tokens
 
 
 class CostLine:
