@@ -19,6 +19,17 @@ _OPEN_WORD: Final = re.compile(r"(?: ?\w+| ?[^\w\s]+|\s+)\Z")
 _ENCODING_WINDOW: Final = 64  # characters at a text's end in which it is looked for first
 
 
+_WORD: Final = re.compile(r" ?\w+")
+_MAX_CONTINUED: Final = 0.25  # of words that were encoded at once, and went on after all
+
+
+class JudgedTokens(NamedTuple):
+    """Tokens of a draft that came after the target's own: how many were the same, and how many not."""
+
+    num_agreed: int
+    num_different: int
+
+
 class _PendingEncoding(NamedTuple):
     """A stretch of text that is being encoded, and how long the draft took for it."""
 
@@ -47,6 +58,9 @@ class EncodedDraft:
         self._pending_seconds: list[int] = []  # confirmed tokens that the draft has yet to come to
         self._encodings: deque[_PendingEncoding] = deque()  # in the order of the text
         self._closing: set[asyncio.Task[list[int]]] = set()
+        self._num_agreed = self._num_different = 0
+        self._num_open_words = self._num_continued_words = 0  # that were encoded without waiting for their end
+        self._has_open_word = False  # whether the last stretch was one, and nothing has followed it
 
     @property
     def is_idle(self) -> bool:
@@ -75,8 +89,11 @@ class EncodedDraft:
         if len(self._encodings) >= _MAX_ENCODINGS or self.is_wrong:
             return
         text = self._background_draft.text[self._num_encoded_characters :]
+        if text and self._has_open_word:
+            self._num_continued_words += text[0].isalnum()
+            self._has_open_word = False
         if not self._background_draft.ended:
-            text = text[: _find_last_word_start(text)]
+            text = text[: self._find_encodable_length(text)]
         if text:
             start, self._num_encoded_characters = self._num_encoded_characters, self._num_encoded_characters + len(text)
             task = asyncio.ensure_future(self._endpoint.encode(text))
@@ -85,6 +102,12 @@ class EncodedDraft:
                 seconds for _, seconds in self._background_draft.piece_times(start, self._num_encoded_characters)
             )
             self._encodings.append(_PendingEncoding(task, seconds))
+
+    def take_judged(self) -> JudgedTokens:
+        """The tokens that were late for the target's own, since this was last called."""
+        judged = JudgedTokens(self._num_agreed, self._num_different)
+        self._num_agreed = self._num_different = 0
+        return judged
 
     def confirm(self, token_id: int) -> None:
         """The target's own next token."""
@@ -102,7 +125,21 @@ class EncodedDraft:
 
     # ------------------------------------------------------------------------------------------ inside
 
+    def _find_encodable_length(self, text: str) -> int:
+        """Up to where a text is encoded although it goes on: not within a word, unless there is nothing else to send.
+
+        Most drafts write a word at once. A word that goes on costs a wrong guess at worst.
+        """
+        length = _find_last_word_start(text)
+        is_wanted = not (length or self.ids or self._encodings) and _WORD.fullmatch(text) is not None
+        if is_wanted and self._num_continued_words <= _MAX_CONTINUED * (1 + self._num_open_words):
+            self._num_open_words += 1
+            self._has_open_word = True
+            return len(text)
+        return length
+
     def _restart_draft(self, answer: str, num_tokens: int) -> None:
+        self._has_open_word = False
         self._base_text, self._num_encoded_characters = answer, 0
         self._background_draft.restart(answer, num_tokens)
 
@@ -126,7 +163,11 @@ class EncodedDraft:
 
     def _append_ids(self, token_ids: list[int], seconds: float) -> None:
         shared = min(len(self._pending_seconds), len(token_ids))
-        if self._pending_seconds[:shared] != token_ids[:shared]:
+        pairs = zip(self._pending_seconds, token_ids, strict=False)
+        num_agreed = next((at for at, (own, drafted) in enumerate(pairs) if own != drafted), shared)
+        self._num_agreed += num_agreed
+        if num_agreed < shared:
+            self._num_different += 1
             self.is_wrong = True
             return
         del self._pending_seconds[:shared]

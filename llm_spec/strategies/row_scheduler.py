@@ -170,6 +170,12 @@ class RowScheduler:
         self._drafted_ids, self._draft_s = list(drafted_ids), list(draft_s)
         self._is_draft_idle, self._is_draft_exhausted = is_idle, is_exhausted
 
+    def add_judged(self, num_agreed: int, num_different: int) -> None:
+        """Tokens of the draft that were late for what was confirmed, and agreed with it or not."""
+        for has_agreed, number in ((True, num_agreed), (False, num_different)):
+            for _ in range(number):
+                self._agreement.add(has_agreed=has_agreed)
+
     def begin_stream(self, now_s: float) -> None:
         """A stream was opened that goes on from what is confirmed."""
         self.stream_at, self._stream_opened_s, self._rows_from = len(self.ids), now_s, None

@@ -210,6 +210,7 @@ class _ServerRounds:
         self._follow_draft()
         encoded, scheduler = self._encoded_draft, self._scheduler
         now_s, is_exhausted = self._clock(), self._background_draft.is_exhausted
+        scheduler.add_judged(*encoded.take_judged())
         scheduler.update_draft(encoded.ids, encoded.seconds, now_s, is_idle=encoded.is_idle, is_exhausted=is_exhausted)
         scheduler.can_leave = not self._answer.held_ids
         scheduler.num_closing = len(self._closing)

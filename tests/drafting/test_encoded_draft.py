@@ -132,14 +132,46 @@ def test_the_whole_draft_is_encoded_once_and_in_order(cuts: set[int], call_s: fl
     run(Pieces([TEXT[a:b] for a, b in pairwise(ends)]), endpoint, body)
 
 
-def test_no_word_is_encoded_before_its_end_is_known() -> None:
+def test_a_word_is_encoded_at_once_where_nothing_else_is_there_to_send() -> None:
+    """Of a draft whose pieces are words, the first one does not wait for the second; those after it do."""
+    endpoint = Words()
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("", 64)
+        await bench.until(lambda: bool(bench.guess.ids))
+        assert endpoint.texts == [TEXT.split(" ")[0]]
+        await bench.until(lambda: bench.guess.is_idle)
+        assert "".join(endpoint.texts) == TEXT
+        assert not bench.guess.is_wrong
+
+    words = [word if at == 0 else f" {word}" for at, word in enumerate(TEXT.split(" "))]
+    run(Pieces(words), endpoint, body)
+
+
+def test_tokens_that_come_late_are_judged() -> None:
+    """What the target wrote before the draft came to it says how good the draft is, told once."""
+
+    async def body(bench: Bench) -> None:
+        bench.guess.restart("", 64)
+        for token_id in [*ids(TEXT[:5]), -1]:
+            bench.guess.confirm(token_id)
+        await bench.until(lambda: bench.guess.is_wrong)
+        assert bench.guess.take_judged() == (5, 1)
+        assert bench.guess.take_judged() == (0, 0)
+
+    run(Pieces([TEXT]), Words(), body)
+
+
+def test_no_further_word_is_encoded_before_its_end_is_known() -> None:
     """What a tokenizer may join with the text that comes waits for it: words, runs of signs and of whitespace."""
     endpoint = Words()
 
     async def body(bench: Bench) -> None:
         bench.guess.restart("", 64)
         await bench.until(lambda: bench.guess.is_idle)
-        for text in endpoint.texts[:-1]:
+        num_open_words = bench.guess._num_open_words
+        assert num_open_words == 1  # a draft that writes letter by letter is found out
+        for text in endpoint.texts[1:-1]:
             at = "".join(endpoint.texts).index(text) + len(text)
             before, behind = TEXT[at - 1], TEXT[at]
             assert not (before.isalnum() and behind.isalnum())
