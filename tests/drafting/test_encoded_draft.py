@@ -139,7 +139,7 @@ def test_a_word_is_encoded_at_once_where_nothing_else_is_there_to_send() -> None
     async def body(bench: Bench) -> None:
         bench.guess.restart("", 64)
         await bench.until(lambda: bool(bench.guess.ids))
-        assert endpoint.texts == [TEXT.split(" ")[0]]
+        assert endpoint.texts == [TEXT.split(" ", maxsplit=1)[0]]
         await bench.until(lambda: bench.guess.is_idle)
         assert "".join(endpoint.texts) == TEXT
         assert not bench.guess.is_wrong
