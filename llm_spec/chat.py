@@ -64,7 +64,7 @@ StoppedBy = Literal[
     "deadline",
     "context_length",  # the model's window is full
 ]  # none of them beside "length": a limit of the server's own
-FallbackCause: TypeAlias = Literal["draft_failed", "refused", "target", "discovery"]
+FallbackCause: TypeAlias = Literal["draft_failed", "refused", "target"]
 Origin = Literal["plain", "accepted", "correction", "bonus"]
 # What holds for a text, strongest first. exact: the target's own output, the same greedy text and the same distribution
 # when sampling. exact-text: the same, where the target tokenizes its own earlier text again. judged: the target has
@@ -480,8 +480,8 @@ class LocalTimings:
 class Fallback:
     """Speculation was given up: from here the target goes on alone. `reason` is for people and logs.
 
-    `cause`: the draft failed, or the target (`refused`) refused a call that speculation needs, (`target`) does not
-    support what it needs, or (`discovery`) was not known well enough before the answer was over.
+    `cause`: the draft failed, or the target (`refused`) refused a call that speculation needs, or (`target`) does not
+    support what it needs.
     """
 
     reason: str

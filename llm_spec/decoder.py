@@ -56,7 +56,7 @@ from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.session_affinity import bind_session_headers, derive_session_id, stream_with_session_headers
 from llm_spec.strategies.base import Ready, StrategyContext
-from llm_spec.strategies.choice import StrategyChoice, choose_strategy
+from llm_spec.strategies.choice import StrategyChoice, choose_strategy, is_undiscovered
 from llm_spec.strategies.plain import prepare as prepare_plain
 from llm_spec.strategies.registry import AUTO, PLAIN, registered_strategies
 from llm_spec.stream_timing import record_stream_times
@@ -465,6 +465,7 @@ class SpeculativeDecoder:
             draft=None if strategy_choice.strategy is PLAIN else recorder.draft_name,
             cost_tracker=self._cost_tracker,
             baseline=self._planner.baseline,
+            is_undiscovered=is_undiscovered(strategy_choice.strategy, self._target, self._discovery),
         )
 
     def _stream_verified(

@@ -313,13 +313,14 @@ class AnswerRecorder:
         draft: str | None,
         cost_tracker: CostTracker,
         baseline: Baseline,
+        is_undiscovered: bool = False,
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
         total_s = self._clock() - self._started_s
         stats = SpeculativeStats.from_rounds(self._rounds, num_fallbacks=len(self._fallbacks))
         text_guarantee = self._find_kept_guarantee()
         usage, draft_usage = self.usage, self.draft_usage
-        reason, detail = self._find_plain_reason(strategy_choice)
+        reason, detail = self._find_plain_reason(strategy_choice, is_undiscovered=is_undiscovered)
         plain_s, basis = self._estimate_plain_time(strategy_choice, usage, total_s, baseline)
         return SpeculativeResult(
             content=self.content,
@@ -356,7 +357,9 @@ class AnswerRecorder:
             lookahead=self._local_timings.lookahead,
         )
 
-    def _find_plain_reason(self, strategy_choice: StrategyChoice) -> tuple[PlainReason | None, str | None]:
+    def _find_plain_reason(
+        self, strategy_choice: StrategyChoice, *, is_undiscovered: bool
+    ) -> tuple[PlainReason | None, str | None]:
         """Why nothing was speculated, and more of it; two Nones where something was."""
         if strategy_choice.plain_reason is not None or strategy_choice.strategy.only_measures:
             return strategy_choice.plain_reason, strategy_choice.plain_detail
@@ -366,7 +369,7 @@ class AnswerRecorder:
             return "retried", self._retries[0].reason
         if self._fallbacks:
             return self._fallbacks[-1].cause, self._fallbacks[-1].reason
-        return self._find_unverified_reason(strategy_choice.strategy), None
+        return "discovery" if is_undiscovered else self._find_unverified_reason(strategy_choice.strategy), None
 
     def _find_unverified_reason(self, strategy: StrategyEntry) -> PlainReason | None:
         """Why nothing that was drafted was verified, or nothing was drafted; None: nobody knows."""

@@ -20,7 +20,6 @@ _FALLBACK_EVENTS: Final[Mapping[FallbackCause, str]] = {
     "draft_failed": "draft_failed",
     "refused": "speculation_refused",
     "target": "speculation_unsupported",
-    "discovery": "target_not_discovered",
 }
 
 

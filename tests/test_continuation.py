@@ -266,15 +266,11 @@ def test_a_race_by_text_is_refused_where_the_server_begins_anew() -> None:
 
 
 def test_a_race_by_text_waits_until_the_server_can_be_tried() -> None:
-    """Until then the target answers alone."""
+    """Until then the first stream answers alone."""
     target = Claiming(busy)
     result = run_virtual(racing(target).decode("q", temperature=0.0))
-    assert (result.content, result.guarantee, result.strategy, result.plain_reason) == (
-        WEEK,
-        "exact",
-        "plain",
-        "discovery",
-    )
+    assert (result.content, result.strategy, result.stats.num_draft_tokens) == (WEEK, "race", 0)
+    assert result.plain_reason is not None
     target._tried = lambda: True
     result = run_virtual(racing(target).decode("q", temperature=0.0))
     assert (result.content, result.guarantee, result.strategy) == (WEEK, "exact-text", "race")
@@ -385,7 +381,7 @@ def test_a_server_that_goes_on_later_is_believed_then() -> None:
 
 @pytest.mark.parametrize("strategy", ["plain", "race"])
 def test_a_silent_trial_is_waited_for_no_longer_than_a_first_chunk(strategy: str) -> None:
-    """By a broken answer at each of its attempts; by a race by text once, and then the target answers alone."""
+    """By a broken answer at each of its attempts; a race by text does not wait for it, and goes on alone."""
 
     class Silent(Claiming):
         async def discover(self, feature: str) -> None:
@@ -409,5 +405,5 @@ def test_a_silent_trial_is_waited_for_no_longer_than_a_first_chunk(strategy: str
     if strategy == "plain":
         assert run_virtual(run()) == ("".join(split_pieces(WEEK)[:3]), 4.0)
     else:
-        assert run_virtual(run()) == ("discovery", 2.0)
+        assert run_virtual(run()) == ("discovery", 0.0)
     assert target.features.count("continue_prefix") == 1

@@ -49,7 +49,8 @@ async def result_of(decoder: SpeculativeDecoder, pause_s: float, **options: Any)
 def test_an_answer_ends_at_its_deadline_however_slow_its_consumer(strategy: Any, pause_s: float) -> None:
     """The target is left at that moment, also while the consumer is busy; what was emitted is a beginning."""
     target = ScriptedProvider(WORDS, capabilities=Capabilities(continue_prefix=True), delay_piece_s=0.1)
-    config = SpeculativeConfig(strategy=strategy, baseline_every=0, deadline_s=2.05)
+    options: dict[str, Any] = {"baseline_every": 0, "deadline_s": 2.05, "max_concurrent_streams": 2}
+    config = SpeculativeConfig(strategy=strategy, **options)
 
     async def check() -> None:
         decoder = SpeculativeDecoder(None if strategy == "plain" else ReferenceDraft(WORDS), target, config)

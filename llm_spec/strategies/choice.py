@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.chat import Capabilities
-from llm_spec.contract.endpoint import Feature
+from llm_spec.contract.chat import Capabilities, LlmProvider
+from llm_spec.contract.endpoint import Discoverable, Feature
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.errors import TransientError, UnsupportedError, format_error_line
 from llm_spec.planner import StrategyPlanner
@@ -16,7 +16,7 @@ from llm_spec.result import PlainReason
 from llm_spec.strategies.base import Ready, Refusal, StrategyContext, find_multi_call_refusal
 from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, find_strategy, registered_strategies
 
-__all__ = ["StrategyChoice", "choose_strategy"]
+__all__ = ["StrategyChoice", "choose_strategy", "is_undiscovered"]
 
 
 class StrategyChoice(NamedTuple):
@@ -52,6 +52,18 @@ async def choose_strategy(
         return StrategyChoice(strategy, prepared)  # it measures plain steps on its way
     plan = planner.choose_named(strategy.name, context.config.baseline_every)
     return StrategyChoice(strategy, prepared) if plan.plain_reason is None else _choose_plain(plan.plain_reason)
+
+
+def is_undiscovered(strategy: StrategyEntry, target: LlmProvider, discovery: FeatureDiscovery) -> bool:
+    """Whether nobody knows yet whether the target has what the strategy needs."""
+    if not isinstance(target, Discoverable):
+        return False
+    is_tried = {feature: discovery.has_tried(feature) for feature in strategy.features}
+    is_found = any(
+        _has_feature(target.capabilities, feature) and (tried or feature != "continue_prefix")
+        for feature, tried in is_tried.items()
+    )
+    return not (is_found or all(is_tried.values()))
 
 
 async def _prepare_named(

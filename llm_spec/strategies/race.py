@@ -155,8 +155,6 @@ class _Race:
             finish = self._find_finish(matcher)
         for held in matcher.flush():
             yield held
-        if not (self._scheduler.is_off or self._scheduler.can_begin):
-            yield Fallback(f"{self._name} was still being discovered when the answer was over", "discovery")
         chain.drop_all_but_first()
         for stream in self._report_streams():
             yield stream

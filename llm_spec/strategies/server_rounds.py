@@ -298,10 +298,6 @@ class _ServerRounds:
         is_discovering = isinstance(endpoint, UntriedEndpoint) and endpoint.is_being_tried
         return bool(self._tasks) or (is_discovering and not self._has_given_up)
 
-    def _is_known(self) -> bool:
-        """Whether it is known that the target takes token ids."""
-        return self._prompt_ids is not None or self._target.capabilities.token_endpoint is not None
-
     def _send(self, call: RowCall) -> None:
         context_ids = [*(self._prompt_ids or ()), *self._scheduler.ids, *call.assumed_ids[: call.first]]
         drafted_ids = list(call.assumed_ids[call.first :])
@@ -524,9 +520,6 @@ class _ServerRounds:
         scheduler = self._scheduler
         self._report_rounds([*scheduler.take_dropped(), *scheduler.calls])
         scheduler.finish(self._clock())
-        if not (self._has_given_up or self._is_known()):
-            reason = f"{self._target.name} was still being discovered when the answer was over"
-            self._output.append(Fallback(reason, "discovery"))
         if self._finish is None:
             return
         if not self._is_ended_by_stream or not (self._stream is None or self._stream.is_in_step):

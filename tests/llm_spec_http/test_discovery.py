@@ -152,14 +152,14 @@ async def test_a_server_that_refuses_to_tell_ids_is_asked_without() -> None:
 
 
 async def test_concurrent_first_requests_share_it() -> None:
-    """Each waits for it and then races by ids."""
+    """Each begins beside it."""
     async with ModelServer(ANSWER, latency=ServerLatency(round_trip_s=0.002)) as server, opened(server) as provider:
         config = SpeculativeConfig(strategy="race", max_extra_cost=0.0)
         decoder = SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config)
         results = await asyncio.gather(*(decoder.decode("q", temperature=0.0) for _ in range(6)))
         assert [(r.content, r.guarantee) for r in results] == [(ANSWER, "exact")] * 6
         num_chats = server.paths.count("/v1/chat/completions")
-    assert num_chats == 6 + 1
+    assert num_chats <= 6 + 1
 
 
 async def test_scores_can_be_discovered_alone() -> None:
