@@ -112,7 +112,13 @@ class RowStats:
         return Cycle(run + 1.0, call_s + covered * start_s + drafting_s)
 
     def estimate_speedup(self, agreement: Agreement, step_s: float, max_calls: int) -> float:
-        """How many times as fast as a stream of `step_s` a token rows are in the long run."""
+        """How many times as fast as a stream of `step_s` a token rows are in the long run.
+
+        `max_calls` may overlap, with each other or with a stream. With 0, calls one after another, it seldom pays and
+        is not tried.
+        """
+        if not max_calls:
+            return 0.0
         tokens, seconds = self.estimate_cycle(agreement.estimate_covered(), max_calls)
         return tokens * step_s / max(seconds, _MIN_SECONDS)
 

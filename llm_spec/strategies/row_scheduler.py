@@ -365,11 +365,13 @@ class RowScheduler:
         if not (is_known and num_drafted) or len(self.ids) < self._resume_at:
             return False
         if not self._rows.is_measured:
-            return self._should_try_first_row(now_s)
+            return self._max_open > 1 and self._should_try_first_row(now_s)
         if first > num_drafted:
             return False
         if self._estimate_speedup() >= _MIN_SPEEDUP:
             return True
+        if self._max_open == 1:
+            return False
         gain_s = (self._estimate_run(num_drafted) + 1.0 - first - _MIN_LEAD) * self._pair_stats.target_token_s
         return gain_s > (0.0 if self._is_greedy else self._estimate_first_s())
 
@@ -438,7 +440,8 @@ class RowScheduler:
         return self._pair_stats.first_token_s.value or 0.0
 
     def _estimate_speedup(self) -> float:
-        return self._rows.estimate_speedup(self._agreement, self._pair_stats.target_token_s, self._max_calls)
+        max_calls = self._max_calls if self._max_open > 1 else 0
+        return self._rows.estimate_speedup(self._agreement, self._pair_stats.target_token_s, max_calls)
 
     def _estimate_run(self, num_drafted: int) -> float:
         """How many of the next drafted tokens are right, on average, before one is wrong."""
