@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from copy import copy
 from typing import Final
 
 from llm_spec._clock import now
+from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.contract.endpoint import Discoverable, Feature
+from llm_spec.contract.endpoint import Discoverable, Feature, TokenIdStreaming
 from llm_spec.errors import LlmSpecError
 
-__all__ = ["FeatureDiscovery"]
+__all__ = ["FeatureDiscovery", "stream_with_token_ids"]
 
 _MAX_WAIT_S: Final = 10.0
 
@@ -51,12 +54,12 @@ class FeatureDiscovery:
             return True
         trial = self._get_or_start_trial(self._target, feature)
         await asyncio.wait([trial], timeout=0)  # one turn of the loop: a target that knows needs no more
-        return trial.done() and not trial.cancelled() and trial.exception() is None
+        return _has_ended_well(trial)
 
     def has_tried(self, feature: Feature) -> bool:
         """Whether a trial of it has come to an end here; false also of what the target knew before."""
         trial = self._latest.get(feature)
-        return trial is not None and trial.done() and not trial.cancelled() and trial.exception() is None
+        return trial is not None and _has_ended_well(trial)
 
     async def finish_interrupted_trials(self) -> None:
         """Wait for the trials under way, 10 s in all, if one before was cut off by the end of its event loop.
@@ -96,3 +99,14 @@ class FeatureDiscovery:
         self._running.discard(trial)
         if not trial.cancelled():
             trial.exception()  # perhaps nobody waits for it any more
+
+
+def stream_with_token_ids(
+    target: LlmProvider, request: ChatRequest
+) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+    """A target's stream, with the ids of its tokens where it can be asked for them before it is discovered."""
+    return (target.stream_with_token_ids if isinstance(target, TokenIdStreaming) else target.stream)(request)
+
+
+def _has_ended_well(trial: asyncio.Task[None]) -> bool:
+    return trial.done() and not trial.cancelled() and trial.exception() is None

@@ -15,10 +15,10 @@ from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import Timeouts
 from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
-from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TokenIdStreaming, TokenScorer, TopTokens
+from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TokenScorer, TopTokens
 from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
 from llm_spec.counting import TokenCap
-from llm_spec.discovery import FeatureDiscovery
+from llm_spec.discovery import FeatureDiscovery, stream_with_token_ids
 from llm_spec.drafting.optional_members import (
     RequestOptionalDrafter,
     find_token_draft_refusal,
@@ -97,9 +97,7 @@ class MeteredTarget:
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """With the ids where the target can be asked for them (`TokenIdStreaming`), else without."""
-        target = self._target
-        opened = target.stream_with_token_ids if isinstance(target, TokenIdStreaming) else target.stream
-        return self.meter_call(opened(request), request)
+        return self.meter_call(stream_with_token_ids(self._target, request), request)
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)

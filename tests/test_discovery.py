@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from llm_spec import (
     ChatRequest,
     Round,
+    Sampling,
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeResult,
@@ -21,7 +22,7 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.config import StrategyName
-from llm_spec.contract.endpoint import Feature
+from llm_spec.contract.endpoint import Feature, SampledToken, TopTokens
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 from llm_spec.testing import run_virtual
@@ -117,7 +118,7 @@ def test_a_strategy_by_name_begins_beside_it() -> None:
     run_virtual(check())
 
 
-class Told(Shy):
+class IdStreamingTarget(Shy):
     """Its streams have token ids from the start, and its answers are long enough for rows to pay."""
 
     def __init__(
@@ -133,19 +134,45 @@ class Told(Shy):
         return self.stream_chat(request)
 
 
-@pytest.mark.parametrize("strategy", ["probe"])
-def test_an_answer_begins_beside_it_and_speculation_joins(strategy: StrategyName) -> None:
+class ScoringTarget(IdStreamingTarget):
+    """It scores tokens, too, which takes part of its trial to find out."""
+
+    max_top = 2
+
+    def __init__(self, trial_s: float, text: str) -> None:
+        super().__init__(trial_s, text=text)
+        discoverable: frozenset[Feature] = frozenset({"token_endpoint", "token_scorer"})
+        self.capabilities = replace(self.capabilities, discoverable=discoverable)
+        self._can = replace(self._can, token_scorer=self, discoverable=discoverable)
+
+    async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:  # noqa: ARG002 - two
+        prefixes = [token_ids[: len(token_ids) - num_rows + row + 1] for row in range(num_rows)]
+        tokens = await super().sample_next(prefixes, Sampling())
+        return [TopTokens(((token.token_id, 0.0), (10**6, -9.0))) for token in tokens]
+
+    async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
+        for token_id in sampling.logit_bias or ():  # it is made to write this one
+            return [SampledToken(token_id, "", is_end=token_id == 0)]
+        return await super().sample_next(prefixes, sampling)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [IdStreamingTarget(trial_s=1.0, text=LONG_TEXT), ScoringTarget(trial_s=1.0, text=LONG_TEXT)],
+    ids=["probe", "score"],
+)
+def test_an_answer_begins_beside_it_and_speculation_joins(target: IdStreamingTarget) -> None:
     """The first token is as early as plain's; rows begin within the answer, once it is known that they can."""
 
     async def check() -> None:
-        target = Told(trial_s=1.0, text=LONG_TEXT)
+        strategy: StrategyName = "score" if isinstance(target, ScoringTarget) else "probe"
         decoder = decoder_of(target, LONG_TEXT, strategy=strategy, baseline_every=0)
         first_s, rounds = await first_token_and_rounds(decoder)
         assert first_s == pytest.approx(0.4)
         assert rounds
         assert target.began_s >= 0.4 + 4 * 0.02  # the stream has shown its own pace by then
         assert rounds[0] > target.began_s + 1.0
-        assert target.features == ["token_endpoint"]
+        assert target.features == ["token_scorer" if strategy == "score" else "token_endpoint"]
         await decoder.aclose()
 
     run_virtual(check())
@@ -154,13 +181,13 @@ def test_an_answer_begins_beside_it_and_speculation_joins(strategy: StrategyName
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        (Told(trial_s=60.0), "discovery"),
-        (Told(trial_s=0.1, has_endpoint=False), "target"),
-        (Told(trial_s=0.1, failure=TransientError("busy")), "draft_failed"),
+        (IdStreamingTarget(trial_s=60.0), "discovery"),
+        (IdStreamingTarget(trial_s=0.1, has_endpoint=False), "target"),
+        (IdStreamingTarget(trial_s=0.1, failure=TransientError("busy")), "draft_failed"),
     ],
     ids=["is not over", "finds nothing", "fails"],
 )
-def test_an_answer_that_does_not_wait_for_it_says_why_it_is_plain(target: Told, reason: str) -> None:
+def test_an_answer_that_does_not_wait_for_it_says_why_it_is_plain(target: IdStreamingTarget, reason: str) -> None:
     """It takes as long as plain, has the same text, and the reason is told once."""
 
     async def check() -> None:
@@ -177,7 +204,7 @@ def test_a_server_without_it_is_served_plainly_by_name_too() -> None:
     """It may have had it before, and may have it again: the reason is told, and no request fails."""
 
     async def check() -> None:
-        decoder = decoder_of(Told(trial_s=0.1, has_endpoint=False), strategy="probe", baseline_every=0)
+        decoder = decoder_of(IdStreamingTarget(trial_s=0.1, has_endpoint=False), strategy="probe", baseline_every=0)
         for _ in range(3):
             result, _ = await seconds(decoder)
             assert (result.content, result.plain_reason) == (TEXT, "target")

@@ -17,8 +17,6 @@ _MAX_ENCODINGS: Final = 4  # at a time, in order: each may cost a round trip
 # What a tokenizer may still join with the text that comes: the last run of letters, of signs or of whitespace.
 _OPEN_WORD: Final = re.compile(r"(?: ?\w+| ?[^\w\s]+|\s+)\Z")
 _ENCODING_WINDOW: Final = 64  # characters at a text's end in which it is looked for first
-
-
 _WORD: Final = re.compile(r" ?\w+")
 _MAX_CONTINUED: Final = 0.25  # of words that were encoded at once, and went on after all
 
@@ -55,7 +53,7 @@ class EncodedDraft:
         self._news = changed
         self._base_text = ""  # the answer where the feed was last restarted
         self._num_encoded_characters = 0  # characters of the feed's text
-        self._pending_seconds: list[int] = []  # confirmed tokens that the draft has yet to come to
+        self._early_ids: list[int] = []  # confirmed tokens that the draft has yet to come to
         self._encodings: deque[_PendingEncoding] = deque()  # in the order of the text
         self._closing: set[asyncio.Task[list[int]]] = set()
         self._num_agreed = self._num_different = 0
@@ -76,7 +74,7 @@ class EncodedDraft:
         self._cancel_encodings()
         self.ids.clear()
         self.seconds.clear()
-        self._pending_seconds.clear()
+        self._early_ids.clear()
         self.is_wrong = False
         self._restart_draft(answer, num_tokens)
 
@@ -112,7 +110,7 @@ class EncodedDraft:
     def confirm(self, token_id: int) -> None:
         """The target's own next token."""
         if not self.ids:
-            self._pending_seconds.append(token_id)
+            self._early_ids.append(token_id)
             return
         del self.seconds[0]
         if self.ids.pop(0) != token_id:
@@ -131,8 +129,8 @@ class EncodedDraft:
         Most drafts write a word at once. A word that goes on costs a wrong guess at worst.
         """
         length = _find_last_word_start(text)
-        is_wanted = not (length or self.ids or self._encodings) and _WORD.fullmatch(text) is not None
-        if is_wanted and self._num_continued_words <= _MAX_CONTINUED * (1 + self._num_open_words):
+        is_open_word = not (length or self.ids or self._encodings) and _WORD.fullmatch(text) is not None
+        if is_open_word and self._num_continued_words <= _MAX_CONTINUED * (1 + self._num_open_words):
             self._num_open_words += 1
             self._has_open_word = True
             return len(text)
@@ -162,15 +160,15 @@ class EncodedDraft:
             self._news()
 
     def _append_ids(self, token_ids: list[int], seconds: float) -> None:
-        shared = min(len(self._pending_seconds), len(token_ids))
-        pairs = zip(self._pending_seconds, token_ids, strict=False)
+        shared = min(len(self._early_ids), len(token_ids))
+        pairs = zip(self._early_ids, token_ids, strict=False)
         num_agreed = next((at for at, (own, drafted) in enumerate(pairs) if own != drafted), shared)
         self._num_agreed += num_agreed
         if num_agreed < shared:
             self._num_different += 1
             self.is_wrong = True
             return
-        del self._pending_seconds[:shared]
+        del self._early_ids[:shared]
         self.ids += token_ids[shared:]
         self.seconds += [seconds / len(token_ids)] * (len(token_ids) - shared)
 

@@ -58,12 +58,15 @@ def is_undiscovered(strategy: StrategyEntry, target: LlmProvider, discovery: Fea
     """Whether nobody knows yet whether the target has what the strategy needs."""
     if not isinstance(target, Discoverable):
         return False
-    is_tried = {feature: discovery.has_tried(feature) for feature in strategy.features}
-    is_found = any(
-        _has_feature(target.capabilities, feature) and (tried or feature != "continue_prefix")
-        for feature, tried in is_tried.items()
-    )
-    return not (is_found or all(is_tried.values()))
+    if any(_is_found(target, feature, discovery) for feature in strategy.features):
+        return False
+    return not all(discovery.has_tried(feature) for feature in strategy.features)
+
+
+def _is_found(target: LlmProvider, feature: Feature, discovery: FeatureDiscovery) -> bool:
+    """Whether the target has a feature for sure; that it goes on from a text is a belief until it was tried."""
+    is_sure = feature != "continue_prefix" or discovery.has_tried(feature)
+    return is_sure and _has_feature(target.capabilities, feature)
 
 
 async def _prepare_named(
@@ -101,7 +104,7 @@ async def _find_untried(
     """
     target = context.target
     for feature in strategy.features:
-        if feature != "continue_prefix" and _has_feature(target.capabilities, feature):  # that alone is a belief
+        if _is_found(target, feature, discovery):
             break
         is_new = feature in target.capabilities.discoverable and not discovery.has_tried(feature)
         if is_new or not await discovery.is_discovered(feature):

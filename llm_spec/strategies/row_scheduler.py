@@ -364,14 +364,14 @@ class RowScheduler:
         is_known = self._pair_stats.token_s.value is not None and self._pair_stats.first_token_s.value is not None
         if not (is_known and num_drafted) or len(self.ids) < self._resume_at:
             return False
+        if self._max_open == 1:  # nothing may run beside the stream: neither a trial nor rows that gain once
+            return self._estimate_speedup() >= _MIN_SPEEDUP
         if not self._rows.is_measured:
-            return self._max_open > 1 and self._should_try_first_row(now_s)
+            return self._should_try_first_row(now_s)
         if first > num_drafted:
             return False
         if self._estimate_speedup() >= _MIN_SPEEDUP:
             return True
-        if self._max_open == 1:
-            return False
         gain_s = (self._estimate_run(num_drafted) + 1.0 - first - _MIN_LEAD) * self._pair_stats.target_token_s
         return gain_s > (0.0 if self._is_greedy else self._estimate_first_s())
 

@@ -15,7 +15,7 @@ from llm_spec.contract.endpoint import SampledToken, TokenEndpoint, TokenScorer,
 from llm_spec.errors import TargetError
 from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
-from llm_spec.strategies.untried_endpoint import find_token_endpoint, find_token_scorer
+from llm_spec.strategies.untried_endpoint import find_scoring_endpoint
 from llm_spec.tokens.noise import Purpose, uniform_number
 from llm_spec.tokens.seed import random_seed
 
@@ -31,11 +31,12 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
     Exact where those are all that counts: greedily, and for top-k sampling with k within what is reported.
     """
     draft, request = context.draft, context.request
-    endpoint, scorer = find_token_endpoint(context), find_token_scorer(context)
+    found = find_scoring_endpoint(context)
     if draft is None:
         return Refusal("there is no draft")
-    if scorer is None or endpoint is None:
+    if found is None:
         return Refusal(f"target {context.target.name} does not score given tokens")
+    endpoint, scorer = found
     refusal = find_multi_call_refusal(request) or _find_sampling_refusal(request.sampling, scorer.max_top)
     if refusal is not None:
         return Refusal(refusal)

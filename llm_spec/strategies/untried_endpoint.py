@@ -13,16 +13,16 @@ from llm_spec.contract.endpoint import (
     Feature,
     SampledToken,
     TokenEndpoint,
-    TokenIdStreaming,
     TokenScorer,
     TopTokens,
 )
 from llm_spec.counting import count_answer_tokens
+from llm_spec.discovery import stream_with_token_ids
 from llm_spec.errors import UnsupportedError
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.stream_reader import MIN_BASELINE_TOKENS
 
-__all__ = ["UntriedEndpoint", "UntriedScorer", "find_token_endpoint", "find_token_scorer"]
+__all__ = ["UntriedEndpoint", "UntriedScorer", "find_scoring_endpoint", "find_token_endpoint"]
 
 
 class UntriedEndpoint:
@@ -30,11 +30,12 @@ class UntriedEndpoint:
 
     The chat's own stream begins at once, with token ids where the server tells them. Every other call waits until the
     endpoint has been tried, which begins once the stream has shown how fast it is by itself. Raises UnsupportedError
-    where the target turns out to have none.
+    where the target turns out to have none. `feature`: what is to be tried; a scorer is tried with its endpoint.
     """
 
-    def __init__(self, target: LlmProvider) -> None:
+    def __init__(self, target: LlmProvider, feature: Feature = "token_endpoint") -> None:
         self._target = target
+        self._feature: Feature = feature
         self._may_try = asyncio.Event()
 
     @property
@@ -45,7 +46,7 @@ class UntriedEndpoint:
     @property
     def is_being_tried(self) -> bool:
         """Whether the server may have calls of ours beside the stream, which find out what it can do."""
-        return self._may_try.is_set() and self._target.capabilities.token_endpoint is None
+        return self._may_try.is_set() and not self._is_found
 
     async def encode(self, text: str) -> list[int]:
         return await (await self._find()).encode(text)
@@ -61,10 +62,11 @@ class UntriedEndpoint:
 
     @asynccontextmanager
     async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        target = self._target
-        opened = (target.stream_with_token_ids if isinstance(target, TokenIdStreaming) else target.stream)(request)
         try:
-            async with opened as events, aclosing(self._watch(events)) as watched_events:
+            async with (
+                stream_with_token_ids(self._target, request) as events,
+                aclosing(self._watch(events)) as watched_events,
+            ):
                 yield watched_events
         finally:
             self._may_try.set()
@@ -84,9 +86,15 @@ class UntriedEndpoint:
         async with (await self._find()).stream_after(token_ids, request) as events:
             yield events
 
+    @property
+    def _is_found(self) -> bool:
+        can = self._target.capabilities
+        return (can.token_endpoint if self._feature == "token_endpoint" else can.token_scorer) is not None
+
     async def _find(self) -> TokenEndpoint:
         await self._may_try.wait()
-        await _discover(self._target, "token_endpoint")
+        if not self._is_found and isinstance(self._target, Discoverable):
+            await self._target.discover(self._feature)
         endpoint = self._target.capabilities.token_endpoint
         if endpoint is None:
             raise UnsupportedError(f"target {self._target.name} does not take token ids")
@@ -94,9 +102,9 @@ class UntriedEndpoint:
 
 
 class UntriedScorer:
-    """A `TokenScorer` of a target that is being discovered; raises UnsupportedError where it turns out to have none.
+    """A `TokenScorer` of a target whose `UntriedEndpoint` is being discovered with it, and is waited for first.
 
-    `max_top` is what every scorer reports.
+    `max_top` is what every scorer reports. Raises UnsupportedError where the target turns out to have none.
     """
 
     def __init__(self, target: LlmProvider) -> None:
@@ -104,18 +112,10 @@ class UntriedScorer:
         self._target = target
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
-        await _discover(self._target, "token_scorer")
         scorer = self._target.capabilities.token_scorer
         if scorer is None:
             raise UnsupportedError(f"target {self._target.name} does not score given tokens")
         return await scorer.score(token_ids, num_rows=num_rows, top=top)
-
-
-async def _discover(target: LlmProvider, feature: Feature) -> None:
-    can = target.capabilities
-    has_feature = (can.token_endpoint if feature == "token_endpoint" else can.token_scorer) is not None
-    if not has_feature and isinstance(target, Discoverable):
-        await target.discover(feature)
 
 
 def find_token_endpoint(context: StrategyContext) -> TokenEndpoint | None:
@@ -126,9 +126,11 @@ def find_token_endpoint(context: StrategyContext) -> TokenEndpoint | None:
     return endpoint
 
 
-def find_token_scorer(context: StrategyContext) -> TokenScorer | None:
-    """The target's scorer, be it known or, of a greedy request, still untried; None: it has none."""
-    scorer = context.target.capabilities.token_scorer
-    if scorer is None and "token_scorer" in context.untried and context.request.sampling.temperature == 0:
-        return UntriedScorer(context.target)
-    return scorer
+def find_scoring_endpoint(context: StrategyContext) -> tuple[TokenEndpoint, TokenScorer] | None:
+    """The target's token endpoint and scorer, be they known or, of a greedy request, still untried; None: none."""
+    can = context.target.capabilities
+    if can.token_endpoint is not None and can.token_scorer is not None:
+        return can.token_endpoint, can.token_scorer
+    if "token_scorer" in context.untried and context.request.sampling.temperature == 0:
+        return UntriedEndpoint(context.target, "token_scorer"), UntriedScorer(context.target)
+    return None

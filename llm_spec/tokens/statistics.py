@@ -83,8 +83,8 @@ class AcceptanceEstimate:
         self.rejected *= keep
 
 
-class CostAverage:
-    """Seconds per token, robust against hiccups; recent rounds weigh more."""
+class _TokenCost:
+    """Seconds per token; recent ones weigh more."""
 
     def __init__(self, *, half_life: float) -> None:
         self._keep = 0.5 ** (1.0 / half_life)
@@ -95,35 +95,31 @@ class CostAverage:
     def value(self) -> float | None:
         """None before the first update."""
         return self._seconds / self._tokens if self._tokens else None
+
+    def _add(self, num_tokens: int, seconds: float, keep: float) -> None:
+        """Add what is new to `keep` of what was there."""
+        self._seconds = keep * self._seconds + seconds
+        self._tokens = keep * self._tokens + num_tokens
+
+
+class CostAverage(_TokenCost):
+    """Seconds per token, robust against hiccups; recent rounds weigh more. The half-life is in rounds."""
 
     def update(self, num_tokens: int, seconds: float) -> None:
         """Add a round of `num_tokens` (at least 1)."""
         keep, seconds = _weigh_outlier(seconds, None if self.value is None else self.value * num_tokens)
-        self._seconds = self._keep * keep * self._seconds + seconds
-        self._tokens = self._keep * keep * self._tokens + num_tokens
+        self._add(num_tokens, seconds, self._keep * keep)
 
 
-class CostMean:
-    """Seconds per token as they come one by one; recent ones weigh more.
+class CostMean(_TokenCost):
+    """Seconds per token as they come one by one; recent ones weigh more. The half-life is in tokens.
 
-    A hiccup counts in full: what it held up comes at once behind it, and only together they have the true mean.
+    A hiccup counts in full: what it held up comes at once after it, and only together they have the true mean.
     """
-
-    def __init__(self, *, half_life: float) -> None:
-        self._keep = 0.5 ** (1.0 / half_life)
-        self._seconds = 0.0
-        self._tokens = 0.0
-
-    @property
-    def value(self) -> float | None:
-        """None before the first update."""
-        return self._seconds / self._tokens if self._tokens else None
 
     def update(self, num_tokens: int, seconds: float) -> None:
         """Add `num_tokens` (at least 1)."""
-        keep = self._keep**num_tokens
-        self._seconds = keep * self._seconds + seconds
-        self._tokens = keep * self._tokens + num_tokens
+        self._add(num_tokens, seconds, self._keep**num_tokens)
 
 
 class CostLine:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
+import aiohttp
+
 from llm_spec import (
     ChatRequest,
     InvalidRequestError,
@@ -22,6 +24,7 @@ from llm_spec import (
     TopTokens,
 )
 from llm_spec.contract.endpoint import Feature
+from llm_spec.provider_kit import ReadTokenIds
 from llm_spec_http.answer import read_events
 from llm_spec_http.client import HttpClient, MissingEndpointError
 from llm_spec_http.convert import build_request_body, build_sampling_fields
@@ -116,10 +119,8 @@ class HttpTokenEndpoint:
         except InvalidRequestError:
             response = await self._client.post("chat/completions", body)
             on_refusal()
-        async with response:
-            answer = read_events(self._client, response, repeated=repeated, read_token_ids=self._find_token_ids)
-            async with aclosing(answer):
-                yield answer
+        async with self._read_stream(response, repeated, self._find_token_ids) as events:
+            yield events
 
     @asynccontextmanager
     async def stream_after(
@@ -194,10 +195,17 @@ class HttpTokenEndpoint:
 
     @asynccontextmanager
     async def _open_stream(self, path: str, body: Body, repeated: str) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with await self._call_checked(lambda: self._client.post(path, body)) as response:
-            answer = read_events(self._client, response, repeated=repeated, read_token_ids=self._api.read_token_ids)
-            async with aclosing(answer):
-                yield answer
+        response = await self._call_checked(lambda: self._client.post(path, body))
+        async with self._read_stream(response, repeated, self._api.read_token_ids) as events:
+            yield events
+
+    @asynccontextmanager
+    async def _read_stream(
+        self, response: aiohttp.ClientResponse, repeated: str, read_token_ids: ReadTokenIds
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        answer = read_events(self._client, response, repeated=repeated, read_token_ids=read_token_ids)
+        async with response, aclosing(answer):
+            yield answer
 
 
 def _parse_scored_rows(choice: Mapping[str, Any], num_rows: int, top: int) -> list[TopTokens]:

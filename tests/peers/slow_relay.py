@@ -9,6 +9,7 @@ from typing import Final
 
 import aiohttp
 from aiohttp import web
+from support.wire import served
 
 __all__ = ["open_slow_relay"]
 
@@ -23,7 +24,7 @@ async def open_slow_relay(url: str, pause_s: float) -> AsyncGenerator[str]:
     async def relay(request: web.Request) -> web.StreamResponse:
         body = await request.read()
         headers = {"Content-Type": request.content_type}
-        async with session.request(request.method, root + request.path_qs, data=body, headers=headers) as upstream:
+        async with session.post(root + request.path, data=body, headers=headers) as upstream:
             if upstream.content_type != "text/event-stream":
                 return web.Response(
                     status=upstream.status, body=await upstream.read(), content_type=upstream.content_type
@@ -36,14 +37,8 @@ async def open_slow_relay(url: str, pause_s: float) -> AsyncGenerator[str]:
             await response.write_eof()
             return response
 
-    app = web.Application(client_max_size=2**24)
-    app.router.add_route("*", "/{path:.*}", relay)
-    runner = web.AppRunner(app)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60.0)) as session:
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        finally:
-            await runner.cleanup()
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60.0)) as session,
+        served("/{path:.*}", relay) as address,
+    ):
+        yield f"{address}/v1"
