@@ -111,11 +111,11 @@ def read_counters(setup: Setup) -> dict[str, float]:
     with urllib.request.urlopen(f"{setup.url}/metrics", timeout=10) as answer:  # noqa: S310 - our own
         samples = _SAMPLE.findall(answer.read().decode())
     label = f'="{setup.model}"'
-    wanted = ("first_text_seconds_sum", "answer_seconds_sum", "answer_seconds_count", DRAFTED, ACCEPTED)
+    names = ("first_text_seconds_sum", "answer_seconds_sum", "answer_seconds_count", DRAFTED, ACCEPTED)
     return {
         name: float(value)
         for name, labels, value in samples
-        if label in labels and (name in wanted or (name == "tokens_total" and 'kind="answer"' in labels))
+        if label in labels and (name in names or (name == "tokens_total" and 'kind="answer"' in labels))
     }
 
 
@@ -249,7 +249,7 @@ def run_client(command: Sequence[str], folder: Path) -> None:
 
 
 def choose_clients(arguments: argparse.Namespace) -> dict[str, Callable[[Setup], Figures]]:
-    """The clients that were asked for and are there."""
+    """The chosen clients that are installed."""
     clients: dict[str, Callable[[Setup], Figures]] = {}
     for name in arguments.clients.split(","):
         if name == "outside":

@@ -104,7 +104,7 @@ class FeatureDiscovery:
 def stream_with_token_ids(
     target: LlmProvider, request: ChatRequest
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-    """A target's stream, with the ids of its tokens where it can be asked for them before it is discovered."""
+    """A target's stream, with its token ids if the target can request them before it is discovered."""
     return (target.stream_with_token_ids if isinstance(target, TokenIdStreaming) else target.stream)(request)
 
 

@@ -96,7 +96,7 @@ class MeteredTarget:
         return self._chunk_timeouts.limit_stream(_count_stream(opened, begin, request))
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """With the ids where the target can be asked for them (`TokenIdStreaming`), else without."""
+        """With the ids if the target can request them (`TokenIdStreaming`), else without."""
         return self.meter_call(stream_with_token_ids(self._target, request), request)
 
     async def complete(self, request: ChatRequest) -> ChatResponse:

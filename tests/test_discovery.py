@@ -188,7 +188,7 @@ def test_an_answer_begins_beside_it_and_speculation_joins(target: IdStreamingTar
     ids=["is not over", "finds nothing", "fails"],
 )
 def test_an_answer_that_does_not_wait_for_it_says_why_it_is_plain(target: IdStreamingTarget, reason: str) -> None:
-    """It takes as long as plain, has the same text, and the reason is told once."""
+    """It takes as long as plain, has the same text, and the reason is reported once."""
 
     async def check() -> None:
         decoder = decoder_of(target, strategy="probe", baseline_every=0)
@@ -201,7 +201,7 @@ def test_an_answer_that_does_not_wait_for_it_says_why_it_is_plain(target: IdStre
 
 
 def test_a_server_without_it_is_served_plainly_by_name_too() -> None:
-    """It may have had it before, and may have it again: the reason is told, and no request fails."""
+    """It may have had it before, and may have it again: the reason is reported, and no request fails."""
 
     async def check() -> None:
         decoder = decoder_of(IdStreamingTarget(trial_s=0.1, has_endpoint=False), strategy="probe", baseline_every=0)
@@ -259,7 +259,7 @@ def test_a_request_that_is_cancelled_leaves_it_to_the_others() -> None:
 
 
 def test_a_trial_that_fails_is_no_answers_failure() -> None:
-    """By `auto` it is plain; a strategy that was asked for by name goes on plainly, and says why."""
+    """By `auto` it is plain; a strategy that was chosen by name goes on plainly, and says why."""
 
     async def check() -> None:
         target = Shy(trial_s=0.1, failure=RuntimeError("it cannot be tried"))

@@ -47,7 +47,7 @@ async def test_a_stopped_timer_measures_no_consumer() -> None:
 
 
 def test_a_hiccup_and_what_it_held_up_leave_the_pace_as_it_is() -> None:
-    """Tokens that come at once behind a late one do not make a stream look fast."""
+    """Tokens that come at once after a late one do not make a stream look fast."""
     pair_stats = PairStats()
     for seconds in [0.02] * 8 + [0.12, 0.0, 0.0, 0.0, 0.0, 0.0] + [0.02] * 2:
         pair_stats.token_s.update(1, seconds)

@@ -195,8 +195,8 @@ def _check_text(name: str, value: object) -> str:
     return value if isinstance(value, str) and value.strip() else _refuse(name, value, "a text that is not empty")
 
 
-def _refuse(name: str, value: object, wanted: str) -> NoReturn:
-    raise InvalidRequestError(f"{name} is {_show(value)}; it must be {wanted}")
+def _refuse(name: str, value: object, expected: str) -> NoReturn:
+    raise InvalidRequestError(f"{name} is {_show(value)}; it must be {expected}")
 
 
 def _show(value: object) -> str:

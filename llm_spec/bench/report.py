@@ -91,7 +91,7 @@ def describe_conditions(report: BenchReport) -> list[str]:
 
 
 def _describe_models(contenders: Sequence[ContenderSummary]) -> list[str]:
-    """What stands behind the names of contenders."""
+    """What the names of contenders mean."""
     drafts = dict.fromkeys(summary.draft for summary in contenders if summary.draft is not None)
     others = [f"{summary.name} = {summary.target}" for summary in contenders if summary.kind == "other"]
     lines = [f"Drafts: {', '.join(drafts)}"] if drafts else []

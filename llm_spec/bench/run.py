@@ -229,7 +229,7 @@ async def _call(target: LlmProvider, request: ChatRequest) -> bool:
     try:
         async with target.stream(request) as events:
             await _exhaust(events)
-    except Exception:  # noqa: BLE001 - what is measured will fail as well, and be told
+    except Exception:  # noqa: BLE001 - what is measured will fail as well, and be reported
         return False
     return True
 

@@ -258,9 +258,13 @@ class Summarizer:
         for block in self._blocks[name]:
             sums[block.run, block.block] += block.total_s
             num_turns[block.run, block.block] += 1
-        wanted = Counter((block.run, block.block) for block in self._blocks[self._plain])
+        num_plain_turns = Counter((block.run, block.block) for block in self._blocks[self._plain])
         failed = {(a.key.run, a.key.block) for a in self._answers[name] if a.error is not None}
-        return {unit: total for unit, total in sums.items() if unit not in failed and num_turns[unit] == wanted[unit]}
+        return {
+            unit: total
+            for unit, total in sums.items()
+            if unit not in failed and num_turns[unit] == num_plain_turns[unit]
+        }
 
     def _find_category_ratios(self, by_prompt: Sequence[PromptRatio]) -> tuple[CategoryRatio, ...]:
         ratios: dict[str, list[float]] = defaultdict(list)

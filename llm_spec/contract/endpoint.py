@@ -118,7 +118,7 @@ class TokenIdStreaming(Protocol):
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """As the provider's own `stream`, every `TextDelta` with its `token_ids` where the server tells them.
 
-        A server that refuses to be asked for them is asked again without.
+        If the server refuses the field for them, the request is sent again without it.
         """
         ...
 

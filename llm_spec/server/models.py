@@ -47,7 +47,7 @@ class ServedModel:
 
     @property
     def session_header(self) -> str | None:
-        """The header in which its target and draft are told which conversation a request belongs to."""
+        """The header that says, to its target and draft, which conversation a request belongs to."""
         return self._config.speculative.session_header
 
     def get_decoder(self, client: Client, strategy: str | None) -> SpeculativeDecoder:

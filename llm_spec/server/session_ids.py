@@ -1,4 +1,4 @@
-"""Ids of conversations, for the header in which targets and drafts are told of them: stable over workers. Pure."""
+"""Ids of conversations for the header of session affinity, the same in all workers. Pure."""
 
 from __future__ import annotations
 

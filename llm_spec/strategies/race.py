@@ -102,7 +102,7 @@ class _Race:
             self._root,
             self._pair_stats,
             greedy=request.sampling.temperature == 0,
-            max_tokens=request.max_tokens if endpoint is None else None,  # by ids every stream is told its own
+            max_tokens=request.max_tokens if endpoint is None else None,  # by ids every stream has its own
             max_rounds=config.max_iterations,
             close=self._close_stream,
         )
@@ -166,7 +166,7 @@ class _Race:
             yield self._trim_round(shown, matcher) if isinstance(shown, Round) else shown
 
     def _trim_round(self, round_: Round, matcher: StopMatcher) -> Round:
-        """A round without what lies behind a stop string, and without a draft as long as nothing was begun by it."""
+        """A round without what follows a stop string, and without a draft while no stream was begun by it."""
         num_emitted = round_.num_emitted_tokens
         if matcher.matched is not None:
             num_shown = self._chain.num_tokens_until(self._num_shown) - self._num_reported
@@ -333,7 +333,7 @@ class _Race:
         self._changed.set()
 
     def _take_fallback(self) -> Iterator[StreamEvent]:
-        """What is to be told of speculation that was given up, once."""
+        """Why speculation was given up; reported once."""
         if self._fallback is not None and not self._has_reported_fallback:
             self._has_reported_fallback = True
             yield self._fallback

@@ -30,7 +30,7 @@ class RaceStream:
     `prefix` is the answer's text before it, of about `num_prefix_tokens`, and of `min_prefix_tokens` at least;
     `expected` what it should write, as far as the draft says; `end` the length of `expected` at which the next runner
     began (None: there is none), in token ids `expected_ids`, once they are known. `token_ids` are its own; None: not
-    told.
+    known.
     """
 
     prefix: str
@@ -77,7 +77,7 @@ class RaceStream:
         self._checked_ids = len(written) if written == token_ids[: len(written)] else 0
 
     def reset_expected(self) -> None:
-        """Forget what it should write behind what it has written."""
+        """Forget what it should write after what it has written."""
         self.expected, self._checked = self.text, len(self.text)
 
     def compare_with_draft(self, num_new: int) -> int | None:
@@ -112,7 +112,7 @@ class RaceStream:
             return self.token_ids is not None and len(self.token_ids) >= len(self.expected_ids)
         if len(self.text) == self.end:
             return True
-        # several tokens in one piece: where nothing is drawn, whitespace behind the border shows that a token ended
+        # several tokens in one piece: where nothing is drawn, whitespace after the border shows that a token ended
         return greedy and len(self.text) > self.end and self.text[self.end].isspace()
 
     def has_overshot_next_stream(self) -> bool:
@@ -141,7 +141,7 @@ class RaceStream:
         return self._num_reported_tokens - sum(round_.num_emitted for round_ in self.rounds[num_rounds:])
 
     def truncate(self, num_tokens: int) -> int:
-        """Forget all that it wrote behind that many tokens; how many those were."""
+        """Forget all that it wrote after that many tokens; how many those were."""
         num_cut = self.num_tokens - num_tokens
         if num_cut:
             self.text = self.text[: self._find_text_length(num_tokens)]
@@ -184,12 +184,12 @@ class DraftPieceTimes:
         self._seconds.append(seconds)
 
     def drop_after(self, end: int) -> None:
-        """What was drafted behind a place will not be verified."""
+        """What was drafted after a place will not be verified."""
         at = bisect_right(self._ends, end)
         del self._ends[at:], self._seconds[at:]
 
     def take_seconds(self, start: int, end: int, *, rejected: bool) -> float:
-        """Seconds of the pieces between two places, and of the one behind them if that was rejected; of each once."""
+        """Seconds of the pieces between two places, and of the one after them if that was rejected; of each once."""
         first, last = bisect_right(self._ends, start), bisect_right(self._ends, end) + rejected
         seconds = sum(self._seconds[first:last])
         self._seconds[first:last] = [0.0] * len(self._seconds[first:last])

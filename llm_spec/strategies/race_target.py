@@ -22,7 +22,7 @@ __all__ = ["RaceTarget"]
 
 
 class RaceTarget:
-    """One request's target. `endpoint`: where it is asked by token ids; None: by text.
+    """One request's target. `endpoint`: its calls by token ids; None: streams are begun by text.
 
     An endpoint that is still being discovered may turn out to be missing: then streams go on by text.
     """
@@ -138,7 +138,7 @@ class RaceTarget:
         return prompt_ids + written_ids + added_ids
 
     def _limit_tokens(self, request: ChatRequest, num_before: int) -> ChatRequest:
-        """With as many tokens as are left behind so many."""
+        """With as many tokens as are left after so many."""
         if request.max_tokens is not None:
             left = request.max_tokens - num_before
             if left < 1:

@@ -1,9 +1,9 @@
 """StreamScheduler: when a race asks its draft, and where it begins streams. No clock, no task and no I/O of its own.
 
-After a token that the draft did not have, it is asked anew at once, and streams begin at once where the first one will
-be when they write their first token, and from there on a segment each, all that there is room for. Segments are short
-where the draft is likely to be right still, and longer further on: what a wrong token costs is the wait for the stream
-whose segment it is in.
+After a token that the draft did not have, the draft restarts at once, and streams begin at once where the first one
+will be when they write their first token, and from there on a segment each, all that there is room for. Segments are
+short where the draft is likely to be right still, and longer further on: what a wrong token costs is the wait for the
+stream whose segment it is in.
 
     first token of a stream: 27 tokens of another         draft  a b c d ...
     stream 0 |------------------------------>|------>
@@ -61,7 +61,7 @@ class PromptCosts:
 
 
 class DraftRequest(NamedTuple):
-    """What the draft is to be asked: so many tokens of what follows a text."""
+    """A request to the draft: so many tokens of what follows a text."""
 
     answer: str
     num_tokens: int
@@ -127,7 +127,7 @@ class StreamScheduler:
         return min(lead + 2 * (self._max_streams + 1) * self.segment_length, math.ceil(num_useful), _MAX_DRAFT_REACH)
 
     def choose_draft_request(self, *, has_ended: bool, is_cut: bool) -> DraftRequest | None:
-        """What the draft is to be asked now; None: nothing. `is_cut`: it has ended, and would have gone on."""
+        """The next request to the draft; None: none now. `is_cut`: it has ended, and would have gone on."""
         chain, tail = self._chain, self._chain.tail
         if self.is_off or not (chain.is_draft_wrong or has_ended):
             return None
@@ -146,7 +146,7 @@ class StreamScheduler:
         return DraftRequest(tail.assumed_answer, self.draft_reach)
 
     def _begin_rest(self, tail: RaceStream) -> None:
-        """A draft that was of no use since the last time is asked later and later."""
+        """A draft that was of no use since the last time restarts later and later."""
         num_agreed = self._chain.num_agreed
         is_useful = (
             self._chain.num_takeovers > self._num_seen_takeovers

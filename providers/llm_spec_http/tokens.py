@@ -111,7 +111,7 @@ class HttpTokenEndpoint:
     async def stream_untried(
         self, request: ChatRequest, on_refusal: Callable[[], None]
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        """As `stream_chat`, with what ids the server tells. One that refuses to be asked for them is asked without."""
+        """As `stream_chat`, with the ids if the server gives them. If it refuses the field, it is sent without."""
         repeated = request.prefix if self._dialect.repeats_prefix else ""
         body = self._build_chat_body(request)
         try:

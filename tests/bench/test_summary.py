@@ -105,7 +105,7 @@ def test_money_is_known_where_all_of_it_is() -> None:
 
 
 def test_failed_answers_count_for_nothing() -> None:
-    """Of either side; and the same error is told once."""
+    """Of either side; and the same error is reported once."""
     plain: list[Values] = [{"error": "down"}, {}, {}, {}]
     other: list[Values] = [{}, {"error": "late"}, {"error": "late"}, {"total_s": 0.5}]
     summary = summarize(plain, other)

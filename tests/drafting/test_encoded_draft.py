@@ -149,7 +149,7 @@ def test_a_word_is_encoded_at_once_where_nothing_else_is_there_to_send() -> None
 
 
 def test_tokens_that_come_late_are_judged() -> None:
-    """What the target wrote before the draft came to it says how good the draft is, told once."""
+    """What the target wrote before the draft came to it says how good the draft is, reported once."""
 
     async def body(bench: Bench) -> None:
         bench.guess.restart("", 64)

@@ -49,19 +49,19 @@ async def test_an_answer_tells_its_acceptance(path: str, stream: bool) -> None:
     """Every figure of vLLM's is there, and fits the usage and itself; a stream has it beside the usage."""
     async with serving(PAIR) as server:
         body = await answer(server, path, stream=stream, max_tokens=24)
-    told = body["metrics"]["speculative_decoding"]
-    assert set(told) == VLLM_FIELDS
-    histogram, steps = told["acceptance_histogram"], told["num_spec_steps"]
+    acceptance = body["metrics"]["speculative_decoding"]
+    assert set(acceptance) == VLLM_FIELDS
+    histogram, steps = acceptance["acceptance_histogram"], acceptance["num_spec_steps"]
     accepted = sum(number * count for number, count in enumerate(histogram))
-    assert accepted == told["num_accepted_draft_tokens"]
-    assert told["num_draft_tokens"] > 0
+    assert accepted == acceptance["num_accepted_draft_tokens"]
+    assert acceptance["num_draft_tokens"] > 0
     assert sum(histogram) == steps
-    assert len(histogram) == told["num_spec_tokens"] + 1
-    assert told["mean_acceptance_length"] == 1 + accepted / steps
-    assert told["draft_acceptance_rate"] == accepted / told["num_draft_tokens"]
+    assert len(histogram) == acceptance["num_spec_tokens"] + 1
+    assert acceptance["mean_acceptance_length"] == 1 + accepted / steps
+    assert acceptance["draft_acceptance_rate"] == accepted / acceptance["num_draft_tokens"]
     details = body["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == accepted
-    assert details["rejected_prediction_tokens"] == told["num_draft_tokens"] - accepted
+    assert details["rejected_prediction_tokens"] == acceptance["num_draft_tokens"] - accepted
 
 
 async def test_figures_are_those_of_the_rounds() -> None:
@@ -71,11 +71,11 @@ async def test_figures_are_those_of_the_rounds() -> None:
         reply = await server.post("/v1/chat/completions", body, x_llm_spec_trace="1")
     rounds = [chunk["llm_spec"]["round"] for chunk in reply.chunks if "round" in chunk.get("llm_spec", {})]
     drafted = [one for one in rounds if one["num_draft_tokens"]]
-    told = reply.chunks[-1]["metrics"]["speculative_decoding"]
-    assert told["num_spec_steps"] == len(drafted)
-    assert told["num_spec_tokens"] == max(one["num_draft_tokens"] for one in drafted)
-    assert told["num_draft_tokens"] == sum(one["num_draft_tokens"] for one in drafted)
-    for number, count in enumerate(told["acceptance_histogram"]):
+    acceptance = reply.chunks[-1]["metrics"]["speculative_decoding"]
+    assert acceptance["num_spec_steps"] == len(drafted)
+    assert acceptance["num_spec_tokens"] == max(one["num_draft_tokens"] for one in drafted)
+    assert acceptance["num_draft_tokens"] == sum(one["num_draft_tokens"] for one in drafted)
+    for number, count in enumerate(acceptance["acceptance_histogram"]):
         assert count == sum(one["num_accepted_tokens"] == number for one in drafted)
 
 
@@ -108,8 +108,8 @@ async def test_predicted_outputs_tell_none() -> None:
     rounds = (Round(index=0, num_draft_tokens=3, num_accepted_tokens=2, num_emitted_tokens=4),)
     predicted = replace(plain, rounds=rounds, stats=SpeculativeStats.from_rounds(rounds), strategy="predict")
     assert describe_acceptance(predicted) == {}
-    told = describe_acceptance(replace(predicted, strategy="race"))["metrics"]["speculative_decoding"]
-    assert told["acceptance_histogram"] == [0, 0, 1, 0]
+    acceptance = describe_acceptance(replace(predicted, strategy="race"))["metrics"]["speculative_decoding"]
+    assert acceptance["acceptance_histogram"] == [0, 0, 1, 0]
 
 
 async def count(server: Asking) -> dict[tuple[str, str], float]:
@@ -123,12 +123,12 @@ async def test_counters_add_answers_up() -> None:
     async with serving(PAIR) as server:
         answers = [await answer(server, "/v1/chat/completions", stream=stream) for stream in (False, True)]
         samples = await count(server)
-    told = [body["metrics"]["speculative_decoding"] for body in answers]
-    assert samples["num_drafts", ""] == sum(one["num_spec_steps"] for one in told)
-    assert samples["num_draft_tokens", ""] == sum(one["num_draft_tokens"] for one in told)
-    assert samples["num_accepted_tokens", ""] == sum(one["num_accepted_draft_tokens"] for one in told)
+    acceptance = [body["metrics"]["speculative_decoding"] for body in answers]
+    assert samples["num_drafts", ""] == sum(one["num_spec_steps"] for one in acceptance)
+    assert samples["num_draft_tokens", ""] == sum(one["num_draft_tokens"] for one in acceptance)
+    assert samples["num_accepted_tokens", ""] == sum(one["num_accepted_draft_tokens"] for one in acceptance)
     for position in range(16):
-        accepted = sum(sum(one["acceptance_histogram"][position + 1 :]) for one in told)
+        accepted = sum(sum(one["acceptance_histogram"][position + 1 :]) for one in acceptance)
         assert samples["num_accepted_tokens_per_pos", str(position)] == accepted
 
 
@@ -154,5 +154,5 @@ async def test_rounds_at_a_server_are_counted() -> None:
     async with ModelServer("one two three four five six") as upstream:
         model = remote(upstream.url, draft=f"vllm:tiny@{upstream.url}", speculative=speculative)
         async with serving(model) as server:
-            told = (await answer(server, "/v1/chat/completions", stream=False))["metrics"]["speculative_decoding"]
-    assert told["draft_acceptance_rate"] == 1.0
+            acceptance = (await answer(server, "/v1/chat/completions", stream=False))["metrics"]["speculative_decoding"]
+    assert acceptance["draft_acceptance_rate"] == 1.0

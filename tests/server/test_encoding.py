@@ -35,10 +35,10 @@ def test_overhead_is_in_milliseconds(result: SpeculativeResult) -> None:
 def test_figures_tell_no_text_and_no_address(result: SpeculativeResult) -> None:
     """Why a draft was dropped is reported, but not its address."""
     reason = "TransientError: vllm:tiny at http://10.0.0.5:1/v1 broke the connection (ClientOSError: 10.0.0.5:1)"
-    told = describe_result_for_client(replace(result, fallbacks=(reason,), retries=(reason,)))
-    assert told["fallbacks"] == told["retries"] == ["TransientError: vllm:tiny broke the connection"]
-    assert "content" not in told
-    assert b"You said" not in dumps(told)
+    sent = describe_result_for_client(replace(result, fallbacks=(reason,), retries=(reason,)))
+    assert sent["fallbacks"] == sent["retries"] == ["TransientError: vllm:tiny broke the connection"]
+    assert "content" not in sent
+    assert b"You said" not in dumps(sent)
 
 
 def test_a_call_that_ended_with_stop_is_still_a_call(result: SpeculativeResult) -> None:
@@ -99,11 +99,15 @@ def test_usage_is_that_of_the_prompt_and_the_answer(
     )
     context = AnswerContext(answer_id="a", model="m", trace=False, started_s=0.0)
     parsed = ParsedRequest(model="m", request=ChatRequest.create("q"))
-    told = APIS[path].build_body([replace(result, usage=usage)], [parsed], context)["usage"]
+    sent = APIS[path].build_body([replace(result, usage=usage)], [parsed], context)["usage"]
     num_input, num_output, details = names
-    assert told[num_output] == 60
+    assert sent[num_output] == 60
     if details is None:  # there the cached ones are not among the others
-        assert (told[num_input], told["cache_read_input_tokens"], told["cache_creation_input_tokens"]) == (0, 10, 10)
+        assert (
+            sent[num_input],
+            sent["cache_read_input_tokens"],
+            sent["cache_creation_input_tokens"],
+        ) == (0, 10, 10)
     else:
-        assert (told[num_input], told[details]["cached_tokens"]) == (20, 10)
-        assert told["total_tokens"] == 80
+        assert (sent[num_input], sent[details]["cached_tokens"]) == (20, 10)
+        assert sent["total_tokens"] == 80

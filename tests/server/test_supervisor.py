@@ -76,7 +76,7 @@ def test_quick_deaths_do_not_end_it(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_workers_know_the_classes_of_the_main_program(tmp_path: Path) -> None:
     """Also where it finds its modules by a path of its own, and with the interpreter's options."""
     (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "helper.py").write_text("class Told:\n    what = 'found'\n")
+    (tmp_path / "modules" / "helper.py").write_text("class Base:\n    what = 'found'\n")
     program = tmp_path / "program.py"
     program.write_text("""if True:
         import sys
@@ -88,7 +88,7 @@ def test_workers_know_the_classes_of_the_main_program(tmp_path: Path) -> None:
         from llm_spec.server.supervisor import Supervisor
         from llm_spec.server.worker_process import send_report
 
-        class Mine(helper.Told):
+        class Mine(helper.Base):
             pass
 
         def tell(mine, worker, channel):

@@ -180,7 +180,7 @@ def test_streams_begin_where_the_first_one_will_be_and_further_apart_from_there(
 
 
 def test_the_draft_is_asked_anew_at_once_where_it_is_promising() -> None:
-    """After a wrong token that came behind several right ones; a draft that is wrong each time rests."""
+    """After a wrong token that came after several right ones; a draft that is wrong each time rests."""
 
     async def check() -> None:
         answer = Answer(known_pair(num_extra=11))
