@@ -231,6 +231,16 @@ def test_a_stream_that_rows_have_overtaken_for_a_while_ends_without_its_end(
         assert probed(draft, target, ChatRequest.create("tell", temperature=0.0)).content == target.text
 
 
+@pytest.mark.parametrize("pieces_per_text", [2, 3])
+def test_text_that_a_stream_holds_back_is_not_given_twice(pieces_per_text: int) -> None:
+    """Rows have confirmed some of the tokens whose text comes with a later piece."""
+    words = [word.encode() for word in split_pieces(WORDS)]
+    for num_drafted in range(1, len(words), 2):
+        target = TokenTarget(words, call_s=0.02, row_s=0.019, encode_size=10**6, pieces_per_text=pieces_per_text)
+        draft = TextDraft(b"".join(words[:num_drafted]).decode())
+        assert probed(draft, target, ChatRequest.create("tell", temperature=0.0)).content == target.text
+
+
 def test_control_tokens_have_no_text_and_no_effect_on_it() -> None:
     """A token without text may stand anywhere, even between the bytes of a character."""
     tokens = [b"", b"a", b"\xf0", b"\x9f", b"", b"\x98\x80", b"", b"", b"b", b""]

@@ -88,6 +88,7 @@ class TokenTarget:
         call_s: float = 0.0,
         row_s: float | None = None,
         tokens_per_piece: int = 1,
+        pieces_per_text: int = 1,
         fails: Mapping[str, int | range] | None = None,
         context_length: int | None = None,
         continue_prefix: bool = False,
@@ -112,6 +113,7 @@ class TokenTarget:
         self._undecoded = undecoded
         self._call_s = call_s
         self._tokens_per_piece = tokens_per_piece
+        self._pieces_per_text = pieces_per_text
         self._row_s = call_s if row_s is None else row_s
         self._encode_s = encode_s
         self._close_s = close_s
@@ -221,6 +223,8 @@ class TokenTarget:
                     self.num_output_tokens += 1
                 text = self._decoded(rest[: start + len(piece_ids)])
                 whole = text.rstrip("\ufffd") if start + size < len(rest) else text
+                if start + size < len(rest) and (start // size + 1) % self._pieces_per_text:
+                    whole = shown  # it comes with the next one
                 yield TextDelta(whole[len(shown) :], token_ids=tuple(piece_ids))
                 shown = whole
             usage = Usage(input_tokens=len(token_ids), output_tokens=len(rest[:limit]))
