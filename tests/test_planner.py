@@ -151,7 +151,7 @@ def test_plain_is_measured_again_now_and_then() -> None:
     plain = [index for index, name in enumerate(choices) if name == "plain"]
     assert len(plain) > 2
     assert plain[:2] == [0, 9]  # the first may have met a cold server
-    assert all(b - a >= EVERY for a, b in pairwise(plain))
+    assert all(b - a >= EVERY for a, b in pairwise(plain[1:]))
     assert (len(plain) - 2) * 0.5 <= 0.0101 * sum(1.0 if name == "plain" else 0.5 for name in choices)  # what it costs
     later = chosen(planner, 1000, {"plain": 0.2, "race": 0.5}, ["race"])
     assert Counter(later[800:])["plain"] > 150
