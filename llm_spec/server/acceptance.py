@@ -9,7 +9,7 @@ from llm_spec.result import SpeculativeResult, SpeculativeStats
 from llm_spec.server.request_fields import Json
 from llm_spec.strategies.registry import find_strategy
 
-__all__ = ["describe_acceptance", "get_verified_stats"]
+__all__ = ["build_acceptance_fields", "get_verified_stats"]
 
 
 def get_verified_stats(result: SpeculativeResult) -> SpeculativeStats | None:
@@ -21,7 +21,7 @@ def get_verified_stats(result: SpeculativeResult) -> SpeculativeStats | None:
     return result.stats if is_known else None
 
 
-def describe_acceptance(result: SpeculativeResult) -> Json:
+def build_acceptance_fields(result: SpeculativeResult) -> Json:
     """The field `metrics` of an answer; empty where there is nothing to tell.
 
     `num_spec_tokens` is the longest draft of a round. `acceptance_histogram[n]` counts the rounds in which n drafted

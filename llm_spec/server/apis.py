@@ -8,21 +8,21 @@ from typing import Final
 
 from llm_spec.chat import ApiName
 from llm_spec.result import SpeculativeResult
-from llm_spec.server.chat_completions import ChatEncoder, build_chat_completion, parse_chat_request
-from llm_spec.server.completions import CompletionEncoder, build_completion, parse_completion_requests
-from llm_spec.server.encoding import StreamEncoder
-from llm_spec.server.messages_encoder import MessagesEncoder, build_anthropic_message
+from llm_spec.server.chat_completions import ChatStreamEncoder, build_chat_completion, parse_chat_request
+from llm_spec.server.completions import CompletionStreamEncoder, build_completion_response, parse_completion_requests
+from llm_spec.server.encoding import AnswerStreamEncoder
+from llm_spec.server.messages_encoder import MessagesStreamEncoder, build_anthropic_message
 from llm_spec.server.messages_parser import parse_messages_request
-from llm_spec.server.problems import Problem
+from llm_spec.server.problems import HttpProblem
 from llm_spec.server.request_fields import Body, Json, ParsedRequest
-from llm_spec.server.responses_encoder import ResponsesEncoder, build_response
+from llm_spec.server.responses_encoder import ResponsesStreamEncoder, build_responses_api_response
 from llm_spec.server.responses_parser import parse_responses_request
 
-__all__ = ["APIS", "AnswerContext", "ApiDefinition"]
+__all__ = ["APIS", "AnswerEncodingContext", "ApiDefinition"]
 
 
 @dataclass(slots=True, kw_only=True)
-class AnswerContext:
+class AnswerEncodingContext:
     """What an answer is called, and how its stream is wanted."""
 
     answer_id: str
@@ -41,14 +41,14 @@ class ApiDefinition:
 
     name: str
     parse: Callable[[Body, ApiName | None], list[ParsedRequest]]
-    build_body: Callable[[Sequence[SpeculativeResult], Sequence[ParsedRequest], AnswerContext], Json]
-    create_encoder: Callable[[ParsedRequest, AnswerContext], StreamEncoder]
-    build_error: Callable[[Problem], Json] = Problem.to_openai
+    build_body: Callable[[Sequence[SpeculativeResult], Sequence[ParsedRequest], AnswerEncodingContext], Json]
+    create_encoder: Callable[[ParsedRequest, AnswerEncodingContext], AnswerStreamEncoder]
+    build_error: Callable[[HttpProblem], Json] = HttpProblem.to_openai
     can_relay: bool = False
 
 
-def _create_chat_encoder(parsed: ParsedRequest, context: AnswerContext) -> StreamEncoder:
-    return ChatEncoder(
+def _create_chat_encoder(parsed: ParsedRequest, context: AnswerEncodingContext) -> AnswerStreamEncoder:
+    return ChatStreamEncoder(
         answer_id=context.answer_id,
         model=context.model,
         include_usage=parsed.include_usage,
@@ -68,17 +68,19 @@ APIS: Final = {
     "/v1/completions": ApiDefinition(
         name="completions",
         parse=lambda body, target_api: parse_completion_requests(body, is_local=target_api is None),
-        build_body=lambda results, parsed, n: build_completion(results, parsed, answer_id=n.answer_id, model=n.model),
-        create_encoder=lambda parsed, n: CompletionEncoder(parsed, answer_id=n.answer_id, model=n.model),
+        build_body=lambda results, parsed, n: build_completion_response(
+            results, parsed, answer_id=n.answer_id, model=n.model
+        ),
+        create_encoder=lambda parsed, n: CompletionStreamEncoder(parsed, answer_id=n.answer_id, model=n.model),
         can_relay=True,
     ),
     "/v1/responses": ApiDefinition(
         name="responses",
         parse=lambda body, target_api: [parse_responses_request(body, is_local=target_api is None)],
-        build_body=lambda results, parsed, n: build_response(
+        build_body=lambda results, parsed, n: build_responses_api_response(
             results[0], parsed[0], answer_id=n.answer_id, model=n.model
         ),
-        create_encoder=lambda parsed, n: ResponsesEncoder(parsed, answer_id=n.answer_id, model=n.model),
+        create_encoder=lambda parsed, n: ResponsesStreamEncoder(parsed, answer_id=n.answer_id, model=n.model),
     ),
     "/v1/messages": ApiDefinition(
         name="messages",
@@ -86,7 +88,7 @@ APIS: Final = {
         build_body=lambda results, parsed, n: build_anthropic_message(
             results[0], parsed[0], answer_id=n.answer_id, model=n.model
         ),
-        create_encoder=lambda parsed, n: MessagesEncoder(parsed, answer_id=n.answer_id, model=n.model),
-        build_error=Problem.to_anthropic,
+        create_encoder=lambda parsed, n: MessagesStreamEncoder(parsed, answer_id=n.answer_id, model=n.model),
+        build_error=HttpProblem.to_anthropic,
     ),
 }

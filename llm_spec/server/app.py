@@ -11,10 +11,10 @@ from typing import Any, Final, Self, cast
 
 from aiohttp import hdrs, web
 
-from llm_spec.server.clients import Clients
+from llm_spec.server.clients import ClientRegistry
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.gateway import SERVER_NAME, Gateway
-from llm_spec.server.metrics import Metrics
+from llm_spec.server.metrics import ServerMetrics
 from llm_spec.server.models import ServedModels
 from llm_spec.server.usage_ledger import UsageLedger
 
@@ -32,7 +32,7 @@ class _ErrorTypeLogger(logging.LoggerAdapter[logging.Logger]):
         return (f"{msg}: {type(error).__name__}" if isinstance(error, BaseException) else msg), kwargs
 
 
-class _Connection(web.RequestHandler):
+class _VersionHidingConnection(web.RequestHandler):
     """A connection whose own answers, to what is not valid HTTP, do not name the server's software and version."""
 
     __slots__ = ()
@@ -43,13 +43,13 @@ class _Connection(web.RequestHandler):
         return response
 
 
-class _ConnectionFactory(web.Server):
+class _VersionHidingConnectionFactory(web.Server):
     """aiohttp's maker of connections, which takes no class for them."""
 
-    def __call__(self) -> _Connection:
+    def __call__(self) -> _VersionHidingConnection:
         connection = super().__call__()
-        connection.__class__ = _Connection
-        return cast("_Connection", connection)
+        connection.__class__ = _VersionHidingConnection
+        return cast("_VersionHidingConnection", connection)
 
 
 class Server:
@@ -66,22 +66,22 @@ class Server:
         ledger: UsageLedger | None = None,
         worker: int = 0,
     ) -> None:
-        config.check_address()
+        config.check_address_is_protected()
         ledger = ledger or UsageLedger(1, len(config.keys))
         self._config = config
         self._socket = sock
-        self._clients = Clients(config.keys, ledger, worker)
-        self._metrics = partial(Metrics, num_workers=ledger.num_workers)
-        self._handle_models = ServedModels(config)
+        self._clients = ClientRegistry(config.keys, ledger, worker)
+        self._metrics = partial(ServerMetrics, num_workers=ledger.num_workers)
+        self._models = ServedModels(config)
         self._stack = AsyncExitStack()
         self._gateway: Gateway | None = None
         self.url = ""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._handle_models.aclose)
-            self._handle_models.open(self._clients.all)
-            self._gateway = Gateway(self._config, self._handle_models, self._clients, self._metrics())
+            stack.push_async_callback(self._models.aclose)
+            self._models.open_providers(self._clients.all_clients)
+            self._gateway = Gateway(self._config, self._models, self._clients, self._metrics())
             runner = web.AppRunner(
                 self._gateway.build_app(),
                 handler_cancellation=True,
@@ -92,7 +92,7 @@ class Server:
                 logger=_ErrorTypeLogger(logging.getLogger("llm_spec")),
             )
             await runner.setup()
-            cast("web.Server", runner.server).__class__ = _ConnectionFactory
+            cast("web.Server", runner.server).__class__ = _VersionHidingConnectionFactory
             stack.push_async_callback(runner.cleanup)
             await self._create_site(runner).start()
             host, port = runner.addresses[0][:2]

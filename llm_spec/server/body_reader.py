@@ -10,7 +10,7 @@ from aiohttp import web
 
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.json_decoder import LONG_BYTES, decode_json, decode_long_json, run_in_body_thread
-from llm_spec.server.problems import Problem
+from llm_spec.server.problems import HttpProblem
 from llm_spec.server.request_fields import Json
 
 __all__ = ["BodyReader", "RequestBody"]
@@ -32,7 +32,7 @@ class BodyReader:
         self._num_reserved_bytes = 0  # of all bodies that are held
 
     def read_body(self, request: web.Request) -> AbstractAsyncContextManager[RequestBody]:
-        """A request's body, a JSON object, which counts until the context is left; raises Problem for what is not."""
+        """A request's body, a JSON object, which counts until the context is left; raises HttpProblem if not."""
         return _HeldBody(self, request)
 
     async def read_body_in_time(self, request: web.Request, held: _HeldBody) -> bytearray:
@@ -45,7 +45,7 @@ class BodyReader:
             async with asyncio.timeout(self._config.body_timeout_s):
                 return await self._read_bounded_body(request, held)
         except TimeoutError:
-            raise Problem(408, "the request's body did not arrive in time", code="timeout") from None
+            raise HttpProblem(408, "the request's body did not arrive in time", code="timeout") from None
 
     async def _read_bounded_body(self, request: web.Request, held: _HeldBody) -> bytearray:
         body = bytearray()  # pieces that are joined in the end are held twice
@@ -62,18 +62,18 @@ class BodyReader:
     def _reserve_long_body_bytes(self, more_bytes: int, held: _HeldBody) -> None:
         if self._num_reserved_bytes + more_bytes > self._max_reserved_bytes:
             message = "the server already holds as many long requests as it can"
-            raise Problem(503, message, code="overloaded", retry_after_s=1.0)
+            raise HttpProblem(503, message, code="overloaded", retry_after_s=1.0)
         self._num_reserved_bytes += more_bytes
         held.num_bytes += more_bytes
 
-    def release(self, held: _HeldBody) -> None:
+    def release_held_body(self, held: _HeldBody) -> None:
         """A body is held no more."""
         self._num_reserved_bytes -= held.num_bytes
         held.num_bytes = 0
 
-    def _build_too_long_problem(self) -> Problem:
+    def _build_too_long_problem(self) -> HttpProblem:
         message = f"the request's body is longer than {self._config.max_body_bytes} bytes"
-        return Problem(413, message, code="request_too_large")
+        return HttpProblem(413, message, code="request_too_large")
 
 
 class _HeldBody(AbstractAsyncContextManager[RequestBody]):
@@ -86,21 +86,21 @@ class _HeldBody(AbstractAsyncContextManager[RequestBody]):
 
     async def __aenter__(self) -> RequestBody:
         try:
-            return await _decode_body(await self._reader.read_body_in_time(self._request, self))
+            return await _decode_json_object_body(await self._reader.read_body_in_time(self._request, self))
         except BaseException:
-            self._reader.release(self)
+            self._reader.release_held_body(self)
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._reader.release(self)
+        self._reader.release_held_body(self)
 
 
-async def _decode_body(data: bytearray) -> RequestBody:
+async def _decode_json_object_body(data: bytearray) -> RequestBody:
     is_long = len(data) > LONG_BYTES
     try:
         body: Any = await run_in_body_thread(decode_long_json, data) if is_long else decode_json(data)
     except (ValueError, RecursionError) as error:
-        raise Problem(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise HttpProblem(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
-        raise Problem(400, f"the body is of type {type(body).__name__}; it must be a JSON object")
+        raise HttpProblem(400, f"the body is of type {type(body).__name__}; it must be a JSON object")
     return RequestBody(cast("Json", body), is_long)

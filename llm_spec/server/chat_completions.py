@@ -28,32 +28,32 @@ from llm_spec.errors import InvalidRequestError
 from llm_spec.json_text import dumps_ascii
 from llm_spec.openai_logprobs import build_chat_logprobs
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
-from llm_spec.server.acceptance import describe_acceptance
+from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.server.encoding import (
     SSE_COMMENT,
     SSE_DONE,
     describe_result_for_client,
     format_sse,
+    get_client_token_counts,
     get_finish_reason,
-    get_token_counts,
 )
-from llm_spec.server.logprobs import get_top_logprobs
-from llm_spec.server.problems import Problem, get_public_name, redact_server_details
+from llm_spec.server.logprobs import get_requested_top_logprobs
+from llm_spec.server.problems import HttpProblem, get_public_name, redact_server_details
 from llm_spec.server.request_fields import (
     Body,
     Json,
     ParsedRequest,
     build_chat_request,
-    get_field,
-    get_model_name,
     get_num_choices,
-    get_object,
-    get_object_list,
-    parse_messages,
-    parse_stop,
+    get_object_field,
+    get_object_list_field,
+    get_requested_model_name,
+    get_typed_field,
+    parse_openai_messages,
+    parse_stop_strings,
 )
 
-__all__ = ["ChatEncoder", "build_chat_completion", "build_chat_usage", "parse_chat_request"]
+__all__ = ["ChatStreamEncoder", "build_chat_completion", "build_chat_usage", "parse_chat_request"]
 
 _KNOWN_FIELDS: Final = frozenset(
     {
@@ -81,13 +81,17 @@ def parse_chat_request(body: Body, *, is_local: bool) -> ParsedRequest:
     """A chat completion's body; raises InvalidRequestError naming the field that is wrong."""
     if body.keys() <= _FREQUENT_FIELDS:
         request = build_chat_request(
-            body, _KNOWN_FIELDS, is_local=is_local, messages=parse_messages(body), max_tokens=_get_max_tokens(body)
+            body,
+            _KNOWN_FIELDS,
+            is_local=is_local,
+            messages=parse_openai_messages(body),
+            max_tokens=_get_max_tokens(body),
         )
         return ParsedRequest(
-            model=get_model_name(body), request=request, stream=get_field(body, "stream", default=False)
+            model=get_requested_model_name(body), request=request, stream=get_typed_field(body, "stream", default=False)
         )
-    num_choices, logprobs = get_num_choices(body), get_field(body, "logprobs", default=False)
-    tools = tuple(get_object_list(body, "tools"))
+    num_choices, logprobs = get_num_choices(body), get_typed_field(body, "logprobs", default=False)
+    tools = tuple(get_object_list_field(body, "tools"))
     relay_fields: Json = {}
     if not is_local and (num_choices > 1 or logprobs):
         relay_fields = {name: body[name] for name in ("n", "logprobs", "top_logprobs") if body.get(name)}
@@ -96,28 +100,30 @@ def parse_chat_request(body: Body, *, is_local: bool) -> ParsedRequest:
         _KNOWN_FIELDS,
         is_local=is_local,
         extra_fields=relay_fields,
-        messages=parse_messages(body),
+        messages=parse_openai_messages(body),
         max_tokens=_get_max_tokens(body),
-        stop=parse_stop(body),
+        stop=parse_stop_strings(body),
         tools=tools,
         tool_choice=_get_tool_choice(body, tools),
         response_format=_get_response_format(body),
         prediction=_get_prediction_text(body),
-        top_logprobs=get_top_logprobs(body, is_requested=logprobs, requested_by="logprobs: true") if is_local else None,
+        top_logprobs=get_requested_top_logprobs(body, is_requested=logprobs, requested_by="logprobs: true")
+        if is_local
+        else None,
     )
     return ParsedRequest(
-        model=get_model_name(body),
+        model=get_requested_model_name(body),
         request=request,
-        stream=get_field(body, "stream", default=False),
-        include_usage=get_field(get_object(body, "stream_options"), "include_usage", default=False),
+        stream=get_typed_field(body, "stream", default=False),
+        include_usage=get_typed_field(get_object_field(body, "stream_options"), "include_usage", default=False),
         num_choices=num_choices,
         logprobs=logprobs and not is_local,
     )
 
 
 def _get_max_tokens(body: Body) -> int | None:
-    max_completion_tokens: int | None = get_field(body, "max_completion_tokens", None, int)
-    return get_field(body, "max_tokens", None, int) if max_completion_tokens is None else max_completion_tokens
+    max_completion_tokens: int | None = get_typed_field(body, "max_completion_tokens", None, int)
+    return get_typed_field(body, "max_tokens", None, int) if max_completion_tokens is None else max_completion_tokens
 
 
 def _get_tool_choice(body: Body, tools: Sequence[Json]) -> str | Json | None:
@@ -128,27 +134,27 @@ def _get_tool_choice(body: Body, tools: Sequence[Json]) -> str | Json | None:
 
 
 def _get_response_format(body: Body) -> Json | None:
-    requested_format = get_object(body, "response_format")
+    requested_format = get_object_field(body, "response_format")
     if not requested_format:
         return None
-    get_object(get_object(requested_format, "json_schema"), "schema")
+    get_object_field(get_object_field(requested_format, "json_schema"), "schema")
     return None if requested_format.get("type", "text") == "text" else requested_format
 
 
 def _get_prediction_text(body: Body) -> str | None:
     """The text of a predicted output: a text, or text parts."""
-    prediction = get_object(body, "prediction")
+    prediction = get_object_field(body, "prediction")
     if not prediction:
         return None
     content = prediction.get("content")
     if isinstance(content, str):
         return content
-    return "".join(str(part.get("text", "")) for part in get_object_list(prediction, "content"))
+    return "".join(str(part.get("text", "")) for part in get_object_list_field(prediction, "content"))
 
 
 def build_chat_usage(result: SpeculativeResult) -> Json | None:
     """The `usage` object; None if the tokens were not counted."""
-    counts = get_token_counts(result)
+    counts = get_client_token_counts(result)
     if not counts:
         return None
     return {
@@ -187,7 +193,7 @@ def build_chat_completion(result: SpeculativeResult, *, answer_id: str, model: s
         "model": model,
         "choices": [choice],
         **({} if usage is None else {"usage": usage}),
-        **describe_acceptance(result),
+        **build_acceptance_fields(result),
     }
 
 
@@ -207,10 +213,10 @@ def _merge_reasoning_details(result: SpeculativeResult) -> list[Json]:
     return merged
 
 
-class ChatEncoder:
+class ChatStreamEncoder:
     """An answer in chunks. With `trace` every chunk tells in `llm_spec` how it came about."""
 
-    keep_alive = SSE_COMMENT
+    keep_alive_bytes = SSE_COMMENT
 
     def __init__(self, *, answer_id: str, model: str, include_usage: bool, trace: bool, started_s: float) -> None:
         self._envelope: Json = {
@@ -224,41 +230,47 @@ class ChatEncoder:
         self._started_s = started_s
         self._started_calls: set[int] = set()  # those whose first piece has been sent
         # the most frequent chunk is put together from parts: that costs a tenth of encoding it whole
-        head, tail = dumps_ascii(self._build_chunk({"content": ""})).split(b'"content":""')
+        head, tail = dumps_ascii(self._build_chunk_with_choice({"content": ""})).split(b'"content":""')
         self._text_head, self._text_tail = b"data: " + head + b'"content":', tail + b"\n\n"
 
     def encode_start(self) -> bytes:
-        return b"" if self._trace else format_sse(self._build_chunk({"role": "assistant", "content": ""}))
+        return b"" if self._trace else format_sse(self._build_chunk_with_choice({"role": "assistant", "content": ""}))
 
     def encode_event(self, event: StreamEvent) -> bytes:
         if self._trace:
-            return self._encode_with_trace(event)
+            return self._encode_event_with_trace(event)
         if type(event) is TextDelta and event.logprobs is None:
             return self._text_head + quote(event.text).encode() + self._text_tail
-        delta = self._build_delta(event)
-        return b"" if delta is None else format_sse(self._build_chunk(delta, logprobs=_build_event_logprobs(event)))
+        delta = self._build_chunk_delta(event)
+        return (
+            b""
+            if delta is None
+            else format_sse(self._build_chunk_with_choice(delta, logprobs=_build_logprobs_of_event(event)))
+        )
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
-        frames = format_sse(self._build_chunk({}, get_finish_reason(result)))
+        frames = format_sse(self._build_chunk_with_choice({}, get_finish_reason(result)))
         usage = build_chat_usage(result)
         last_chunk: Json = {**self._envelope, "choices": []}
         if self._trace:
             last_chunk["llm_spec"] = {"result": describe_result_for_client(result)}
         if self._include_usage and usage is not None:
-            last_chunk |= {"usage": usage, **describe_acceptance(result)}
+            last_chunk |= {"usage": usage, **build_acceptance_fields(result)}
         if self._trace or "usage" in last_chunk:
             frames += format_sse(last_chunk)
         return frames + SSE_DONE
 
-    def encode_error(self, problem: Problem) -> bytes:
+    def encode_error(self, problem: HttpProblem) -> bytes:
         return format_sse(problem.to_openai()) + SSE_DONE
 
-    def _build_chunk(self, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None) -> Json:
+    def _build_chunk_with_choice(
+        self, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None
+    ) -> Json:
         choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = {**self._envelope, "choices": [choice]}
         return {**chunk, "usage": None} if self._include_usage else chunk
 
-    def _build_delta(self, event: StreamEvent) -> Json | None:
+    def _build_chunk_delta(self, event: StreamEvent) -> Json | None:
         """A chunk's delta; None for what is not part of the answer."""
         match event:
             case TextDelta():
@@ -281,25 +293,25 @@ class ChatEncoder:
         function = {"name": event.name or "", "arguments": event.arguments}
         return {"index": event.index, "id": call_id, "type": "function", "function": function}
 
-    def _encode_with_trace(self, event: StreamEvent) -> bytes:
+    def _encode_event_with_trace(self, event: StreamEvent) -> bytes:
         elapsed_s = time.monotonic() - self._started_s
         if isinstance(event, AnswerStarted):
-            chunk = self._build_chunk({"role": "assistant", "content": ""})
+            chunk = self._build_chunk_with_choice({"role": "assistant", "content": ""})
             names = {"target": get_public_name(event.target), "draft": event.draft and get_public_name(event.draft)}
             return format_sse({**chunk, "llm_spec": {"started": dataclasses.asdict(event) | names}})
-        delta = self._build_delta(event)
+        delta = self._build_chunk_delta(event)
         if delta is not None:
             origin = event.origin if isinstance(event, TextDelta) else "plain"
-            chunk = self._build_chunk(delta, logprobs=_build_event_logprobs(event))
+            chunk = self._build_chunk_with_choice(delta, logprobs=_build_logprobs_of_event(event))
             return format_sse({**chunk, "llm_spec": {"origin": origin, "t": round(elapsed_s, 6)}})
-        progress = _describe_progress(event)
+        progress = _convert_progress_event_to_json(event)
         if progress is None:
             return b""
         name, fields = progress
         return format_sse({**self._envelope, "choices": [], "llm_spec": {name: {**fields, "t": round(elapsed_s, 6)}}})
 
 
-def _build_event_logprobs(event: StreamEvent) -> Json | None:
+def _build_logprobs_of_event(event: StreamEvent) -> Json | None:
     return build_chat_logprobs(event.logprobs) if isinstance(event, TextDelta) else None
 
 
@@ -312,7 +324,7 @@ _PROGRESS_NAMES: Final[Mapping[type, str]] = {
 }
 
 
-def _describe_progress(event: StreamEvent) -> tuple[str, Json] | None:
+def _convert_progress_event_to_json(event: StreamEvent) -> tuple[str, Json] | None:
     name = _PROGRESS_NAMES.get(type(event))
     if name is None or isinstance(event, SpeculativeFinish):
         return None

@@ -10,7 +10,7 @@ from typing import Final
 from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftProvider, draft_capabilities
 from llm_spec.errors import ConfigError, LlmSpecError
-from llm_spec.server.clients import Clients
+from llm_spec.server.clients import ClientRegistry
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.models import ServedModels
 from llm_spec.server.usage_ledger import UsageLedger
@@ -27,25 +27,27 @@ def check_config_with_live_calls(config: ServerConfig) -> None:
 
     Raises ConfigError for what would keep it from serving, and names everything that could not be called.
     """
-    config.check_address()
-    asyncio.run(_check_providers(config))
+    config.check_address_is_protected()
+    asyncio.run(_call_each_provider_once(config))
 
 
-async def _check_providers(config: ServerConfig) -> None:
-    clients = Clients(config.keys, UsageLedger(1, len(config.keys)), 0)
+async def _call_each_provider_once(config: ServerConfig) -> None:
+    clients = ClientRegistry(config.keys, UsageLedger(1, len(config.keys)), 0)
     models = ServedModels(config)
     try:
-        models.open(clients.all)
+        models.open_providers(clients.all_clients)
         drafts = {
-            text: draft.draft(_PROBE_REQUEST, _NUM_TOKENS) for text, draft in models.drafts.items() if _is_remote(draft)
+            text: draft.draft(_PROBE_REQUEST, _NUM_TOKENS)
+            for text, draft in models.drafts_by_spec.items()
+            if _is_remote_draft(draft)
         }
         targets = {
             text: target.stream(_PROBE_REQUEST)
-            for text, target in models.targets.items()
+            for text, target in models.targets_by_spec.items()
             if target.capabilities.token_model is None
         }
         streams = drafts | targets  # one that is both is called once
-        problems = await asyncio.gather(*map(_find_call_failure, streams.values()))
+        problems = await asyncio.gather(*map(_try_call_and_find_failure, streams.values()))
     finally:
         await models.aclose()
     failed = [
@@ -57,13 +59,13 @@ async def _check_providers(config: ServerConfig) -> None:
         raise ConfigError("; ".join(failed))
 
 
-def _is_remote(draft: DraftProvider) -> bool:
+def _is_remote_draft(draft: DraftProvider) -> bool:
     """Whether a draft may call a server; a model in this process was read when it was opened."""
     can = draft_capabilities(draft)
     return not can.is_free and (can.token_model is None or bool(can.drafts))
 
 
-async def _find_call_failure(opened: AbstractAsyncContextManager[AsyncIterator[object]]) -> str | None:
+async def _try_call_and_find_failure(opened: AbstractAsyncContextManager[AsyncIterator[object]]) -> str | None:
     """What keeps it from answering; None: it began to."""
     try:
         async with asyncio.timeout(_TIMEOUT_S), opened as events:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from llm_spec.budget import Budget
 from llm_spec.server.config import KeyConfig
-from llm_spec.server.problems import Problem
+from llm_spec.server.problems import HttpProblem
 from llm_spec.server.usage_ledger import OPEN_COLUMN, UsageLedger
 
-__all__ = ["Client", "Clients"]
+__all__ = ["ApiClient", "ClientRegistry"]
 
 
 class _SharedBudget(Budget):
@@ -24,13 +24,13 @@ class _SharedBudget(Budget):
         self._client = client
 
     def _sum_column(self, column: int) -> float:
-        return self._ledger.get_total(self._client, column)
+        return self._ledger.sum_over_workers(self._client, column)
 
     def _add_to_column(self, column: int, value: float) -> None:
-        self._ledger.add(self._worker, self._client, column, value)
+        self._ledger.add_usage(self._worker, self._client, column, value)
 
 
-class Client:
+class ApiClient:
     """One client in one worker. Without a config it is anybody, and may do everything."""
 
     def __init__(self, name: str, config: KeyConfig | None, ledger: UsageLedger, worker: int, index: int) -> None:
@@ -48,41 +48,41 @@ class Client:
         return self._config is None or self._config.models is None or model in self._config.models
 
     def take_request_place(self) -> None:
-        """One request more, up to `end`; raises Problem where it has too many at once."""
+        """One request more, up to `end`; raises HttpProblem where it has too many at once."""
         max_concurrent = self._max_concurrent
         if max_concurrent is None:
             return
         # counted before it is compared: of requests that come to two workers at once, none is overlooked by both
-        self._ledger.add(self._worker, self._index, OPEN_COLUMN, 1)
-        if self._ledger.get_total(self._index, OPEN_COLUMN) > max_concurrent:
-            self._ledger.add(self._worker, self._index, OPEN_COLUMN, -1)
-            raise Problem(
+        self._ledger.add_usage(self._worker, self._index, OPEN_COLUMN, 1)
+        if self._ledger.sum_over_workers(self._index, OPEN_COLUMN) > max_concurrent:
+            self._ledger.add_usage(self._worker, self._index, OPEN_COLUMN, -1)
+            raise HttpProblem(
                 429, f"this key may have {max_concurrent} requests at once", code="too_many_requests", retry_after_s=1.0
             )
 
     def end_request(self) -> None:
         """A request that had begun is over."""
         if self._max_concurrent is not None:
-            self._ledger.add(self._worker, self._index, OPEN_COLUMN, -1)
+            self._ledger.add_usage(self._worker, self._index, OPEN_COLUMN, -1)
 
 
-class Clients:
+class ClientRegistry:
     """Tells by its key who asks."""
 
     def __init__(self, keys: Mapping[str, KeyConfig], ledger: UsageLedger, worker: int) -> None:
-        self._anonymous = Client("", None, ledger, worker, 0)
+        self._anonymous = ApiClient("", None, ledger, worker, 0)
         self._clients_by_hash = [
-            (_hash_api_key(config.key), Client(name, config, ledger, worker, index))
+            (_hash_api_key(config.key), ApiClient(name, config, ledger, worker, index))
             for index, (name, config) in enumerate(keys.items())
         ]
 
     @property
-    def all(self) -> Sequence[Client]:
+    def all_clients(self) -> Sequence[ApiClient]:
         """Everybody who may ask."""
         return [client for _, client in self._clients_by_hash] or [self._anonymous]
 
-    def authenticate(self, headers: Mapping[str, str]) -> Client:
-        """The client whose key came in `Authorization: Bearer` or `x-api-key`; raises Problem for any other.
+    def authenticate(self, headers: Mapping[str, str]) -> ApiClient:
+        """The client whose key came in `Authorization: Bearer` or `x-api-key`; raises HttpProblem for any other.
 
         All keys are compared, each in a time that does not depend on how much of it is right.
         """
@@ -91,13 +91,13 @@ class Clients:
         scheme, _, token = headers.get("Authorization", "").partition(" ")
         api_key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not api_key:
-            raise Problem(
+            raise HttpProblem(
                 401, "the API key is missing; send it as Authorization: Bearer or x-api-key", code="missing_api_key"
             )
         digest = _hash_api_key(api_key)
         found = [client for key_hash, client in self._clients_by_hash if hmac.compare_digest(key_hash, digest)]
         if not found:
-            raise Problem(401, "the API key is not known to this server", code="invalid_api_key")
+            raise HttpProblem(401, "the API key is not known to this server", code="invalid_api_key")
         return found[0]
 
 

@@ -14,24 +14,24 @@ from llm_spec._checks import check_number
 from llm_spec.chat import ChatMessage, StreamEvent, TextDelta
 from llm_spec.errors import InvalidRequestError
 from llm_spec.result import SpeculativeResult
-from llm_spec.server.acceptance import describe_acceptance
+from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.server.chat_completions import build_chat_usage
 from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, format_sse, get_finish_reason
-from llm_spec.server.logprobs import CompletionLogprobs
-from llm_spec.server.problems import Problem
+from llm_spec.server.logprobs import CompletionLogprobsBuilder
+from llm_spec.server.problems import HttpProblem
 from llm_spec.server.request_fields import (
     Body,
     Json,
     ParsedRequest,
     build_chat_request,
-    get_field,
-    get_model_name,
     get_num_choices,
-    get_object,
-    parse_stop,
+    get_object_field,
+    get_requested_model_name,
+    get_typed_field,
+    parse_stop_strings,
 )
 
-__all__ = ["CompletionEncoder", "build_completion", "parse_completion_requests"]
+__all__ = ["CompletionStreamEncoder", "build_completion_response", "parse_completion_requests"]
 
 _MAX_TOKENS: Final = 16  # OpenAI's default
 _MAX_PROMPTS: Final = 128
@@ -44,14 +44,14 @@ _KNOWN_FIELDS: Final = frozenset(
 def parse_completion_requests(body: Body, *, is_local: bool) -> list[ParsedRequest]:
     """A completion's body, a request for each of its prompts; raises InvalidRequestError naming the wrong field."""
     prompts = _get_prompts(body)
-    stream, num_choices = get_field(body, "stream", default=False), get_num_choices(body)
+    stream, num_choices = get_typed_field(body, "stream", default=False), get_num_choices(body)
     if stream and len(prompts) > 1:
         raise InvalidRequestError(f"prompt has {len(prompts)} texts; only one can be streamed at a time")
-    top_logprobs = _get_local_logprobs(body) if is_local else None
-    logprobs = not is_local and get_field(body, "logprobs", None, int) is not None  # 0: those of the text itself
+    top_logprobs = _get_num_local_logprobs(body) if is_local else None
+    logprobs = not is_local and get_typed_field(body, "logprobs", None, int) is not None  # 0: those of the text itself
     relay_fields = {name: body[name] for name in ("n", "logprobs", "echo") if body.get(name) is not None}
     parsed = ParsedRequest(
-        model=get_model_name(body),
+        model=get_requested_model_name(body),
         request=build_chat_request(
             body,
             _KNOWN_FIELDS,
@@ -59,16 +59,16 @@ def parse_completion_requests(body: Body, *, is_local: bool) -> list[ParsedReque
             extra_fields=relay_fields if not is_local and (num_choices > 1 or logprobs) else None,
             messages=(ChatMessage("user", prompts[0]),),
             raw=True,
-            max_tokens=get_field(body, "max_tokens", _MAX_TOKENS),
-            stop=parse_stop(body),
+            max_tokens=get_typed_field(body, "max_tokens", _MAX_TOKENS),
+            stop=parse_stop_strings(body),
             top_logprobs=top_logprobs,
         ),
         stream=stream,
-        include_usage=get_field(get_object(body, "stream_options"), "include_usage", default=False),
+        include_usage=get_typed_field(get_object_field(body, "stream_options"), "include_usage", default=False),
         num_choices=num_choices,
         logprobs=logprobs,
     )
-    echo = get_field(body, "echo", default=False)
+    echo = get_typed_field(body, "echo", default=False)
     return [
         replace(
             parsed,
@@ -79,9 +79,9 @@ def parse_completion_requests(body: Body, *, is_local: bool) -> list[ParsedReque
     ]
 
 
-def _get_local_logprobs(body: Body) -> int | None:
+def _get_num_local_logprobs(body: Body) -> int | None:
     """How many of the likeliest tokens a model in this process reports; None: no log-probabilities."""
-    number: int | None = get_field(body, "logprobs", None, int)
+    number: int | None = get_typed_field(body, "logprobs", None, int)
     check_number(InvalidRequestError, "logprobs", number, 0, _MAX_LOGPROBS, integer=True)
     if number is not None and body.get("echo"):
         raise InvalidRequestError("echo is set with logprobs; a model in this process tells none of its prompt")
@@ -98,7 +98,7 @@ def _get_prompts(body: Body) -> list[str]:
     return cast("list[str]", prompts)
 
 
-def build_completion(
+def build_completion_response(
     results: Sequence[SpeculativeResult], parsed_requests: Sequence[ParsedRequest], *, answer_id: str, model: str
 ) -> Json:
     """Whole answers, one choice for each prompt."""
@@ -106,7 +106,7 @@ def build_completion(
         {
             "index": index,
             "text": parsed.echo + result.content,
-            "logprobs": CompletionLogprobs().build_next(result.logprobs),
+            "logprobs": CompletionLogprobsBuilder().build_next(result.logprobs),
             "finish_reason": get_finish_reason(result),
         }
         for index, (result, parsed) in enumerate(zip(results, parsed_requests, strict=True))
@@ -119,7 +119,7 @@ def build_completion(
         "model": model,
         "choices": choices,
         **_sum_usage([usage for usage in usages if usage is not None] if None not in usages else []),
-        **(describe_acceptance(results[0]) if len(results) == 1 else {}),  # of several, vLLM tells nothing either
+        **(build_acceptance_fields(results[0]) if len(results) == 1 else {}),  # of several, vLLM tells nothing either
     }
 
 
@@ -135,14 +135,14 @@ def _sum_usage(usages: Sequence[Json]) -> Json:
     return {"usage": usage}
 
 
-class CompletionEncoder:
+class CompletionStreamEncoder:
     """A completion in chunks."""
 
-    keep_alive = SSE_COMMENT
+    keep_alive_bytes = SSE_COMMENT
 
     def __init__(self, parsed: ParsedRequest, *, answer_id: str, model: str) -> None:
         self._parsed = parsed
-        self._logprobs = CompletionLogprobs()
+        self._logprobs = CompletionLogprobsBuilder()
         self._envelope: Json = {
             "id": f"cmpl-{answer_id}",
             "object": "text_completion",
@@ -151,23 +151,23 @@ class CompletionEncoder:
         }
 
     def encode_start(self) -> bytes:
-        return self._encode_chunk(self._parsed.echo) if self._parsed.echo else b""
+        return self._encode_text_chunk(self._parsed.echo) if self._parsed.echo else b""
 
     def encode_event(self, event: StreamEvent) -> bytes:
         if not isinstance(event, TextDelta):
             return b""
-        return self._encode_chunk(event.text, logprobs=self._logprobs.build_next(event.logprobs))
+        return self._encode_text_chunk(event.text, logprobs=self._logprobs.build_next(event.logprobs))
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
-        frames = self._encode_chunk("", get_finish_reason(result))
+        frames = self._encode_text_chunk("", get_finish_reason(result))
         usage = build_chat_usage(result)
         if self._parsed.include_usage and usage is not None:
-            frames += format_sse({**self._envelope, "choices": [], "usage": usage, **describe_acceptance(result)})
+            frames += format_sse({**self._envelope, "choices": [], "usage": usage, **build_acceptance_fields(result)})
         return frames + SSE_DONE
 
-    def encode_error(self, problem: Problem) -> bytes:
+    def encode_error(self, problem: HttpProblem) -> bytes:
         return format_sse(problem.to_openai()) + SSE_DONE
 
-    def _encode_chunk(self, text: str, finish_reason: str | None = None, logprobs: Json | None = None) -> bytes:
+    def _encode_text_chunk(self, text: str, finish_reason: str | None = None, logprobs: Json | None = None) -> bytes:
         choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
         return format_sse({**self._envelope, "choices": [choice]})

@@ -148,7 +148,7 @@ class ServerConfig:
                 if model not in self.models:
                     raise ConfigError(f"keys.{name}.models has {model!r}; it must be among {', '.join(self.models)}")
 
-    def check_address(self) -> None:
+    def check_address_is_protected(self) -> None:
         """Raise ConfigError where anybody on the network could ask without a key."""
         if not self.keys and not is_loopback(self.host):
             raise ConfigError(
@@ -198,36 +198,36 @@ class _ConfigReader:
         self._secret_replacements: dict[str, str] = {}  # what errors say instead of them
 
     def read_config(self, table: Table) -> ServerConfig:
-        self._secret_replacements |= dict.fromkeys(_find_secrets(table), "***")
+        self._secret_replacements |= dict.fromkeys(_iterate_written_secrets(table), "***")
         table = self._expand_variables(table, ())
-        self._refuse_unknown(table, (), ("server", "providers", "models", "keys"))
-        providers = {name: self._read_provider(name, t) for name, t in self._get_tables(table, "providers")}
-        models = {name: self._read_model(name, t) for name, t in self._get_tables(table, "models")}
-        keys = {name: self._read_key(name, t) for name, t in self._get_tables(table, "keys")}
+        self._refuse_unknown_keys(table, (), ("server", "providers", "models", "keys"))
+        providers = {name: self._read_provider(name, t) for name, t in self._iterate_named_tables(table, "providers")}
+        models = {name: self._read_model(name, t) for name, t in self._iterate_named_tables(table, "models")}
+        keys = {name: self._read_client_key(name, t) for name, t in self._iterate_named_tables(table, "keys")}
         if not models:
             raise ConfigError(f"{self._path}: no model is configured; add [models.NAME] with a target")
         names = [f.name for f in dataclasses.fields(ServerConfig) if f.name not in _OTHER_FIELDS]
-        settings = self._get_settings(table.get("server", {}), ("server",), names)
-        config = self._construct_or_name_line(
+        settings = self._get_known_settings(table.get("server", {}), ("server",), names)
+        config = self._construct_with_line_in_error(
             ("server",), ServerConfig, models=models, providers=providers, keys=keys, **settings
         )
-        self._check_models(config)
+        self._check_model_providers(config)
         return config
 
     # ------------------------------------------------------------------------------------------ tables
 
     def _read_provider(self, name: str, table: Table) -> NamedProvider:
         key_path = ("providers", name)
-        settings = self._get_settings(table, key_path, [f.name for f in dataclasses.fields(NamedProvider)])
+        settings = self._get_known_settings(table, key_path, [f.name for f in dataclasses.fields(NamedProvider)])
         self._require_key(table, key_path, "type")
         known = provider_names()
         if settings["type"] not in known:
-            raise self._build_error(
+            raise self._build_config_error(
                 (*key_path, "type"), f"{settings['type']!r} is not known; installed are: {', '.join(known)}"
             )
         for part in settings.values():
             if not isinstance(part, str):
-                raise self._build_error(key_path, f"{part!r} must be a text")
+                raise self._build_config_error(key_path, f"{part!r} must be a text")
         return NamedProvider(**settings)
 
     def _read_model(self, name: str, table: Table) -> ModelConfig:
@@ -235,36 +235,38 @@ class _ConfigReader:
         self._require_key(table, key_path, "target")
         known = [f.name for f in dataclasses.fields(SpeculativeConfig) if f.name in _SPECULATIVE_KEYS]
         names = ["target", "draft", *_LIST_KEYS, "prices", *known, *_RETRY_KEYS, *_TIMEOUT_KEYS, *_BREAKER_KEYS]
-        settings = self._get_settings(table, key_path, names)
+        settings = self._get_known_settings(table, key_path, names)
         for part in ("target", "draft"):
             if not isinstance(settings.get(part, ""), str):
-                raise self._build_error((*key_path, part), f"{part} is {settings[part]!r}; it must be a text")
+                raise self._build_config_error((*key_path, part), f"{part} is {settings[part]!r}; it must be a text")
         for part in _LIST_KEYS:
             if not isinstance(settings.get(part, ()), tuple):
-                raise self._build_error((*key_path, part), f"{part} is {settings[part]!r}; it must be a list of texts")
+                raise self._build_config_error(
+                    (*key_path, part), f"{part} is {settings[part]!r}; it must be a list of texts"
+                )
         own = {key: settings.pop(key) for key in ("target", "draft", *_LIST_KEYS) if key in settings}
         retry = {key: settings.pop(key) for key in _RETRY_KEYS if key in settings}
         timeouts = {key: settings.pop(key) for key in _TIMEOUT_KEYS if key in settings}
         breaker = {key: settings.pop(key) for key in _BREAKER_KEYS if key in settings}
         for key, read in _VALUE_READERS.items():
             if key in settings:
-                settings[key] = self._construct_or_name_line((*key_path, key), read, settings[key])
+                settings[key] = self._construct_with_line_in_error((*key_path, key), read, settings[key])
         settings.setdefault("stream_always", False)
-        settings["retry"] = self._construct_or_name_line(key_path, RetryPolicy, **retry)
-        settings["timeouts"] = self._construct_or_name_line(key_path, Timeouts, **timeouts)
-        settings["breaker"] = self._construct_or_name_line(key_path, BreakerPolicy, **breaker)
-        speculative = self._construct_or_name_line(key_path, SpeculativeConfig, **settings)
-        return self._construct_or_name_line(key_path, ModelConfig, speculative=speculative, **own)
+        settings["retry"] = self._construct_with_line_in_error(key_path, RetryPolicy, **retry)
+        settings["timeouts"] = self._construct_with_line_in_error(key_path, Timeouts, **timeouts)
+        settings["breaker"] = self._construct_with_line_in_error(key_path, BreakerPolicy, **breaker)
+        speculative = self._construct_with_line_in_error(key_path, SpeculativeConfig, **settings)
+        return self._construct_with_line_in_error(key_path, ModelConfig, speculative=speculative, **own)
 
-    def _read_key(self, name: str, table: Table) -> KeyConfig:
+    def _read_client_key(self, name: str, table: Table) -> KeyConfig:
         key_path = ("keys", name)
         self._require_key(table, key_path, "key")
-        settings = self._get_settings(table, key_path, [f.name for f in dataclasses.fields(KeyConfig)])
+        settings = self._get_known_settings(table, key_path, [f.name for f in dataclasses.fields(KeyConfig)])
         if not isinstance(settings["key"], str):
-            raise self._build_error((*key_path, "key"), "key must be a text")
-        return self._construct_or_name_line(key_path, KeyConfig, **settings)
+            raise self._build_config_error((*key_path, "key"), "key must be a text")
+        return self._construct_with_line_in_error(key_path, KeyConfig, **settings)
 
-    def _check_models(self, config: ServerConfig) -> None:
+    def _check_model_providers(self, config: ServerConfig) -> None:
         """Name the line of a provider that is not there."""
         known = {*provider_names(), *config.providers}
         for name, model in config.models.items():
@@ -272,35 +274,37 @@ class _ConfigReader:
                 provider = "" if text is None else text.partition(":")[0].partition("+")[0]
                 if text is not None and provider not in known:
                     message = f"provider {provider!r} is not known; there are: {', '.join(sorted(known))}"
-                    raise self._build_error(("models", name, part), message)
+                    raise self._build_config_error(("models", name, part), message)
 
     # ------------------------------------------------------------------------------------------ values
 
-    def _get_tables(self, table: Table, name: str) -> Iterator[tuple[str, Table]]:
+    def _iterate_named_tables(self, table: Table, name: str) -> Iterator[tuple[str, Table]]:
         found = table.get(name, {})
         if not isinstance(found, Mapping):
-            raise self._build_error((name,), f"{name} must be tables, [{name}.NAME]")
+            raise self._build_config_error((name,), f"{name} must be tables, [{name}.NAME]")
         for key, value in cast("Table", found).items():
             if not isinstance(value, Mapping):
-                raise self._build_error((name, key), f"{name}.{key} must be a table, [{name}.{key}]")
+                raise self._build_config_error((name, key), f"{name}.{key} must be a table, [{name}.{key}]")
             yield key, cast("Table", value)
 
-    def _get_settings(self, table: Any, key_path: tuple[str, ...], names: Sequence[str]) -> dict[str, Any]:
+    def _get_known_settings(self, table: Any, key_path: tuple[str, ...], names: Sequence[str]) -> dict[str, Any]:
         if not isinstance(table, Mapping):
-            raise self._build_error(key_path, f"{'.'.join(key_path)} must be a table, [{'.'.join(key_path)}]")
-        self._refuse_unknown(cast("Table", table), key_path, names)
+            raise self._build_config_error(key_path, f"{'.'.join(key_path)} must be a table, [{'.'.join(key_path)}]")
+        self._refuse_unknown_keys(cast("Table", table), key_path, names)
         return {name: _list_to_tuple(value) for name, value in cast("Table", table).items()}
 
-    def _refuse_unknown(self, table: Table, key_path: tuple[str, ...], names: Sequence[str]) -> None:
+    def _refuse_unknown_keys(self, table: Table, key_path: tuple[str, ...], names: Sequence[str]) -> None:
         for name in table:
             if name not in names:
-                raise self._build_error((*key_path, name), f"{name} is not known here; there are: {', '.join(names)}")
+                raise self._build_config_error(
+                    (*key_path, name), f"{name} is not known here; there are: {', '.join(names)}"
+                )
 
     def _require_key(self, table: Table, key_path: tuple[str, ...], name: str) -> None:
         if name not in table:
-            raise self._build_error(key_path, f"{name} is missing")
+            raise self._build_config_error(key_path, f"{name} is missing")
 
-    def _construct_or_name_line(
+    def _construct_with_line_in_error(
         self, key_path: tuple[str, ...], make: Callable[..., T], *values: Any, **settings: Any
     ) -> T:
         """What `make` makes; its complaint gets the line of the key that it begins with."""
@@ -309,7 +313,7 @@ class _ConfigReader:
         except (ConfigError, TypeError) as error:
             named = re.match(r"\w+", str(error))
             key = (*key_path, named[0]) if named is not None and (*key_path, named[0]) in self._key_lines else key_path
-            raise self._build_error(key, str(error)) from None  # it may quote a key
+            raise self._build_config_error(key, str(error)) from None  # it may quote a key
 
     def _expand_variables(self, value: Any, key_path: tuple[str, ...]) -> Any:
         """A value with the variables in its texts replaced."""
@@ -318,18 +322,18 @@ class _ConfigReader:
         if isinstance(value, list):
             return [self._expand_variables(item, key_path) for item in _list_to_tuple(value)]
         return (
-            _VARIABLE.sub(lambda found: self._get_variable(found[1], key_path), value)
+            _VARIABLE.sub(lambda found: self._get_environment_variable(found[1], key_path), value)
             if isinstance(value, str)
             else value
         )
 
-    def _get_variable(self, name: str, key_path: tuple[str, ...]) -> str:
+    def _get_environment_variable(self, name: str, key_path: tuple[str, ...]) -> str:
         if name not in self._environment:
-            raise self._build_error(key_path, f"the variable {name!r} is not set in the environment")
+            raise self._build_config_error(key_path, f"the variable {name!r} is not set in the environment")
         self._secret_replacements[self._environment[name]] = f"${{{name}}}"
         return self._environment[name]
 
-    def _build_error(self, key_path: tuple[str, ...], what: str) -> ConfigError:
+    def _build_config_error(self, key_path: tuple[str, ...], what: str) -> ConfigError:
         line = next(
             (self._key_lines[key_path[:n]] for n in range(len(key_path), 0, -1) if key_path[:n] in self._key_lines),
             None,
@@ -366,14 +370,14 @@ _SPECULATIVE_KEYS: Final = (
 )
 
 
-def _find_secrets(value: Any, name: str = "") -> Iterator[str]:
+def _iterate_written_secrets(value: Any, name: str = "") -> Iterator[str]:
     """The keys that are written in a table or value itself."""
     if isinstance(value, Mapping):
         for inner_name, inner in cast("Table", value).items():
-            yield from _find_secrets(inner, inner_name)
+            yield from _iterate_written_secrets(inner, inner_name)
     elif isinstance(value, list):
         for item in _list_to_tuple(value):
-            yield from _find_secrets(item, name)
+            yield from _iterate_written_secrets(item, name)
     elif isinstance(value, str) and name in ("key", "api_key"):
         yield value
 
@@ -383,13 +387,13 @@ def _list_to_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
-def _read_prices(table: Any) -> Mapping[str, Price]:
+def _parse_price_table(table: Any) -> Mapping[str, Price]:
     if not isinstance(table, Mapping):
         raise ConfigError('prices must be a table, such as { "openai:gpt-4.1" = "2:8:0.5" }')
     return {name: read_price(str(price)) for name, price in cast("Table", table).items()}
 
 
-_VALUE_READERS: Final[Mapping[str, Callable[[Any], object]]] = {"lookahead": Fixed, "prices": _read_prices}
+_VALUE_READERS: Final[Mapping[str, Callable[[Any], object]]] = {"lookahead": Fixed, "prices": _parse_price_table}
 
 
 def _find_key_lines(text: str) -> dict[tuple[str, ...], int]:

@@ -9,25 +9,25 @@ from typing import Final, Protocol
 from llm_spec.chat import FinishReason, StreamEvent, ToolCallDelta
 from llm_spec.json_text import dumps_ascii
 from llm_spec.result import SpeculativeResult
-from llm_spec.server.problems import Problem, get_public_name, redact_server_details
+from llm_spec.server.problems import HttpProblem, get_public_name, redact_server_details
 from llm_spec.server.request_fields import Json
 
 __all__ = [
-    "StreamEncoder",
+    "AnswerStreamEncoder",
     "ToolCallSequencer",
-    "build_metric_headers",
+    "build_figure_headers",
     "describe_result_for_client",
     "format_sse",
+    "get_client_token_counts",
     "get_finish_reason",
-    "get_token_counts",
 ]
 
 
-class StreamEncoder(Protocol):
+class AnswerStreamEncoder(Protocol):
     """One streamed answer in the words of one API: each call gives the bytes to send."""
 
     @property
-    def keep_alive(self) -> bytes:
+    def keep_alive_bytes(self) -> bytes:
         """Something that clients pass over."""
         ...
 
@@ -37,7 +37,7 @@ class StreamEncoder(Protocol):
 
     def encode_end(self, result: SpeculativeResult) -> bytes: ...
 
-    def encode_error(self, problem: Problem) -> bytes:
+    def encode_error(self, problem: HttpProblem) -> bytes:
         """The answer breaks off; nothing follows."""
         ...
 
@@ -52,7 +52,7 @@ def format_sse(value: object, event: str | None = None) -> bytes:
     return name + b"data: " + dumps_ascii(value) + b"\n\n"
 
 
-def get_token_counts(result: SpeculativeResult) -> Mapping[str, int]:
+def get_client_token_counts(result: SpeculativeResult) -> Mapping[str, int]:
     """The token counts that clients get: input, output, cached, reasoning, and accepted and rejected drafts.
 
     They are those of the prompt and the answer, as if the target had been called once: clients compute tokens a second
@@ -128,7 +128,7 @@ def describe_result_for_client(result: SpeculativeResult) -> Json:
     return fields
 
 
-def build_metric_headers(result: SpeculativeResult, overhead_s: float) -> dict[str, str]:
+def build_figure_headers(result: SpeculativeResult, overhead_s: float) -> dict[str, str]:
     """The figures that go into the headers of an answer given at once."""
     rate, speedup = result.stats.draft_acceptance_rate, result.speedup
     headers: dict[str, str] = {

@@ -16,19 +16,19 @@ from aiohttp import hdrs, web
 from llm_spec._clock import now
 from llm_spec.errors import LlmSpecError
 from llm_spec.json_text import dumps
-from llm_spec.server.apis import APIS, AnswerContext, ApiDefinition
+from llm_spec.server.apis import APIS, AnswerEncodingContext, ApiDefinition
 from llm_spec.server.body_reader import BodyReader, RequestBody
-from llm_spec.server.clients import Client, Clients
+from llm_spec.server.clients import ApiClient, ClientRegistry
 from llm_spec.server.config import ServerConfig, is_loopback
 from llm_spec.server.json_decoder import run_in_body_thread
-from llm_spec.server.metrics import CONTENT_TYPE, Metrics
+from llm_spec.server.metrics import CONTENT_TYPE, ServerMetrics
 from llm_spec.server.models import ServedModel, ServedModels
 from llm_spec.server.passthrough_fields import build_dropped_fields_header
-from llm_spec.server.problems import Problem, to_problem
-from llm_spec.server.request_fields import ParsedRequest, get_model_name
+from llm_spec.server.problems import HttpProblem, convert_error_to_problem
+from llm_spec.server.request_fields import ParsedRequest, get_requested_model_name
 from llm_spec.server.responder import Responder
 from llm_spec.server.session_ids import add_session_id
-from llm_spec.server.token_count import count_tokens
+from llm_spec.server.token_count import count_request_tokens
 from llm_spec.telemetry import log_event, new_request_id
 
 __all__ = ["SERVER_NAME", "Gateway"]
@@ -55,9 +55,11 @@ _TRACE_HEADER: Final = "x-llm-spec-trace"
 class Gateway:
     """Serves the models of a config to its clients."""
 
-    def __init__(self, config: ServerConfig, models: ServedModels, clients: Clients, metrics: Metrics) -> None:
+    def __init__(
+        self, config: ServerConfig, models: ServedModels, clients: ClientRegistry, metrics: ServerMetrics
+    ) -> None:
         self._config = config
-        self._handle_models = models
+        self._models = models
         self._clients = clients
         self._metrics = metrics
         self._secret_texts = models.secret_texts
@@ -69,57 +71,59 @@ class Gateway:
 
     def build_app(self) -> web.Application:
         """The application, with every path also without its /v1."""
-        app = web.Application(middlewares=[self._guard_request], client_max_size=self._config.max_body_bytes)
+        app = web.Application(
+            middlewares=[self._check_origin_and_report_errors], client_max_size=self._config.max_body_bytes
+        )
         for path, api in APIS.items():
             for route in (path, path.removeprefix("/v1")):
-                app.router.add_post(route, partial(self._handle_completion, api))
+                app.router.add_post(route, partial(self._handle_answer_request, api))
         for prefix in ("/v1", ""):
-            app.router.add_post(f"{prefix}/messages/count_tokens", self._count_tokens)
-            app.router.add_get(f"{prefix}/models", self._list_models)
-            app.router.add_get(f"{prefix}/models/{{name:.+}}", self._get_model)
-        app.router.add_get("/health", self._get_readiness)
-        app.router.add_get("/health/live", self._get_liveness)
-        app.router.add_get("/health/ready", self._get_readiness)
-        app.router.add_get("/metrics", self._get_metrics)
-        app.router.add_get("/", self._get_page)
+            app.router.add_post(f"{prefix}/messages/count_tokens", self._handle_count_tokens)
+            app.router.add_get(f"{prefix}/models", self._handle_list_models)
+            app.router.add_get(f"{prefix}/models/{{name:.+}}", self._handle_get_model)
+        app.router.add_get("/health", self._handle_readiness)
+        app.router.add_get("/health/live", self._handle_liveness)
+        app.router.add_get("/health/ready", self._handle_readiness)
+        app.router.add_get("/metrics", self._handle_metrics)
+        app.router.add_get("/", self._handle_page)
         return app
 
     # ------------------------------------------------------------------------------------------ all requests
 
     @web.middleware
-    async def _guard_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _check_origin_and_report_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse what comes from other pages, and tell of errors in the API's own form."""
         try:
             self._check_origin(request)
             if request.method == hdrs.METH_OPTIONS:
-                return web.Response(status=204, headers=self._build_headers(request))
+                return web.Response(status=204, headers=self._build_common_headers(request))
             return await handler(request)
-        except Problem as problem:
+        except HttpProblem as problem:
             return self._build_error_response(request, problem)
         except web.HTTPException as error:
-            refusal = self._build_error_response(request, Problem(error.status, error.reason or "not served here"))
+            refusal = self._build_error_response(request, HttpProblem(error.status, error.reason or "not served here"))
             if hdrs.ALLOW in error.headers:
                 refusal.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
             return refusal
         except LlmSpecError as error:
-            return self._build_error_response(request, self._to_problem(error))
+            return self._build_error_response(request, self._convert_error_to_problem(error))
         except asyncio.CancelledError:
             self._metrics.cancelled.inc()
             raise
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001 - every error becomes an answer
-            return self._build_error_response(request, self._to_problem(error))
+            return self._build_error_response(request, self._convert_error_to_problem(error))
 
-    def _to_problem(self, error: Exception) -> Problem:
+    def _convert_error_to_problem(self, error: Exception) -> HttpProblem:
         """An error in the form in which a client sees it. Its type is logged, and its traceback if it is unexpected."""
-        problem = to_problem(error, self._secret_texts)
+        problem = convert_error_to_problem(error, self._secret_texts)
         if not isinstance(error, LlmSpecError):
             where = "".join(traceback.format_tb(error.__traceback__))  # its message may quote the request
             logging.getLogger("llm_spec").error("a request failed: %s\n%s", type(error).__name__, where)
         return problem
 
-    def _build_error_response(self, request: web.Request, problem: Problem) -> web.Response:
+    def _build_error_response(self, request: web.Request, problem: HttpProblem) -> web.Response:
         self._metrics.errors.labels(str(problem.status)).inc()
         request_id = new_request_id()
         log_event(
@@ -132,7 +136,7 @@ class Gateway:
         )
         path = request.path.removesuffix("/count_tokens")
         api = APIS.get(path) or APIS.get(f"/v1{path}") or _CHAT_API
-        headers = {"x-request-id": request_id, **problem.headers}
+        headers = {"x-request-id": request_id, **problem.retry_headers}
         return self._build_json_response(request, api.build_error(problem), status=problem.status, headers=headers)
 
     def _build_json_response(
@@ -142,14 +146,14 @@ class Gateway:
             body=dumps(body),
             status=status,
             content_type="application/json",
-            headers={**(headers or {}), **self._build_headers(request)},
+            headers={**(headers or {}), **self._build_common_headers(request)},
         )
 
     def _check_origin(self, request: web.Request) -> None:
         """A page from elsewhere may not ask through its reader's browser, nor by a name that it made point here."""
         refusal = self._cached_origin_refusal(request.headers.get(hdrs.HOST, ""), request.headers.get(hdrs.ORIGIN))
         if refusal is not None:
-            raise Problem(403, refusal[0], code=refusal[1])
+            raise HttpProblem(403, refusal[0], code=refusal[1])
 
     def _find_origin_refusal(self, host: str, origin: str | None) -> tuple[str, str] | None:
         """Why, and the code for it."""
@@ -160,7 +164,7 @@ class Gateway:
             return "without keys this server only answers on its loopback address", "host"
         return None
 
-    def _build_headers(self, request: web.Request) -> dict[str, str]:
+    def _build_common_headers(self, request: web.Request) -> dict[str, str]:
         """What every answer has; its origin's page may read it where the config says so."""
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is None or origin not in self._config.cors_origins:
@@ -176,70 +180,70 @@ class Gateway:
 
     # ------------------------------------------------------------------------------------------ small things
 
-    async def _list_models(self, request: web.Request) -> web.Response:
+    async def _handle_list_models(self, request: web.Request) -> web.Response:
         client = self._clients.authenticate(request.headers)
-        models = [model.to_openai_model() for model in self._handle_models.list_for_client(client)]
+        models = [model.to_openai_model() for model in self._models.list_for_client(client)]
         return self._build_json_response(request, {"object": "list", "data": models})
 
-    async def _get_model(self, request: web.Request) -> web.Response:
+    async def _handle_get_model(self, request: web.Request) -> web.Response:
         client = self._clients.authenticate(request.headers)
         return self._build_json_response(
-            request, self._handle_models.find(request.match_info["name"], client).to_openai_model()
+            request, self._models.find_for_client(request.match_info["name"], client).to_openai_model()
         )
 
-    async def _get_liveness(self, request: web.Request) -> web.Response:
+    async def _handle_liveness(self, request: web.Request) -> web.Response:
         return self._build_json_response(request, {"status": "ok"})
 
-    async def _get_readiness(self, request: web.Request) -> web.Response:
+    async def _handle_readiness(self, request: web.Request) -> web.Response:
         if self.is_shutting_down:
             return self._build_json_response(request, {"status": "ending"}, status=503)
         return self._build_json_response(request, {"status": "ok"})
 
-    async def _get_metrics(self, request: web.Request) -> web.Response:
+    async def _handle_metrics(self, request: web.Request) -> web.Response:
         client = self._clients.authenticate(request.headers)
-        text = self._metrics.render(self._handle_models.all, self._handle_models.list_for_client(client))
+        text = self._metrics.render_prometheus_text(self._models.all_models, self._models.list_for_client(client))
         return web.Response(body=text, headers={**_SERVER_HEADER, "Content-Type": CONTENT_TYPE})
 
-    async def _get_page(self, _: web.Request) -> web.Response:
+    async def _handle_page(self, _: web.Request) -> web.Response:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=_PAGE_HEADERS)
 
     # ------------------------------------------------------------------------------------------ answers
 
-    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+    async def _handle_count_tokens(self, request: web.Request) -> web.StreamResponse:
         client = self._clients.authenticate(request.headers)
         self._admit_request(client)
         try:
             async with self._body_reader.read_body(request) as request_body:
                 body = {**request_body.fields, "max_tokens": 1}  # it has no such field
-                model = self._handle_models.find(get_model_name(body), client)
-                parsed_requests, _ = await self._parse_requests(
+                model = self._models.find_for_client(get_requested_model_name(body), client)
+                parsed_requests, _ = await self._parse_body_to_requests(
                     _MESSAGES_API, request, request_body._replace(fields=body), model
                 )
-                num_tokens = await count_tokens(model.target, parsed_requests[0].request)
+                num_tokens = await count_request_tokens(model.target, parsed_requests[0].request)
         finally:
             self._release_request(client)
         return self._build_json_response(request, {"input_tokens": num_tokens})
 
-    async def _handle_completion(self, api: ApiDefinition, request: web.Request) -> web.StreamResponse:
+    async def _handle_answer_request(self, api: ApiDefinition, request: web.Request) -> web.StreamResponse:
         started_s = now()
         client = self._clients.authenticate(request.headers)
         self._admit_request(client)
         try:
             async with self._body_reader.read_body(request) as request_body:
-                return await self._respond(api, request, request_body, client, started_s)
+                return await self._parse_and_respond(api, request, request_body, client, started_s)
         finally:
             self._release_request(client)
 
-    async def _respond(
-        self, api: ApiDefinition, request: web.Request, request_body: RequestBody, client: Client, started_s: float
+    async def _parse_and_respond(
+        self, api: ApiDefinition, request: web.Request, request_body: RequestBody, client: ApiClient, started_s: float
     ) -> web.StreamResponse:
-        model = self._handle_models.find(get_model_name(request_body.fields), client)
+        model = self._models.find_for_client(get_requested_model_name(request_body.fields), client)
         self._metrics.count_request(api.name, model.name)
-        parsed_requests, dropped_fields = await self._parse_requests(api, request, request_body, model)
+        parsed_requests, dropped_fields = await self._parse_body_to_requests(api, request, request_body, model)
         if model.session_header is not None:
             given_id, key = request.headers.get(model.session_header), self._config.session_key
             parsed_requests = [add_session_id(parsed, given_id, client, key) for parsed in parsed_requests]
-        context = AnswerContext(
+        context = AnswerEncodingContext(
             answer_id=new_request_id(),
             model=model.name,
             trace=request.headers.get(_TRACE_HEADER) == "1",
@@ -254,12 +258,12 @@ class Gateway:
             client=client,
             parsed_requests=parsed_requests,
             context=context,
-            headers={**self._build_headers(request), **build_dropped_fields_header(dropped_fields)},
-            to_problem=self._to_problem,
+            headers={**self._build_common_headers(request), **build_dropped_fields_header(dropped_fields)},
+            to_problem=self._convert_error_to_problem,
         )
-        return await responder.respond()
+        return await responder.respond_whole_or_streamed()
 
-    async def _parse_requests(
+    async def _parse_body_to_requests(
         self, api: ApiDefinition, request: web.Request, request_body: RequestBody, model: ServedModel
     ) -> tuple[list[ParsedRequest], list[str]]:
         """The requests of a body, and the names of fields that are not sent to the target."""
@@ -272,17 +276,17 @@ class Gateway:
             parsed_requests = api.parse(body, model.target_api)
         return model.drop_unsafe_fields(parsed_requests)
 
-    def _admit_request(self, client: Client) -> None:
-        """Let a request in; raises Problem where there are too many."""
+    def _admit_request(self, client: ApiClient) -> None:
+        """Let a request in; raises HttpProblem where there are too many."""
         if self._num_open >= self._config.max_requests:
-            raise Problem(
+            raise HttpProblem(
                 503, "the server already answers as many requests as it can", code="overloaded", retry_after_s=1.0
             )
         client.take_request_place()
         self._num_open += 1
         self._metrics.set_open_requests(self._num_open)
 
-    def _release_request(self, client: Client) -> None:
+    def _release_request(self, client: ApiClient) -> None:
         client.end_request()
         self._num_open -= 1
         self._metrics.set_open_requests(self._num_open)

@@ -41,7 +41,7 @@ _body_executor: Final = ThreadPoolExecutor(1, thread_name_prefix="llm_spec_bodie
 
 def decode_json(data: bytes | bytearray) -> Any:
     """The value of a text: UTF-8, without NaN and Infinity, every character whole; raises ValueError for others."""
-    return _decode_with(data, _DECODER)
+    return _decode_json_with(data, _DECODER)
 
 
 def decode_long_json(data: bytes | bytearray) -> Any:
@@ -49,7 +49,7 @@ def decode_long_json(data: bytes | bytearray) -> Any:
 
     A bytearray is empty afterwards: its text takes as much memory again.
     """
-    return _decode_with(data, _BoundedDecoder())
+    return _decode_json_with(data, _BoundedJsonDecoder())
 
 
 async def run_in_body_thread(function: Callable[..., T], *arguments: Any) -> T:
@@ -57,17 +57,17 @@ async def run_in_body_thread(function: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(_body_executor, function, *arguments)
 
 
-def _decode_with(data: bytes | bytearray, decoder: json.JSONDecoder) -> Any:
+def _decode_json_with(data: bytes | bytearray, decoder: json.JSONDecoder) -> Any:
     text = data.decode()
     if isinstance(data, bytearray):
         data.clear()
     value = decoder.decode(text)
-    if _has_half_character(text):
+    if _has_lone_surrogate(text):
         raise ValueError("a text in it has half a character: surrogates come in pairs")
     return value
 
 
-def _reject_constant(name: str) -> None:
+def _reject_nan_or_infinity(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON")
 
 
@@ -80,7 +80,7 @@ def _parse_finite_float(digits: str) -> float:
 
 # In valid JSON; a pair and an escaped backslash are each one match, so that their second half begins none
 _ESCAPES: Final = re.compile(r"\\(?:\\|u[dD][89abAB]..\\u[dD][c-fC-F]|(?P<half>u[dD][89a-fA-F]))")
-_DECODER: Final = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_parse_finite_float)
+_DECODER: Final = json.JSONDecoder(parse_constant=_reject_nan_or_infinity, parse_float=_parse_finite_float)
 
 
 _scan_string: Callable[[str, int, bool], tuple[str, int]] = cast("Any", json.decoder).scanstring
@@ -90,11 +90,11 @@ _ESCAPE: Final = re.compile(r"\\(?:u[dD][89abAB]..\\u....|u....|.)")
 _LONG_NUMBER: Final = re.compile(rf"[-+.eE0-9]{{{MAX_NUMBER_CHARS + 1}}}")
 
 
-class _BoundedDecoder(json.JSONDecoder):
+class _BoundedJsonDecoder(json.JSONDecoder):
     """The standard library's decoder in Python, which reads only texts in C, with a count of values; for one text."""
 
     def __init__(self) -> None:
-        super().__init__(parse_constant=_reject_constant, parse_float=_parse_finite_float)
+        super().__init__(parse_constant=_reject_nan_or_infinity, parse_float=_parse_finite_float)
         self._num_values = 0
         self._counting_scanner: Callable[[str, int], ScannedValue] | None = None
         self.parse_string = _scan_string_in_steps
@@ -141,7 +141,7 @@ def _scan_string_in_steps(text: str, begin: int, strict: bool) -> tuple[str, int
     texts: list[str] = []
     start = begin
     while True:
-        end = _find_step_end(text, start)
+        end = _find_string_step_end(text, start)
         try:
             if end >= len(text):
                 last, after = _scan_string(text, start, strict)
@@ -157,7 +157,7 @@ def _scan_string_in_steps(text: str, begin: int, strict: bool) -> tuple[str, int
         start = end
 
 
-def _find_step_end(text: str, start: int) -> int:
+def _find_string_step_end(text: str, start: int) -> int:
     """Where the step that begins at `start` ends: after a whole escape, and a pair of surrogates is not parted."""
     end = start + _STEP_CHARS
     if end >= len(text):
@@ -172,10 +172,10 @@ def _find_step_end(text: str, start: int) -> int:
     return end if escape is None else max(end, escape.end())
 
 
-def _has_half_character(text: str) -> bool:
+def _has_lone_surrogate(text: str) -> bool:
     start = 0
     while start < len(text):
-        end = _find_step_end(text, start)
+        end = _find_string_step_end(text, start)
         has_surrogates = text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0
         if has_surrogates and any(escape["half"] for escape in _ESCAPES.finditer(text, start, end)):
             return True

@@ -17,8 +17,8 @@ from typing import Final
 from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.metrics_files import clear_worker_gauges, create_metrics_folder
-from llm_spec.server.supervisor import Supervisor, create_memory_file, exit_on_signal
-from llm_spec.server.worker_process import send_report
+from llm_spec.server.supervisor import WorkerSupervisor, create_memory_file, exit_on_signal
+from llm_spec.server.worker_process import send_worker_report
 
 __all__ = ["serve"]
 
@@ -35,21 +35,21 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print, may_
     one of them serves. With `may_replace_program`, a smaller program then takes this one's place in its process, and
     this never returns. Raises ConfigError for what keeps the workers from serving.
     """
-    config.check_address()
+    config.check_address_is_protected()
     for name, value in _MALLOC_OPTIONS.items():
         os.environ.setdefault(name, value)
-    with _open_socket(config) as sock, ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
+    with _open_listening_socket(config) as sock, ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
         folder = stack.enter_context(create_metrics_folder(config))
         ledger_file = stack.enter_context(create_memory_file())
         shared = (sock.fileno(), ledger_file.fileno())
         on_death = None if folder is None else clear_worker_gauges
-        supervisor = Supervisor(
+        supervisor = WorkerSupervisor(
             config.workers, _run_worker_process, (config, *shared), inherited=shared, on_death=on_death
         )
         stop_timeout_s = config.shutdown_s + 5.0
-        stack.callback(supervisor.stop, stop_timeout_s)
+        stack.callback(supervisor.stop_workers, stop_timeout_s)
         signal.signal(signal.SIGTERM, exit_on_signal)
-        supervisor.start()
+        supervisor.start_workers()
         host, port = sock.getsockname()[:2]
         suffix = f" with {config.workers} workers" if config.workers > 1 else ""
         on_ready(f"llm-spec serves at http://{f'[{host}]' if ':' in host else host}:{port}{suffix}")
@@ -59,7 +59,7 @@ def serve(config: ServerConfig, *, on_ready: Callable[[str], None] = print, may_
 
 
 @contextmanager
-def _open_socket(config: ServerConfig) -> Generator[socket.socket]:
+def _open_listening_socket(config: ServerConfig) -> Generator[socket.socket]:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     with contextlib.closing(sock):
@@ -76,11 +76,13 @@ def _open_socket(config: ServerConfig) -> Generator[socket.socket]:
 def _run_worker_process(config: ServerConfig, sock: int, ledger_file: int, worker: int, channel: socket.socket) -> None:
     """A worker's process; it reports to its supervisor what keeps it from serving."""
     from llm_spec.server.usage_ledger import UsageLedger
-    from llm_spec.server.worker import run_worker  # here: the process that starts workers needs nothing of theirs
+    from llm_spec.server.worker import (
+        run_server_worker,  # here: the process that starts workers needs nothing of theirs
+    )
 
     ledger = UsageLedger(config.workers, len(config.keys), ledger_file)
     try:
-        run_worker(config, socket.socket(fileno=sock), ledger, worker, channel)
+        run_server_worker(config, socket.socket(fileno=sock), ledger, worker, channel)
     except LlmSpecError as error:
-        send_report(channel, str(error))
+        send_worker_report(channel, str(error))
         sys.exit(1)

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from llm_spec.chat import TokenLogprob
 from llm_spec.errors import InvalidRequestError
 from llm_spec.openai_logprobs import make_logprob_finite
-from llm_spec.server.request_fields import Body, Json, get_field
+from llm_spec.server.request_fields import Body, Json, get_typed_field
 
-__all__ = ["CompletionLogprobs", "get_top_logprobs"]
+__all__ = ["CompletionLogprobsBuilder", "get_requested_top_logprobs"]
 
 
-def get_top_logprobs(body: Body, *, is_requested: bool, requested_by: str) -> int | None:
+def get_requested_top_logprobs(body: Body, *, is_requested: bool, requested_by: str) -> int | None:
     """A body's `top_logprobs`; None where it does not request log-probabilities; `requested_by` is how it would."""
-    top_logprobs: int | None = get_field(body, "top_logprobs", None, int)
+    top_logprobs: int | None = get_typed_field(body, "top_logprobs", None, int)
     if is_requested:
         return top_logprobs or 0
     if top_logprobs:
@@ -23,7 +23,7 @@ def get_top_logprobs(body: Body, *, is_requested: bool, requested_by: str) -> in
     return None
 
 
-class CompletionLogprobs:
+class CompletionLogprobsBuilder:
     """The `logprobs` of a choice of a plain completion, whole or piece by piece; they say where each token begins."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class CompletionLogprobs:
         """Those of the next tokens; null where none were requested. A token is among the likeliest in its place."""
         if logprobs is None:
             return None
-        tops = [_describe_top_tokens(logprob) for logprob in logprobs]
+        tops = [_map_top_texts_to_logprobs(logprob) for logprob in logprobs]
         return {
             "tokens": [logprob.token for logprob in logprobs],
             "token_logprobs": [make_logprob_finite(logprob.logprob) for logprob in logprobs],
@@ -49,7 +49,7 @@ class CompletionLogprobs:
         return start
 
 
-def _describe_top_tokens(logprob: TokenLogprob) -> dict[str, float]:
+def _map_top_texts_to_logprobs(logprob: TokenLogprob) -> dict[str, float]:
     """By text, likeliest first; of several tokens with one text (parts of characters) the likeliest."""
     top: dict[str, float] = {}
     for likely in (*logprob.top, logprob):

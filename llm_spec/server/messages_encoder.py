@@ -11,11 +11,11 @@ from typing import Any, Final, cast
 
 from llm_spec.chat import ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.result import SpeculativeResult
-from llm_spec.server.encoding import ToolCallSequencer, format_sse, get_finish_reason, get_token_counts
-from llm_spec.server.problems import Problem
+from llm_spec.server.encoding import ToolCallSequencer, format_sse, get_client_token_counts, get_finish_reason
+from llm_spec.server.problems import HttpProblem
 from llm_spec.server.request_fields import Json, ParsedRequest
 
-__all__ = ["MessagesEncoder", "build_anthropic_message"]
+__all__ = ["MessagesStreamEncoder", "build_anthropic_message"]
 
 _STOP_REASONS: Final[Mapping[str, str]] = {
     "stop": "end_turn",
@@ -35,10 +35,10 @@ def build_anthropic_message(result: SpeculativeResult, parsed: ParsedRequest, *,
         for call in result.tool_calls
     ]
     return {
-        **_build_envelope(answer_id, model),
+        **_build_message_envelope(answer_id, model),
         "content": content,
         **_build_stop_fields(result, parsed),
-        "usage": _build_usage(result),
+        "usage": _build_anthropic_usage(result),
     }
 
 
@@ -64,7 +64,7 @@ def _build_thinking_blocks(result: SpeculativeResult) -> list[Json]:
     return blocks
 
 
-def _build_envelope(answer_id: str, model: str) -> Json:
+def _build_message_envelope(answer_id: str, model: str) -> Json:
     return {"id": f"msg_{answer_id}", "type": "message", "role": "assistant", "model": model}
 
 
@@ -83,8 +83,8 @@ def _build_stop_fields(result: SpeculativeResult, parsed: ParsedRequest) -> Json
     return {"stop_reason": _STOP_REASONS[get_finish_reason(result)], "stop_sequence": None}
 
 
-def _build_usage(result: SpeculativeResult | None) -> Json:
-    counts: Mapping[str, int] = {} if result is None else get_token_counts(result)
+def _build_anthropic_usage(result: SpeculativeResult | None) -> Json:
+    counts: Mapping[str, int] = {} if result is None else get_client_token_counts(result)
     cached, written = counts.get("cached", 0), counts.get("cache_write", 0)
     return {
         "input_tokens": max(0, counts.get("input", 0) - cached - written),
@@ -94,14 +94,14 @@ def _build_usage(result: SpeculativeResult | None) -> Json:
     }
 
 
-class MessagesEncoder:
+class MessagesStreamEncoder:
     """An answer in events; blocks begin and end as its kinds of content follow each other."""
 
-    keep_alive = format_sse({"type": "ping"}, "ping")
+    keep_alive_bytes = format_sse({"type": "ping"}, "ping")
 
     def __init__(self, parsed: ParsedRequest, *, answer_id: str, model: str) -> None:
         self._parsed = parsed
-        self._envelope = _build_envelope(answer_id, model)
+        self._envelope = _build_message_envelope(answer_id, model)
         self._answer_id = answer_id
         self._call_sequencer = ToolCallSequencer()
         self._block_index = -1
@@ -113,72 +113,78 @@ class MessagesEncoder:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _build_usage(None),
+            "usage": _build_anthropic_usage(None),
         }
         return format_sse({"type": "message_start", "message": empty}, "message_start")
 
     def encode_event(self, event: StreamEvent) -> bytes:
         match event:
             case TextDelta():
-                return self._enter_block("text", {"type": "text", "text": ""}) + self._encode_delta(
+                return self._enter_content_block("text", {"type": "text", "text": ""}) + self._encode_block_delta(
                     type="text_delta", text=event.text
                 )
             case ReasoningDelta():
-                return self._enter_thinking_block() + self._encode_delta(type="thinking_delta", thinking=event.text)
+                return self._enter_thinking_block() + self._encode_block_delta(
+                    type="thinking_delta", thinking=event.text
+                )
             case ReasoningDetail("messages", detail):
                 return self._encode_reasoning_detail(detail)
             case ToolCallDelta():
-                return b"".join(map(self._encode_call_delta, self._call_sequencer.push(event)))
+                return b"".join(map(self._encode_tool_call_delta, self._call_sequencer.push(event)))
             case _:
                 return b""
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
-        frames = b"".join(map(self._encode_call_delta, self._call_sequencer.flush()))
+        frames = b"".join(map(self._encode_tool_call_delta, self._call_sequencer.flush()))
         if self._block_index < 0:
-            frames += self._enter_block("text", {"type": "text", "text": ""})
-        frames += self._close_block()
-        usage = _build_usage(result)
+            frames += self._enter_content_block("text", {"type": "text", "text": ""})
+        frames += self._close_content_block()
+        usage = _build_anthropic_usage(result)
         frames += format_sse(
             {"type": "message_delta", "delta": _build_stop_fields(result, self._parsed), "usage": usage},
             "message_delta",
         )
         return frames + format_sse({"type": "message_stop"}, "message_stop")
 
-    def encode_error(self, problem: Problem) -> bytes:
+    def encode_error(self, problem: HttpProblem) -> bytes:
         return format_sse(problem.to_anthropic(), "error")
 
     def _enter_thinking_block(self) -> bytes:
-        return self._enter_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+        return self._enter_content_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
 
     def _encode_reasoning_detail(self, detail: Mapping[str, Any]) -> bytes:
         """A block that may not be read, or the signature that ends one of thinking."""
         if detail["type"] == "redacted_thinking":
-            return self._enter_block("redacted_thinking", dict(detail)) + self._close_block()
+            return self._enter_content_block("redacted_thinking", dict(detail)) + self._close_content_block()
         start = self._enter_thinking_block()
-        return start + self._encode_delta(type="signature_delta", signature=detail["signature"]) + self._close_block()
+        return (
+            start
+            + self._encode_block_delta(type="signature_delta", signature=detail["signature"])
+            + self._close_content_block()
+        )
 
-    def _encode_call_delta(self, piece: ToolCallDelta) -> bytes:
+    def _encode_tool_call_delta(self, piece: ToolCallDelta) -> bytes:
         call_id = piece.id or f"toolu_{self._answer_id}_{piece.index}"
         block: Json = {"type": "tool_use", "id": call_id, "name": piece.name or "", "input": {}}
-        return self._enter_block(piece.index, block) + self._encode_delta(
+        return self._enter_content_block(piece.index, block) + self._encode_block_delta(
             type="input_json_delta", partial_json=piece.arguments
         )
 
-    def _enter_block(self, kind: str | int, block: Json) -> bytes:
+    def _enter_content_block(self, kind: str | int, block: Json) -> bytes:
         """Go on in a block of this kind, or begin one."""
         if self._open_block_kind == kind:
             return b""
-        end = self._close_block()
+        end = self._close_content_block()
         self._open_block_kind = kind
         self._block_index += 1
         start = {"type": "content_block_start", "index": self._block_index, "content_block": block}
         return end + format_sse(start, "content_block_start")
 
-    def _encode_delta(self, **delta: str) -> bytes:
+    def _encode_block_delta(self, **delta: str) -> bytes:
         change = {"type": "content_block_delta", "index": self._block_index, "delta": delta}
         return format_sse(change, "content_block_delta")
 
-    def _close_block(self) -> bytes:
+    def _close_content_block(self) -> bytes:
         if self._open_block_kind is None:
             return b""
         self._open_block_kind = None

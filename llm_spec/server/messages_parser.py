@@ -15,17 +15,17 @@ from typing import Any, Final
 
 from llm_spec.chat import ApiName, ChatMessage, NativeMessage, Role, ToolCall
 from llm_spec.errors import InvalidRequestError
-from llm_spec.server.problems import Problem
+from llm_spec.server.problems import HttpProblem
 from llm_spec.server.request_fields import (
     Body,
     Json,
     ParsedRequest,
     build_chat_request,
-    get_field,
-    get_model_name,
-    get_object,
-    get_object_list,
-    parse_stop,
+    get_object_field,
+    get_object_list_field,
+    get_requested_model_name,
+    get_typed_field,
+    parse_stop_strings,
 )
 
 __all__ = ["parse_messages_request"]
@@ -74,19 +74,22 @@ _TOOL_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "n
 
 
 def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedRequest:
-    """A body of the messages API; raises InvalidRequestError naming the field that is wrong, Problem for a thread.
+    """A body of the messages API; raises InvalidRequestError naming the field that is wrong, HttpProblem for a thread.
 
     `target_api`: the target's own API, None for a model in this process. A last message of the assistant is continued.
     """
     if body.get("max_tokens") is None:
         raise InvalidRequestError("max_tokens is missing; this API requires it")
     if body.get("thread") is not None:  # what it holds of the conversation is not in `messages`
-        raise Problem(400, _NO_THREADS_MESSAGE, code="thread_unsupported_request", param="thread")
+        raise HttpProblem(400, _NO_THREADS_MESSAGE, code="thread_unsupported_request", param="thread")
     for name in _UNSUPPORTED_FIELDS:
         if body.get(name):
             raise InvalidRequestError(f"{name} is set; this server does not support it, leave it out")
     is_native, is_local = target_api == "messages", target_api is None
-    messages = [*_parse_system(body, is_native=is_native), *_parse_messages(body, is_native=is_native)]
+    messages = [
+        *_parse_anthropic_system(body, is_native=is_native),
+        *_parse_anthropic_messages(body, is_native=is_native),
+    ]
     prefix = ""
     if messages and _is_prefix_message(messages[-1]):
         prefix = messages.pop().text
@@ -100,16 +103,20 @@ def parse_messages_request(body: Body, *, target_api: ApiName | None) -> ParsedR
         body,
         known_fields,
         is_local=is_local,
-        extra_fields=None if is_native else _convert_other_fields(body, is_local=is_local),
+        extra_fields=None if is_native else _convert_anthropic_extra_fields(body, is_local=is_local),
         messages=tuple(messages),
-        max_tokens=get_field(body, "max_tokens", None, int),
-        stop=parse_stop(body, "stop_sequences"),
-        tools=tuple(_convert_tools(body, is_native=is_native)),
-        tool_choice=(get_object(body, "tool_choice") or None) if is_native else _convert_tool_choice(body),
-        response_format=None if is_native else _convert_response_format(body),
+        max_tokens=get_typed_field(body, "max_tokens", None, int),
+        stop=parse_stop_strings(body, "stop_sequences"),
+        tools=tuple(_convert_anthropic_tools(body, is_native=is_native)),
+        tool_choice=(get_object_field(body, "tool_choice") or None)
+        if is_native
+        else _convert_anthropic_tool_choice(body),
+        response_format=None if is_native else _convert_anthropic_output_format(body),
         prefix=prefix,
     )
-    return ParsedRequest(model=get_model_name(body), request=request, stream=get_field(body, "stream", default=False))
+    return ParsedRequest(
+        model=get_requested_model_name(body), request=request, stream=get_typed_field(body, "stream", default=False)
+    )
 
 
 def _is_prefix_message(last: ChatMessage) -> bool:
@@ -121,10 +128,10 @@ def _build_native_message(role: Any, content: str | Sequence[Json], *, is_native
     return NativeMessage("messages", {"role": role, "content": content}) if is_native else None
 
 
-def _parse_system(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
+def _parse_anthropic_system(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
     system = body.get("system")
     if isinstance(system, list):
-        blocks = get_object_list(body, "system")
+        blocks = get_object_list_field(body, "system")
         text = "\n\n".join(str(part.get("text", "")) for part in blocks)
         yield ChatMessage("system", text, native=_build_native_message("system", blocks, is_native=is_native))
     elif system is not None and not isinstance(system, str):
@@ -133,8 +140,8 @@ def _parse_system(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
         yield ChatMessage("system", system)
 
 
-def _parse_messages(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
-    for index, message in enumerate(get_object_list(body, "messages")):
+def _parse_anthropic_messages(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
+    for index, message in enumerate(get_object_list_field(body, "messages")):
         role, content = message.get("role"), message.get("content")
         if role not in ("user", "assistant", "system"):
             raise InvalidRequestError(f"messages[{index}].role is {role!r}; it must be user or assistant")
@@ -144,7 +151,7 @@ def _parse_messages(body: Body, *, is_native: bool) -> Iterator[ChatMessage]:
             yield ChatMessage(role, content, native=_build_native_message(role, content, is_native=keep_native))
             continue
         try:
-            blocks = get_object_list(message, "content")
+            blocks = get_object_list_field(message, "content")
             if role == "assistant":
                 yield _parse_assistant_message(blocks, is_native=is_native)
             else:
@@ -177,7 +184,9 @@ def _parse_user_message(blocks: Sequence[Json], role: Role, *, is_native: bool) 
     if not others:
         return
     native = _build_native_message(role, others, is_native=is_native)
-    parts = [_convert_content_part(block) for block in others if native is None or block.get("type") in _CONTENT_TYPES]
+    parts = [
+        _convert_anthropic_part(block) for block in others if native is None or block.get("type") in _CONTENT_TYPES
+    ]
     if all(part["type"] == "text" for part in parts):
         yield ChatMessage(role, "".join(part["text"] for part in parts), native=native)
     else:
@@ -187,27 +196,27 @@ def _parse_user_message(blocks: Sequence[Json], role: Role, *, is_native: bool) 
 def _get_tool_result_text(block: Json, *, is_native: bool) -> str:
     content = block.get("content")
     if isinstance(content, list):
-        parts = get_object_list(block, "content")
+        parts = get_object_list_field(block, "content")
         if not is_native and any(part.get("type") != "text" for part in parts):
             raise InvalidRequestError("a tool_result has a part that is not text, which is not supported here")
         return "".join(str(part.get("text", "")) for part in parts)
     return str(content or "")
 
 
-def _convert_content_part(block: Json) -> Json:
+def _convert_anthropic_part(block: Json) -> Json:
     """A content part in OpenAI's form."""
     kind = block.get("type")
     if kind == "text":
         return {"type": "text", "text": str(block["text"])}
     if kind == "image":
-        source = get_object(block, "source")
+        source = get_object_field(block, "source")
         url = source["url"] if source.get("type") == "url" else f"data:{source['media_type']};base64,{source['data']}"
         return {"type": "image_url", "image_url": {"url": url}}
     raise InvalidRequestError(f"a block of type {kind!r} is not supported here")
 
 
-def _convert_tools(body: Body, *, is_native: bool) -> Iterator[Json]:
-    for index, tool in enumerate(get_object_list(body, "tools")):
+def _convert_anthropic_tools(body: Body, *, is_native: bool) -> Iterator[Json]:
+    for index, tool in enumerate(get_object_list_field(body, "tools")):
         kind = str(tool.get("type") or "custom")
         if "name" in tool and is_native and (kind == "custom" or kind.startswith(_CLIENT_TOOL_PREFIXES)):
             yield tool
@@ -223,8 +232,8 @@ def _convert_tools(body: Body, *, is_native: bool) -> Iterator[Json]:
         yield {"type": "function", "function": {**function, **more}}
 
 
-def _convert_tool_choice(body: Body) -> str | Json | None:
-    choice = get_object(body, "tool_choice")
+def _convert_anthropic_tool_choice(body: Body) -> str | Json | None:
+    choice = get_object_field(body, "tool_choice")
     kind = str(choice.get("type"))
     if not choice or not body.get("tools"):
         return None
@@ -235,20 +244,22 @@ def _convert_tool_choice(body: Body) -> str | Json | None:
     return _TOOL_CHOICES[kind]
 
 
-def _convert_other_fields(body: Body, *, is_local: bool) -> Json:
+def _convert_anthropic_extra_fields(body: Body, *, is_local: bool) -> Json:
     """What chat completions, or a model in this process, have other words for."""
     fields: Json = {}
-    if body.get("tools") and get_object(body, "tool_choice").get("disable_parallel_tool_use") is True:
+    if body.get("tools") and get_object_field(body, "tool_choice").get("disable_parallel_tool_use") is True:
         fields["parallel_tool_calls"] = False
     if is_local:
-        effort = get_object(body, "output_config").get("effort")
-        given = {"thinking": get_object(body, "thinking") or None, "reasoning_effort": effort}
+        effort = get_object_field(body, "output_config").get("effort")
+        given = {"thinking": get_object_field(body, "thinking") or None, "reasoning_effort": effort}
         fields |= {name: value for name, value in given.items() if value is not None}
     return fields
 
 
-def _convert_response_format(body: Body) -> Json | None:
-    requested_format = get_object(get_object(body, "output_config"), "format") or get_object(body, "output_format")
+def _convert_anthropic_output_format(body: Body) -> Json | None:
+    requested_format = get_object_field(get_object_field(body, "output_config"), "format") or get_object_field(
+        body, "output_format"
+    )
     if not requested_format:
         return None
     schema = {"name": "answer", "schema": requested_format.get("schema", {}), "strict": True}

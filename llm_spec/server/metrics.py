@@ -31,10 +31,10 @@ from llm_spec.result import SpeculativeResult, SpeculativeStats
 from llm_spec.server.acceptance import get_verified_stats
 from llm_spec.server.metrics_files import FOLDER_VARIABLE
 from llm_spec.server.models import ServedModel
-from llm_spec.server.problems import Problem
+from llm_spec.server.problems import HttpProblem
 from llm_spec.strategies.registry import PLAIN
 
-__all__ = ["CONTENT_TYPE", "Metrics", "use_worker_metrics_files"]
+__all__ = ["CONTENT_TYPE", "ServerMetrics", "use_worker_metrics_files"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _LATENCY_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -52,7 +52,7 @@ def use_worker_metrics_files(worker: int) -> None:
         values.ValueClass = values.MultiProcessValue(process_identifier=lambda: worker)  # type: ignore[no-untyped-call] # it has no types
 
 
-class Metrics:
+class ServerMetrics:
     """What one of `num_workers` counts: several requests at a time, and a little later, so that none waits for it."""
 
     def __init__(self, *, num_workers: int = 1) -> None:
@@ -104,7 +104,7 @@ class Metrics:
         self._num_open = number
         if not self._is_update_due:
             self._is_update_due = True
-            self._call_later(_UPDATE_DELAY_S, self._update)
+            self._call_later(_UPDATE_DELAY_S, self._count_pending_answers)
 
     def count_request(self, endpoint: str, model: str) -> None:
         """Count a request; one is open."""
@@ -114,7 +114,7 @@ class Metrics:
         """Count an answer; its request is open."""
         self._new_answers.setdefault(model, []).append((result, overhead_s))
 
-    def _update(self) -> None:
+    def _count_pending_answers(self) -> None:
         """Count what is new."""
         self._is_update_due = False
         self._open_requests.set(self._num_open)
@@ -129,21 +129,21 @@ class Metrics:
                 self._overhead.observe(overhead_s)
         self._new_answers.clear()
 
-    def count_relayed(self, model: str, usage: Usage | None) -> None:
+    def count_relayed_answer(self, model: str, usage: Usage | None) -> None:
         """Count an answer that was the target's own chunks."""
         if usage is not None:
             self.tokens.labels(model, "input").inc(usage.input_tokens)
             self.tokens.labels(model, "output").inc(usage.output_tokens)
         self.strategies.labels(model, PLAIN.name).inc()
 
-    def render(self, models: Iterable[ServedModel], visible: Iterable[ServedModel]) -> bytes:
+    def render_prometheus_text(self, models: Iterable[ServedModel], visible: Iterable[ServedModel]) -> bytes:
         """Prometheus' text format, of models only those that are `visible`.
 
-        Raises Problem where the workers could not share their metrics.
+        Raises HttpProblem where the workers could not share their metrics.
         """
         if self._is_incomplete:
-            raise Problem(503, "there are no metrics, because the disk was full when the server started")
-        self._update()
+            raise HttpProblem(503, "there are no metrics, because the disk was full when the server started")
+        self._count_pending_answers()
         for model in models:
             self._breaker_open.labels(model.name, "target").set(model.decoder.is_target_circuit_open)
             self._breaker_open.labels(model.name, "draft").set(model.decoder.is_draft_circuit_open)
@@ -151,10 +151,10 @@ class Metrics:
         if self._is_shared:
             registry = CollectorRegistry()
             multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call] # it has no types
-        return generate_latest(_FilteredRegistry(registry, {model.name for model in visible}))
+        return generate_latest(_VisibleModelsRegistry(registry, {model.name for model in visible}))
 
 
-class _FilteredRegistry(CollectorRegistry):
+class _VisibleModelsRegistry(CollectorRegistry):
     """Of a registry what belongs to no model, or to one of these."""
 
     def __init__(self, registry: CollectorRegistry, models: AbstractSet[str]) -> None:
@@ -164,11 +164,11 @@ class _FilteredRegistry(CollectorRegistry):
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._registry.collect():
-            metric.samples = [s for s in metric.samples if _get_model(s) in (None, *self._model_metrics)]
+            metric.samples = [s for s in metric.samples if _get_sample_model_name(s) in (None, *self._model_metrics)]
             yield metric
 
 
-def _get_model(sample: Sample) -> str | None:
+def _get_sample_model_name(sample: Sample) -> str | None:
     return sample.labels.get("model", sample.labels.get("model_name"))
 
 
@@ -190,12 +190,12 @@ class _AcceptanceCounters:
         )
 
     def list_counters(self, model: str) -> list[Counter]:
-        """A model's counters, in the order of `_list_acceptance_numbers`."""
+        """A model's counters, in the order of `_list_acceptance_counts`."""
         totals = [counter.labels(model) for counter in (self._drafts, self._draft_tokens, self._accepted_tokens)]
         return [*totals, *(self._accepted_per_position.labels(model, str(n)) for n in range(_NUM_POSITIONS))]
 
 
-def _list_acceptance_numbers(stats: SpeculativeStats) -> tuple[int, ...]:
+def _list_acceptance_counts(stats: SpeculativeStats) -> tuple[int, ...]:
     totals = (stats.num_spec_steps, stats.num_draft_tokens, stats.num_accepted_draft_tokens)
     return *totals, *stats.num_accepted_tokens_per_position[:_NUM_POSITIONS]
 
@@ -203,7 +203,7 @@ def _list_acceptance_numbers(stats: SpeculativeStats) -> tuple[int, ...]:
 class _ModelMetrics:
     """The metrics of one model, looked up once."""
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
+    def __init__(self, metrics: ServerMetrics, model: str) -> None:
         tokens = [metrics.tokens.labels(model, kind) for kind in _TOKEN_KINDS]
         self._counters = [*tokens, *(m.labels(model) for m in (metrics.rounds, metrics.fallbacks, metrics.retries))]
         self._first_text_s = metrics.first_text_s.labels(model)
@@ -213,7 +213,7 @@ class _ModelMetrics:
 
     def count_answers(self, answers: Sequence[tuple[SpeculativeResult, float]]) -> None:
         results = [result for result, _ in answers]
-        numbers = [sum(of_one) for of_one in zip(*map(_list_numbers, results), strict=True)]
+        numbers = [sum(of_one) for of_one in zip(*map(_list_answer_counts, results), strict=True)]
         for counter, number in zip(self._counters, numbers, strict=True):
             if number:
                 counter.inc(number)
@@ -225,12 +225,12 @@ class _ModelMetrics:
             self._answer_s.observe(overhead_s + result.timings.total_s)
         verified = [stats for stats in map(get_verified_stats, results) if stats is not None]
         if verified:
-            totals = _list_acceptance_numbers(sum(verified[1:], verified[0]))
+            totals = _list_acceptance_counts(sum(verified[1:], verified[0]))
             for counter, number in zip(self._get_acceptance_counters(), totals, strict=False):
                 counter.inc(number)
 
 
-def _list_numbers(result: SpeculativeResult) -> tuple[int, ...]:
+def _list_answer_counts(result: SpeculativeResult) -> tuple[int, ...]:
     """What an answer adds to a model's tokens of each kind, rounds, fallbacks and retries."""
     stats, usage = result.stats, result.usage or _NO_USAGE
     return (

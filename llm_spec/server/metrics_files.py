@@ -41,7 +41,7 @@ def create_metrics_folder(config: ServerConfig) -> Generator[str | None]:
     try:
         folder = tempfile.TemporaryDirectory(prefix="llm_spec-metrics-")
     except OSError as error:
-        _log_no_metrics(error)
+        _log_metrics_unavailable(error)
         yield None
         return
     with folder:
@@ -53,7 +53,7 @@ def create_metrics_folder(config: ServerConfig) -> Generator[str | None]:
         except OSError as error:
             for path in Path(folder.name).iterdir():
                 path.unlink()  # the disk is full
-            _log_no_metrics(error)
+            _log_metrics_unavailable(error)
         try:
             yield folder.name
         finally:
@@ -77,5 +77,5 @@ def _estimate_metrics_file_size(config: ServerConfig) -> int:
     return _SHARED_SERIES_BYTES + len(config.models) * _MODEL_SERIES_BYTES + names * _NUM_MODEL_SERIES
 
 
-def _log_no_metrics(error: OSError) -> None:
+def _log_metrics_unavailable(error: OSError) -> None:
     log_event("no_metrics", level=logging.WARNING, why=f"their files cannot be written: {error.strerror}")

@@ -17,10 +17,10 @@ from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.errors import ConfigError, InvalidRequestError, ModelLoadError
 from llm_spec.registry import NamedProvider, open_draft, open_provider
-from llm_spec.server.clients import Client
+from llm_spec.server.clients import ApiClient
 from llm_spec.server.config import ModelConfig, ServerConfig
 from llm_spec.server.passthrough_fields import drop_unsafe_fields
-from llm_spec.server.problems import Problem, get_model_folder, get_public_name
+from llm_spec.server.problems import HttpProblem, get_model_folder, get_public_name
 from llm_spec.server.request_fields import Json, ParsedRequest
 from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, registered_strategies
 
@@ -50,7 +50,7 @@ class ServedModel:
         """The header that says, to its target and draft, which conversation a request belongs to."""
         return self._config.speculative.session_header
 
-    def get_decoder(self, client: Client, strategy: str | None) -> SpeculativeDecoder:
+    def get_decoder(self, client: ApiClient, strategy: str | None) -> SpeculativeDecoder:
         """The decoder of a client's request; raises InvalidRequestError for a strategy that it may not choose."""
         chosen = self._config.speculative.strategy if strategy is None else strategy
         if strategy is not None and strategy not in self._config.allowed_strategies:
@@ -63,9 +63,9 @@ class ServedModel:
                 self._client_decoders.popitem(last=False)
         else:
             self._client_decoders.move_to_end(client.name)
-        return decoders.get(chosen)
+        return decoders.get_by_strategy(chosen)
 
-    def load_strategies(self) -> None:
+    def import_strategies(self) -> None:
         """Import what its answers need now; otherwise the first of each would hold up all others."""
         for strategy in self._list_suitable_strategies():
             if strategy is PLAIN or self._has_draft or self.is_local:
@@ -107,12 +107,12 @@ class ServedModel:
 class _ClientDecoders:
     """One client's decoders: they share what its draft remembers."""
 
-    def __init__(self, decoder: SpeculativeDecoder, client: Client) -> None:
+    def __init__(self, decoder: SpeculativeDecoder, client: ApiClient) -> None:
         self._decoder = decoder
         self._client = client
         self._by_strategy: dict[str, SpeculativeDecoder] = {}
 
-    def get(self, strategy: str) -> SpeculativeDecoder:
+    def get_by_strategy(self, strategy: str) -> SpeculativeDecoder:
         if strategy not in self._by_strategy:
             config: SpeculativeConfig = replace(self._decoder.config, strategy=strategy, budget=self._client.budget)
             self._by_strategy[strategy] = self._decoder.with_config(config)
@@ -127,48 +127,48 @@ class ServedModels:
         self._stack = AsyncExitStack()
         self._targets: dict[str, LlmProvider] = {}
         self._drafts: dict[str, DraftProvider] = {}
-        self._handle_models: dict[str, ServedModel] = {}
+        self._models: dict[str, ServedModel] = {}
 
-    def open(self, clients: Sequence[Client]) -> None:
+    def open_providers(self, clients: Sequence[ApiClient]) -> None:
         """Open the providers, and check the budgets of all clients; raises ConfigError, naming the model."""
         for name, model in self._config.models.items():
             try:
-                target = self._open_target(model.target)
-                draft = None if model.draft is None else self._open_draft(model.draft)
-                self._handle_models[name] = ServedModel(name, model, target, draft)
-                self._stack.push_async_callback(self._handle_models[name].decoder.aclose)
-                self._handle_models[name].load_strategies()
+                target = self._open_target_once(model.target)
+                draft = None if model.draft is None else self._open_draft_once(model.draft)
+                self._models[name] = ServedModel(name, model, target, draft)
+                self._stack.push_async_callback(self._models[name].decoder.aclose)
+                self._models[name].import_strategies()
                 for client in clients:
                     if client.can_use_model(name):
-                        self._handle_models[name].get_decoder(client, None)
+                        self._models[name].get_decoder(client, None)
             except (ConfigError, ModelLoadError) as error:
                 raise ConfigError(f"models.{name}: {error}") from error
 
-    def find(self, name: str, client: Client) -> ServedModel:
-        """The model of that name, or the default one; raises Problem where there is none for this client."""
-        served_name = name if name in self._handle_models else self._config.default_model
+    def find_for_client(self, name: str, client: ApiClient) -> ServedModel:
+        """The model of that name, or the default one; raises HttpProblem where there is none for this client."""
+        served_name = name if name in self._models else self._config.default_model
         if served_name is None or not client.can_use_model(served_name):
             message = f"the model {name[:200]!r} does not exist here, or this key may not use it"
-            raise Problem(404, message, code="model_not_found", param="model")
-        return self._handle_models[served_name]
+            raise HttpProblem(404, message, code="model_not_found", param="model")
+        return self._models[served_name]
 
-    def list_for_client(self, client: Client) -> list[ServedModel]:
+    def list_for_client(self, client: ApiClient) -> list[ServedModel]:
         """What a client may ask for."""
-        return [model for name, model in self._handle_models.items() if client.can_use_model(name)]
+        return [model for name, model in self._models.items() if client.can_use_model(name)]
 
     @property
-    def targets(self) -> Mapping[str, LlmProvider]:
+    def targets_by_spec(self) -> Mapping[str, LlmProvider]:
         """What is open, by its provider string."""
         return self._targets
 
     @property
-    def drafts(self) -> Mapping[str, DraftProvider]:
+    def drafts_by_spec(self) -> Mapping[str, DraftProvider]:
         """As `targets`."""
         return self._drafts
 
     @property
-    def all(self) -> list[ServedModel]:
-        return list(self._handle_models.values())
+    def all_models(self) -> list[ServedModel]:
+        return list(self._models.values())
 
     @property
     def secret_texts(self) -> tuple[str, ...]:
@@ -187,13 +187,13 @@ class ServedModels:
         """Close what was opened."""
         await self._stack.aclose()
 
-    def _open_target(self, text: str) -> LlmProvider:
+    def _open_target_once(self, text: str) -> LlmProvider:
         if text not in self._targets:
             self._targets[text] = open_provider(text, self._named_providers)
             self._stack.push_async_callback(self._targets[text].aclose)
         return self._targets[text]
 
-    def _open_draft(self, text: str) -> DraftProvider:
+    def _open_draft_once(self, text: str) -> DraftProvider:
         """A draft; where a target of the same text is open, its weights are read once."""
         if text not in self._drafts:
             if text in self._targets:

@@ -18,7 +18,7 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 
-__all__ = ["Problem", "get_model_folder", "get_public_name", "redact_server_details", "to_problem"]
+__all__ = ["HttpProblem", "convert_error_to_problem", "get_model_folder", "get_public_name", "redact_server_details"]
 
 # RFC 9110's statuses, and OpenAI's names for them
 _ERROR_TYPES: Final[Mapping[int, str]] = {
@@ -60,7 +60,7 @@ _MAX_MESSAGE_CHARS: Final = 1000  # characters of an error: it may quote what wa
 _NO_RETRY_HEADERS: Final = {"x-should-retry": "false"}  # openai's and anthropic's SDKs obey it
 
 
-class Problem(Exception):  # noqa: N818 - it is sent as well as raised
+class HttpProblem(Exception):  # noqa: N818 - it is sent as well as raised
     """Why a request is not answered; `param` is the field of the request that it is about.
 
     `retry_after_s`: when to ask again. `is_final`: asking again is of no use, or was tried here already.
@@ -92,7 +92,7 @@ class Problem(Exception):  # noqa: N818 - it is sent as well as raised
         return _ERROR_TYPES.get(self.status, "api_error")
 
     @property
-    def headers(self) -> dict[str, str]:
+    def retry_headers(self) -> dict[str, str]:
         """What a client's own retries go by."""
         headers = dict(_NO_RETRY_HEADERS) if self._is_final else {}
         if self._retry_after_s is not None:
@@ -109,26 +109,26 @@ class Problem(Exception):  # noqa: N818 - it is sent as well as raised
         return {"type": "error", "error": {"type": self.type, "message": self.message, **details}}
 
 
-def to_problem(error: Exception, secret_texts: tuple[str, ...] = ()) -> Problem:
+def convert_error_to_problem(error: Exception, secret_texts: tuple[str, ...] = ()) -> HttpProblem:
     """An error of this library as a problem, without `secret_texts` such as the addresses of upstream servers."""
-    if isinstance(error, Problem):
+    if isinstance(error, HttpProblem):
         return error
     message = redact_server_details(str(error), secret_texts, quotes_server=isinstance(error, InvalidRequestError))
     if isinstance(error, TargetError) and error.status in (401, 403):  # its words may hold a part of the key
         message = "the target refused this server's key"
     if isinstance(error, InvalidRequestError):
         found = _FIELD_PATTERN.match(message)
-        return Problem(400, message, code=error.code, param=error.param or (None if found is None else found[0]))
+        return HttpProblem(400, message, code=error.code, param=error.param or (None if found is None else found[0]))
     if isinstance(error, TransientError):
         status = error.status if error.status in (429, 503) else 504 if "silent" in message else 502
         code = error.code or "target_failed"
-        return Problem(status, message, code=code, retry_after_s=error.retry_after_s, is_final=True)
+        return HttpProblem(status, message, code=code, retry_after_s=error.retry_after_s, is_final=True)
     if isinstance(error, CircuitOpenError):  # a client that waits so long may find it closed
-        return Problem(503, message, code="target_left_alone", retry_after_s=error.retry_after_s)
+        return HttpProblem(503, message, code="target_left_alone", retry_after_s=error.retry_after_s)
     for kind, (status, code) in _STATUSES.items():
         if isinstance(error, kind):
-            return Problem(status, message, code=code, is_final=status >= 500)
-    return Problem(500, "the server failed; its log says why", code="internal", is_final=True)
+            return HttpProblem(status, message, code=code, is_final=status >= 500)
+    return HttpProblem(500, "the server failed; its log says why", code="internal", is_final=True)
 
 
 def redact_server_details(message: str, secret_texts: tuple[str, ...] = (), *, quotes_server: bool = False) -> str:

@@ -42,14 +42,14 @@ class ChunkMerger:
             index = position if choice.get("index") is None else int(choice["index"])
             merged = self._choices.setdefault(index, {"index": index, "logprobs": None, "finish_reason": None})
             merged["finish_reason"] = choice.get("finish_reason") or merged["finish_reason"]
-            merged["logprobs"] = _extend_logprobs(merged["logprobs"], _fill_logprob_lists(choice).get("logprobs"))
+            merged["logprobs"] = _append_logprob_lists(merged["logprobs"], _fill_logprob_lists(choice).get("logprobs"))
             if "text" in choice:
                 merged["text"] = merged.get("text", "") + choice["text"]
             elif choice.get("delta") is not None:
                 message = merged.setdefault("message", {"role": "assistant", "content": None, "refusal": None})
                 _append_delta_to_message(message, choice["delta"])
 
-    def build_body(self, *, answer_id: str, model: str, kind: str) -> Json:
+    def build_response_body(self, *, answer_id: str, model: str, kind: str) -> Json:
         """The answer."""
         usage = {} if self._usage is None else {"usage": self._usage}
         choices = [choice for _, choice in sorted(self._choices.items())]
@@ -87,7 +87,7 @@ def _append_delta_to_message(message: Json, delta: Json) -> None:
         calls[index]["function"]["arguments"] += function.get("arguments") or ""
 
 
-def _extend_logprobs(logprobs: Json | None, more: Json | None) -> Json | None:
+def _append_logprob_lists(logprobs: Json | None, more: Json | None) -> Json | None:
     """Log-probabilities with those of one more piece: lists grow."""
     if logprobs is None or more is None:
         return more if logprobs is None else logprobs

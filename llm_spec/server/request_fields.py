@@ -15,13 +15,13 @@ __all__ = [
     "Json",
     "ParsedRequest",
     "build_chat_request",
-    "get_field",
-    "get_model_name",
     "get_num_choices",
-    "get_object",
-    "get_object_list",
-    "parse_messages",
-    "parse_stop",
+    "get_object_field",
+    "get_object_list_field",
+    "get_requested_model_name",
+    "get_typed_field",
+    "parse_openai_messages",
+    "parse_stop_strings",
 ]
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class ParsedRequest:
     body: Body = field(default_factory=dict[str, Any])
 
 
-def get_field(body: Body, name: str, default: T, kind: type | None = None) -> T:
+def get_typed_field(body: Body, name: str, default: T, kind: type | None = None) -> T:
     """A field of the type of its default, or of `kind`; raises InvalidRequestError for another type."""
     value = body.get(name)
     if value is None:
@@ -95,23 +95,23 @@ def get_field(body: Body, name: str, default: T, kind: type | None = None) -> T:
     return cast("T", value)
 
 
-def get_object_list(body: Body, name: str) -> list[Json]:
+def get_object_list_field(body: Body, name: str) -> list[Json]:
     """A list of objects."""
-    values = cast("list[Any]", get_field(body, name, None, list)) or []
+    values = cast("list[Any]", get_typed_field(body, name, None, list)) or []
     for index, value in enumerate(values):
         if not isinstance(value, dict):
             raise InvalidRequestError(f"{name}[{index}] is of type {type(value).__name__}; it must be an object")
     return cast("list[Json]", values)
 
 
-def get_object(body: Body, name: str) -> Json:
+def get_object_field(body: Body, name: str) -> Json:
     """An object; empty where there is none."""
-    return cast("Json", get_field(body, name, None, dict)) or {}
+    return cast("Json", get_typed_field(body, name, None, dict)) or {}
 
 
-def parse_messages(body: Body) -> tuple[ChatMessage, ...]:
+def parse_openai_messages(body: Body) -> tuple[ChatMessage, ...]:
     """Chat messages in OpenAI's form."""
-    messages = get_object_list(body, "messages")
+    messages = get_object_list_field(body, "messages")
     if not messages:
         raise InvalidRequestError("messages is empty; it must hold at least one message")
     messages_read: list[ChatMessage] = []
@@ -135,7 +135,7 @@ def build_chat_request(
     if not extra and not extra_fields and fields.get("max_tokens") != 0:  # nearly always
         return ChatRequest(**fields)
     sampling: Json = {name: extra.pop(name) for name in _SAMPLING_FIELDS if name in extra}
-    seed: int | None = get_field(extra, "seed", None, int)
+    seed: int | None = get_typed_field(extra, "seed", None, int)
     if seed is not None and (is_local or seed >= 0):
         del extra["seed"]
         sampling["seed"] = seed & _SEED_MASK  # a negative one goes to a server as it is
@@ -143,13 +143,13 @@ def build_chat_request(
         sampling["top_p"] = _MIN_TOP_P
     if sampling.get("top_k") in _TOP_K_OFF:  # a server may have a default that this switches off
         extra["top_k"] = sampling.pop("top_k")
-    bias = get_object(extra, "logit_bias")
+    bias = get_object_field(extra, "logit_bias")
     if is_local:
         bias = {name: value for name, value in bias.items() if value != 0}  # which says nothing
     if is_local or all(name.isdecimal() for name in bias):  # other names go to a server, who may know them
         extra.pop("logit_bias", None)
         if bias:
-            sampling["logit_bias"] = _parse_logit_bias(bias)
+            sampling["logit_bias"] = _parse_logit_bias_ids(bias)
     if fields.get("max_tokens") == 0 and not is_local:  # some servers read the prompt alone then, some refuse
         fields["max_tokens"] = None
         extra["max_tokens"] = 0
@@ -179,14 +179,14 @@ def _keep_local_fields(extra: Json) -> Json:
     return {name: value for name, value in extra.items() if uses[name] in ("kept", "left_out")}
 
 
-def _parse_logit_bias(bias: Json) -> dict[int, float]:
+def _parse_logit_bias_ids(bias: Json) -> dict[int, float]:
     try:
         return {int(token_id): value for token_id, value in bias.items()}
     except ValueError as error:
         raise InvalidRequestError(f"logit_bias has a key that is not a token id: {error}") from error
 
 
-def parse_stop(body: Body, name: str = "stop") -> tuple[str, ...]:
+def parse_stop_strings(body: Body, name: str = "stop") -> tuple[str, ...]:
     """Stop strings: a text, or a list of texts."""
     stop = body.get(name)
     if stop is None or stop == "":
@@ -203,12 +203,12 @@ def parse_stop(body: Body, name: str = "stop") -> tuple[str, ...]:
 
 def get_num_choices(body: Body) -> int:
     """`n`."""
-    number = get_field(body, "n", 1)
+    number = get_typed_field(body, "n", 1)
     if not 1 <= number <= 128:
         raise InvalidRequestError(f"n is {number}; it must be from 1 to 128")
     return number
 
 
-def get_model_name(body: Body) -> str:
+def get_requested_model_name(body: Body) -> str:
     """The name of the requested model; "" if there is none."""
-    return get_field(body, "model", "")
+    return get_typed_field(body, "model", "")

@@ -17,13 +17,13 @@ from llm_spec.errors import BudgetError, InvalidRequestError
 from llm_spec.json_text import dumps
 from llm_spec.pricing import find_model_price
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
-from llm_spec.server.apis import AnswerContext, ApiDefinition
-from llm_spec.server.clients import Client
+from llm_spec.server.apis import AnswerEncodingContext, ApiDefinition
+from llm_spec.server.clients import ApiClient
 from llm_spec.server.config import ServerConfig
-from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, StreamEncoder, build_metric_headers, format_sse
-from llm_spec.server.metrics import Metrics
+from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, AnswerStreamEncoder, build_figure_headers, format_sse
+from llm_spec.server.metrics import ServerMetrics
 from llm_spec.server.models import ServedModel
-from llm_spec.server.problems import Problem
+from llm_spec.server.problems import HttpProblem
 from llm_spec.server.relay import ChunkMerger, rewrite_chunk_for_client
 from llm_spec.server.request_fields import ParsedRequest
 from llm_spec.server.stream_sender import StreamSender
@@ -49,14 +49,14 @@ class Responder:
         request: web.Request,
         *,
         config: ServerConfig,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         api: ApiDefinition,
         model: ServedModel,
-        client: Client,
+        client: ApiClient,
         parsed_requests: Sequence[ParsedRequest],
-        context: AnswerContext,
+        context: AnswerEncodingContext,
         headers: Mapping[str, str],
-        to_problem: Callable[[Exception], Problem],
+        to_problem: Callable[[Exception], HttpProblem],
     ) -> None:
         self._request = request
         self._config = config
@@ -70,15 +70,15 @@ class Responder:
         self._to_problem = to_problem
         self._clock = clock()
 
-    async def respond(self) -> web.StreamResponse:
+    async def respond_whole_or_streamed(self) -> web.StreamResponse:
         """The response, sent where it is a stream; raises what goes wrong before anything was sent."""
         first = self._parsed_requests[0]
         decoder = self._model.get_decoder(self._client, self._request.headers.get(STRATEGY_HEADER))
         if first.num_choices > 1 or first.logprobs:
-            return await self._relay_chunks(decoder, first)
+            return await self._relay_target_chunks(decoder, first)
         return await self._respond_stream(decoder, first) if first.stream else await self._respond_whole(decoder)
 
-    def _build_budget_problem(self) -> Problem:
+    def _build_budget_problem(self) -> HttpProblem:
         """The error for a client whose budget is spent, or reserved by its other requests."""
         budget, price = (
             self._client.budget,
@@ -89,9 +89,9 @@ class Responder:
             message = (
                 "the rest of this key's budget is reserved by its running requests; try again when they have ended"
             )
-            return Problem(429, message, code="budget_in_use", retry_after_s=_BUDGET_RETRY_S)
+            return HttpProblem(429, message, code="budget_in_use", retry_after_s=_BUDGET_RETRY_S)
         message = "this key's budget is spent, or too small for this request"
-        return Problem(429, message, code="insufficient_quota", is_final=True)
+        return HttpProblem(429, message, code="insufficient_quota", is_final=True)
 
     # ------------------------------------------------------------------------------------------ whole answers
 
@@ -106,7 +106,7 @@ class Responder:
         for result in results:
             self._metrics.count_answer(self._model.name, result, overhead_s)
         body = self._api.build_body(results, self._parsed_requests, self._context)
-        return self._build_json_response(body, build_metric_headers(results[-1], overhead_s))
+        return self._build_json_response(body, build_figure_headers(results[-1], overhead_s))
 
     def _build_json_response(self, body: object, headers: Mapping[str, str]) -> web.Response:
         return web.Response(body=dumps(body), content_type="application/json", headers={**self._headers, **headers})
@@ -124,7 +124,7 @@ class Responder:
                     raise self._build_budget_problem()
                 if isinstance(event, AnswerStarted):
                     headers |= {STRATEGY_HEADER: event.strategy, "x-llm-spec-guarantee": event.guarantee}
-            async with self._open_sender(encoder.keep_alive, headers) as sender:
+            async with self._open_stream_sender(encoder.keep_alive_bytes, headers) as sender:
                 sender.put(encoder.encode_start())
                 try:
                     for event in early_events:
@@ -137,14 +137,16 @@ class Responder:
                     sender.put(encoder.encode_error(self._handle_stream_error(error)))
         return sender.response
 
-    def _send_event(self, event: StreamEvent, encoder: StreamEncoder, sender: StreamSender, overhead_s: float) -> None:
+    def _send_event(
+        self, event: StreamEvent, encoder: AnswerStreamEncoder, sender: StreamSender, overhead_s: float
+    ) -> None:
         if isinstance(event, SpeculativeFinish) and event.result is not None:
             sender.put(encoder.encode_end(event.result))
             self._metrics.count_answer(self._model.name, event.result, overhead_s)
         else:
             sender.put(encoder.encode_event(event))
 
-    def _handle_stream_error(self, error: Exception) -> Problem:
+    def _handle_stream_error(self, error: Exception) -> HttpProblem:
         """What went wrong in the middle of a stream; raises what only says that its reader has gone."""
         if isinstance(error, ConnectionError):
             raise error
@@ -152,7 +154,7 @@ class Responder:
         return self._to_problem(error)
 
     @asynccontextmanager
-    async def _open_sender(self, keep_alive: bytes, headers: Mapping[str, str]) -> AsyncGenerator[StreamSender]:
+    async def _open_stream_sender(self, keep_alive: bytes, headers: Mapping[str, str]) -> AsyncGenerator[StreamSender]:
         """The response's stream, begun; it is ended when the context is left."""
         response = web.StreamResponse(headers={**_STREAM_HEADERS, **self._headers, **headers})
         await response.prepare(self._request)
@@ -163,7 +165,7 @@ class Responder:
             write_timeout_s=self._config.body_timeout_s,
         )
         try:
-            async with sender.run():
+            async with sender.run_sender_task():
                 yield sender
         except ConnectionError:
             if self._request.transport is not None:
@@ -173,14 +175,14 @@ class Responder:
 
     # ------------------------------------------------------------------------------------------ passed on
 
-    async def _relay_chunks(self, decoder: SpeculativeDecoder, parsed: ParsedRequest) -> web.StreamResponse:
+    async def _relay_target_chunks(self, decoder: SpeculativeDecoder, parsed: ParsedRequest) -> web.StreamResponse:
         """Several choices, or log-probabilities: the target's own chunks, without speculation."""
         has_chunks = isinstance(self._model.target, ChunkStreaming)
         if not self._api.can_relay or not has_chunks or len(self._parsed_requests) > 1:
             name = "n" if parsed.num_choices > 1 else "logprobs"
             raise InvalidRequestError(f"{name} is set, which {self._model.name} cannot serve here")
         merger = ChunkMerger()
-        empty_answer = Problem(502, f"{self._model.name} ended its answer before it began", is_final=True)
+        empty_answer = HttpProblem(502, f"{self._model.name} ended its answer before it began", is_final=True)
         try:
             if parsed.stream:
                 async with decoder.stream_chunks(parsed.request) as chunks:
@@ -188,7 +190,7 @@ class Responder:
                     if first is None:
                         raise empty_answer
                     merger.add_chunk(first)
-                    return await self._relay_stream(parsed, first, chunks, merger)
+                    return await self._relay_chunk_stream(parsed, first, chunks, merger)
             whole = await decoder.collect_chunks(parsed.request)
             if not whole:
                 raise empty_answer
@@ -197,22 +199,24 @@ class Responder:
         except BudgetError:
             raise self._build_budget_problem() from None
         finally:
-            self._metrics.count_relayed(self._model.name, merger.usage)
+            self._metrics.count_relayed_answer(self._model.name, merger.usage)
         kind = "text_completion" if parsed.request.raw else "chat.completion"
         return self._build_json_response(
-            merger.build_body(answer_id=self._build_chunk_id(parsed), model=self._context.model, kind=kind),
+            merger.build_response_body(
+                answer_id=self._build_prefixed_answer_id(parsed), model=self._context.model, kind=kind
+            ),
             _RELAY_HEADERS,
         )
 
-    async def _relay_stream(
+    async def _relay_chunk_stream(
         self,
         parsed: ParsedRequest,
         chunk: Mapping[str, Any] | None,
         chunks: AsyncIterator[Mapping[str, Any]],
         merger: ChunkMerger,
     ) -> web.StreamResponse:
-        answer_id, model = self._build_chunk_id(parsed), self._context.model
-        async with self._open_sender(SSE_COMMENT, _RELAY_HEADERS) as sender:
+        answer_id, model = self._build_prefixed_answer_id(parsed), self._context.model
+        async with self._open_stream_sender(SSE_COMMENT, _RELAY_HEADERS) as sender:
             try:
                 while chunk is not None:
                     rewritten = rewrite_chunk_for_client(
@@ -228,7 +232,7 @@ class Responder:
             sender.put(SSE_DONE)
         return sender.response
 
-    def _build_chunk_id(self, parsed: ParsedRequest) -> str:
+    def _build_prefixed_answer_id(self, parsed: ParsedRequest) -> str:
         return f"{'cmpl' if parsed.request.raw else 'chatcmpl'}-{self._context.answer_id}"
 
 

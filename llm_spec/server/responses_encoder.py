@@ -13,14 +13,22 @@ from typing import Any
 from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, TokenLogprob, ToolCall, ToolCallDelta
 from llm_spec.openai_logprobs import describe_logprobs
 from llm_spec.result import SpeculativeResult
-from llm_spec.server.encoding import SSE_COMMENT, ToolCallSequencer, format_sse, get_finish_reason, get_token_counts
-from llm_spec.server.problems import Problem
+from llm_spec.server.encoding import (
+    SSE_COMMENT,
+    ToolCallSequencer,
+    format_sse,
+    get_client_token_counts,
+    get_finish_reason,
+)
+from llm_spec.server.problems import HttpProblem
 from llm_spec.server.request_fields import Json, ParsedRequest
 
-__all__ = ["ResponsesEncoder", "build_response"]
+__all__ = ["ResponsesStreamEncoder", "build_responses_api_response"]
 
 
-def build_response(result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str) -> Json:
+def build_responses_api_response(
+    result: SpeculativeResult, parsed: ParsedRequest, *, answer_id: str, model: str
+) -> Json:
     """A whole answer."""
     output: list[Json] = []
     if result.reasoning:
@@ -29,8 +37,8 @@ def build_response(result: SpeculativeResult, parsed: ParsedRequest, *, answer_i
         logprobs = describe_logprobs(result.logprobs)
         output.append(_build_message_item(f"msg_{answer_id}", result.content, "completed", logprobs))
     for index, call in enumerate(result.tool_calls):
-        output.append(_build_call_item(f"fc_{answer_id}_{index}", call, "completed"))
-    return _finish_response(_build_initial_response(parsed, answer_id, model), result, output)
+        output.append(_build_function_call_item(f"fc_{answer_id}_{index}", call, "completed"))
+    return _build_finished_response(_build_initial_response(parsed, answer_id, model), result, output)
 
 
 def _build_initial_response(parsed: ParsedRequest, answer_id: str, model: str) -> Json:
@@ -63,9 +71,9 @@ def _build_initial_response(parsed: ParsedRequest, answer_id: str, model: str) -
     }
 
 
-def _finish_response(response: Json, result: SpeculativeResult, output: Sequence[Json]) -> Json:
+def _build_finished_response(response: Json, result: SpeculativeResult, output: Sequence[Json]) -> Json:
     reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(get_finish_reason(result))
-    counts = get_token_counts(result)
+    counts = get_client_token_counts(result)
     usage = (
         {
             "input_tokens": counts["input"],
@@ -103,7 +111,7 @@ def _build_reasoning_item(item_id: str, text: str | None, status: str) -> Json:
     return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
 
 
-def _build_call_item(item_id: str, call: ToolCall, status: str) -> Json:
+def _build_function_call_item(item_id: str, call: ToolCall, status: str) -> Json:
     return {
         "id": item_id,
         "type": "function_call",
@@ -114,21 +122,21 @@ def _build_call_item(item_id: str, call: ToolCall, status: str) -> Json:
     }
 
 
-class ResponsesEncoder:
+class ResponsesStreamEncoder:
     """An answer in semantic events, numbered; an item is open until one of another kind begins."""
 
-    keep_alive = SSE_COMMENT
+    keep_alive_bytes = SSE_COMMENT
 
     def __init__(self, parsed: ParsedRequest, *, answer_id: str, model: str) -> None:
         self._answer_id = answer_id
         self._response = _build_initial_response(parsed, answer_id, model)
         self._sequence_number = 0
         self._finished_items: list[Json] = []  # the items that are done
-        self._current_item: _OpenItem | None = None
+        self._current_item: _OpenOutputItem | None = None
         self._call_sequencer = ToolCallSequencer()
 
     def encode_start(self) -> bytes:
-        return self._format_event("response.created", response=self._response) + self._format_event(
+        return self._format_numbered_event("response.created", response=self._response) + self._format_numbered_event(
             "response.in_progress", response=self._response
         )
 
@@ -136,77 +144,79 @@ class ResponsesEncoder:
         match event:
             case TextDelta():
                 item_id = f"msg_{self._answer_id}_{len(self._finished_items)}"
-                return self._encode_text(_OpenMessage, item_id, event.text, event.logprobs)
+                return self._encode_item_text(_OpenMessageItem, item_id, event.text, event.logprobs)
             case ReasoningDelta():
-                return self._encode_text(
-                    _OpenReasoning, f"rs_{self._answer_id}_{len(self._finished_items)}", event.text
+                return self._encode_item_text(
+                    _OpenReasoningItem, f"rs_{self._answer_id}_{len(self._finished_items)}", event.text
                 )
             case ToolCallDelta():
-                return b"".join(map(self._encode_call_delta, self._call_sequencer.push(event)))
+                return b"".join(map(self._encode_tool_call_delta, self._call_sequencer.push(event)))
             case _:
                 return b""
 
     def encode_end(self, result: SpeculativeResult) -> bytes:
-        frames = b"".join(map(self._encode_call_delta, self._call_sequencer.flush()))
+        frames = b"".join(map(self._encode_tool_call_delta, self._call_sequencer.flush()))
         if not self._finished_items and self._current_item is None:
             frames += self.encode_event(TextDelta(""))
-        frames += self._close_item()
-        response = _finish_response(self._response, result, self._finished_items)
-        return frames + self._format_event(f"response.{response['status']}", response=response)
+        frames += self._close_output_item()
+        response = _build_finished_response(self._response, result, self._finished_items)
+        return frames + self._format_numbered_event(f"response.{response['status']}", response=response)
 
-    def encode_error(self, problem: Problem) -> bytes:
+    def encode_error(self, problem: HttpProblem) -> bytes:
         failed = {"status": "failed", "error": {"code": "server_error", "message": problem.message}}
         response = {**self._response, **failed, "output": self._finished_items}
-        return self._format_event("response.failed", response=response)
+        return self._format_numbered_event("response.failed", response=response)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _encode_text(
+    def _encode_item_text(
         self,
-        kind: type[_OpenMessage | _OpenReasoning],
+        kind: type[_OpenMessageItem | _OpenReasoningItem],
         item_id: str,
         text: str,
         logprobs: Sequence[TokenLogprob] | None = None,
     ) -> bytes:
         frames = b""
         if not isinstance(self._current_item, kind):
-            frames = self._close_item() + self._start_item(kind(item_id, len(self._finished_items)))
-        return frames + self._encode_delta(text, logprobs)
+            frames = self._close_output_item() + self._start_output_item(kind(item_id, len(self._finished_items)))
+        return frames + self._encode_item_delta(text, logprobs)
 
-    def _encode_call_delta(self, event: ToolCallDelta) -> bytes:
+    def _encode_tool_call_delta(self, event: ToolCallDelta) -> bytes:
         frames, item = b"", self._current_item
-        if not isinstance(item, _OpenCall) or item.index != event.index:
-            frames = self._close_item()
+        if not isinstance(item, _OpenFunctionCallItem) or item.index != event.index:
+            frames = self._close_output_item()
             number = len(self._finished_items)
             call = ToolCall(event.id or f"call_{self._answer_id}_{number}", event.name or "", "")
-            frames += self._start_item(_OpenCall(f"fc_{self._answer_id}_{number}", number, event.index, call))
-        return frames + self._encode_delta(event.arguments)
+            frames += self._start_output_item(
+                _OpenFunctionCallItem(f"fc_{self._answer_id}_{number}", number, event.index, call)
+            )
+        return frames + self._encode_item_delta(event.arguments)
 
-    def _start_item(self, item: _OpenItem) -> bytes:
+    def _start_output_item(self, item: _OpenOutputItem) -> bytes:
         self._current_item = item
-        return b"".join(self._format_event(name, **fields) for name, fields in item.iter_start_events())
+        return b"".join(self._format_numbered_event(name, **fields) for name, fields in item.iter_start_events())
 
-    def _encode_delta(self, text: str, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
+    def _encode_item_delta(self, text: str, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
         item = self._current_item
         if item is None or not text:
             return b""
         item.add_text(text, describe_logprobs(logprobs))
-        name, fields = item.build_delta(text)
-        return self._format_event(name, **fields)
+        name, fields = item.build_delta_event(text)
+        return self._format_numbered_event(name, **fields)
 
-    def _close_item(self) -> bytes:
+    def _close_output_item(self) -> bytes:
         item, self._current_item = self._current_item, None
         if item is None:
             return b""
-        self._finished_items.append(item.build_finished())
-        return b"".join(self._format_event(name, **fields) for name, fields in item.iter_end_events())
+        self._finished_items.append(item.build_finished_item())
+        return b"".join(self._format_numbered_event(name, **fields) for name, fields in item.iter_end_events())
 
-    def _format_event(self, name: str, /, **fields: Any) -> bytes:  # a call's fields have a name, too
+    def _format_numbered_event(self, name: str, /, **fields: Any) -> bytes:  # a call's fields have a name, too
         number, self._sequence_number = self._sequence_number, self._sequence_number + 1
         return format_sse({"type": name, "sequence_number": number, **fields}, name)
 
 
-class _OpenItem:
+class _OpenOutputItem:
     """An item of the output that is being written."""
 
     def __init__(self, item_id: str, output_index: int) -> None:
@@ -227,22 +237,22 @@ class _OpenItem:
         return {"item_id": self.item_id, "output_index": self.output_index}
 
     def iter_start_events(self) -> Iterator[tuple[str, Json]]:
-        yield "response.output_item.added", {"output_index": self.output_index, "item": self.build_empty()}
+        yield "response.output_item.added", {"output_index": self.output_index, "item": self.build_empty_item()}
 
     def iter_end_events(self) -> Iterator[tuple[str, Json]]:
-        yield "response.output_item.done", {"output_index": self.output_index, "item": self.build_finished()}
+        yield "response.output_item.done", {"output_index": self.output_index, "item": self.build_finished_item()}
 
-    def build_empty(self) -> Json:
+    def build_empty_item(self) -> Json:
         raise NotImplementedError
 
-    def build_delta(self, text: str) -> tuple[str, Json]:
+    def build_delta_event(self, text: str) -> tuple[str, Json]:
         raise NotImplementedError
 
-    def build_finished(self) -> Json:
+    def build_finished_item(self) -> Json:
         raise NotImplementedError
 
 
-class _OpenMessage(_OpenItem):
+class _OpenMessageItem(_OpenOutputItem):
     @property
     def position_fields(self) -> Mapping[str, Any]:
         return {**super().position_fields, "content_index": 0}
@@ -251,10 +261,10 @@ class _OpenMessage(_OpenItem):
         yield from super().iter_start_events()
         yield "response.content_part.added", {**self.position_fields, "part": _build_text_part("")}
 
-    def build_empty(self) -> Json:
+    def build_empty_item(self) -> Json:
         return _build_message_item(self.item_id, None, "in_progress")
 
-    def build_delta(self, text: str) -> tuple[str, Json]:
+    def build_delta_event(self, text: str) -> tuple[str, Json]:
         return "response.output_text.delta", {**self.position_fields, "delta": text, "logprobs": self._new_logprobs}
 
     def iter_end_events(self) -> Iterator[tuple[str, Json]]:
@@ -262,39 +272,39 @@ class _OpenMessage(_OpenItem):
         yield "response.content_part.done", {**self.position_fields, "part": _build_text_part(self.text, self.logprobs)}
         yield from super().iter_end_events()
 
-    def build_finished(self) -> Json:
+    def build_finished_item(self) -> Json:
         return _build_message_item(self.item_id, self.text, "completed", self.logprobs)
 
 
-class _OpenReasoning(_OpenItem):
+class _OpenReasoningItem(_OpenOutputItem):
     @property
     def position_fields(self) -> Mapping[str, Any]:
         return {**super().position_fields, "content_index": 0}
 
-    def build_empty(self) -> Json:
+    def build_empty_item(self) -> Json:
         return _build_reasoning_item(self.item_id, None, "in_progress")
 
-    def build_delta(self, text: str) -> tuple[str, Json]:
+    def build_delta_event(self, text: str) -> tuple[str, Json]:
         return "response.reasoning_text.delta", {**self.position_fields, "delta": text}
 
     def iter_end_events(self) -> Iterator[tuple[str, Json]]:
         yield "response.reasoning_text.done", {**self.position_fields, "text": self.text}
         yield from super().iter_end_events()
 
-    def build_finished(self) -> Json:
+    def build_finished_item(self) -> Json:
         return _build_reasoning_item(self.item_id, self.text, "completed")
 
 
-class _OpenCall(_OpenItem):
+class _OpenFunctionCallItem(_OpenOutputItem):
     def __init__(self, item_id: str, output_index: int, index: int, call: ToolCall) -> None:
         super().__init__(item_id, output_index)
         self.index = index
         self.call = call
 
-    def build_empty(self) -> Json:
-        return _build_call_item(self.item_id, self.call, "in_progress")
+    def build_empty_item(self) -> Json:
+        return _build_function_call_item(self.item_id, self.call, "in_progress")
 
-    def build_delta(self, text: str) -> tuple[str, Json]:
+    def build_delta_event(self, text: str) -> tuple[str, Json]:
         return "response.function_call_arguments.delta", {**self.position_fields, "delta": text}
 
     def iter_end_events(self) -> Iterator[tuple[str, Json]]:
@@ -302,5 +312,5 @@ class _OpenCall(_OpenItem):
         yield "response.function_call_arguments.done", arguments_done
         yield from super().iter_end_events()
 
-    def build_finished(self) -> Json:
-        return _build_call_item(self.item_id, replace(self.call, arguments=self.text), "completed")
+    def build_finished_item(self) -> Json:
+        return _build_function_call_item(self.item_id, replace(self.call, arguments=self.text), "completed")

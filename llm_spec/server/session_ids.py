@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from llm_spec.server.clients import Client
+from llm_spec.server.clients import ApiClient
 from llm_spec.server.request_fields import ParsedRequest
 from llm_spec.session_affinity import derive_session_id, hash_texts
 
 __all__ = ["add_session_id"]
 
 
-def add_session_id(parsed: ParsedRequest, given_id: str | None, client: Client, key: bytes) -> ParsedRequest:
+def add_session_id(parsed: ParsedRequest, given_id: str | None, client: ApiClient, key: bytes) -> ParsedRequest:
     """A request with its conversation's id: what its client gave in the header, else derived from its beginning.
 
     Ids of clients with keys are never alike: what they give is hashed together with who they are. Without keys it is

@@ -37,9 +37,9 @@ class StreamSender:
         self._task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def run(self) -> AsyncGenerator[None]:
+    async def run_sender_task(self) -> AsyncGenerator[None]:
         """Send what is put in until the context is left; then all of it has been sent, or an error is raised."""
-        self._task = asyncio.create_task(self._send_all())
+        self._task = asyncio.create_task(self._send_until_closed())
         try:
             yield
             self._is_closed = True
@@ -80,7 +80,7 @@ class StreamSender:
         if data_ready is not None and not data_ready.done():
             data_ready.set_result(None)
 
-    async def _send_all(self) -> None:
+    async def _send_until_closed(self) -> None:
         try:
             while True:
                 if not self._pending and not self._is_closed:

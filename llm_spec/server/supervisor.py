@@ -14,9 +14,15 @@ from io import BufferedRandom
 from typing import Any, BinaryIO, Final, NoReturn
 
 from llm_spec.errors import ConfigError
-from llm_spec.server.worker_process import READY, WorkerProcess, WorkerProgram, format_program, read_channel
+from llm_spec.server.worker_process import (
+    READY,
+    WorkerProcess,
+    WorkerProgram,
+    build_python_program_options,
+    read_worker_channel,
+)
 
-__all__ = ["Supervisor", "get_restart_wait_s"]
+__all__ = ["WorkerSupervisor", "get_restart_wait_s"]
 
 _MIN_LIFETIME_S: Final = 10.0  # who lived so long is started again at once
 _MAX_WAIT_S: Final = 30.0
@@ -29,11 +35,12 @@ def get_restart_wait_s(num_quick_deaths: int) -> float:
     return 0.0 if num_quick_deaths == 0 else min(_MAX_WAIT_S, 0.25 * 2.0 ** min(num_quick_deaths, 16))
 
 
-class Supervisor:
+class WorkerSupervisor:
     """Runs `target(*arguments, worker, channel)` in a process for each worker, and starts again what has died.
 
-    A worker sends `READY` through `channel` by `send_report` once it serves, or why it cannot; `channel` ends when this
-    process does. `inherited`: the file descriptors that workers have too. `on_death` gets each worker that died.
+    A worker sends `READY` through `channel` by `send_worker_report` once it serves, or why it cannot; `channel` ends
+    when this process does. `inherited`: the file descriptors that workers have too. `on_death` gets each worker that
+    died.
     """
 
     def __init__(
@@ -51,17 +58,17 @@ class Supervisor:
         self._workers: list[WorkerProcess] = []
         self._has_served = False  # one of them has been
 
-    def start(self) -> None:
+    def start_workers(self) -> None:
         """Start all, and wait until one of them serves; raises ConfigError, in its words, where one cannot."""
         for index in range(self._num_workers):
             self._workers.append(WorkerProcess(*self._program.start(index)))
         while not self._has_served:
-            self._handle_next_event()
+            self._handle_next_worker_event()
 
     def restart_dead_workers(self) -> NoReturn:
         """Start again what dies, until an exception such as KeyboardInterrupt ends it."""
         while True:
-            self._handle_next_event()
+            self._handle_next_worker_event()
 
     def restart_dead_workers_in_small_process(self, stop_timeout_s: float, folder: str | None) -> NoReturn:
         """As `restart_dead_workers`, by a program that takes the place of this one and needs less memory.
@@ -71,59 +78,61 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # until the other program handles them
         channels = [worker.channel for worker in self._workers if worker.restart_at_s is None]
         file = create_memory_file()
-        file.write(b"".join(map(pickle.dumps, (sys.path, _watch, (self, stop_timeout_s, folder)))))
+        file.write(
+            b"".join(map(pickle.dumps, (sys.path, _watch_workers_in_small_process, (self, stop_timeout_s, folder))))
+        )
         file.seek(0)
         for number in (file.fileno(), *channels):
             os.set_inheritable(number, True)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os.execv(sys.executable, [sys.executable, *format_program(file.fileno()), *sys.argv])  # noqa: S606 - our own
+        os.execv(sys.executable, [sys.executable, *build_python_program_options(file.fileno()), *sys.argv])  # noqa: S606 - our own
 
-    def stop(self, timeout_s: float) -> None:
+    def stop_workers(self, timeout_s: float) -> None:
         """End all, letting running answers end for so long."""
         living = [worker for worker in self._workers if worker.restart_at_s is None]
         for worker in living:
             os.kill(worker.pid, signal.SIGTERM)
         for worker in living:
-            if not _wait_for_end(worker.channel, timeout_s):
+            if not _wait_for_worker_end(worker.channel, timeout_s):
                 os.kill(worker.pid, signal.SIGKILL)
             worker.reap()
         self._workers.clear()
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _handle_next_event(self) -> None:
+    def _handle_next_worker_event(self) -> None:
         """Wait for the next thing that happens to a worker, and see to it."""
         with selectors.DefaultSelector() as selector:
             for number, worker in enumerate(self._workers):
                 if worker.restart_at_s is None:
                     selector.register(worker.channel, selectors.EVENT_READ, number)
-            events = selector.select(self._get_wait_timeout_s())
+            events = selector.select(self._get_next_restart_wait_s())
         for key, _ in events:
             index: int = key.data
-            self._read_channel(index, self._workers[index])
+            self._read_worker_report(index, self._workers[index])
         for index, worker in enumerate(self._workers):
             if worker.restart_at_s is not None and worker.restart_at_s <= time.monotonic():
-                worker.restart(*self._program.start(index))
+                worker.set_new_process(*self._program.start(index))
 
-    def _get_wait_timeout_s(self) -> float | None:
+    def _get_next_restart_wait_s(self) -> float | None:
         times_s = [worker.restart_at_s for worker in self._workers if worker.restart_at_s is not None]
         return max(0.0, min(times_s) - time.monotonic()) if times_s else None
 
-    def _read_channel(self, index: int, worker: WorkerProcess) -> None:
+    def _read_worker_report(self, index: int, worker: WorkerProcess) -> None:
         """Read a part of a worker's report; at the end of its channel it has died."""
-        chunk = read_channel(worker.channel)
+        chunk = read_worker_channel(worker.channel)
         report = worker.read_report(chunk)
         if not chunk:
-            self._handle_death(index, worker)
+            self._handle_worker_death(index, worker)
         elif report == READY:
             self._has_served = True
         elif report is not None and worker.num_starts == 1:
             raise ConfigError(report)
         elif report is not None:
-            _log_error("worker_cannot_serve", worker=index, why=report)
+            _log_worker_error("worker_cannot_serve", worker=index, why=report)
 
-    def _handle_death(self, index: int, worker: WorkerProcess) -> None:
+    def _handle_worker_death(self, index: int, worker: WorkerProcess) -> None:
         code = worker.reap()
         lived_s = time.monotonic() - worker.started_s
         worker.num_quick_deaths = 0 if lived_s >= _MIN_LIFETIME_S else worker.num_quick_deaths + 1
@@ -133,7 +142,7 @@ class Supervisor:
             raise ConfigError(f"worker {index} ended {worker.num_starts} times before it could serve, with code {code}")
         if self._on_death is not None:
             self._on_death(index)
-        _log_error("worker_died", worker=index, code=code, lived_s=round(lived_s, 1), wait_s=wait_s)
+        _log_worker_error("worker_died", worker=index, code=code, lived_s=round(lived_s, 1), wait_s=wait_s)
 
 
 def create_memory_file() -> BufferedRandom:
@@ -145,7 +154,7 @@ def create_memory_file() -> BufferedRandom:
     return tempfile.TemporaryFile()
 
 
-def _watch(file: BinaryIO, number: int) -> None:
+def _watch_workers_in_small_process(file: BinaryIO, number: int) -> None:
     """In the program that takes the place of a server's first one: watch over its workers until a signal ends it."""
     with file:
         supervisor, stop_timeout_s, folder = pickle.load(file)  # noqa: S301 - from ourselves
@@ -156,7 +165,7 @@ def _watch(file: BinaryIO, number: int) -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
             supervisor.restart_dead_workers()
         finally:
-            supervisor.stop(stop_timeout_s)
+            supervisor.stop_workers(stop_timeout_s)
             if folder is not None:
                 import shutil  # here: it is needed at the end alone
 
@@ -168,18 +177,18 @@ def exit_on_signal(*_: object) -> NoReturn:
     sys.exit(0)
 
 
-def _wait_for_end(channel: int, timeout_s: float) -> bool:
+def _wait_for_worker_end(channel: int, timeout_s: float) -> bool:
     """Wait until a worker has ended; False if it has not in that time."""
     end_s = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ)
         while selector.select(max(0.0, end_s - time.monotonic())):
-            if not read_channel(channel):
+            if not read_worker_channel(channel):
                 return True
     return False
 
 
-def _log_error(event: str, **fields: object) -> None:
+def _log_worker_error(event: str, **fields: object) -> None:
     import logging  # here: a server whose workers live needs neither
 
     from llm_spec.telemetry import log_event

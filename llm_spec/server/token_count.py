@@ -9,17 +9,17 @@ from llm_spec.contract.chat import InputTokenCounting, LlmProvider
 from llm_spec.counting import count_input_tokens
 from llm_spec.errors import InvalidRequestError, LlmSpecError
 
-__all__ = ["count_tokens"]
+__all__ = ["count_request_tokens"]
 
 
-async def count_tokens(target: LlmProvider, request: ChatRequest) -> int:
+async def count_request_tokens(target: LlmProvider, request: ChatRequest) -> int:
     """The tokens of a request's input: as its server or tokenizer counts them, else an estimate, rather too many.
 
     Raises InvalidRequestError for what the server calls invalid.
     """
     estimate = count_input_tokens(request)
     try:
-        counted = await _count_tokens_exactly(target, request, estimate)
+        counted = await _count_request_tokens_exactly(target, request, estimate)
     except InvalidRequestError:
         raise
     except LlmSpecError:  # it does not know the call, or cannot be reached now
@@ -27,7 +27,7 @@ async def count_tokens(target: LlmProvider, request: ChatRequest) -> int:
     return estimate if counted is None else counted
 
 
-async def _count_tokens_exactly(target: LlmProvider, request: ChatRequest, estimate: int) -> int | None:
+async def _count_request_tokens_exactly(target: LlmProvider, request: ChatRequest, estimate: int) -> int | None:
     if isinstance(target, InputTokenCounting):
         return await target.count_input_tokens(request)
     model, endpoint = target.capabilities.token_model, target.capabilities.token_endpoint

@@ -31,21 +31,21 @@ class UsageLedger:
             os.ftruncate(file, num_bytes)
         self._array = memoryview(mmap.mmap(-1 if file is None else file, num_bytes)).cast("d")
 
-    def get_total(self, client: int, column: int) -> float:
+    def sum_over_workers(self, client: int, column: int) -> float:
         """The sum over all workers."""
-        return sum(self._array[self._get_offset(worker, client, column)] for worker in range(self.num_workers))
+        return sum(self._array[self._get_cell_offset(worker, client, column)] for worker in range(self.num_workers))
 
-    def add(self, worker: int, client: int, column: int, value: float) -> None:
+    def add_usage(self, worker: int, client: int, column: int, value: float) -> None:
         """Count for one worker."""
-        self._array[self._get_offset(worker, client, column)] += value
+        self._array[self._get_cell_offset(worker, client, column)] += value
 
     def settle_dead_worker(self, worker: int) -> None:
         """A worker that begins has no request open, whatever the one before it left; what that one held is spent."""
         for client in range(self.num_clients):
-            self._array[self._get_offset(worker, client, OPEN_COLUMN)] = 0.0
+            self._array[self._get_cell_offset(worker, client, OPEN_COLUMN)] = 0.0
             for spent, held in SPENT_AND_RESERVED_COLUMNS:
-                self.add(worker, client, spent, self._array[self._get_offset(worker, client, held)])
-                self._array[self._get_offset(worker, client, held)] = 0.0
+                self.add_usage(worker, client, spent, self._array[self._get_cell_offset(worker, client, held)])
+                self._array[self._get_cell_offset(worker, client, held)] = 0.0
 
-    def _get_offset(self, worker: int, client: int, column: int) -> int:
+    def _get_cell_offset(self, worker: int, client: int, column: int) -> int:
         return (worker * self.num_clients + client) * _NUM_COLUMNS + column

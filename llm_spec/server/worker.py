@@ -13,14 +13,14 @@ from llm_spec.server.app import Server
 from llm_spec.server.config import ServerConfig
 from llm_spec.server.metrics import use_worker_metrics_files
 from llm_spec.server.usage_ledger import UsageLedger
-from llm_spec.server.worker_process import READY, send_report
+from llm_spec.server.worker_process import READY, send_worker_report
 
-__all__ = ["run_worker"]
+__all__ = ["run_server_worker"]
 
 _GC_THRESHOLD: Final = 20_000  # objects more than before; at the default 700 every other request would look for cycles
 
 
-def run_worker(
+def run_server_worker(
     config: ServerConfig, sock: socket.socket, ledger: UsageLedger, worker: int, channel: socket.socket
 ) -> None:
     """Serve until SIGINT, SIGTERM or the end of the supervisor, which `channel` leads to; tell it once this serves."""
@@ -35,7 +35,7 @@ def run_worker(
             gc.collect()
             gc.freeze()  # what is here by now stays: it need not be looked through again and again
             gc.set_threshold(_GC_THRESHOLD)
-            send_report(channel, READY)
+            send_worker_report(channel, READY)
             await ended.wait()
 
     use_worker_metrics_files(worker)

@@ -16,7 +16,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Final
 
-__all__ = ["READY", "WorkerProcess", "WorkerProgram", "format_program", "read_channel", "send_report"]
+__all__ = [
+    "READY",
+    "WorkerProcess",
+    "WorkerProgram",
+    "build_python_program_options",
+    "read_worker_channel",
+    "send_worker_report",
+]
 
 READY: Final = ""  # what a worker reports once it serves; any other text says why it cannot
 _END_OF_REPORT: Final = b"\0"
@@ -26,7 +33,7 @@ _PROGRAM: Final = (
 )
 
 
-def format_program(number: int) -> list[str]:
+def build_python_program_options(number: int) -> list[str]:
     """Options of Python for a program that a file descriptor holds: pickled, its `sys.path` and a function.
 
     The function is called with the file, to read on, and with the descriptor.
@@ -34,12 +41,12 @@ def format_program(number: int) -> list[str]:
     return ["-P", "-c", _PROGRAM.format(number=number)]
 
 
-def send_report(channel: socket.socket, report: str) -> None:
+def send_worker_report(channel: socket.socket, report: str) -> None:
     """Tell the supervisor, from a worker, that this one serves (`READY`), or why it cannot."""
     channel.sendall(report.encode() + _END_OF_REPORT)
 
 
-def read_channel(channel: int) -> bytes:
+def read_worker_channel(channel: int) -> bytes:
     """What has come from a worker; nothing once it has ended."""
     try:
         return os.read(channel, 65536)
@@ -57,7 +64,7 @@ class WorkerProgram:
         self._command = command[: command.index("-c")]  # the interpreter of this process, with its options
         preparation = spawn.get_preparation_data("llm-spec")
         del preparation["authkey"]  # it may not be pickled
-        parts = (sys.path, _run_target, preparation, (target, arguments, inherited))
+        parts = (sys.path, _run_worker_target, preparation, (target, arguments, inherited))
         self._pickled = b"".join(map(pickle.dumps, parts))
         for number in inherited:
             os.set_inheritable(number, True)
@@ -67,7 +74,7 @@ class WorkerProgram:
         ours, theirs = socket.socketpair()
         with theirs, _ignore_interrupts():
             theirs.set_inheritable(True)
-            command = [*self._command, *format_program(theirs.fileno()), f"llm-spec-worker-{worker}"]
+            command = [*self._command, *build_python_program_options(theirs.fileno()), f"llm-spec-worker-{worker}"]
             no_input = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
             pid = os.posix_spawn(command[0], command, os.environ, file_actions=[no_input])
         with suppress(ConnectionError):  # it has died, which the end of the channel tells
@@ -100,7 +107,7 @@ class WorkerProcess:
         os.close(self.channel)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
-    def restart(self, pid: int, channel: int) -> None:
+    def set_new_process(self, pid: int, channel: int) -> None:
         """It is another process from now on."""
         self.pid, self.channel = pid, channel
         self.started_s = time.monotonic()
@@ -109,7 +116,7 @@ class WorkerProcess:
         self._unread = b""
 
 
-def _run_target(file: BinaryIO, number: int) -> None:
+def _run_worker_target(file: BinaryIO, number: int) -> None:
     """In a worker: do what the supervisor says."""
     from multiprocessing.spawn import prepare  # here: the supervisor needs none
 

@@ -96,7 +96,7 @@ class MessagesClient:
             failed = self._given_loop.explain_loop_error(error) or self._convert_error(error, sending=True)
         raise failed
 
-    async def count_tokens(self, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> int:
+    async def count_request_tokens(self, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> int:
         """How many tokens a request has, as the server counts them."""
         client = await self._get_client()
         try:

@@ -89,7 +89,7 @@ class AnthropicProvider:
     async def count_input_tokens(self, request: ChatRequest) -> int:
         body = build_request_body(request, self._model)
         betas = body.pop("betas", None) or ()
-        return await self._client.count_tokens(
+        return await self._client.count_request_tokens(
             {name: body[name] for name in _COUNT_REQUEST_FIELDS if name in body}, betas=betas
         )
 

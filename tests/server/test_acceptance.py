@@ -11,7 +11,7 @@ from support.serving import Asking, ask, remote, serving
 
 from llm_spec import Round, SpeculativeConfig, SpeculativeDecoder, SpeculativeStats
 from llm_spec.server import KeyConfig, ModelConfig
-from llm_spec.server.acceptance import describe_acceptance
+from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.testing import RuleBasedProvider
 from llm_spec.testing.server import ModelServer
 
@@ -107,8 +107,8 @@ async def test_predicted_outputs_tell_none() -> None:
     plain = await SpeculativeDecoder(None, RuleBasedProvider()).decode("Hi")
     rounds = (Round(index=0, num_draft_tokens=3, num_accepted_tokens=2, num_emitted_tokens=4),)
     predicted = replace(plain, rounds=rounds, stats=SpeculativeStats.from_rounds(rounds), strategy="predict")
-    assert describe_acceptance(predicted) == {}
-    acceptance = describe_acceptance(replace(predicted, strategy="race"))["metrics"]["speculative_decoding"]
+    assert build_acceptance_fields(predicted) == {}
+    acceptance = build_acceptance_fields(replace(predicted, strategy="race"))["metrics"]["speculative_decoding"]
     assert acceptance["acceptance_histogram"] == [0, 0, 1, 0]
 
 

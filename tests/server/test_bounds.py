@@ -12,8 +12,8 @@ from support.serving import ask, remote, serving
 from llm_spec import ConfigError, SpeculativeConfig
 from llm_spec.errors import InvalidRequestError
 from llm_spec.server import KeyConfig, ModelConfig, ServerConfig
-from llm_spec.server.clients import Client
-from llm_spec.server.problems import redact_server_details, to_problem
+from llm_spec.server.clients import ApiClient
+from llm_spec.server.problems import convert_error_to_problem, redact_server_details
 from llm_spec.server.relay import ChunkMerger
 from llm_spec.telemetry import RequestLogContext
 from llm_spec.testing.server import ModelServer, ServerLatency
@@ -50,14 +50,14 @@ async def test_who_leaves_pays_for_what_came(number: int, monkeypatch: pytest.Mo
     """A client that goes away in the middle has used tokens, whether its answer is one or several."""
     spent: list[int] = []
     keys = {"alice": KeyConfig(key=KEY, max_tokens=100_000)}
-    original = Client.can_use_model
+    original = ApiClient.can_use_model
 
-    def watched(client: Client, model: str) -> bool:
+    def watched(client: ApiClient, model: str) -> bool:
         if client.budget is not None:
             spent.append(client.budget.spent_tokens)
         return original(client, model)
 
-    monkeypatch.setattr(Client, "can_use_model", watched)
+    monkeypatch.setattr(ApiClient, "can_use_model", watched)
     async with (
         ModelServer(WORDS, latency=ServerLatency(token_s=0.01)) as upstream,
         serving(remote(upstream.url), keys=keys) as server,
@@ -122,7 +122,7 @@ def test_a_long_error_takes_no_time() -> None:
     """What quotes a client is cut, and searched in no more than linear time."""
     for text in ("(aError: " * 100_000, " at https://" * 100_000, "(aError: (" * 100_000):
         started_s = time.process_time()
-        problem = to_problem(InvalidRequestError(f"role is {text!r}"))
+        problem = convert_error_to_problem(InvalidRequestError(f"role is {text!r}"))
         assert time.process_time() - started_s < 30.0  # in quadratic time each takes minutes
         assert len(problem.message) < 1100
     assert (
@@ -136,7 +136,7 @@ def test_choices_in_any_order(choices: list[int]) -> None:
     """A chunk's choices go where their index says."""
     merger = ChunkMerger()
     merger.add_chunk({"choices": [{"index": index, "text": f"text {index}"} for index in choices]})
-    whole = merger.build_body(answer_id="a", model="m", kind="text_completion")
+    whole = merger.build_response_body(answer_id="a", model="m", kind="text_completion")
     assert [choice["text"] for choice in whole["choices"]] == ["text 0", "text 1"]
 
 

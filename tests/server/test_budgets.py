@@ -42,8 +42,8 @@ async def ask_at_once(upstream: ModelServer, num_workers: int, **fields: Any) ->
         finally:
             for server in servers:
                 await server.__aexit__()
-    assert [ledger.get_total(0, column) for column in (2, 3, 4)] == [0, 0, 0], "nothing is held or open any more"
-    return statuses, int(ledger.get_total(0, 0))
+    assert [ledger.sum_over_workers(0, column) for column in (2, 3, 4)] == [0, 0, 0], "nothing is held or open any more"
+    return statuses, int(ledger.sum_over_workers(0, 0))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

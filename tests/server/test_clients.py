@@ -12,8 +12,8 @@ from support.serving import ENDPOINTS, HANGS_S, RULES, ask, check_error, remote,
 
 from llm_spec.server import KeyConfig
 from llm_spec.server import clients as clients_module
-from llm_spec.server.clients import Client, Clients
-from llm_spec.server.problems import Problem
+from llm_spec.server.clients import ApiClient, ClientRegistry
+from llm_spec.server.problems import HttpProblem
 from llm_spec.server.usage_ledger import UsageLedger
 from llm_spec.testing.server import ModelServer, ServerLatency
 
@@ -142,13 +142,13 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
         return hmac.compare_digest(known, given)
 
     monkeypatch.setattr(clients_module, "hmac", type("Hmac", (), {"compare_digest": staticmethod(compare)}))
-    clients = Clients({"ann": ANN, "bob": BOB}, UsageLedger(1, 2), 0)
+    clients = ClientRegistry({"ann": ANN, "bob": BOB}, UsageLedger(1, 2), 0)
     for given in (ANN.key, BOB.key, "x", "secret-of-ann-and-more"):
         compared.clear()
         if given in (ANN.key, BOB.key):
             clients.authenticate({"x-api-key": given})
         else:
-            with pytest.raises(Problem):
+            with pytest.raises(HttpProblem):
                 clients.authenticate({"x-api-key": given})
         assert len(compared) == 2
         assert {len(part) for pair in compared for part in pair} == {32}
@@ -161,7 +161,9 @@ def test_workers_count_together() -> None:
     """What one worker counted, all see; each writes its own rows."""
     ledger = UsageLedger(2, 2)
     keys = {"ann": KeyConfig(key="secret-of-ann", max_concurrent=2, max_tokens=100), "bob": BOB}
-    first, second = (Clients(keys, ledger, worker).authenticate({"x-api-key": "secret-of-ann"}) for worker in (0, 1))
+    first, second = (
+        ClientRegistry(keys, ledger, worker).authenticate({"x-api-key": "secret-of-ann"}) for worker in (0, 1)
+    )
     assert first.budget is not None
     assert second.budget is not None
     first.budget.spend(60, 0.0)
@@ -170,7 +172,7 @@ def test_workers_count_together() -> None:
     assert first.budget.max_affordable_tokens(1, None) == 0
     first.take_request_place()
     second.take_request_place()
-    with pytest.raises(Problem):
+    with pytest.raises(HttpProblem):
         first.take_request_place()
     second.end_request()
     first.take_request_place()
@@ -185,19 +187,21 @@ def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
         """Between a count and what follows from it, the other worker is asked."""
 
         def get_total(self, client: int, column: int) -> float:
-            counted, others[:], waiting = super().get_total(client, column), [], list(others)
+            counted, others[:], waiting = super().sum_over_workers(client, column), [], list(others)
             for other in waiting:
                 enter(other)
             return counted
 
-    def enter(client: Client) -> None:
+    def enter(client: ApiClient) -> None:
         nonlocal let_in
-        with contextlib.suppress(Problem):
+        with contextlib.suppress(HttpProblem):
             client.take_request_place()
             let_in += 1
 
     ledger = Busy(2, 1)
-    first, second = (Clients(keys, ledger, worker).authenticate({"x-api-key": "secret-of-ann"}) for worker in (0, 1))
+    first, second = (
+        ClientRegistry(keys, ledger, worker).authenticate({"x-api-key": "secret-of-ann"}) for worker in (0, 1)
+    )
     others = [second]
     enter(first)
     assert let_in == 1
@@ -209,7 +213,7 @@ def test_a_worker_that_died_leaves_no_request_open() -> None:
     """One that begins in its place forgets what was open, keeps what was spent, and counts as spent what was held."""
     ledger = UsageLedger(2, 1)
     keys = {"ann": KeyConfig(key="secret-of-ann", max_concurrent=1, max_tokens=100)}
-    client = Clients(keys, ledger, 0).authenticate({"x-api-key": "secret-of-ann"})
+    client = ClientRegistry(keys, ledger, 0).authenticate({"x-api-key": "secret-of-ann"})
     assert client.budget is not None
     client.budget.spend(60, 0.0)
     assert client.budget.reserve(30, 0.0)

@@ -149,17 +149,17 @@ async def test_without_keys_only_a_loopback_address_is_bound(host: str) -> None:
     """Nobody on the network may ask without a key, whichever way the server is begun."""
     config = ServerConfig(models={"fast": ModelConfig(target="rules:any")}, host=host, port=0)
     with pytest.raises(ConfigError, match="no keys"):
-        config.check_address()
+        config.check_address_is_protected()
     with pytest.raises(ConfigError, match="no keys"):
         Server(config)
     keys = {"ann": KeyConfig(key="secret-of-ann")}
-    ServerConfig(models=config.models, host=host, port=0, keys=keys).check_address()
+    ServerConfig(models=config.models, host=host, port=0, keys=keys).check_address_is_protected()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_a_loopback_address_needs_no_key(host: str) -> None:
     """Those that only this machine can reach."""
-    ServerConfig(models={"fast": ModelConfig(target="rules:any")}, host=host).check_address()
+    ServerConfig(models={"fast": ModelConfig(target="rules:any")}, host=host).check_address_is_protected()
 
 
 def test_without_a_config_the_builtin_pair_is_served() -> None:

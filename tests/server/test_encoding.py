@@ -9,8 +9,8 @@ from support.serving import frames_of
 
 from llm_spec import ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta, Usage
 from llm_spec.json_text import dumps
-from llm_spec.server.apis import APIS, AnswerContext
-from llm_spec.server.encoding import build_metric_headers, describe_result_for_client, get_finish_reason
+from llm_spec.server.apis import APIS, AnswerEncodingContext
+from llm_spec.server.encoding import build_figure_headers, describe_result_for_client, get_finish_reason
 from llm_spec.server.request_fields import ParsedRequest
 from llm_spec.testing import RuleBasedProvider
 
@@ -23,13 +23,13 @@ async def result() -> SpeculativeResult:
 def test_a_speedup_is_told_where_it_was_measured(result: SpeculativeResult) -> None:
     """With a plain run beside it an answer says how much faster it was; without one it does not guess."""
     measured = replace(result, plain_s=result.timings.total_s * 2)
-    assert float(build_metric_headers(measured, 0.0)["x-llm-spec-speedup"]) == pytest.approx(2.0)
-    assert "x-llm-spec-speedup" not in build_metric_headers(result, 0.0)
+    assert float(build_figure_headers(measured, 0.0)["x-llm-spec-speedup"]) == pytest.approx(2.0)
+    assert "x-llm-spec-speedup" not in build_figure_headers(result, 0.0)
 
 
 def test_overhead_is_in_milliseconds(result: SpeculativeResult) -> None:
     """The unit is the one in the header's name."""
-    assert build_metric_headers(result, 0.0125)["x-llm-spec-overhead-ms"] == "12.500"
+    assert build_figure_headers(result, 0.0125)["x-llm-spec-overhead-ms"] == "12.500"
 
 
 def test_figures_tell_no_text_and_no_address(result: SpeculativeResult) -> None:
@@ -52,7 +52,7 @@ def test_calls_that_are_written_at_the_same_time(path: str, result: SpeculativeR
     """Pieces that alternate become one block or item for each call, with its name, and none is torn apart."""
     asked = ParsedRequest(model="m", request=ChatRequest.create("q"))
     create_encoder = APIS[path].create_encoder(
-        asked, AnswerContext(answer_id="a", model="m", trace=False, started_s=0.0)
+        asked, AnswerEncodingContext(answer_id="a", model="m", trace=False, started_s=0.0)
     )
     pieces = [ToolCallDelta(n, f"call_{n}", f"tool_{n}") for n in (0, 1)]
     pieces += [ToolCallDelta(n, arguments=text) for text in ('{"x": ', "1}") for n in (0, 1)]
@@ -97,7 +97,7 @@ def test_usage_is_that_of_the_prompt_and_the_answer(
         output_tokens=97,
         cancelled_output_tokens=37,
     )
-    context = AnswerContext(answer_id="a", model="m", trace=False, started_s=0.0)
+    context = AnswerEncodingContext(answer_id="a", model="m", trace=False, started_s=0.0)
     parsed = ParsedRequest(model="m", request=ChatRequest.create("q"))
     sent = APIS[path].build_body([replace(result, usage=usage)], [parsed], context)["usage"]
     num_input, num_output, details = names

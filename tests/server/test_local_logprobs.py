@@ -15,7 +15,7 @@ from llm_spec import TokenLogprob, open_provider
 from llm_spec.chat import ChatRequest
 from llm_spec.openai_logprobs import describe_logprobs
 from llm_spec.server import ModelConfig
-from llm_spec.server.logprobs import CompletionLogprobs
+from llm_spec.server.logprobs import CompletionLogprobsBuilder
 
 TARGET: Final = open_provider("builtin:target")
 MODELS: Final = ("plain", "drafted")
@@ -104,7 +104,7 @@ async def test_completions(client: openai.AsyncOpenAI, model: str) -> None:
     [choice] = whole.choices
     told = choice.logprobs
     assert told is not None
-    check_told(told.model_dump(), CompletionLogprobs().build_next(await told_by_provider(2, raw=True)), model)
+    check_told(told.model_dump(), CompletionLogprobsBuilder().build_next(await told_by_provider(2, raw=True)), model)
     assert "".join(told.tokens or ()) == choice.text
     assert all(choice.text[i:].startswith(t) for i, t in zip(told.text_offset or (), told.tokens or (), strict=True))
     assert all(token in top for token, top in zip(told.tokens or (), told.top_logprobs or (), strict=True))
@@ -186,7 +186,7 @@ def test_what_is_impossible_has_openais_number() -> None:
     """JSON has no infinity."""
     told = [TokenLogprob("a", float("-inf"), b"a")]
     assert describe_logprobs(told)[0]["logprob"] == -9999.0
-    completion = CompletionLogprobs().build_next(told)
+    completion = CompletionLogprobsBuilder().build_next(told)
     assert completion is not None
     assert completion["token_logprobs"] == [-9999.0]
 
@@ -194,6 +194,6 @@ def test_what_is_impossible_has_openais_number() -> None:
 def test_offsets_count_characters() -> None:
     """A character of several tokens counts where it ends."""
     pieces = [b"a", b"\xc3", b"\xa9", b"b"]
-    told = CompletionLogprobs().build_next([TokenLogprob(p.decode(errors="replace"), -1.0, p) for p in pieces])
+    told = CompletionLogprobsBuilder().build_next([TokenLogprob(p.decode(errors="replace"), -1.0, p) for p in pieces])
     assert told is not None
     assert told["text_offset"] == [0, 1, 1, 2]

@@ -11,7 +11,7 @@ from support.serving import RULES, Asking, ask, remote, serving
 
 from llm_spec import RetryPolicy, SpeculativeConfig, SpeculativeDecoder, Usage
 from llm_spec.server import ModelConfig
-from llm_spec.server.metrics import Metrics
+from llm_spec.server.metrics import ServerMetrics
 from llm_spec.testing import RuleBasedProvider
 from llm_spec.testing.server import ModelServer, ServerFaults
 
@@ -74,11 +74,11 @@ async def test_times_are_told() -> None:
 
 async def test_times_and_tokens_are_those_of_a_client() -> None:
     """Times begin with the request, before the target is called; `answer` counts no token that was thrown away."""
-    metrics = Metrics()
+    metrics = ServerMetrics()
     result = await SpeculativeDecoder(None, RuleBasedProvider()).decode("Hi")
     usage = Usage(input_tokens=9, output_tokens=97, cancelled_output_tokens=37)
     metrics.count_answer("fast", replace(result, usage=usage), 5.0)
-    text = metrics.render([], cast("Any", [SimpleNamespace(name="fast")])).decode()
+    text = metrics.render_prometheus_text([], cast("Any", [SimpleNamespace(name="fast")])).decode()
     samples = {name + labels: float(value) for name, labels, value in SAMPLE.findall(text)}
     assert 5.0 < samples['llm_spec_first_text_seconds_sum{model="fast"}'] < 10.0
     assert 5.0 < samples['llm_spec_answer_seconds_sum{model="fast"}'] < 10.0

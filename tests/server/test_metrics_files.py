@@ -14,9 +14,9 @@ import pytest
 from support.serving import RULES
 
 from llm_spec.server import ServerConfig
-from llm_spec.server.metrics import Metrics
+from llm_spec.server.metrics import ServerMetrics
 from llm_spec.server.metrics_files import FOLDER_VARIABLE, clear_worker_gauges, create_metrics_folder
-from llm_spec.server.problems import Problem
+from llm_spec.server.problems import HttpProblem
 
 NAMES = [f"{'ünï' * 30}-{number}" for number in range(20)]
 
@@ -24,14 +24,14 @@ NAMES = [f"{'ünï' * 30}-{number}" for number in range(20)]
 COUNTING = """
 import asyncio, json, sys
 from llm_spec.server.apis import APIS
-from llm_spec.server.metrics import Metrics, _ModelMetrics, use_worker_metrics_files
+from llm_spec.server.metrics import ServerMetrics, _ModelMetrics, use_worker_metrics_files
 from typing import get_args
 from llm_spec.config import BuiltinStrategyName
 
 use_worker_metrics_files(1)
 
 async def main():
-    metrics = Metrics(num_workers=2)
+    metrics = ServerMetrics(num_workers=2)
     for status in range(400, 600):
         metrics.errors.labels(str(status)).inc()
     for name in json.load(sys.stdin):
@@ -44,7 +44,7 @@ async def main():
         for role in ("target", "draft"):
             metrics._breaker_open.labels(name, role).set(1)
     metrics.set_open_requests(7)
-    print(metrics.render([], []).decode())
+    print(metrics.render_prometheus_text([], []).decode())
 
 asyncio.run(main())
 """
@@ -82,10 +82,10 @@ async def test_without_room_there_are_none(monkeypatch: pytest.MonkeyPatch, wher
     monkeypatch.setattr(where, fail)
     with create_metrics_folder(ServerConfig(models={"fast": RULES}, workers=2)):
         assert FOLDER_VARIABLE not in os.environ
-        metrics = Metrics(num_workers=2)
+        metrics = ServerMetrics(num_workers=2)
         metrics.errors.labels("400").inc()
-        with pytest.raises(Problem, match="disk was full") as caught:
-            metrics.render([], [])
+        with pytest.raises(HttpProblem, match="disk was full") as caught:
+            metrics.render_prometheus_text([], [])
     assert caught.value.status == 503
 
 

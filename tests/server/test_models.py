@@ -19,7 +19,7 @@ from llm_spec import (
 )
 from llm_spec.config import StrategyName
 from llm_spec.server import KeyConfig, ModelConfig
-from llm_spec.server.clients import Client, Clients
+from llm_spec.server.clients import ApiClient, ClientRegistry
 from llm_spec.server.models import MAX_CLIENTS, ServedModel
 from llm_spec.server.usage_ledger import UsageLedger
 from llm_spec.testing import LocalProvider, TableModel
@@ -29,9 +29,9 @@ SUFFIX: Final = SuffixDraft(min_match=16)
 PROMPT: Final = "go: the quick"
 
 
-def clients(number: int) -> list[Client]:
+def clients(number: int) -> list[ApiClient]:
     keys = {f"client{index}": KeyConfig(key=f"key-of-client-{index}") for index in range(number)}
-    found = Clients(keys, UsageLedger(1, number), 0)
+    found = ClientRegistry(keys, UsageLedger(1, number), 0)
     return [found.authenticate({"x-api-key": key.key}) for key in keys.values()]
 
 
@@ -41,7 +41,7 @@ def served(draft: DraftProvider) -> ServedModel:
     return ServedModel("fast", config, LocalProvider(TableModel(TEXT)), draft)
 
 
-async def num_drafted(model: ServedModel, client: Client, strategy: str | None = None) -> int:
+async def num_drafted(model: ServedModel, client: ApiClient, strategy: str | None = None) -> int:
     """Tokens drafted for an answer that repeats no 16 characters of its own."""
     result = await model.get_decoder(client, strategy).decode(PROMPT, max_tokens=40, temperature=0)
     return result.stats.num_draft_tokens

@@ -13,7 +13,7 @@ from llm_spec import (
     TransientError,
     UnsupportedError,
 )
-from llm_spec.server.problems import Problem, redact_server_details, to_problem
+from llm_spec.server.problems import HttpProblem, convert_error_to_problem, redact_server_details
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ from llm_spec.server.problems import Problem, redact_server_details, to_problem
 )
 def test_every_error_has_its_status(error: Exception, status: int, is_final: bool) -> None:
     """The status says whose fault it is, and x-should-retry whether asking again was tried already."""
-    problem = to_problem(error)
+    problem = convert_error_to_problem(error)
     assert problem.status == status
-    assert (problem.headers.get("x-should-retry") == "false") is is_final
+    assert (problem.retry_headers.get("x-should-retry") == "false") is is_final
     assert set(problem.to_openai()["error"]) == {"message", "type", "param", "code"}
     told = problem.to_anthropic()["error"]
     assert told.get("details", {}).get("error_code") == problem.code
@@ -46,14 +46,14 @@ def test_every_error_has_its_status(error: Exception, status: int, is_final: boo
 
 def test_a_mistake_of_ones_own_is_not_explained() -> None:
     """What an unexpected error says may quote anything: clients hear nothing of it."""
-    assert "prompt" not in to_problem(RuntimeError("the prompt")).message
+    assert "prompt" not in convert_error_to_problem(RuntimeError("the prompt")).message
 
 
 @pytest.mark.parametrize(("wait_s", "header"), [(0.0, "1"), (0.2, "1"), (7.0, "7"), (7.1, "8"), (None, None)])
 def test_the_wait_is_passed_on_in_whole_seconds(wait_s: float | None, header: str | None) -> None:
     """`Retry-After` has no fractions (RFC 9110), and never says now."""
-    problem = to_problem(TransientError("busy", status=429, retry_after_s=wait_s))
-    assert problem.headers.get("Retry-After") == header
+    problem = convert_error_to_problem(TransientError("busy", status=429, retry_after_s=wait_s))
+    assert problem.retry_headers.get("Retry-After") == header
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_wait_is_passed_on_in_whole_seconds(wait_s: float | None, header: st
 )
 def test_the_field_is_read_from_the_message(message: str, param: str | None) -> None:
     """A message that begins with a field names it in `param` as well."""
-    assert to_problem(InvalidRequestError(message)).param == param
+    assert convert_error_to_problem(InvalidRequestError(message)).param == param
 
 
 @pytest.mark.parametrize(
@@ -100,17 +100,17 @@ def test_no_address_is_told(message: str, told: str) -> None:
 
 def test_a_problem_is_what_it_is() -> None:
     """A problem that was raised here is reported unchanged."""
-    problem = Problem(404, "not here")
-    assert to_problem(problem) is problem
+    problem = HttpProblem(404, "not here")
+    assert convert_error_to_problem(problem) is problem
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 413, 429, 500, 502, 503, 504])
 def test_every_status_has_a_type(status: int) -> None:
     """Both APIs' clients look at the type."""
-    assert Problem(status, "x").type.endswith(("_error", "_too_large"))
+    assert HttpProblem(status, "x").type.endswith(("_error", "_too_large"))
 
 
 def test_what_a_server_says_of_a_request_is_told() -> None:
     """It is for who sent it, whatever words it begins with."""
     message = "m at http://a/v1 answered 400: ValueError: n must be 1"
-    assert to_problem(InvalidRequestError(message)).message == "m answered 400: ValueError: n must be 1"
+    assert convert_error_to_problem(InvalidRequestError(message)).message == "m answered 400: ValueError: n must be 1"

@@ -145,7 +145,7 @@ def test_calls_are_put_together() -> None:
     ):
         merger.add_chunk({"choices": [{"index": 0, "delta": {"tool_calls": calls}}]})
     merger.add_chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
-    (choice,) = merger.build_body(answer_id="x", model="m", kind="chat.completion")["choices"]
+    (choice,) = merger.build_response_body(answer_id="x", model="m", kind="chat.completion")["choices"]
     told = [
         (call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in choice["message"]["tool_calls"]

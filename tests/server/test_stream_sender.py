@@ -39,7 +39,7 @@ async def test_what_is_put_is_sent_in_order() -> None:
     """All of it has been sent when the context is left."""
     reader = Reader()
     box = sender(reader)
-    async with box.run():
+    async with box.run_sender_task():
         for number in range(100):
             box.put(b"%d " % number)
             if number % 7 == 0:
@@ -51,7 +51,7 @@ async def test_what_comes_together_goes_out_together() -> None:
     """Pieces put in one turn of the loop are one write."""
     reader = Reader()
     box = sender(reader)
-    async with box.run():
+    async with box.run_sender_task():
         for _ in range(50):
             box.put(b"x")
     assert reader.taken == [b"x" * 50]
@@ -62,7 +62,7 @@ async def test_nothing_follows_the_end(late: bool) -> None:
     """Leaving sends no sign of life, whether the sender is idle or not."""
     reader = Reader()
     box = sender(reader)
-    async with box.run():
+    async with box.run_sender_task():
         box.put(b"end")
         if late:
             for _ in range(5):
@@ -74,7 +74,7 @@ async def test_an_empty_piece_is_nothing() -> None:
     """An event that has no bytes is not sent, and wakes nobody."""
     reader = Reader()
     box = sender(reader)
-    async with box.run():
+    async with box.run_sender_task():
         box.put(b"")
         await asyncio.sleep(0)
         box.put(b"")
@@ -87,7 +87,7 @@ def test_a_pause_is_bridged() -> None:
     async def run() -> list[bytes]:
         reader = Reader()
         box = sender(reader, keep_alive_s=10.0)
-        async with box.run():
+        async with box.run_sender_task():
             await asyncio.sleep(9.0)
             box.put(b"a")
             await asyncio.sleep(9.0)
@@ -113,7 +113,7 @@ async def test_a_slow_reader_holds_up_the_writer() -> None:
             if box.is_full:
                 await box.wait_for_room()
 
-    async with box.run():
+    async with box.run_sender_task():
         writing = asyncio.create_task(write())
         for _ in range(20):
             await asyncio.sleep(0)
@@ -128,7 +128,7 @@ async def test_a_slow_reader_holds_up_the_writer() -> None:
 async def test_a_quick_reader_leaves_room() -> None:
     """There is room at once where everything has been taken."""
     box = sender(Reader())
-    async with box.run():
+    async with box.run_sender_task():
         await box.wait_for_room()
         assert not box.is_full
 
@@ -139,7 +139,7 @@ async def test_a_reader_who_has_gone_is_told_to_the_writer() -> None:
     box = sender(reader)
 
     async def answer() -> None:
-        async with box.run():
+        async with box.run_sender_task():
             box.put(b"x" * 100_000)
             await asyncio.sleep(0)
             reader.error = ConnectionResetError("gone")
@@ -160,7 +160,7 @@ async def test_a_writer_in_no_hurry_hears_of_it_too() -> None:
     box = sender(reader)
 
     async def answer() -> None:
-        async with box.run():
+        async with box.run_sender_task():
             box.put(b"x")
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -177,7 +177,7 @@ async def test_a_reader_who_has_gone_is_told_at_the_end() -> None:
     reader.error = ConnectionResetError("gone")
     box = sender(reader)
     with pytest.raises(ConnectionResetError):
-        async with box.run():
+        async with box.run_sender_task():
             box.put(b"x")
 
 
@@ -189,7 +189,7 @@ def test_patience_ends() -> None:
         box = sender(reader, write_timeout_s=60.0)
 
         async def answer() -> None:
-            async with box.run():
+            async with box.run_sender_task():
                 box.put(b"x" * 100_000)
                 await asyncio.sleep(0)
                 box.put(b"x" * 100_000)
@@ -211,7 +211,7 @@ async def test_an_error_inside_ends_the_sending() -> None:
     before = asyncio.all_tasks()
 
     async def answer() -> None:
-        async with box.run():
+        async with box.run_sender_task():
             box.put(b"x")
             await asyncio.sleep(0)
             raise ValueError("mine")
@@ -227,7 +227,7 @@ async def test_cancellation_ends_the_sending() -> None:
     box = sender(reader)
 
     async def answer() -> None:
-        async with box.run():
+        async with box.run_sender_task():
             box.put(b"x")
             await asyncio.Event().wait()
 

@@ -11,7 +11,7 @@ from llm_spec import ChatRequest, InvalidRequestError, ToolCallDelta
 from llm_spec.server.chat_completions import parse_chat_request
 from llm_spec.server.relay import ChunkMerger, rewrite_chunk_for_client
 from llm_spec.server.request_fields import Json, ParsedRequest
-from llm_spec.server.responses_encoder import ResponsesEncoder
+from llm_spec.server.responses_encoder import ResponsesStreamEncoder
 from llm_spec.testing import RuleBasedProvider
 
 
@@ -86,16 +86,16 @@ def test_log_probabilities_have_both_lists() -> None:
     merger = ChunkMerger()
     merger.add_chunk(chunk)
     merger.add_chunk(chunk)
-    whole = merger.build_body(answer_id="x", model="fast", kind="chat.completion")
+    whole = merger.build_response_body(answer_id="x", model="fast", kind="chat.completion")
     assert whole["choices"][0]["logprobs"] == {"content": [token, token], "refusal": None}
 
 
 def test_a_streamed_call_of_responses_ends() -> None:
     """Every client of the responses API reads the call's name in the event that ends it."""
     asked = ParsedRequest(model="fast", request=read())
-    encoder = ResponsesEncoder(asked, answer_id="x", model="fast")
+    encoder = ResponsesStreamEncoder(asked, answer_id="x", model="fast")
     encoder.encode_event(ToolCallDelta(0, "call_0", "get_weather", "{}"))
-    told = [_data(line) for line in encoder._close_item().split(b"\n") if line.startswith(b"data: ")]
+    told = [_data(line) for line in encoder._close_output_item().split(b"\n") if line.startswith(b"data: ")]
     assert [event["type"] for event in told] == ["response.function_call_arguments.done", "response.output_item.done"]
     assert (told[0]["name"], told[0]["arguments"]) == ("get_weather", "{}")
 
