@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llm_spec_http import DIALECTS, HttpProvider
-from llm_spec_http.convert import PrefixStripper
+from llm_spec_http.convert import RepeatedPrefixStripper
 
 from llm_spec import (
     Capabilities,
@@ -128,7 +128,7 @@ def test_beginning_anew_is_seen_where_a_repeated_beginning_is_removed(pieces: li
     @asynccontextmanager
     async def stream(request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async def written() -> AsyncGenerator[StreamEvent]:
-            stripper = PrefixStripper(request.prefix)
+            stripper = RepeatedPrefixStripper(request.prefix)
             for piece in split_pieces(answer)[: request.max_tokens]:
                 yield TextDelta(stripper.push(piece))
             yield TextDelta(stripper.flush())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from llm_spec import ConfigError, MissingExtraError, ProviderEntry
-from llm_spec_anthropic.models import can_continue_prefix
+from llm_spec_anthropic.models import can_model_continue_prefix
 
 if TYPE_CHECKING:
     from llm_spec_anthropic.provider import AnthropicProvider
@@ -41,5 +41,5 @@ ANTHROPIC: Final = ProviderEntry(
     summary="Claude, through Anthropic's own SDK: anthropic:claude-haiku-5-5",
     requires=("anthropic",),
     install=_INSTALL,
-    features=lambda model: ("continue_prefix",) if can_continue_prefix(model) else (),
+    features=lambda model: ("continue_prefix",) if can_model_continue_prefix(model) else (),
 )

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from llm_spec import Finish, ReasoningDelta, ReasoningDetail, StreamEvent, TextDelta, ToolCallDelta, Usage
 from llm_spec.provider_kit import FinishReason, StoppedBy
 
-__all__ = ["AnswerReader"]
+__all__ = ["AnthropicAnswerReader"]
 
 _FINISH_REASONS: Final[Mapping[str, tuple[FinishReason, StoppedBy | None]]] = {
     "end_turn": ("stop", "eos"),
@@ -36,7 +36,7 @@ class _OpenToolCall:
     has_arguments: bool = False
 
 
-class AnswerReader:
+class AnthropicAnswerReader:
     """Reads the events of one answer, in order; what it does not know is passed over."""
 
     def __init__(self) -> None:
@@ -55,21 +55,21 @@ class AnswerReader:
             else Finish(self._finish_reason[0], self._build_usage(), self._finish_reason[1])
         )
 
-    def read(self, event: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def read_event(self, event: Mapping[str, Any]) -> Iterator[StreamEvent]:
         """Take one event in; give what it says."""
         match event.get("type"):
             case "message_start":
-                self._update_counts(_as_object_or_empty(_as_object_or_empty(event.get("message")).get("usage")))
+                self._update_token_counts(_as_object_or_empty(_as_object_or_empty(event.get("message")).get("usage")))
             case "content_block_start":
-                yield from self._start_block(event.get("index"), _as_object_or_empty(event.get("content_block")))
+                yield from self._read_block_start(event.get("index"), _as_object_or_empty(event.get("content_block")))
             case "content_block_delta":
-                yield from self._add_delta(event.get("index"), _as_object_or_empty(event.get("delta")))
+                yield from self._read_block_delta(event.get("index"), _as_object_or_empty(event.get("delta")))
             case "content_block_stop":
                 call = self._calls.get(event.get("index"))
                 if call is not None and not call.has_arguments:
                     yield ToolCallDelta(call.index, arguments=json.dumps(call.given_input))
             case "message_delta":
-                self._update_counts(_as_object_or_empty(event.get("usage")))
+                self._update_token_counts(_as_object_or_empty(event.get("usage")))
                 reason = _as_object_or_empty(event.get("delta")).get("stop_reason")
                 if reason is not None:
                     self._finish_reason = _FINISH_REASONS.get(str(reason), ("stop", None))
@@ -78,24 +78,24 @@ class AnswerReader:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _start_block(self, index: object, block: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _read_block_start(self, index: object, block: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if block.get("type") != "tool_use":
-            yield from self._convert_content(block)
+            yield from self._convert_content_piece(block)
             return
         call = _OpenToolCall(len(self._calls), _as_object_or_empty(block.get("input")))
         self._calls[index] = call
         yield ToolCallDelta(call.index, block.get("id"), block.get("name"))
 
-    def _add_delta(self, index: object, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _read_block_delta(self, index: object, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if delta.get("type") != "input_json_delta":
-            yield from self._convert_content(delta)
+            yield from self._convert_content_piece(delta)
             return
         call, piece = self._calls.get(index), delta.get("partial_json")
         if call is not None and isinstance(piece, str) and piece:
             call.has_arguments = True
             yield ToolCallDelta(call.index, arguments=piece)
 
-    def _convert_content(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _convert_content_piece(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
         """What a block's beginning or a delta says, if it is of those that are known."""
         match piece:
             case {"type": "text" | "text_delta", "text": str(text)} if text:
@@ -110,7 +110,7 @@ class AnswerReader:
             case _:
                 pass
 
-    def _update_counts(self, usage: Mapping[str, Any]) -> None:
+    def _update_token_counts(self, usage: Mapping[str, Any]) -> None:
         """Counts are totals: the last one given stands, 0 as well; one that is left out or null changes nothing.
 
         As in the SDK's own accumulation. After the context was compacted `message_delta` lowers what `message_start`

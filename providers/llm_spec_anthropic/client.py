@@ -1,4 +1,4 @@
-"""MessagesClient: streams of Anthropic's messages through its SDK, and their failures in this library's words.
+"""AnthropicMessagesClient: streams of Anthropic's messages through its SDK, and their failures in this library's words.
 
 The SDK is asked for events as JSON, not as its own objects (`cast_to=object`): bodies go out exactly as they were
 built, unknown fields and events are no matter, and nothing of the SDK can leak. Errors are raised outside of the
@@ -35,7 +35,7 @@ from llm_spec.provider_kit import (
     mask_secrets,
 )
 
-__all__ = ["MessagesClient", "SdkStream"]
+__all__ = ["AnthropicMessagesClient", "SdkStream"]
 
 _CONNECT_S: Final = 10.0
 _IDLE_S: Final = 120.0  # the longest silence between two pieces of an answer
@@ -60,7 +60,7 @@ _STREAM_END: Final = object()
 SdkStream = AsyncStream[object]
 
 
-class MessagesClient:
+class AnthropicMessagesClient:
     """Opens streams. `name` and the address are what errors tell; the key is in none of them.
 
     A `client` that is given stays the caller's, with its timeouts, but does not retry, and belongs to one event loop;
@@ -79,35 +79,37 @@ class MessagesClient:
         )
         self._secrets = [secret for secret in (self._sdk.api_key, self._sdk.auth_token) if secret]
 
-    async def open(self, stack: AsyncExitStack, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> SdkStream:
+    async def open_answer_stream(
+        self, stack: AsyncExitStack, body: Mapping[str, Any], *, betas: Sequence[str] = ()
+    ) -> SdkStream:
         """Send a request; its stream, once the status is good. It is closed by the stack."""
-        client = await self._get_client()
+        client = await self._get_loop_client()
         try:
             sending = client.post(
                 "/v1/messages",
                 body=body,
-                options=_build_request_options(betas),
+                options=_build_header_options(betas),
                 cast_to=object,
                 stream=True,
                 stream_cls=SdkStream,
             )
             return await stack.enter_async_context(await sending)
         except (TypeError, RuntimeError, *_SDK_ERRORS) as error:
-            failed = self._given_loop.explain_loop_error(error) or self._convert_error(error, sending=True)
+            failed = self._given_loop.explain_loop_error(error) or self._convert_sdk_error(error, sending=True)
         raise failed
 
     async def count_request_tokens(self, body: Mapping[str, Any], *, betas: Sequence[str] = ()) -> int:
         """How many tokens a request has, as the server counts them."""
-        client = await self._get_client()
+        client = await self._get_loop_client()
         try:
             path = "/v1/messages/count_tokens"
-            counted: object = await client.post(path, body=body, options=_build_request_options(betas), cast_to=object)
+            counted: object = await client.post(path, body=body, options=_build_header_options(betas), cast_to=object)
             return int(cast("Mapping[str, Any]", counted)["input_tokens"])
         except (KeyError, TypeError, RuntimeError, *_SDK_ERRORS) as error:
-            failed = self._given_loop.explain_loop_error(error) or self._convert_error(error)
+            failed = self._given_loop.explain_loop_error(error) or self._convert_sdk_error(error)
         raise failed
 
-    async def read_events(self, stream: SdkStream) -> AsyncGenerator[dict[str, Any]]:
+    async def read_stream_objects(self, stream: SdkStream) -> AsyncGenerator[dict[str, Any]]:
         """The JSON objects of a stream, up to `message_stop` or its end."""
         failed: LlmSpecError | None = None
         try:
@@ -119,7 +121,7 @@ class MessagesClient:
                 if event_object.get("type") == "message_stop":
                     break
         except _SDK_ERRORS as error:
-            failed = self._convert_error(error)
+            failed = self._convert_sdk_error(error)
         if failed is not None:
             raise failed
         with suppress(TimeoutError, *_SDK_ERRORS):
@@ -134,7 +136,7 @@ class MessagesClient:
         if self._loop_clients is not None:
             await self._loop_clients.aclose()
 
-    def format_message(self, what: str) -> str:
+    def format_error_message(self, what: str) -> str:
         """One line that names the model and where it is, without the key if the server repeats it."""
         address = str(self._sdk.base_url).rstrip("/")
         line = " ".join(f"{self._name} at {address} {what}".split())
@@ -142,7 +144,7 @@ class MessagesClient:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _get_client(self) -> AsyncAnthropic:
+    async def _get_loop_client(self) -> AsyncAnthropic:
         """The running loop's client."""
         if self._loop_clients is not None:
             return await self._loop_clients.get()
@@ -153,22 +155,22 @@ class MessagesClient:
         first, self._spare_client = self._spare_client, None
         return first or self._sdk.with_options(http_client=_create_http_client())
 
-    def _convert_error(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
+    def _convert_sdk_error(self, error: Exception, *, sending: bool = False) -> LlmSpecError:
         """What went wrong, as an error of this library."""
         if isinstance(error, APIStatusError):
             return self._convert_status_error(error)
         seen = error.__cause__ if isinstance(error, APIConnectionError) and error.__cause__ else error
         words = f"({type(seen).__name__}: {seen})"
         if isinstance(error, APITimeoutError | httpx2.TimeoutException | TimeoutError):
-            return TransientError(self.format_message(f"was silent for too long {words}"))
+            return TransientError(self.format_error_message(f"was silent for too long {words}"))
         if isinstance(seen, httpx2.ConnectError):
-            return TransientError(self.format_message(f"cannot be reached; check the address {words}"))
+            return TransientError(self.format_error_message(f"cannot be reached; check the address {words}"))
         if isinstance(error, APIConnectionError | httpx2.HTTPError | httpx2.StreamError | OSError):
-            return TransientError(self.format_message(f"broke the connection {words}"))
+            return TransientError(self.format_error_message(f"broke the connection {words}"))
         if sending and isinstance(error, TypeError | ValueError):
-            return InvalidRequestError(self.format_message(f"cannot be sent this request {words}"))
+            return InvalidRequestError(self.format_error_message(f"cannot be sent this request {words}"))
         what = "sent what is no JSON" if isinstance(error, ValueError) else "failed"
-        return TargetError(self.format_message(f"{what} {words}"))
+        return TargetError(self.format_error_message(f"{what} {words}"))
 
     def _convert_status_error(self, error: APIStatusError) -> LlmSpecError:
         """A status that is none of success, or an error inside a stream, whose status was."""
@@ -179,7 +181,7 @@ class MessagesClient:
         reported = cast("Mapping[str, Any]", body).get("error") if isinstance(body, dict) else None
         if error.response.is_success:
             status = _STATUS_OF_TYPE.get(str(error.type), 0)
-            line = self.format_message(f"reported an error: {error.type}: {words}")
+            line = self.format_error_message(f"reported an error: {error.type}: {words}")
             return make_status_error(status, {}, line, reported=reported)
         advice = {
             401: "; check the key (ANTHROPIC_API_KEY)",
@@ -187,11 +189,11 @@ class MessagesClient:
             404: "; check the model's name and the address",
         }.get(error.status_code, "")
         headers = {name.lower(): value for name, value in error.response.headers.items()}
-        line = self.format_message(f"answered {error.status_code}: {words}{advice}")
+        line = self.format_error_message(f"answered {error.status_code}: {words}{advice}")
         return make_status_error(error.status_code, headers, line, reported=reported)
 
 
-def _build_request_options(betas: Sequence[str]) -> RequestOptions:
+def _build_header_options(betas: Sequence[str]) -> RequestOptions:
     headers = {**get_session_headers(), **({"anthropic-beta": ",".join(betas)} if betas else {})}
     return {"headers": headers} if headers else {}
 

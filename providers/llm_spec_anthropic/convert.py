@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from llm_spec import ChatMessage, ChatRequest, InvalidRequestError, Sampling, ToolCall
 from llm_spec.provider_kit import ContentPart
-from llm_spec_anthropic.models import can_continue_prefix, get_default_max_tokens
+from llm_spec_anthropic.models import can_model_continue_prefix, get_default_max_tokens
 
 __all__ = ["Body", "build_request_body"]
 
@@ -37,7 +37,7 @@ def build_request_body(request: ChatRequest, model: str) -> Body:
 
     Raises InvalidRequestError for what Anthropic's messages cannot say.
     """
-    sampling = _check_sampling(request.sampling)
+    sampling = _check_sampling_is_supported(request.sampling)
     system, conversation = _split_system_messages(request.messages)
     body: Body = {
         "model": model,
@@ -46,13 +46,13 @@ def build_request_body(request: ChatRequest, model: str) -> Body:
         "stream": True,
     }
     optional: Body = {
-        "system": _build_system(system),
+        "system": _build_system_blocks(system),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "stop_sequences": list(request.stop) or None,
-        "tools": [_convert_tool(tool) for tool in request.tools] or None,
-        "tool_choice": _convert_tool_choice(request.tool_choice),
+        "tools": [_convert_tool_to_anthropic(tool) for tool in request.tools] or None,
+        "tool_choice": _convert_tool_choice_to_anthropic(request.tool_choice),
         "output_config": _build_output_config(request.response_format),
     }
     body |= {name: value for name, value in optional.items() if value is not None}
@@ -61,7 +61,7 @@ def build_request_body(request: ChatRequest, model: str) -> Body:
     if request.top_logprobs is not None:
         raise InvalidRequestError("top_logprobs is set; Anthropic's models tell no log-probabilities")
     if request.prefix:
-        body["messages"].append({"role": "assistant", "content": _check_prefix(request.prefix, model)})
+        body["messages"].append({"role": "assistant", "content": _check_prefix_is_supported(request.prefix, model)})
     extra = dict(request.extra)
     if "output_config" in body and isinstance(extra.get("output_config"), Mapping):
         extra["output_config"] = body["output_config"] | extra["output_config"]  # an effort leaves the format as it is
@@ -71,7 +71,7 @@ def build_request_body(request: ChatRequest, model: str) -> Body:
 # ---------------------------------------------------------------------------------------------- fields
 
 
-def _check_sampling(sampling: Sampling) -> Sampling:
+def _check_sampling_is_supported(sampling: Sampling) -> Sampling:
     for name, neutral in _NEUTRAL_SAMPLING.items():
         value = getattr(sampling, name)
         if value is not None and value != neutral:
@@ -79,8 +79,8 @@ def _check_sampling(sampling: Sampling) -> Sampling:
     return sampling
 
 
-def _check_prefix(prefix: str, model: str) -> str:
-    if not can_continue_prefix(model):
+def _check_prefix_is_supported(prefix: str, model: str) -> str:
+    if not can_model_continue_prefix(model):
         raise InvalidRequestError(f"prefix is set; {model} cannot continue an assistant's text (Claude up to 4.5 can)")
     if prefix != prefix.rstrip():
         raise InvalidRequestError(
@@ -89,7 +89,7 @@ def _check_prefix(prefix: str, model: str) -> str:
     return prefix
 
 
-def _convert_tool(tool: Mapping[str, Any]) -> Body:
+def _convert_tool_to_anthropic(tool: Mapping[str, Any]) -> Body:
     if tool.get("type") != "function":
         return dict(tool)
     function = _require_mapping(tool.get("function"), "tool 'function'")
@@ -100,7 +100,7 @@ def _convert_tool(tool: Mapping[str, Any]) -> Body:
     return {"name": function["name"], "input_schema": schema, **kept, **_copy_cache_control(tool)}
 
 
-def _convert_tool_choice(choice: str | Mapping[str, Any] | None) -> Body | None:
+def _convert_tool_choice_to_anthropic(choice: str | Mapping[str, Any] | None) -> Body | None:
     if choice is None:
         return None
     if isinstance(choice, Mapping):
@@ -133,17 +133,17 @@ def _split_system_messages(messages: Sequence[ChatMessage]) -> tuple[list[ChatMe
     system: list[ChatMessage] = []
     conversation: list[ChatMessage] = []
     for message in messages:
-        stays = message.role not in _SYSTEM_ROLES or (conversation and _is_native(message))
+        stays = message.role not in _SYSTEM_ROLES or (conversation and _is_native_anthropic_message(message))
         (conversation if stays else system).append(message)
     return system, conversation
 
 
-def _build_system(messages: Sequence[ChatMessage]) -> str | list[Body] | None:
+def _build_system_blocks(messages: Sequence[ChatMessage]) -> str | list[Body] | None:
     """Text where it is one text, else blocks."""
     contents = [_build_message_content(message) for message in messages]
     if len(contents) == 1:
         return contents[0] or None
-    return [block for content in contents for block in _convert_parts(content)] or None
+    return [block for content in contents for block in _convert_parts_to_blocks(content)] or None
 
 
 def _build_turns(messages: Sequence[ChatMessage]) -> list[Body]:
@@ -154,18 +154,18 @@ def _build_turns(messages: Sequence[ChatMessage]) -> list[Body]:
     turns: list[Body] = []
     role_before = ""
     for message in messages:
-        is_behind = role_before == "tool" and message.role == "user" and _is_native(message)
+        is_behind = role_before == "tool" and message.role == "user" and _is_native_anthropic_message(message)
         if message.role == "tool" or is_behind:
             if role_before != "tool":
                 turns.append({"role": "user", "content": []})
-            turns[-1]["content"] += _convert_parts(_build_message_content(message))
+            turns[-1]["content"] += _convert_parts_to_blocks(_build_message_content(message))
         else:
             turns.append({"role": message.role, "content": _build_message_content(message)})
         role_before = message.role
     return turns
 
 
-def _is_native(message: ChatMessage) -> bool:
+def _is_native_anthropic_message(message: ChatMessage) -> bool:
     return message.native is not None and message.native.api == "messages"
 
 
@@ -176,19 +176,19 @@ def _build_message_content(message: ChatMessage) -> str | list[Body]:
         content: str | list[Body] = native.value["content"]
         return content
     if message.role == "tool":
-        content = [_build_tool_result(message)]
+        content = [_build_tool_result_block(message)]
     elif message.tool_calls:
-        content = [*_convert_parts(message.content), *map(_build_tool_use, message.tool_calls)]
+        content = [*_convert_parts_to_blocks(message.content), *map(_build_tool_use_block, message.tool_calls)]
     else:
-        content = _convert_content(message.content)
+        content = _convert_content_to_anthropic(message.content)
     mark = {} if native is None else _copy_cache_control(native.value)
     if not mark or not content:
         return content
-    *blocks, last = _convert_parts(content)
+    *blocks, last = _convert_parts_to_blocks(content)
     return [*blocks, last | mark]  # a message is cached up to its end
 
 
-def _build_tool_use(call: ToolCall) -> Body:
+def _build_tool_use_block(call: ToolCall) -> Body:
     try:
         arguments = json.loads(call.arguments or "{}")
     except (TypeError, ValueError):
@@ -200,23 +200,27 @@ def _build_tool_use(call: ToolCall) -> Body:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": cast("Body", arguments)}
 
 
-def _build_tool_result(message: ChatMessage) -> Body:
+def _build_tool_result_block(message: ChatMessage) -> Body:
     if message.tool_call_id is None:
         raise InvalidRequestError("a tool message has no tool_call_id; name the call that it answers")
-    return {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": _convert_content(message.content)}
+    return {
+        "type": "tool_result",
+        "tool_use_id": message.tool_call_id,
+        "content": _convert_content_to_anthropic(message.content),
+    }
 
 
-def _convert_content(content: str | Sequence[ContentPart] | None) -> str | list[Body]:
-    return content or "" if isinstance(content, str | None) else _convert_parts(content)
+def _convert_content_to_anthropic(content: str | Sequence[ContentPart] | None) -> str | list[Body]:
+    return content or "" if isinstance(content, str | None) else _convert_parts_to_blocks(content)
 
 
-def _convert_parts(content: str | Sequence[ContentPart] | None) -> list[Body]:
+def _convert_parts_to_blocks(content: str | Sequence[ContentPart] | None) -> list[Body]:
     if isinstance(content, str | None):
         return [{"type": "text", "text": content}] if content else []  # a block of empty text would be refused
-    return [_convert_part(part) for part in content]
+    return [_convert_part_to_block(part) for part in content]
 
 
-def _convert_part(part: ContentPart) -> Body:
+def _convert_part_to_block(part: ContentPart) -> Body:
     kind = part.get("type")
     if kind in _UNSUPPORTED_PARTS:
         raise InvalidRequestError(

@@ -5,25 +5,25 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["can_continue_prefix", "get_default_max_tokens"]
+__all__ = ["can_model_continue_prefix", "get_default_max_tokens"]
 
 # claude-3-5-sonnet-20241022, claude-sonnet-4-5, claude-opus-4-1@20250805, claude-2.1, anthropic.claude-opus-4-6-v1:0
 _NAME: Final = re.compile(r"(?:^|[./])claude-(?:[a-z]+-)?(?P<major>\d{1,2})(?:[-.](?P<minor>\d{1,2}))?(?!\d)")
 _LAST_PREFILL_VERSION: Final = (4, 5)  # every later model answers 400 to a trailing assistant message
 
 
-def can_continue_prefix(model: str) -> bool:
+def can_model_continue_prefix(model: str) -> bool:
     """Whether the model goes on from a trailing assistant message; False for a name that says too little."""
-    version = _parse_version(model)
+    version = _parse_model_version(model)
     return version is not None and version <= _LAST_PREFILL_VERSION
 
 
 def get_default_max_tokens(model: str) -> int:
     """What to ask for where the caller sets no limit, which the API requires: as much as every such model may write."""
-    version = _parse_version(model)
+    version = _parse_model_version(model)
     return 4_096 if version is None or version < (4, 0) else 32_000
 
 
-def _parse_version(model: str) -> tuple[int, int] | None:
+def _parse_model_version(model: str) -> tuple[int, int] | None:
     match = _NAME.search(model)
     return None if match is None else (int(match["major"]), int(match["minor"] or 0))

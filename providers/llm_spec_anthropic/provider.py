@@ -23,10 +23,10 @@ from llm_spec import (
 )
 from llm_spec.contract.endpoint import Feature
 from llm_spec.provider_kit import ContinuationTest
-from llm_spec_anthropic.answer import AnswerReader
-from llm_spec_anthropic.client import MessagesClient, SdkStream
+from llm_spec_anthropic.answer import AnthropicAnswerReader
+from llm_spec_anthropic.client import AnthropicMessagesClient, SdkStream
 from llm_spec_anthropic.convert import build_request_body
-from llm_spec_anthropic.models import can_continue_prefix
+from llm_spec_anthropic.models import can_model_continue_prefix
 
 __all__ = ["AnthropicProvider"]
 
@@ -70,18 +70,18 @@ class AnthropicProvider:
     ) -> None:
         self.name = f"anthropic:{model}"
         self.capabilities = Capabilities(
-            tools=True, response_format=True, continue_prefix=can_continue_prefix(model), api="messages"
+            tools=True, response_format=True, continue_prefix=can_model_continue_prefix(model), api="messages"
         )
         self._model = model
-        self._client = MessagesClient(self.name, client, base_url=base_url, api_key=api_key)
+        self._client = AnthropicMessagesClient(self.name, client, base_url=base_url, api_key=api_key)
         self._continuation = ContinuationTest(self.name, self.stream)
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         body = build_request_body(request, self._model)
         async with AsyncExitStack() as stack:
-            stream = await self._client.open(stack, body, betas=body.pop("betas", None) or ())
-            yield await stack.enter_async_context(aclosing(self._read_answer(stream)))
+            stream = await self._client.open_answer_stream(stack, body, betas=body.pop("betas", None) or ())
+            yield await stack.enter_async_context(aclosing(self._read_answer_events(stream)))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
@@ -103,18 +103,18 @@ class AnthropicProvider:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _read_answer(self, stream: SdkStream) -> AsyncGenerator[StreamEvent]:
-        reader = AnswerReader()
+    async def _read_answer_events(self, stream: SdkStream) -> AsyncGenerator[StreamEvent]:
+        reader = AnthropicAnswerReader()
         try:
-            async with aclosing(self._client.read_events(stream)) as events:
+            async with aclosing(self._client.read_stream_objects(stream)) as events:
                 async for event in events:
-                    for stream_event in reader.read(event):
+                    for stream_event in reader.read_event(event):
                         yield stream_event
         except TargetError as error:
             error.partial_text = reader.text
             raise
         finish = reader.finish
         if finish is None:
-            line = self._client.format_message("ended its answer without a stop reason")
+            line = self._client.format_error_message("ended its answer without a stop reason")
             raise TransientError(line, partial_text=reader.text)
         yield finish

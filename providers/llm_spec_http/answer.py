@@ -12,16 +12,16 @@ import aiohttp
 from llm_spec import ChatResponse, LlmSpecError, StreamEvent, TargetError, TextDelta, TransientError
 from llm_spec.provider_kit import ChatResponseBuilder, ChunkReader, ReadTokenIds, has_finish_reason
 from llm_spec_http.client import HttpClient
-from llm_spec_http.convert import PrefixStripper
+from llm_spec_http.convert import RepeatedPrefixStripper
 from llm_spec_http.sse import SseReader
 
-__all__ = ["read_chunks", "read_events", "read_response"]
+__all__ = ["read_http_answer_chunks", "read_http_answer_events", "read_whole_http_answer"]
 
 _DONE: Final = "[DONE]"
 _DRAIN_TIMEOUT_S: Final = 0.05  # how long the end of a body may take that has nothing more to say
 
 
-async def read_events(
+async def read_http_answer_events(
     client: HttpClient,
     response: aiohttp.ClientResponse,
     *,
@@ -35,11 +35,11 @@ async def read_events(
     TransientError for a stream that breaks, or ends without a finish reason and `[DONE]`, TargetError or
     InvalidRequestError for an error that the server reports in it.
     """
-    event_data, stripper = _EventDataReader(response), PrefixStripper(repeated)
+    event_data, stripper = _EventDataReader(response), RepeatedPrefixStripper(repeated)
     reader = ChunkReader(read_token_ids, has_logprobs=has_logprobs)
     texts: list[str] = []
     try:
-        while block := await event_data.read_block():
+        while block := await event_data.read_data_block():
             for data in block:
                 for event in stripper.strip_events(reader.read(client.parse_chunk(data))):
                     if type(event) is TextDelta:
@@ -53,17 +53,19 @@ async def read_events(
         raise client.build_connection_error(error, "".join(texts)) from error
     finish = reader.finish(is_done=event_data.is_done)
     if finish is None:
-        raise TransientError(client.format_message(reader.failure), partial_text="".join(texts))
+        raise TransientError(client.format_error_message(reader.failure), partial_text="".join(texts))
     if held := stripper.flush():
         yield TextDelta(held)
     yield finish
 
 
-async def read_chunks(client: HttpClient, response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any]]:
-    """The JSON objects of a stream as they are; raises as `read_events`."""
+async def read_http_answer_chunks(
+    client: HttpClient, response: aiohttp.ClientResponse
+) -> AsyncGenerator[Mapping[str, Any]]:
+    """The JSON objects of a stream as they are; raises as `read_http_answer_events`."""
     event_data, has_begun, is_ended = _EventDataReader(response), False, False
     try:
-        while block := await event_data.read_block():
+        while block := await event_data.read_data_block():
             for data in block:
                 chunk = client.parse_chunk(data)
                 has_begun, is_ended = True, is_ended or has_finish_reason(chunk)
@@ -73,15 +75,15 @@ async def read_chunks(client: HttpClient, response: aiohttp.ClientResponse) -> A
     except (aiohttp.ClientError, ValueError) as error:
         raise client.build_connection_error(error) from error
     if not (is_ended or (has_begun and event_data.is_done)):
-        raise TransientError(client.format_message("ended its answer without a finish reason"))
+        raise TransientError(client.format_error_message("ended its answer without a finish reason"))
 
 
-def read_response(
+def read_whole_http_answer(
     client: HttpClient, answer: Mapping[str, Any], *, repeated: str = "", has_logprobs: bool = False
 ) -> ChatResponse:
     """An answer that came at once; raises TransientError for one without a finish reason."""
     choices: list[Mapping[str, Any]] = answer.get("choices") or []
-    reader, stripper = ChunkReader(has_logprobs=has_logprobs), PrefixStripper(repeated)
+    reader, stripper = ChunkReader(has_logprobs=has_logprobs), RepeatedPrefixStripper(repeated)
     events = reader.read({**answer, "choices": [{**choice, "delta": choice.get("message")} for choice in choices]})
     builder, finish = ChatResponseBuilder(), reader.finish()
     for event in stripper.strip_events(events):
@@ -90,7 +92,7 @@ def read_response(
         builder.add(TextDelta(held))
     response = None if finish is None else builder.add(finish)
     if response is None:
-        raise TransientError(client.format_message(reader.failure), partial_text=builder.text)
+        raise TransientError(client.format_error_message(reader.failure), partial_text=builder.text)
     return response
 
 
@@ -103,7 +105,7 @@ class _EventDataReader:
         self._is_ended = False
         self.is_done = False
 
-    async def read_block(self) -> list[str]:
+    async def read_data_block(self) -> list[str]:
         """What came together; empty at the end."""
         while not self._is_ended:
             block = await self._content.readany()
@@ -114,10 +116,10 @@ class _EventDataReader:
                 del data[data.index(_DONE) :]
             if data:
                 return data
-        await self._drain_body()
+        await self._read_rest_of_body()
         return []
 
-    async def _drain_body(self) -> None:
+    async def _read_rest_of_body(self) -> None:
         """Read the end of the body, which servers send after the last event. Only then can the connection be reused."""
         if not self._content.at_eof():
             with suppress(TimeoutError, aiohttp.ClientError):

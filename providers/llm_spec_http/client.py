@@ -67,7 +67,7 @@ class HttpClient:
         self._given_loop = SingleLoopGuard(
             f"the session given to {name}", "leave it out, and each loop gets one of its own"
         )
-        self._loop_sessions = PerLoopResource(_create_session)
+        self._loop_sessions = PerLoopResource(_create_http_session)
 
     async def post(
         self, path: str, body: Body, timeouts: aiohttp.ClientTimeout | None = None
@@ -78,7 +78,7 @@ class HttpClient:
         Raises InvalidRequestError for what the server calls invalid (400, 413, 422), MissingError for a call that it
         does not know, ConfigError for a session of another event loop, TargetError for everything else that goes wrong.
         """
-        session, more_headers = await self._get_session(), get_session_headers()
+        session, more_headers = await self._get_loop_session(), get_session_headers()
         try:
             response = await session.post(
                 self._get_url(path),
@@ -100,7 +100,7 @@ class HttpClient:
         """Send a request and read the JSON that answers it; raises as `open`."""
         async with await self.post(path, body, timeouts) as response:
             try:
-                return self.parse_json((await _read_body(response, _MAX_ANSWER_BYTES)).decode(errors="replace"))
+                return self.parse_json((await _read_body_up_to(response, _MAX_ANSWER_BYTES)).decode(errors="replace"))
             except (aiohttp.ClientError, ValueError) as error:
                 raise self.build_connection_error(error) from error
 
@@ -110,7 +110,7 @@ class HttpClient:
 
     async def post_for_answer(self, path: str, body: Body) -> dict[str, Any]:
         """As `call`, for an answer that is written meanwhile; raises also what the server reports in it."""
-        return self._check_object(await self.post_json(path, body, _WHOLE_ANSWER_TIMEOUT))
+        return self._check_answer_object(await self.post_json(path, body, _WHOLE_ANSWER_TIMEOUT))
 
     def parse_json(self, data: str) -> Any:
         """JSON; raises TargetError for anything else."""
@@ -118,18 +118,20 @@ class HttpClient:
             return loads(data)
         except ValueError as error:
             raise TargetError(
-                self.format_message(f"sent what is no JSON: {self._quote_without_key(data)!r}")
+                self.format_error_message(f"sent what is no JSON: {self._quote_without_key(data)!r}")
             ) from error
 
     def parse_chunk(self, data: str) -> dict[str, Any]:
         """A JSON object of a stream; raises what the server reports in it, and as `parse_json`."""
         chunk: Any = self.parse_json(data)
-        return chunk if type(chunk) is dict and "error" not in chunk else self._check_object(chunk)  # pyright: ignore[reportUnknownVariableType]
+        return chunk if type(chunk) is dict and "error" not in chunk else self._check_answer_object(chunk)  # pyright: ignore[reportUnknownVariableType]
 
-    def _check_object(self, answer: Any) -> dict[str, Any]:
+    def _check_answer_object(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
             raise TargetError(
-                self.format_message(f"sent something that is not a JSON object: {self._quote_without_key(str(answer))}")
+                self.format_error_message(
+                    f"sent something that is not a JSON object: {self._quote_without_key(str(answer))}"
+                )
             )
         fields = cast("dict[str, Any]", answer)
         if fields.get("error"):
@@ -138,7 +140,7 @@ class HttpClient:
 
     def _build_reported_error(self, answer: Any) -> LlmSpecError:
         """What a server said went wrong in the middle of its answer, as an error."""
-        line = self.format_message(f"reported an error: {self._quote_without_key(_get_error_text(answer))}")
+        line = self.format_error_message(f"reported an error: {self._quote_without_key(_get_error_text(answer))}")
         reported = _as_object_or_empty(answer).get("error")
         return make_status_error(read_stream_error_status(reported), {}, line, reported=reported)
 
@@ -147,9 +149,9 @@ class HttpClient:
         what = "was silent for too long" if isinstance(error, TimeoutError) else "broke the connection"
         if isinstance(error, aiohttp.ClientConnectorError):
             what = "cannot be reached; check the address"
-        return TransientError(self.format_message(f"{what} ({type(error).__name__}: {error})"), partial_text=text)
+        return TransientError(self.format_error_message(f"{what} ({type(error).__name__}: {error})"), partial_text=text)
 
-    def format_message(self, what: str) -> str:
+    def format_error_message(self, what: str) -> str:
         """One line that names the model and where it is, without the key if the server repeats it."""
         line = " ".join(f"{self._name} at {self._address} {what}".split())
         return mask_secrets(line, self._api_key)
@@ -164,7 +166,7 @@ class HttpClient:
             self._urls[path] = URL(f"{self._root}{path}" if path.startswith("/") else f"{self._address}/{path}")
         return self._urls[path]
 
-    async def _get_session(self) -> aiohttp.ClientSession:
+    async def _get_loop_session(self) -> aiohttp.ClientSession:
         if self._given_session is None:
             return await self._loop_sessions.get()
         self._given_loop.check()
@@ -173,7 +175,7 @@ class HttpClient:
     async def _raise_for_status(self, response: aiohttp.ClientResponse) -> NoReturn:
         answer: Any = None
         try:
-            answer = loads(await _read_body(response, _MAX_ERROR_BYTES))
+            answer = loads(await _read_body_up_to(response, _MAX_ERROR_BYTES))
             words = self._quote_without_key(_get_error_text(answer))
         except (ValueError, aiohttp.ClientError):
             words = response.reason or ""
@@ -182,7 +184,7 @@ class HttpClient:
             403: f"; check the key ({self._key_variable or 'api_key'})",
             404: "; check the model's name and the address",
         }.get(response.status, "")
-        line = self.format_message(f"answered {response.status}: {words}{advice}")
+        line = self.format_error_message(f"answered {response.status}: {words}{advice}")
         if response.status in (404, 405, 501):
             raise MissingEndpointError(line)
         headers = {k.lower(): v for k, v in response.headers.items()}
@@ -190,7 +192,7 @@ class HttpClient:
         raise make_status_error(response.status, headers, line, reported=reported)
 
 
-async def _read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+async def _read_body_up_to(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     """A response's body; raises ValueError for one that is longer than `max_bytes` bytes."""
     pieces: list[bytes] = []
     while piece := await response.content.readany():
@@ -201,7 +203,7 @@ async def _read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _create_session() -> aiohttp.ClientSession:
+def _create_http_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
 
 

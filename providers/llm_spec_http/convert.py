@@ -10,7 +10,7 @@ from llm_spec.provider_kit import build_logprob_fields
 from llm_spec_http.dialects.base import Body, Dialect
 
 __all__ = [
-    "PrefixStripper",
+    "RepeatedPrefixStripper",
     "build_request_body",
     "build_sampling_fields",
 ]
@@ -37,7 +37,7 @@ def build_request_body(request: ChatRequest, model: str, dialect: Dialect, *, st
     if request.prefix and request.raw:
         body["prompt"] += request.prefix
     elif request.prefix:
-        _add_continuation(body, request.prefix, dialect)
+        _add_continuation_fields(body, request.prefix, dialect)
     if request.prediction is not None and dialect.prediction:
         body["prediction"] = {"type": "content", "content": request.prediction}
     return body | dict(request.extra) if request.extra else body
@@ -61,7 +61,7 @@ def build_sampling_fields(sampling: Sampling, dialect: Dialect) -> Body:
     return fields
 
 
-def _add_continuation(body: Body, prefix: str, dialect: Dialect) -> None:
+def _add_continuation_fields(body: Body, prefix: str, dialect: Dialect) -> None:
     if dialect.continuation is None:
         raise InvalidRequestError(f"prefix is set; {dialect.name} cannot continue an assistant's text")
     if prefix != prefix.rstrip():
@@ -71,7 +71,7 @@ def _add_continuation(body: Body, prefix: str, dialect: Dialect) -> None:
     dialect.continuation(body, prefix)
 
 
-class PrefixStripper:
+class RepeatedPrefixStripper:
     """Takes a repeated prefix off the beginning of an answer, once, wherever its pieces are cut.
 
     What has come is held back while it may still turn out to be the prefix.

@@ -22,7 +22,7 @@ from llm_spec import (
 )
 from llm_spec.contract.endpoint import Feature
 from llm_spec.provider_kit import ContinuationTest
-from llm_spec_http.answer import read_chunks, read_events, read_response
+from llm_spec_http.answer import read_http_answer_chunks, read_http_answer_events, read_whole_http_answer
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import build_request_body
 from llm_spec_http.dialects import DIALECTS, Dialect
@@ -89,9 +89,9 @@ class HttpProvider:
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with await self._open_response(request) as response:
+        async with await self._post_request(request) as response:
             repeated, has_logprobs = self._get_repeated_text(request), request.top_logprobs is not None
-            events = read_events(self._client, response, repeated=repeated, has_logprobs=has_logprobs)
+            events = read_http_answer_events(self._client, response, repeated=repeated, has_logprobs=has_logprobs)
             async with aclosing(events):
                 yield events
 
@@ -99,13 +99,13 @@ class HttpProvider:
         tokens = self._abilities.get_untried_tokens()
         if tokens is None:
             return self.stream(request)
-        return tokens.stream_untried(request, on_refusal=self._abilities.mark_untried_missing)
+        return tokens.stream_chat_trying_token_ids(request, on_refusal=self._abilities.mark_untried_missing)
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         async with (
-            await self._open_response(request) as response,
-            aclosing(read_chunks(self._client, response)) as chunks,
+            await self._post_request(request) as response,
+            aclosing(read_http_answer_chunks(self._client, response)) as chunks,
         ):
             yield chunks
 
@@ -116,7 +116,7 @@ class HttpProvider:
             _get_endpoint_path(request), build_request_body(request, self._model, self._dialect, stream=False)
         )
         repeated, has_logprobs = self._get_repeated_text(request), request.top_logprobs is not None
-        return read_response(self._client, answer, repeated=repeated, has_logprobs=has_logprobs)
+        return read_whole_http_answer(self._client, answer, repeated=repeated, has_logprobs=has_logprobs)
 
     async def discover(self, feature: Feature) -> None:
         await self._abilities.discover(feature)
@@ -131,7 +131,7 @@ class HttpProvider:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _open_response(self, request: ChatRequest) -> aiohttp.ClientResponse:
+    async def _post_request(self, request: ChatRequest) -> aiohttp.ClientResponse:
         return await self._client.post(
             _get_endpoint_path(request), build_request_body(request, self._model, self._dialect)
         )

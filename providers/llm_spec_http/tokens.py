@@ -25,10 +25,10 @@ from llm_spec import (
 )
 from llm_spec.contract.endpoint import Feature
 from llm_spec.provider_kit import ReadTokenIds
-from llm_spec_http.answer import read_events
+from llm_spec_http.answer import read_http_answer_events
 from llm_spec_http.client import HttpClient, MissingEndpointError
 from llm_spec_http.convert import build_request_body, build_sampling_fields
-from llm_spec_http.dialects.base import Body, Dialect, TokenApi, read_choices_in_order
+from llm_spec_http.dialects.base import Body, Dialect, TokenApiDialect, read_choices_in_order
 
 __all__ = ["HttpTokenEndpoint"]
 
@@ -45,7 +45,7 @@ class HttpTokenEndpoint:
     """A `TokenEndpoint` and `TokenScorer`. `on_lost` is called when the server does not do any more what that needs."""
 
     def __init__(
-        self, client: HttpClient, model: str, dialect: Dialect, api: TokenApi, on_lost: Callable[[Feature], None]
+        self, client: HttpClient, model: str, dialect: Dialect, api: TokenApiDialect, on_lost: Callable[[Feature], None]
     ) -> None:
         self.context_length: int | None = None
         self.max_top = api.max_top
@@ -54,7 +54,7 @@ class HttpTokenEndpoint:
         self._dialect = dialect
         self._api = api
         self._on_lost = on_lost
-        self._token_api_fields = {*api.build_id_fields(chat=True), *api.build_id_fields(chat=False)}
+        self._token_api_fields = {*api.build_token_id_fields(chat=True), *api.build_token_id_fields(chat=False)}
         if api.max_top:
             self._token_api_fields.update(api.build_score_fields(1))
         self._encoded_words: dict[str, tuple[int, ...]] = {}
@@ -70,9 +70,9 @@ class HttpTokenEndpoint:
         known = {s: self._encoded_words[s] for s in words if s in self._encoded_words}
         unknown = dict.fromkeys(s for s in words if s not in known)
         if len(unknown) > _MAX_SEPARATE_CALLS:
-            return await self._call_checked(lambda: self._api.encode(self._post_json, text))
+            return await self._call_and_check_answer_form(lambda: self._api.encode(self._post_json, text))
         encoded = await asyncio.gather(
-            *(self._call_checked(partial(self._api.encode, self._post_json, s)) for s in unknown)
+            *(self._call_and_check_answer_form(partial(self._api.encode, self._post_json, s)) for s in unknown)
         )
         known.update(zip(unknown, map(tuple, encoded), strict=True))
         if len(self._encoded_words) > _MAX_CACHED_WORDS:
@@ -82,44 +82,46 @@ class HttpTokenEndpoint:
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         if len(token_ids) != 1:
-            return await self._call_checked(lambda: self._api.decode(self._post_json, token_ids))
+            return await self._call_and_check_answer_form(lambda: self._api.decode(self._post_json, token_ids))
         if token_ids[0] not in self._decoded_tokens:
-            self._decoded_tokens[token_ids[0]] = await self._call_checked(
+            self._decoded_tokens[token_ids[0]] = await self._call_and_check_answer_form(
                 lambda: self._api.decode(self._post_json, token_ids)
             )
         return self._decoded_tokens[token_ids[0]]
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
         body = self._build_chat_body(request)
-        token_ids, context_length = await self._call_checked(lambda: self._api.encode_chat(self._post_json, body))
+        token_ids, context_length = await self._call_and_check_answer_form(
+            lambda: self._api.encode_chat(self._post_json, body)
+        )
         self.context_length = context_length or self.context_length
         return token_ids
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
-        return await self._call_checked(
-            lambda: self._sample_checked(prefixes, build_sampling_fields(sampling, self._dialect))
+        return await self._call_and_check_answer_form(
+            lambda: self._sample_and_check_tokens(prefixes, build_sampling_fields(sampling, self._dialect))
         )
 
     @asynccontextmanager
     async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         repeated = request.prefix if self._dialect.repeats_prefix else ""
-        body = self._build_chat_body(request) | self._api.build_id_fields(chat=True)
-        async with self._open_stream("chat/completions", body, repeated) as events:
+        body = self._build_chat_body(request) | self._api.build_token_id_fields(chat=True)
+        async with self._post_and_open_event_stream("chat/completions", body, repeated) as events:
             yield events
 
     @asynccontextmanager
-    async def stream_untried(
+    async def stream_chat_trying_token_ids(
         self, request: ChatRequest, on_refusal: Callable[[], None]
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         """As `stream_chat`, with the ids if the server gives them. If it refuses the field, it is sent without."""
         repeated = request.prefix if self._dialect.repeats_prefix else ""
         body = self._build_chat_body(request)
         try:
-            response = await self._client.post("chat/completions", body | self._api.build_id_fields(chat=True))
+            response = await self._client.post("chat/completions", body | self._api.build_token_id_fields(chat=True))
         except InvalidRequestError:
             response = await self._client.post("chat/completions", body)
             on_refusal()
-        async with self._read_stream(response, repeated, self._find_token_ids) as events:
+        async with self._open_response_events(response, repeated, self._read_token_ids_if_any) as events:
             yield events
 
     @asynccontextmanager
@@ -132,8 +134,8 @@ class HttpTokenEndpoint:
             limit = room if limit is None else min(limit, room)
         body = self._build_chat_body(replace(request, prefix="", max_tokens=limit))
         del body["messages"]
-        body |= {"prompt": list(token_ids), **self._api.build_id_fields(chat=False)}
-        async with self._open_stream("completions", body, "") as events:
+        body |= {"prompt": list(token_ids), **self._api.build_token_id_fields(chat=False)}
+        async with self._post_and_open_event_stream("completions", body, "") as events:
             yield events
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
@@ -143,11 +145,15 @@ class HttpTokenEndpoint:
             "temperature": 0.0,
             **self._api.build_score_fields(top),
         }
-        return await self._call_checked(lambda: self._score_checked(body, num_rows, top), "token_scorer")
+        return await self._call_and_check_answer_form(
+            lambda: self._score_and_check_rows(body, num_rows, top), "token_scorer"
+        )
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _call_checked(self, call: Callable[[], Awaitable[T]], feature: Feature = "token_endpoint") -> T:
+    async def _call_and_check_answer_form(
+        self, call: Callable[[], Awaitable[T]], feature: Feature = "token_endpoint"
+    ) -> T:
         """Await a call. If the answer is not in the expected form, the feature is lost: raises TargetError."""
         try:
             return await call()
@@ -164,23 +170,23 @@ class HttpTokenEndpoint:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             self._on_lost(feature)
             raise TargetError(
-                self._client.format_message(f"answered in another form ({type(error).__name__}: {error})")
+                self._client.format_error_message(f"answered in another form ({type(error).__name__}: {error})")
             ) from error
 
-    async def _sample_checked(self, prefixes: Sequence[Sequence[int]], fields: Body) -> list[SampledToken]:
+    async def _sample_and_check_tokens(self, prefixes: Sequence[Sequence[int]], fields: Body) -> list[SampledToken]:
         tokens = await self._api.sample_next(self._post_json, prefixes, fields)
         if len(tokens) != len(prefixes):
             raise ValueError(f"{len(tokens)} tokens for {len(prefixes)} prompts")
         return tokens
 
-    async def _score_checked(self, body: Body, num_rows: int, top: int) -> list[TopTokens]:
+    async def _score_and_check_rows(self, body: Body, num_rows: int, top: int) -> list[TopTokens]:
         (choice,) = read_choices_in_order(await self._post_json("completions", body))
         num_given, num_scored = len(body["prompt"]), len(choice["prompt_logprobs"])
         if num_scored != num_given:  # then nobody knows of which positions they are
             raise ValueError(f"{num_scored} prompt logprobs for {num_given} tokens")
         return _parse_scored_rows(choice, num_rows, top)
 
-    def _find_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
+    def _read_token_ids_if_any(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
         """The ids of a piece of a server that may not speak this dialect."""
         try:
             return self._api.read_token_ids(choice)
@@ -194,16 +200,18 @@ class HttpTokenEndpoint:
         return build_request_body(request, self._model, self._dialect)
 
     @asynccontextmanager
-    async def _open_stream(self, path: str, body: Body, repeated: str) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        response = await self._call_checked(lambda: self._client.post(path, body))
-        async with self._read_stream(response, repeated, self._api.read_token_ids) as events:
+    async def _post_and_open_event_stream(
+        self, path: str, body: Body, repeated: str
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        response = await self._call_and_check_answer_form(lambda: self._client.post(path, body))
+        async with self._open_response_events(response, repeated, self._api.read_token_ids) as events:
             yield events
 
     @asynccontextmanager
-    async def _read_stream(
+    async def _open_response_events(
         self, response: aiohttp.ClientResponse, repeated: str, read_token_ids: ReadTokenIds
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        answer = read_events(self._client, response, repeated=repeated, read_token_ids=read_token_ids)
+        answer = read_http_answer_events(self._client, response, repeated=repeated, read_token_ids=read_token_ids)
         async with response, aclosing(answer):
             yield answer
 
@@ -214,10 +222,10 @@ def _parse_scored_rows(choice: Mapping[str, Any], num_rows: int, top: int) -> li
     given = [[(int(token_id), float(entry["logprob"])) for token_id, entry in row.items()] for row in rows]
     generated = cast("Mapping[str, float]", choice["logprobs"]["top_logprobs"][0])
     given.append([(int(name.removeprefix("token_id:")), float(logprob)) for name, logprob in generated.items()])
-    return [_take_likeliest(row, top) for row in given[len(given) - num_rows :]]
+    return [_take_likeliest_tokens(row, top) for row in given[len(given) - num_rows :]]
 
 
-def _take_likeliest(row: list[tuple[int, float]], top: int) -> TopTokens:
+def _take_likeliest_tokens(row: list[tuple[int, float]], top: int) -> TopTokens:
     """The likeliest `top` of a row, which also holds the token that was given.
 
     Of equal ones the lowest id comes first, as where the server takes the likeliest: the given one is not preferred.

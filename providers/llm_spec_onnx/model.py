@@ -22,7 +22,7 @@ import numpy as np
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
 from llm_spec.provider_kit import FolderTokenizer, find_file, read_json
-from llm_spec_onnx.sessions import GrowingCacheSession, LoadedOnnxModel, SharedCacheSession
+from llm_spec_onnx.sessions import GrowingCacheSession, InPlaceCacheSession, LoadedOnnxModel
 
 __all__ = ["OnnxModel"]
 
@@ -53,8 +53,8 @@ class OnnxModel:
         self.name = name or f"onnx:{folder}"
         path = find_file(folder, "model.onnx", "onnx/model.onnx")
         self.tokenizer = FolderTokenizer(folder)
-        self._graph = _load_graph(path, read_json(folder / "config.json", optional=True), threads)
-        self._shared = _has_shared_cache(self._graph.session, folder)
+        self._graph = _load_onnx_graph(path, read_json(folder / "config.json", optional=True), threads)
+        self._shared = _allows_one_buffer_for_cache(self._graph.session, folder)
         self.vocab_size = self._graph.vocab_size
         self.context_length = self._graph.context_length
         if self.tokenizer.vocab_size > self.vocab_size:
@@ -63,7 +63,7 @@ class OnnxModel:
                 f"{self.vocab_size}; the two belong to different models"
             )
         self._exact = exact
-        self._idle = {min_rows: deque[SharedCacheSession](maxlen=_MAX_IDLE_CACHES) for min_rows in (1, 2)}
+        self._idle = {min_rows: deque[InPlaceCacheSession](maxlen=_MAX_IDLE_CACHES) for min_rows in (1, 2)}
         agreeing = next((width for width in _WIDTHS if self._has_agreeing_rows(width)), None) if exact else None
         self.max_width = agreeing or _WIDTHS[0]
         self.same_text = agreeing is not None
@@ -76,7 +76,7 @@ class OnnxModel:
         try:
             return idle.pop()
         except IndexError:
-            return SharedCacheSession(self._graph, min_rows, idle)
+            return InPlaceCacheSession(self._graph, min_rows, idle)
 
     def _has_agreeing_rows(self, width: int) -> bool:
         """Whether positions read in one forward of `width` have the same bits when they are read in shorter ones.
@@ -106,7 +106,7 @@ class OnnxModel:
         return True
 
 
-def _load_graph(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxModel:
+def _load_onnx_graph(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxModel:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -123,7 +123,7 @@ def _load_graph(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxM
     if odd or not cache_names or "input_ids" not in inputs or "logits" not in outputs:
         what = f"input {odd[0]!r} is unknown" if odd else "input_ids, past_key_values.N.key/value or logits is missing"
         raise ModelLoadError(f"{path} is not exported as a decoder with a key-value cache: {what}")
-    _, num_kv_heads, _, head_dim = _read_cache_shape(path, inputs[cache_names[0]].shape)
+    _, num_kv_heads, _, head_dim = _get_empty_cache_shape(path, inputs[cache_names[0]].shape)
     vocab_size = outputs["logits"].shape[-1]
     if not isinstance(vocab_size, int):
         vocab_size = config.get("vocab_size")
@@ -142,7 +142,7 @@ def _load_graph(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxM
     )
 
 
-def _read_cache_shape(path: Path, shape: list[Any]) -> tuple[int, int, int, int]:
+def _get_empty_cache_shape(path: Path, shape: list[Any]) -> tuple[int, int, int, int]:
     if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
         raise ModelLoadError(
             f"{path} has a cache of shape {shape}; it must be [batch, kv_heads, length, head_dim] with kv_heads and "
@@ -157,7 +157,7 @@ def _get_numpy_dtype(path: Path, onnx_type: str) -> np.dtype[Any]:
     return _DTYPES[onnx_type]
 
 
-def _has_shared_cache(session: Any, folder: Path) -> bool:
+def _allows_one_buffer_for_cache(session: Any, folder: Path) -> bool:
     """Whether past and present may be one buffer: our own mark, or that of onnxruntime-genai's exports."""
     if session.get_modelmeta().custom_metadata_map.get("llm_spec.kv_cache") == "shared":
         return True

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GrowingCacheSession", "LoadedOnnxModel", "SharedCacheSession"]
+__all__ = ["GrowingCacheSession", "InPlaceCacheSession", "LoadedOnnxModel"]
 
 _FIRST_CAPACITY: Final = 512  # tokens a shared buffer has room for at first; it doubles when they are used up
 
@@ -45,7 +45,7 @@ class GrowingCacheSession:
         self.length = 0
 
     def forward(self, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
-        ids = _pad_ids(token_ids, self._min_rows)
+        ids = _pad_token_ids(token_ids, self._min_rows)
         total = self.length + ids.shape[1]
         feeds = {"input_ids": ids, "attention_mask": np.ones((1, total), np.int64)}
         if self._graph.takes_positions:
@@ -66,21 +66,21 @@ class GrowingCacheSession:
         self._cache = []
 
 
-class SharedCacheSession:
+class InPlaceCacheSession:
     """For exports whose past and present may be one buffer: every input and output is bound once for each width.
 
     Positions from `length` on hold leftovers that the model never reads; so a closed session's buffers and bindings,
     which take longer to make than a round, may serve the next request: `idle` is where they wait for it.
     """
 
-    def __init__(self, graph: LoadedOnnxModel, min_rows: int, idle: deque[SharedCacheSession]) -> None:
+    def __init__(self, graph: LoadedOnnxModel, min_rows: int, idle: deque[InPlaceCacheSession]) -> None:
         self._graph = graph
         self._min_rows = min_rows
         self._idle = idle
         self.length = 0
         self._capacity = 0
         self._cache: list[NDArray[Any]] = []
-        self._calls: dict[int, _BoundForward] = {}
+        self._calls: dict[int, _BoundForwardPass] = {}
 
     def forward(self, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
         count = len(token_ids)
@@ -88,7 +88,7 @@ class SharedCacheSession:
         self._grow_cache(self.length + width)
         call = self._calls.get(width)
         if call is None:
-            call = self._calls[width] = _BoundForward(self._graph, self._cache, width, self._capacity)
+            call = self._calls[width] = _BoundForwardPass(self._graph, self._cache, width, self._capacity)
         call.run(token_ids, self.length)
         self.length += count
         return call.logits[0, count - num_rows : count].astype(np.float32, copy=False)
@@ -99,7 +99,7 @@ class SharedCacheSession:
     def close(self) -> None:
         """Leave the buffers to the next session; the oldest that wait there go when there are many."""
         if self._cache:
-            heir = SharedCacheSession(self._graph, self._min_rows, self._idle)
+            heir = InPlaceCacheSession(self._graph, self._min_rows, self._idle)
             heir._capacity, heir._cache, heir._calls = self._capacity, self._cache, self._calls
             self._capacity, self._cache, self._calls = 0, [], {}
             self._idle.append(heir)
@@ -114,7 +114,7 @@ class SharedCacheSession:
         self._calls.clear()  # they are bound to the old buffers
 
 
-class _BoundForward:
+class _BoundForwardPass:
     """One width's buffers, bound to the model by address, so that a call costs nothing but the call."""
 
     def __init__(self, graph: LoadedOnnxModel, cache: Sequence[NDArray[Any]], width: int, capacity: int) -> None:
@@ -148,7 +148,7 @@ class _BoundForward:
         self._session.run_with_iobinding(self._binding)
 
 
-def _pad_ids(token_ids: Sequence[int], min_rows: int) -> NDArray[np.int64]:
+def _pad_token_ids(token_ids: Sequence[int], min_rows: int) -> NDArray[np.int64]:
     ids = np.full((1, max(len(token_ids), min_rows)), token_ids[-1], np.int64)
     ids[0, : len(token_ids)] = token_ids
     return ids

@@ -24,7 +24,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _load_openai(model: str, base_url: str | None, api_key: str | None = None) -> OpenAIProvider:
+def _load_openai_provider(model: str, base_url: str | None, api_key: str | None = None) -> OpenAIProvider:
     from llm_spec_openai.provider import OpenAIProvider
 
     if not model:
@@ -32,7 +32,7 @@ def _load_openai(model: str, base_url: str | None, api_key: str | None = None) -
     return OpenAIProvider(model, base_url=base_url, api_key=api_key)
 
 
-def _load_azure(model: str, base_url: str | None, api_key: str | None = None) -> OpenAIProvider:
+def _load_azure_provider(model: str, base_url: str | None, api_key: str | None = None) -> OpenAIProvider:
     from llm_spec_openai.provider import OpenAIProvider
 
     if not model:
@@ -41,16 +41,16 @@ def _load_azure(model: str, base_url: str | None, api_key: str | None = None) ->
 
 
 OPENAI: Final = ProviderEntry(
-    load=_load_openai,
-    load_with_key=_load_openai,
+    load=_load_openai_provider,
+    load_with_key=_load_openai_provider,
     summary="OpenAI's models: openai:gpt-4.1-mini",
     requires=_REQUIRES,
     install=_INSTALL,
     features=lambda model: ("prediction",) if supports_predictions(model) else (),
 )
 AZURE: Final = ProviderEntry(
-    load=_load_azure,
-    load_with_key=_load_azure,
+    load=_load_azure_provider,
+    load_with_key=_load_azure_provider,
     summary="deployments on Azure: azure:deployment@https://NAME.openai.azure.com",
     requires=_REQUIRES,
     install=_INSTALL,

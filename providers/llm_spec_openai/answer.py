@@ -7,14 +7,14 @@ from typing import Any, cast
 
 from llm_spec import StreamEvent, TargetError, TextDelta, TransientError
 from llm_spec.provider_kit import ChunkReader, has_finish_reason
-from llm_spec_openai.client import ChatClient, DoneTrackingStream
+from llm_spec_openai.client import DoneTrackingStream, OpenAIChatClient
 from llm_spec_openai.failures import SDK_ERRORS
 
-__all__ = ["read_chunks", "read_events"]
+__all__ = ["read_sdk_answer_chunks", "read_sdk_answer_events"]
 
 
-async def read_events(
-    client: ChatClient, stream: DoneTrackingStream, *, has_logprobs: bool = False
+async def read_sdk_answer_events(
+    client: OpenAIChatClient, stream: DoneTrackingStream, *, has_logprobs: bool = False
 ) -> AsyncGenerator[StreamEvent]:
     """The events of a stream; with `has_logprobs` text comes with its log-probabilities.
 
@@ -25,33 +25,39 @@ async def read_events(
     text: list[str] = []
     try:
         async for value in stream:
-            for event in reader.read(_check_object(client, value, text)):
+            for event in reader.read(_check_chunk_object(client, value, text)):
                 if isinstance(event, TextDelta):
                     text.append(event.text)
                 yield event
     except SDK_ERRORS as error:
-        raise client.to_error(error, "".join(text)) from None  # an SDK's error holds the request, and with it the key
+        raise client.convert_sdk_error(
+            error, "".join(text)
+        ) from None  # an SDK's error holds the request, and with it the key
     finish = reader.finish(is_done=stream.is_done)
     if finish is None:
-        raise TransientError(client.format_message(reader.failure), partial_text="".join(text))
+        raise TransientError(client.format_error_message(reader.failure), partial_text="".join(text))
     yield finish
 
 
-async def read_chunks(client: ChatClient, stream: DoneTrackingStream) -> AsyncGenerator[Mapping[str, Any]]:
-    """The JSON objects of a stream as they are; raises as `read_events`."""
+async def read_sdk_answer_chunks(
+    client: OpenAIChatClient, stream: DoneTrackingStream
+) -> AsyncGenerator[Mapping[str, Any]]:
+    """The JSON objects of a stream as they are; raises as `read_sdk_answer_events`."""
     has_begun = is_ended = False
     try:
         async for value in stream:
-            chunk = _check_object(client, value, ())
+            chunk = _check_chunk_object(client, value, ())
             has_begun, is_ended = True, is_ended or has_finish_reason(chunk)
             yield chunk
     except SDK_ERRORS as error:
-        raise client.to_error(error) from None
+        raise client.convert_sdk_error(error) from None
     if not (is_ended or (has_begun and stream.is_done)):
-        raise TransientError(client.format_message("ended its answer without a finish reason"))
+        raise TransientError(client.format_error_message("ended its answer without a finish reason"))
 
 
-def _check_object(client: ChatClient, value: object, text: Sequence[str]) -> dict[str, Any]:
+def _check_chunk_object(client: OpenAIChatClient, value: object, text: Sequence[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TargetError(client.format_message("sent something that is not a JSON object"), partial_text="".join(text))
+        raise TargetError(
+            client.format_error_message("sent something that is not a JSON object"), partial_text="".join(text)
+        )
     return cast("dict[str, Any]", value)

@@ -1,4 +1,4 @@
-"""Clients of OpenAI's SDK: how they are made, and ChatClient, which streams chat completions through one."""
+"""Clients of OpenAI's SDK: how they are made, and OpenAIChatClient, which streams chat completions through one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from openai import (
 from llm_spec import ConfigError, LlmSpecError
 from llm_spec.provider_kit import PerLoopResource, SingleLoopGuard, get_session_headers
 from llm_spec_openai.convert import Body
-from llm_spec_openai.failures import SDK_ERRORS, ModelAddress, to_llm_spec_error
+from llm_spec_openai.failures import SDK_ERRORS, ModelAddress, convert_sdk_error_to_library
 
 if TYPE_CHECKING:
     from openai._streaming import ServerSentEvent  # it has no public name
 
-__all__ = ["ChatClient", "DoneTrackingStream", "create_azure_client", "create_openai_client"]
+__all__ = ["DoneTrackingStream", "OpenAIChatClient", "create_azure_client", "create_openai_client"]
 
 _TIMEOUT: Final = httpx2.Timeout(
     connect=10.0,
@@ -47,7 +47,7 @@ class DoneTrackingStream(AsyncStream[object]):
             yield event
 
 
-class ChatClient:
+class OpenAIChatClient:
     """One model behind an SDK client; `name` is what errors call it.
 
     A client that is given (`is_given`) stays the caller's, and belongs to one event loop; otherwise each loop that
@@ -70,9 +70,9 @@ class ChatClient:
         )
         self.is_openai = is_azure or f".{client.base_url.host}".endswith(_OPENAI_HOSTS)
 
-    async def open(self, stack: AsyncExitStack, body: Body) -> DoneTrackingStream:
+    async def open_answer_stream(self, stack: AsyncExitStack, body: Body) -> DoneTrackingStream:
         """Send a request; the JSON values of its answer's stream, once its status is good. The stack closes it."""
-        client = await self._get_client()
+        client = await self._get_loop_client()
         try:
             # not `chat.completions.create`: that makes a pydantic model of every piece, which costs more than the rest
             stream = await client.post(
@@ -87,7 +87,7 @@ class ChatClient:
             explain_loop_error = self._given_loop.explain_loop_error(error)
             if explain_loop_error is None and not isinstance(error, SDK_ERRORS):
                 raise
-            raise explain_loop_error or self.to_error(
+            raise explain_loop_error or self.convert_sdk_error(
                 error
             ) from None  # an SDK's error holds the request, and with it the key
         return await stack.enter_async_context(stream)
@@ -100,15 +100,15 @@ class ChatClient:
         if self._loop_clients is not None:
             await self._loop_clients.aclose()
 
-    def to_error(self, error: Exception, text: str = "") -> LlmSpecError:
+    def convert_sdk_error(self, error: Exception, text: str = "") -> LlmSpecError:
         """One of `SDK_ERRORS` in this library's words; `text` is what had come before."""
-        return to_llm_spec_error(error, self._address, secret=self._client.api_key, text=text)
+        return convert_sdk_error_to_library(error, self._address, secret=self._client.api_key, text=text)
 
-    def format_message(self, what: str) -> str:
+    def format_error_message(self, what: str) -> str:
         """One line that names the model and where it is."""
-        return self._address.format_message(what)
+        return self._address.format_error_message(what)
 
-    async def _get_client(self) -> AsyncOpenAI:
+    async def _get_loop_client(self) -> AsyncOpenAI:
         """The running loop's client."""
         if self._loop_clients is not None:
             return await self._loop_clients.get()

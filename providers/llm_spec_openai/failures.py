@@ -14,7 +14,7 @@ from openai import APIConnectionError, APIError, APIStatusError, OpenAIError
 from llm_spec import LlmSpecError, TargetError, TransientError
 from llm_spec.provider_kit import make_status_error, mask_secrets, read_stream_error_status
 
-__all__ = ["SDK_ERRORS", "ModelAddress", "to_llm_spec_error"]
+__all__ = ["SDK_ERRORS", "ModelAddress", "convert_sdk_error_to_library"]
 
 # The SDK's own errors, and what its two transports and its reading of JSON let through.
 SDK_ERRORS: Final = (OpenAIError, httpx2.HTTPError, aiohttp.ClientError, json.JSONDecodeError, UnicodeDecodeError)
@@ -30,51 +30,52 @@ class ModelAddress:
     url: str
     key_variable: str
 
-    def format_message(self, what: str) -> str:
+    def format_error_message(self, what: str) -> str:
         """One line that names the model and where it is."""
         return " ".join(f"{self.name} at {self.url} {what}".split())
 
-    def get_advice(self, status: int) -> str:
+    def get_advice_for_status(self, status: int) -> str:
         """What to do about a status, where that is known."""
         key = f"; check the key ({self.key_variable})"
         return {401: key, 403: key, 404: "; check the model's name and the address"}.get(status, "")
 
 
-def to_llm_spec_error(error: Exception, address: ModelAddress, *, secret: str, text: str = "") -> LlmSpecError:
+def convert_sdk_error_to_library(
+    error: Exception, address: ModelAddress, *, secret: str, text: str = ""
+) -> LlmSpecError:
     """An error for one of `SDK_ERRORS`, its message one line without the `secret`; `text` is what had come before."""
 
     def mask_secret(words: str) -> str:
         return mask_secrets(words, secret)
 
-    def quote(words: str) -> str:
+    def quote_without_secret(words: str) -> str:
         return mask_secret(words)[:_MAX_QUOTED_CHARS]  # in this order: half a key is a secret too
 
     def format_line(what: str) -> str:
-        return mask_secret(address.format_message(what))
+        return mask_secret(address.format_error_message(what))
 
     match error:
         case APIStatusError(status_code=status):
-            words = quote(_get_error_text(error.body)) or error.response.reason_phrase
+            words = quote_without_secret(_get_error_text(error.body)) or error.response.reason_phrase
             headers = {name.lower(): value for name, value in error.response.headers.items()}
             failure = make_status_error(
                 status,
                 headers,
-                format_line(f"answered {status}: {words}{address.get_advice(status)}"),
+                format_line(f"answered {status}: {words}{address.get_advice_for_status(status)}"),
                 reported=error.body,
             )
         case json.JSONDecodeError():
-            failure = TargetError(format_line(f"sent what is no JSON: {quote(error.doc)!r}"))
+            failure = TargetError(format_line(f"sent what is no JSON: {quote_without_secret(error.doc)!r}"))
         case UnicodeDecodeError():
             failure = TargetError(
-                format_line(f"sent what is no JSON: {quote(error.object.decode(errors='replace'))!r}")
+                format_line(f"sent what is no JSON: {quote_without_secret(error.object.decode(errors='replace'))!r}")
             )
         case APIConnectionError() | httpx2.HTTPError() | aiohttp.ClientError():
             failure = TransientError(format_line(_describe_broken_connection(error)))
         case APIError():  # an error object in a stream
             status = read_stream_error_status(error.body)
-            reported = (
-                f"reported an error: {quote(_get_error_text(error.body) or error.message)}{address.get_advice(status)}"
-            )
+            words = quote_without_secret(_get_error_text(error.body) or error.message)
+            reported = f"reported an error: {words}{address.get_advice_for_status(status)}"
             failure = make_status_error(status, {}, format_line(reported), reported=error.body)
         case _:
             failure = TargetError(format_line(f"cannot be asked ({type(error).__name__}: {error})"))

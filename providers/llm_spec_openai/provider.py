@@ -12,8 +12,8 @@ from typing import Any, Self
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 from llm_spec import Capabilities, ChatRequest, ChatResponse, ConfigError, StreamEvent, complete_from_stream
-from llm_spec_openai.answer import read_chunks, read_events
-from llm_spec_openai.client import ChatClient, create_azure_client, create_openai_client
+from llm_spec_openai.answer import read_sdk_answer_chunks, read_sdk_answer_events
+from llm_spec_openai.client import OpenAIChatClient, create_azure_client, create_openai_client
 from llm_spec_openai.convert import Body, build_request_body
 from llm_spec_openai.models import supports_predictions
 
@@ -50,7 +50,7 @@ class OpenAIProvider:
         self.name = f"{'azure' if is_azure else 'openai'}:{model}"
         self.capabilities = Capabilities(tools=True, response_format=True, prediction=takes_predictions)
         self._model = model
-        self._client = ChatClient(self.name, client, is_given=is_given)
+        self._client = OpenAIChatClient(self.name, client, is_given=is_given)
 
     @classmethod
     def on_azure(
@@ -69,26 +69,26 @@ class OpenAIProvider:
         """
         client = create_azure_client(endpoint, api_key, api_version)
         provider = cls(deployment, client=client, takes_predictions=takes_predictions)
-        provider._client = ChatClient(provider.name, client, is_given=False)
+        provider._client = OpenAIChatClient(provider.name, client, is_given=False)
         return provider
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with AsyncExitStack() as stack:
-            stream = await self._client.open(stack, self._build_body(request))
-            events = read_events(self._client, stream, has_logprobs=request.top_logprobs is not None)
+            stream = await self._client.open_answer_stream(stack, self._build_request_body(request))
+            events = read_sdk_answer_events(self._client, stream, has_logprobs=request.top_logprobs is not None)
             yield await stack.enter_async_context(aclosing(events))
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         async with AsyncExitStack() as stack:
-            stream = await self._client.open(stack, self._build_body(request))
-            yield await stack.enter_async_context(aclosing(read_chunks(self._client, stream)))
+            stream = await self._client.open_answer_stream(stack, self._build_request_body(request))
+            yield await stack.enter_async_context(aclosing(read_sdk_answer_chunks(self._client, stream)))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
 
-    def _build_body(self, request: ChatRequest) -> Body:
+    def _build_request_body(self, request: ChatRequest) -> Body:
         return build_request_body(
             request,
             self._model,

@@ -40,10 +40,10 @@ def _load_torch_provider(model: str, base_url: str | None) -> TorchProvider:
             "torch takes a folder or a Hugging Face name, torch:/path/to/model or torch:org/name?dtype=bfloat16, not "
             f"{base_url or 'nothing'!r}"
         )
-    return TorchProvider(path, name=f"torch:{path}", **_parse_options(query))
+    return TorchProvider(path, name=f"torch:{path}", **_parse_query_options(query))
 
 
-def _parse_options(query: str) -> Any:
+def _parse_query_options(query: str) -> Any:
     """The options after a question mark, each in its type."""
     from llm_spec_torch.options import TorchOptions
 

@@ -18,7 +18,7 @@ from llm_spec_torch.caches import CachePool, CacheSlot
 from llm_spec_torch.pass_queue import ForwardPass, PassResult
 from llm_spec_torch.shape import PassShape
 
-__all__ = ["rows_agree"]
+__all__ = ["do_joined_passes_agree"]
 
 RunAll: TypeAlias = Callable[[Sequence[ForwardPass]], Sequence[PassResult]]
 
@@ -41,7 +41,7 @@ class _TokenSpan(NamedTuple):
     length: int
 
 
-def rows_agree(run_all: RunAll, pool: CachePool, shape: PassShape, token_ids: Sequence[int]) -> bool:
+def do_joined_passes_agree(run_all: RunAll, pool: CachePool, shape: PassShape, token_ids: Sequence[int]) -> bool:
     """Whether joined passes of `max_width` give a row the same bits in all company; leaves the caches empty.
 
     `token_ids`: at least 2 * max_width of them.
@@ -52,7 +52,7 @@ def rows_agree(run_all: RunAll, pool: CachePool, shape: PassShape, token_ids: Se
     starts = [start for start in (21, *near_the_ends) if 0 <= start <= num_places - 2 * width]
     try:
         return all(
-            _RowAgreementCheck(run_all, pool, shape, token_ids, start=start).rows_agree_within(num_places)
+            _RowAgreementCheck(run_all, pool, shape, token_ids, start=start).do_rows_agree_within(num_places)
             for start in starts
         )
     finally:
@@ -77,19 +77,19 @@ class _RowAgreementCheck:
         sizes = (start + 2 * shape.max_width, *pool.cache.layers[0].shape[2:])
         self._noise = [torch.randn(sizes, generator=generator).to(stored) for stored in _list_cache_tensors(pool)]
 
-    def rows_agree_within(self, num_places: int) -> bool:
+    def do_rows_agree_within(self, num_places: int) -> bool:
         """Ask in all company, neighbours being within the first so many places."""
         whole = _TokenSpan(0, self._shape.max_width)
         self._fill_all_slots(num_places)
         self._fill_slots([0], turn=0)
-        reference = self._read_members(_SlotGroup([0]), 0, [whole])[0]
+        reference = self._read_member_rows(_SlotGroup([0]), 0, [whole])[0]
         for turn, slot_group in enumerate(self._make_slot_groups(num_places)):
             self._fill_slots(slot_group.members, turn)
             for parts in (
                 [whole] * len(slot_group.members),
-                [self._choose_span(turn, index) for index in slot_group.members],
+                [self._choose_token_span(turn, index) for index in slot_group.members],
             ):
-                rows = self._read_members(slot_group, turn, parts)
+                rows = self._read_member_rows(slot_group, turn, parts)
                 expected = [reference[part.offset : part.offset + part.length] for part in parts]
                 if not all(np.array_equal(found, right) for found, right in zip(rows, expected, strict=True)):
                     return False
@@ -110,12 +110,12 @@ class _RowAgreementCheck:
             _SlotGroup(every[-1:], every[:-1], num_places),
         ]
 
-    def _choose_span(self, turn: int, index: int) -> _TokenSpan:
+    def _choose_token_span(self, turn: int, index: int) -> _TokenSpan:
         width = self._shape.max_width
         offset = (5 * index + 3 * turn) % width
         return _TokenSpan(offset, 1 + (index + turn) % (width - offset))
 
-    def _read_members(self, slot_group: _SlotGroup, turn: int, parts: Sequence[_TokenSpan]) -> list[np.ndarray]:
+    def _read_member_rows(self, slot_group: _SlotGroup, turn: int, parts: Sequence[_TokenSpan]) -> list[np.ndarray]:
         """Each member's rows of its part, with other tokens after them: [length, vocab_size] each."""
         passes = [self._make_member_pass(index, part) for index, part in zip(slot_group.members, parts, strict=True)]
         passes += [self._make_neighbour_pass(index, turn, slot_group.max_position) for index in slot_group.neighbours]
@@ -128,13 +128,13 @@ class _RowAgreementCheck:
     def _make_member_pass(self, index: int, part: _TokenSpan) -> ForwardPass:
         own = self._own_ids[part.offset : part.offset + part.length]
         others = self._other_ids[: self._shape.max_width - part.length]
-        return self._make_pass(index, self._start + part.offset, [*own, *others])
+        return self._make_forward_pass(index, self._start + part.offset, [*own, *others])
 
     def _make_neighbour_pass(self, index: int, turn: int, max_position: int) -> ForwardPass:
         at = (7 + _POSITION_STRIDE * (index + 3 * turn)) % max(1, max_position - self._shape.max_width)
-        return self._make_pass(index, at, self._other_ids[: 1 + index % self._shape.max_width])
+        return self._make_forward_pass(index, at, self._other_ids[: 1 + index % self._shape.max_width])
 
-    def _make_pass(self, index: int, at: int, token_ids: Sequence[int]) -> ForwardPass:
+    def _make_forward_pass(self, index: int, at: int, token_ids: Sequence[int]) -> ForwardPass:
         slot = CacheSlot(index, self._pool.cache.select_sequences(index, index + 1), [0] * at)
         num_keys = self._shape.pad_num_keys(at + len(token_ids) - 1)
         return ForwardPass(slot, token_ids, self._shape.max_width, num_keys, len(token_ids))

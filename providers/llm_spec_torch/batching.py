@@ -24,7 +24,7 @@ from llm_spec_torch.network import TransformerNetwork
 from llm_spec_torch.pass_queue import FloatArray, ForwardPass, PassQueue, PassResult
 from llm_spec_torch.session import ForwardRunner
 
-__all__ = ["BatchedForwards", "BatchedPassRunner", "PassBatching"]
+__all__ = ["BatchedForwardRunner", "BatchedPassRunner", "PassBatching"]
 
 _PADDING_ID: Final = 0
 
@@ -49,13 +49,13 @@ class PassBatching:
         self._loose_widths = loose_widths
         self._exact_widths = loose_widths if exact_width is None else (exact_width,)
 
-    def make_forward_runner(self, alone: ForwardRunner, *, exact: bool) -> BatchedForwards:
+    def make_forward_runner(self, alone: ForwardRunner, *, exact: bool) -> BatchedForwardRunner:
         """For one session; `alone` runs its prompts, and is not kept here: a model in a circle would not be freed."""
         joined, widths = (self._exact, self._exact_widths) if exact else (self._loose, self._loose_widths)
-        return BatchedForwards(self._queue, joined, alone, widths)
+        return BatchedForwardRunner(self._queue, joined, alone, widths)
 
 
-class BatchedForwards:
+class BatchedForwardRunner:
     """The `ForwardRunner` of a session. Passes as wide as one of `widths` are joined; others run alone."""
 
     def __init__(
@@ -66,9 +66,11 @@ class BatchedForwards:
         self._alone = _SinglePassRunner(alone)
         self._widths = widths
 
-    def run(self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
+    def run_forward(
+        self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int
+    ) -> FloatArray:
         runner = self._joined if width in self._widths else self._alone
-        return self._queue.run(runner, ForwardPass(slot, token_ids, width, num_keys, num_rows))
+        return self._queue.run_pass(runner, ForwardPass(slot, token_ids, width, num_keys, num_rows))
 
     def forget_slot(self, slot: CacheSlot) -> None:
         self._queue.forget_slot(slot)
@@ -112,7 +114,7 @@ class BatchedPassRunner:
             starts[row] = [len(one.slot.token_ids)]
         positions = torch.tensor(starts, device=device) + torch.arange(width, device=device)
         num_keys = max(one.num_keys for one in passes)
-        states = self._network.hidden(torch.tensor(token_ids, device=device), positions, cache, num_keys)
+        states = self._network.compute_hidden_states(torch.tensor(token_ids, device=device), positions, cache, num_keys)
         return self._split_logits(passes, slots, states.view(len(slots), width, -1))
 
     def _split_logits(self, passes: Sequence[ForwardPass], slots: range, states: Tensor) -> list[PassResult]:
@@ -125,7 +127,7 @@ class BatchedPassRunner:
             for one in passes
             for row in range(len(one.token_ids) - one.num_rows, len(one.token_ids))
         ]
-        logits = self._network.logits(states.flatten(0, 1))[rows].cpu().numpy()
+        logits = self._network.compute_logits(states.flatten(0, 1))[rows].cpu().numpy()
         ends = list(accumulate(one.num_rows for one in passes))[:-1]
         return [
             own if is_finite[one.slot.index] else make_not_finite_error(self._name)
@@ -152,6 +154,8 @@ class _SinglePassRunner:
 
     def run_all(self, passes: Sequence[ForwardPass]) -> list[PassResult]:
         return [
-            self._forwards.run(one.slot, one.token_ids, width=one.width, num_keys=one.num_keys, num_rows=one.num_rows)
+            self._forwards.run_forward(
+                one.slot, one.token_ids, width=one.width, num_keys=one.num_keys, num_rows=one.num_rows
+            )
             for one in passes
         ]

@@ -50,7 +50,7 @@ class CacheSlot:
         for stored in self.cache.layers:
             stored.zero_()
 
-    def count_reusable(self, token_ids: Sequence[int], *, exact: bool) -> int:
+    def count_reusable_tokens(self, token_ids: Sequence[int], *, exact: bool) -> int:
         """How many leading tokens of a prompt it holds already, in such a way that they may be used."""
         limit = min(len(token_ids), self.num_in_chunks if exact else len(self.token_ids))
         shared = next((i for i in range(limit) if self.token_ids[i] != token_ids[i]), limit)
@@ -71,7 +71,7 @@ class CachePool:
             CacheSlot(index, self.cache.select_sequences(index, index + 1)) for index in range(num_slots)
         ]  # the longest idle one first
 
-    def acquire(self, token_ids: Sequence[int], *, exact: bool) -> CacheSlot:
+    def acquire_slot(self, token_ids: Sequence[int], *, exact: bool) -> CacheSlot:
         """The idle slot that shares most with a prompt, cut to what may be used of it; else the longest idle.
 
         Raises TargetError when none is idle.
@@ -79,12 +79,12 @@ class CachePool:
         with self._lock:
             if not self._idle:
                 raise TargetError(f"all {self.num_slots} key-value caches are in use; raise max_requests or wait")
-            shared = [slot.count_reusable(token_ids, exact=exact) for slot in self._idle]
+            shared = [slot.count_reusable_tokens(token_ids, exact=exact) for slot in self._idle]
             slot = self._idle.pop(shared.index(max(shared)))
         slot.truncate(max(shared))
         return slot
 
-    def release(self, slot: CacheSlot) -> None:
+    def release_slot(self, slot: CacheSlot) -> None:
         """Let others have a slot; its tokens stay until then."""
         with self._lock:
             self._idle.append(slot)

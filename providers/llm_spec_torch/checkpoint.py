@@ -16,14 +16,20 @@ import torch
 from llm_spec import ModelLoadError
 from llm_spec.provider_kit import read_json
 
-__all__ = ["find_folder", "load_module", "resolve_device", "resolve_dtype", "return_freed_memory"]
+__all__ = [
+    "find_checkpoint_folder",
+    "load_transformers_module",
+    "resolve_device",
+    "resolve_dtype",
+    "return_freed_memory_to_system",
+]
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_FILES: Final = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"]
 _HUB_TEXTS: Final = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
 
-def find_folder(model: str | Path) -> Path:
+def find_checkpoint_folder(model: str | Path) -> Path:
     """The folder of a checkpoint: a path on this machine, or a name on the Hugging Face hub, downloaded once."""
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -71,7 +77,9 @@ def resolve_dtype(dtype: str | None, device: torch.device, config: dict[str, Any
     return _DTYPES[dtype]
 
 
-def load_module(folder: Path, dtype: torch.dtype, device: torch.device, num_layers: int | None = None) -> Any:
+def load_transformers_module(
+    folder: Path, dtype: torch.dtype, device: torch.device, num_layers: int | None = None
+) -> Any:
     """The checkpoint (or its first layers) as transformers' `…ForCausalLM` on the device, ready for inference."""
     _check_weight_files(folder)
     transformers: Any = importlib.import_module("transformers")
@@ -102,7 +110,7 @@ def load_module(folder: Path, dtype: torch.dtype, device: torch.device, num_laye
     return module
 
 
-def return_freed_memory() -> None:
+def return_freed_memory_to_system() -> None:
     """Give memory back that glibc keeps for the threads in which transformers has loaded and converted the weights."""
     with contextlib.suppress(OSError, TypeError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

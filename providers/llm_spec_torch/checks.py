@@ -15,10 +15,10 @@ from llm_spec import ModelLoadError
 __all__ = [
     "FloatArray",
     "ReadRowsAt",
-    "check_logits",
+    "check_logits_match",
     "compute_transformers_logits",
     "find_agreeing_widths",
-    "make_fixed_ids",
+    "make_fixed_token_ids",
 ]
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -29,7 +29,7 @@ ReadRowsAt: TypeAlias = Callable[[int, Sequence[int]], FloatArray]
 _MAX_LOGIT_ERROR: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the logits' spread
 
 
-def make_fixed_ids(count: int, vocab_size: int) -> list[int]:
+def make_fixed_token_ids(count: int, vocab_size: int) -> list[int]:
     """Token ids that are always the same."""
     return [int(token_id) for token_id in np.random.default_rng(0).integers(0, vocab_size, count)]
 
@@ -44,7 +44,7 @@ def compute_transformers_logits(module: Any, token_ids: Sequence[int]) -> Tensor
     return logits
 
 
-def check_logits(computed: FloatArray, expected: Tensor, dtype: torch.dtype) -> None:
+def check_logits_match(computed: FloatArray, expected: Tensor, dtype: torch.dtype) -> None:
     """Raise ModelLoadError unless logits are transformers' own up to rounding: then the model was read rightly."""
     ours, theirs = torch.as_tensor(computed), expected.cpu()
     error = float((ours - theirs).square().mean().sqrt() / theirs.std())
@@ -68,7 +68,7 @@ def find_agreeing_widths(
     tail, others = token_ids[:max_width], token_ids[max_width:]
     reference = read_at(start, tail)
 
-    def is_agreeing(width: int, offset: int, num_parts: int) -> bool:
+    def is_width_agreeing(width: int, offset: int, num_parts: int) -> bool:
         num_own = -(-min(width, max_width - offset) // num_parts)
         own = tail[offset : offset + num_own]
         rows = read_at(start + offset, [*own, *others[: width - num_own]])[:num_own]
@@ -77,7 +77,7 @@ def find_agreeing_widths(
     agreeing = list(widths)
     readings = [(max(1, max_width // 3), 2), (1, 1)]  # back to front: nothing is read behind what others have left
     for offset, num_parts in readings if thorough else readings[:1]:
-        agreeing = [width for width in reversed(agreeing) if is_agreeing(width, offset, num_parts)][::-1]
+        agreeing = [width for width in reversed(agreeing) if is_width_agreeing(width, offset, num_parts)][::-1]
         if max_width not in agreeing:
             return []
     return agreeing

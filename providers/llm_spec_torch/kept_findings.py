@@ -1,8 +1,8 @@
 """The widths that were found for a model, kept from one load to the next in the user's cache folder.
 
 A finding belongs to all that it may depend on: the model's sizes and dtypes, the CPU, the versions. It is looked at
-again when it is used (`WidthSearch.is_valid`): a wrong one costs time, never exactness. A broken or foreign file
-is the same as none, and a folder that cannot be written no error.
+again when it is used (`AgreeingWidthSearch.are_widths_still_agreeing`): a wrong one costs time, never exactness. A
+broken or foreign file is the same as none, and a folder that cannot be written no error.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import transformers
 
 import llm_spec
 
-__all__ = ["CACHE_VARIABLE", "KeptFinding", "describe_cpu", "describe_model"]
+__all__ = ["CACHE_VARIABLE", "KeptWidthsFile", "describe_cpu_for_kernels", "describe_model_for_kernels"]
 
 CACHE_VARIABLE: Final = "LLM_SPEC_CACHE_DIR"
 _KERNEL_VARIABLES: Final = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_")
 _CPU_LINES: Final = ("model name", "flags", "CPU implementer", "CPU part", "Features")  # of /proc/cpuinfo
 
 
-class KeptFinding:
+class KeptWidthsFile:
     """A file of its own for each set of facts; nothing is kept where `LLM_SPEC_CACHE_DIR` is empty."""
 
     def __init__(self, facts: Mapping[str, Any], max_width: int) -> None:
@@ -39,7 +39,7 @@ class KeptFinding:
         digest = hashlib.sha256(json.dumps(self._facts, sort_keys=True).encode()).hexdigest()[:24]
         self._path = None if folder is None else folder / f"torch-widths-{digest}.json"
 
-    def read(self) -> list[int]:
+    def read_widths(self) -> list[int]:
         """The widths that were kept, ascending; [] for none."""
         if self._path is None:
             return []
@@ -51,7 +51,7 @@ class KeptFinding:
         is_possible = all(1 < width <= self._max_width for width in widths) and widths == sorted(set(widths))
         return widths if facts == self._facts and is_possible else []
 
-    def write(self, widths: list[int]) -> None:
+    def write_widths(self, widths: list[int]) -> None:
         """Keep what was found, whole or not at all."""
         if self._path is None or not widths:
             return
@@ -63,13 +63,13 @@ class KeptFinding:
                 written.replace(self._path)
 
 
-def describe_model(config: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> dict[str, Any]:
+def describe_model_for_kernels(config: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> dict[str, Any]:
     """What the kernels see of a model: its architecture and sizes, and how it is run."""
     architecture = {name: value for name, value in config.to_dict().items() if not name.startswith("_")}
     return {"architecture": architecture, "dtype": str(dtype), "attention": options.get("attention", "sdpa")}
 
 
-def describe_cpu() -> dict[str, Any]:
+def describe_cpu_for_kernels() -> dict[str, Any]:
     """The processor, its threads, the versions of what computes on it, and what the environment tells them."""
     build: Any = torch.__config__
     return {

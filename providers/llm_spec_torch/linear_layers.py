@@ -24,7 +24,7 @@ _MIN_PACKED_ROWS: Final = 16  # the number of rows that packing is made for; oth
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """`x @ weight.T + bias`; weight [out, in], whose memory may be let go."""
     if weight.device.type == "cpu" and weight.dtype in {torch.float32, torch.bfloat16}:
-        packed = _pack_weight(weight)
+        packed = _pack_weight_for_onednn(weight)
         if packed is not None:
             return _PackedLinear(packed, bias)
     return _UnpackedLinear(weight, bias)
@@ -47,7 +47,7 @@ class _PackedLinear:
         return cast("Tensor", self._apply(rows, self._weight, self._bias, "none", [], ""))
 
 
-def _pack_weight(weight: Tensor) -> Tensor | None:
+def _pack_weight_for_onednn(weight: Tensor) -> Tensor | None:
     """The weight in oneDNN's own layout; None where this build of torch has none, or no kernel for the dtype."""
     try:
         pack: Any = torch.ops.mkldnn._reorder_linear_weight.default  # noqa: SLF001 - as above

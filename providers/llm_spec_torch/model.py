@@ -15,22 +15,28 @@ from torch import Tensor
 
 from llm_spec import ConfigError, ModelLoadError, Sampling, TargetError, TokenModel
 from llm_spec.provider_kit import FolderTokenizer, read_json
-from llm_spec_torch.batch_checks import rows_agree
+from llm_spec_torch.batch_checks import do_joined_passes_agree
 from llm_spec_torch.batching import BatchedPassRunner, PassBatching
 from llm_spec_torch.caches import CachePool, CacheSlot, count_bytes_per_token
-from llm_spec_torch.checkpoint import find_folder, load_module, resolve_device, resolve_dtype, return_freed_memory
-from llm_spec_torch.checks import check_logits, compute_transformers_logits, make_fixed_ids
+from llm_spec_torch.checkpoint import (
+    find_checkpoint_folder,
+    load_transformers_module,
+    resolve_device,
+    resolve_dtype,
+    return_freed_memory_to_system,
+)
+from llm_spec_torch.checks import check_logits_match, compute_transformers_logits, make_fixed_token_ids
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
 from llm_spec_torch.fair_semaphore import FairSemaphore
-from llm_spec_torch.kept_findings import KeptFinding, describe_cpu, describe_model
-from llm_spec_torch.lane import LaneModel, LanePool
+from llm_spec_torch.kept_findings import KeptWidthsFile, describe_cpu_for_kernels, describe_model_for_kernels
 from llm_spec_torch.network import TransformerNetwork
-from llm_spec_torch.options import MAX_REQUESTS, MAX_WIDTH, MIN_CONTEXT, TorchOptions, check_options
-from llm_spec_torch.rounds import TorchRoundRunner, open_rounds
+from llm_spec_torch.options import MAX_REQUESTS, MAX_WIDTH, MIN_CONTEXT, TorchOptions, check_torch_options
+from llm_spec_torch.round_engine import NetworkWithCache, RoundEnginePool
+from llm_spec_torch.rounds import TorchRoundRunner, prefill_and_open_rounds
 from llm_spec_torch.session import FloatArray, TorchSession
 from llm_spec_torch.shape import PassShape
 from llm_spec_torch.weights import check_architecture, read_network
-from llm_spec_torch.width_search import WidthSearch
+from llm_spec_torch.width_search import AgreeingWidthSearch
 
 __all__ = ["TorchModel"]
 
@@ -62,26 +68,28 @@ class TorchModel:
     def __init__(
         self, model: str | Path, *, name: str | None = None, module: Any = None, **options: Unpack[TorchOptions]
     ) -> None:
-        check_options(options)
-        folder = find_folder(model)
+        check_torch_options(options)
+        folder = find_checkpoint_folder(model)
         self.name = name or f"torch:{model}"
         self.tokenizer = FolderTokenizer(folder)
         self.device = resolve_device(options.get("device") if module is None else str(module.device))
         self.dtype = resolve_dtype(options.get("dtype"), self.device, read_json(folder / "config.json", optional=True))
         self._options = options
         self._places = FairSemaphore(self.max_requests)
-        self._lanes = LanePool()
+        self._engines = RoundEnginePool()
         try:
-            self._load(module or load_module(folder, self.dtype, self.device, options.get("layers")))
+            self._load_network(
+                module or load_transformers_module(folder, self.dtype, self.device, options.get("layers"))
+            )
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(f"{folder} does not fit into the memory of {self.device} in {self.dtype}") from error
-        return_freed_memory()
+        return_freed_memory_to_system()
         if self.tokenizer.vocab_size > self.vocab_size:
             raise ModelLoadError(
                 f"tokenizer.json in {folder} has {self.tokenizer.vocab_size} ids, but the weights give logits for "
                 f"{self.vocab_size}; the two belong to different models"
             )
-        self._find_exact_shape()
+        self._find_exact_pass_shape()
         self._batching = self._make_batching()
 
     def make_early_exit_draft(self, layers: int) -> TorchModel:
@@ -110,7 +118,7 @@ class TorchModel:
         return TorchSession(self._pool, forwards, shape, exact=exact)
 
     def admit_request(self) -> AbstractAsyncContextManager[None]:
-        """Wait for a free cache; see `RequestLimitedModel`."""
+        """Wait for a free cache; see `RequestAdmittingModel`."""
         return self._places.hold_place()
 
     def open_rounds(
@@ -126,20 +134,22 @@ class TorchModel:
         if not self._options.get("device_rounds", on_cuda) or len(prompt_ids) < 2:
             return None
         partner = draft if isinstance(draft, TorchModel) and draft.device == self.device else None
-        return open_rounds(
+        return prefill_and_open_rounds(
             self,
             partner,
             prompt_ids,
             sampling=sampling,
             seed=seed,
-            lanes=self._lanes,
+            engines=self._engines,
             shape=self._exact_shape,
             cancelled=cancelled,
         )
 
     # --------------------------------------------------------------------------------------- Forwards
 
-    def run(self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
+    def run_forward(
+        self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int
+    ) -> FloatArray:
         start, count = len(slot.token_ids), len(token_ids)
         if start + width > slot.cache.capacity:  # on CUDA nothing else would say so before it is too late
             raise TargetError(f"{self.name}: {start + width} tokens do not fit into a cache of {slot.cache.capacity}")
@@ -147,39 +157,39 @@ class TorchModel:
             pad_width = [*token_ids, *[token_ids[-1]] * (width - count)]
             ids = torch.tensor([pad_width], device=self.device)
             positions = torch.arange(start, start + width, device=self.device)[None]
-            states = self._network.hidden(ids, positions, slot.cache, num_keys)
+            states = self._network.compute_hidden_states(ids, positions, slot.cache, num_keys)
             return self._compute_logits(states, slot, count, num_rows)
 
     def forget_slot(self, slot: CacheSlot) -> None:
         """Nothing waits for a slot."""
 
-    def as_lane_model(self, slot: CacheSlot) -> LaneModel:
-        """This model's part in a lane."""
-        return LaneModel(self._network, slot.cache, self._loose_shape.pad_width(1))
+    def get_network_with_cache(self, slot: CacheSlot) -> NetworkWithCache:
+        """This model's part in an engine."""
+        return NetworkWithCache(self._network, slot.cache, self._loose_shape.pad_width(1))
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _load(self, module: Any) -> None:
+    def _load_network(self, module: Any) -> None:
         own_context = int(module.config.get_text_config().max_position_embeddings)
         check_architecture(module)
         context = min(own_context, self._options.get("max_context", own_context))
         max_width = self._options.get("max_width", MAX_WIDTH)
-        token_ids = make_fixed_ids(_NUM_CHECKED_TOKENS, self.tokenizer.vocab_size)
+        token_ids = make_fixed_token_ids(_NUM_CHECKED_TOKENS, self.tokenizer.vocab_size)
         with run_on_device(self.name, self.device):
             expected = compute_transformers_logits(module, token_ids)
         self._network = read_network(
             module, num_positions=context + max_width, fused=self._options.get("attention") != "eager"
         )
-        self._facts = describe_model(module.config, self.dtype, self._options)
+        self._facts = describe_model_for_kernels(module.config, self.dtype, self._options)
         self.vocab_size = self._network.vocab_size
         is_cuda = self.device.type == "cuda"
         self._loose_shape = PassShape(range(1 if is_cuda else 2, max_width + 1), _KEY_PADDING, doubling=is_cuda)
-        self._pool = self._make_pool(context, max_width)
+        self._pool = self._make_cache_pool(context, max_width)
         self.context_length = self._pool.cache.capacity - max_width
-        slot = self._pool.acquire((), exact=True)
-        found = self.run(slot, token_ids, width=len(token_ids), num_keys=_KEY_PADDING, num_rows=len(token_ids))
-        self._pool.release(slot)
-        check_logits(found, expected, self.dtype)
+        slot = self._pool.acquire_slot((), exact=True)
+        found = self.run_forward(slot, token_ids, width=len(token_ids), num_keys=_KEY_PADDING, num_rows=len(token_ids))
+        self._pool.release_slot(slot)
+        check_logits_match(found, expected, self.dtype)
 
     def _compute_logits(self, states: Tensor, slot: CacheSlot, count: int, num_rows: int) -> FloatArray:
         """Of the last `num_rows` of `count` tokens: [num_rows, vocab_size]; states [width, hidden_size]."""
@@ -190,18 +200,18 @@ class TorchModel:
             return np.empty((0, self.vocab_size), np.float32)
         if num_rows == 1 and count > self._loose_shape.max_width:  # a prompt: only its end counts
             states, count = states[-2:], 2
-        rows: FloatArray = self._network.logits(states)[count - num_rows : count].cpu().numpy()
+        rows: FloatArray = self._network.compute_logits(states)[count - num_rows : count].cpu().numpy()
         return rows
 
     def _use_first_layers(self, layers: int) -> None:
         self.name = f"{self.name} (first {layers} layers)"
         self._network = self._network.keep_first_layers(layers)
         self._places = FairSemaphore(self.max_requests)
-        self._lanes = LanePool()
-        self._pool = self._make_pool(self.context_length, self._pool.cache.capacity - self.context_length)
+        self._engines = RoundEnginePool()
+        self._pool = self._make_cache_pool(self.context_length, self._pool.cache.capacity - self.context_length)
         self._batching = self._make_batching()
 
-    def _make_pool(self, context: int, max_width: int) -> CachePool:
+    def _make_cache_pool(self, context: int, max_width: int) -> CachePool:
         """Caches for as many tokens a request as the model and the memory allow."""
         cache_gib = self._options.get("cache_gib")
         limit = self._measure_cache_memory() if cache_gib is None else int(cache_gib * 2**30)
@@ -231,39 +241,39 @@ class TorchModel:
             loose_widths=self._loose_shape.widths,
         )
 
-    def _find_exact_shape(self) -> None:
+    def _find_exact_pass_shape(self) -> None:
         shape: PassShape | None = None
         if self._options.get("exact", True):
             max_width = self._loose_shape.max_width
             shape = (
-                self._find_shared_shape(max_width)
+                self._find_shared_pass_shape(max_width)
                 if self._options.get("batched")
-                else self._find_agreeing_shape(max_width)
+                else self._find_agreeing_pass_shape(max_width)
             )
         self.same_text = shape is not None
         self._exact_shape = shape or self._loose_shape
 
-    def _find_shared_shape(self, width: int) -> PassShape | None:
+    def _find_shared_pass_shape(self, width: int) -> PassShape | None:
         """One number of rows for each slot of a shared pass, if rows agree whatever the others do."""
         shape = PassShape([width], _BATCHED_KEY_PADDING, doubling=self._loose_shape.doubling)
         joined = BatchedPassRunner(self._network, self._pool, self.name, fixed_width=width)
-        ids = make_fixed_ids(2 * width, self.tokenizer.vocab_size)
-        return shape if rows_agree(joined.run_all, self._pool, shape, ids) else None
+        ids = make_fixed_token_ids(2 * width, self.tokenizer.vocab_size)
+        return shape if do_joined_passes_agree(joined.run_all, self._pool, shape, ids) else None
 
-    def _find_agreeing_shape(self, max_width: int) -> PassShape | None:
+    def _find_agreeing_pass_shape(self, max_width: int) -> PassShape | None:
         """Numbers of rows that may be read in exact sessions: one on CUDA, all that agree on a CPU."""
         is_cpu = self.device.type == "cpu"
-        search = WidthSearch(
+        search = AgreeingWidthSearch(
             self._network,
             self._loose_shape,
             capacity=self._pool.cache.capacity,
-            token_ids=make_fixed_ids(2 * max_width, self.tokenizer.vocab_size),
+            token_ids=make_fixed_token_ids(2 * max_width, self.tokenizer.vocab_size),
         )
-        finding = KeptFinding(self._facts | describe_cpu(), max_width) if is_cpu else None
+        finding = KeptWidthsFile(self._facts | describe_cpu_for_kernels(), max_width) if is_cpu else None
         with run_on_device(self.name, self.device):
-            widths = [] if finding is None else finding.read()
-            if not (widths and search.is_valid(widths)):
-                widths = search.find(_CPU_WIDTHS if is_cpu else (), max_width)
+            widths = [] if finding is None else finding.read_widths()
+            if not (widths and search.are_widths_still_agreeing(widths)):
+                widths = search.search_agreeing_widths(_CPU_WIDTHS if is_cpu else (), max_width)
                 if finding is not None:
-                    finding.write(widths)
+                    finding.write_widths(widths)
         return PassShape(widths, _KEY_PADDING, doubling=self._loose_shape.doubling) if widths else None

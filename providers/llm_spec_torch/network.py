@@ -22,14 +22,22 @@ from torch.nn import functional
 
 from llm_spec_torch.linear_layers import Linear
 
-__all__ = ["AttentionShape", "FoldedNorm", "KeyValueCache", "LayerKind", "LayerWeights", "Norm", "TransformerNetwork"]
+__all__ = [
+    "AttentionShape",
+    "FoldedRmsNorm",
+    "KeyValueCache",
+    "LayerKind",
+    "LayerWeights",
+    "RmsNorm",
+    "TransformerNetwork",
+]
 
 
 _vector_norm: Callable[..., Tensor] = cast("Any", torch.linalg).vector_norm  # torch gives it no types
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class RmsNorm:
     """Root-mean-square norm over the last dimension (Zhang and Sennrich, arXiv 1910.07467)."""
 
     weight: Tensor
@@ -42,7 +50,7 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class FoldedNorm:
+class FoldedRmsNorm:
     """The same without the weight and the root of the size, which are folded into the matrix that follows.
 
     On a CPU, where torch makes eight operations of `rms_norm`, these are three.
@@ -87,16 +95,16 @@ class LayerKind:
 class LayerWeights:
     """One layer's weights. Rows of queries and keys are ordered so that each rotated pair stands side by side."""
 
-    attention_norm: Norm | FoldedNorm
+    attention_norm: RmsNorm | FoldedRmsNorm
     queries_keys_values: Linear
-    query_norm: Norm | None
-    key_norm: Norm | None
+    query_norm: RmsNorm | None
+    key_norm: RmsNorm | None
     output: Linear
-    after_attention_norm: Norm | None
-    mlp_norm: Norm | FoldedNorm
+    after_attention_norm: RmsNorm | None
+    mlp_norm: RmsNorm | FoldedRmsNorm
     gate_up: Linear
     down: Linear
-    after_mlp_norm: Norm | None
+    after_mlp_norm: RmsNorm | None
     kind: int  # index in Network.kinds
 
 
@@ -125,7 +133,7 @@ class TransformerNetwork:
     layers: tuple[LayerWeights, ...]
     kinds: tuple[LayerKind, ...]
     attention: AttentionShape
-    final_norm: Norm | FoldedNorm
+    final_norm: RmsNorm | FoldedRmsNorm
     head: Linear
     final_softcap: float | None
     activation: Callable[[Tensor], Tensor]
@@ -140,7 +148,9 @@ class TransformerNetwork:
         firsts = {layer.kind: layer for layer in reversed(self.layers)}
         return replace(self, layers=tuple(firsts.values()))
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache, num_keys: int) -> Tensor:
+    def compute_hidden_states(
+        self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache, num_keys: int
+    ) -> Tensor:
         """Append tokens to the cache; their last hidden states, [batch * width, hidden_size].
 
         `token_ids` and `positions` are int64 [batch, width]; a token sees keys at places up to its own position, so
@@ -168,7 +178,7 @@ class TransformerNetwork:
             states = states + (transformed if layer.after_mlp_norm is None else layer.after_mlp_norm(transformed))
         return states
 
-    def logits(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """Logits of hidden states, [num_rows, vocab_size] float32."""
         logits = self.head(self.final_norm(states)).float()
         if self.final_softcap is not None:

@@ -14,30 +14,30 @@ from torch import Tensor
 
 from llm_spec.provider_kit import Purpose, philox4x32
 
-__all__ = ["gumbel", "split_seed", "uniform"]
+__all__ = ["make_gumbel_tensor", "make_uniform_tensor", "split_seed_into_words"]
 
 _SCALE = 2.0**-32
 _MASK32 = 0xFFFFFFFF
 
 
-def split_seed(seed: int) -> tuple[int, int]:
-    """The low and the high word of a seed below 2**64, as `gumbel` and `uniform` take them in a tensor."""
+def split_seed_into_words(seed: int) -> tuple[int, int]:
+    """The low and the high word of a seed below 2**64, as the functions below take them in a tensor."""
     return seed & _MASK32, seed >> 32
 
 
-def gumbel(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+def make_gumbel_tensor(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Standard Gumbel noise for coupled sampling: [num_positions, vocab_size], float64.
 
     `key` int64 [2], `positions` int64 [num_positions]. On CUDA one Triton kernel, where Triton is installed.
     """
     if positions.is_cuda and _has_triton():
-        from llm_spec_torch.noise_triton import gumbel_fused  # only where there is a GPU to run it
+        from llm_spec_torch.noise_triton import make_gumbel_tensor_fused  # only where there is a GPU to run it
 
-        return gumbel_fused(key, positions, vocab_size)
+        return make_gumbel_tensor_fused(key, positions, vocab_size)
     return -torch.log(-torch.log(_draw_token_uniforms(key, positions, vocab_size)))
 
 
-def uniform(key: Tensor, positions: Tensor, purpose: Tensor | Purpose, round_index: Tensor) -> Tensor:
+def make_uniform_tensor(key: Tensor, positions: Tensor, purpose: Tensor | Purpose, round_index: Tensor) -> Tensor:
     """One number in (0, 1) for each position, float64 [num_positions]: the reference's `uniform_number`.
 
     `key` int64 [2], `positions` int64 [num_positions]; `purpose` (a Purpose, or its values) and `round_index`, int64 []

@@ -1,4 +1,4 @@
-"""The Gumbel noise of `noise.gumbel` in one CUDA kernel: words, uniforms and logarithms without a trip to memory.
+"""`noise.make_gumbel_tensor` in one CUDA kernel: words, uniforms and logarithms without a trip to memory.
 
 `tl.philox` on 32-bit counters is Philox 4x32-10 with the words of `llm_spec.tokens.philox` (tested in Triton's
 interpreter, which needs no GPU). Triton has no types: everything of it is Any here; and it reads the annotations of a
@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-__all__ = ["gumbel_fused"]
+__all__ = ["make_gumbel_tensor_fused"]
 
 triton: Any = importlib.import_module("triton")
 tl: Any = importlib.import_module("triton.language")
@@ -21,7 +21,7 @@ _BLOCK: Any = tl.constexpr(_NUM_QUADS)
 _SCALE: Any = tl.constexpr(2.0**-32)
 
 
-def gumbel_fused(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+def make_gumbel_tensor_fused(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Standard Gumbel noise: [num_positions, vocab_size] float64; key int64 [2], positions int64 [num_positions].
 
     With leading dimensions: positions [batch, num_positions], key [batch, 2] or [2].
@@ -36,7 +36,7 @@ def gumbel_fused(key: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     return out.view(*positions.shape, vocab_size)
 
 
-def _gumbel_program(out: "Any", keys: "Any", positions: "Any", vocab_size: "Any") -> None:
+def _gumbel_noise_kernel(out: "Any", keys: "Any", positions: "Any", vocab_size: "Any") -> None:
     """One program: Philox calls of one row. `out` [num_rows, vocab_size], keys [num_rows, 2]."""
     row = tl.program_id(0).to(tl.int64)
     seed = tl.load(keys + 2 * row) | (tl.load(keys + 2 * row + 1) << 32)
@@ -52,10 +52,10 @@ def _gumbel_program(out: "Any", keys: "Any", positions: "Any", vocab_size: "Any"
     _store(start, w3, 4 * quad + 3, vocab_size)
 
 
-def _store_noise(start: "Any", word: "Any", token: "Any", vocab_size: "Any") -> None:
+def _store_gumbel_noise(start: "Any", word: "Any", token: "Any", vocab_size: "Any") -> None:
     uniform = (word.to(tl.uint32).to(tl.float64) + 0.5) * _SCALE
     tl.store(start + token, -tl.log(-tl.log(uniform)), mask=token < vocab_size)
 
 
-_store: Any = triton.jit(_store_noise)
-_kernel: Any = triton.jit(_gumbel_program)
+_store: Any = triton.jit(_store_gumbel_noise)
+_kernel: Any = triton.jit(_gumbel_noise_kernel)

@@ -7,7 +7,7 @@ from typing import Final, Literal, TypedDict
 from llm_spec import ConfigError
 from llm_spec.provider_kit import MAX_LOOKAHEAD, check_number
 
-__all__ = ["MAX_REQUESTS", "MAX_WIDTH", "MIN_CONTEXT", "TorchOptions", "check_options"]
+__all__ = ["MAX_REQUESTS", "MAX_WIDTH", "MIN_CONTEXT", "TorchOptions", "check_torch_options"]
 
 MAX_WIDTH: Final = 16
 MAX_REQUESTS: Final = 8
@@ -47,7 +47,7 @@ class TorchOptions(TypedDict, total=False):
     device_rounds: bool
 
 
-def check_options(options: TorchOptions) -> None:
+def check_torch_options(options: TorchOptions) -> None:
     """Raise ConfigError for a value out of range, or two options that exclude each other."""
     check_number(ConfigError, "layers", options.get("layers"), 1, integer=True)
     check_number(ConfigError, "max_width", options.get("max_width"), 2, MAX_LOOKAHEAD + 1, integer=True)

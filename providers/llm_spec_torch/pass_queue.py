@@ -78,7 +78,7 @@ class PassQueue:
         self._has_leader = False
         self._histories: dict[PassRunner, _RunnerHistory] = {}
 
-    def run(self, runner: PassRunner, forward_pass: ForwardPass) -> FloatArray:
+    def run_pass(self, runner: PassRunner, forward_pass: ForwardPass) -> FloatArray:
         """Wait until a pass has been run, by this thread or another; its logits. Raises its error."""
         pending_pass = _PendingPass(runner, forward_pass, threading.Condition(self._lock))
         self._enqueue(pending_pass)
@@ -86,7 +86,7 @@ class PassQueue:
             while pending_pass.outcome is None:
                 self._run_group(self._wait_for_next_group(pending_pass))
         except BaseException:
-            self._withdraw(pending_pass)
+            self._withdraw_pass(pending_pass)
             raise
         if isinstance(pending_pass.outcome, Exception):
             raise pending_pass.outcome
@@ -122,13 +122,13 @@ class PassQueue:
             self._has_leader = True
             group: list[_PendingPass] = []
             try:
-                group = self._gather_group(self._waiting[0])
+                group = self._gather_next_group(self._waiting[0])
             finally:
                 if not group:
                     self._stop_leading()
             return group
 
-    def _gather_group(self, first: _PendingPass) -> list[_PendingPass]:
+    def _gather_next_group(self, first: _PendingPass) -> list[_PendingPass]:
         """Take the next group out of those that wait; [] where all of it has been withdrawn meanwhile."""
         group = [first]
         if first.runner.is_batching:
@@ -173,7 +173,7 @@ class PassQueue:
         if self._waiting:
             self._waiting[0].done.notify()
 
-    def _withdraw(self, pending_pass: _PendingPass) -> None:
+    def _withdraw_pass(self, pending_pass: _PendingPass) -> None:
         """An interrupt came while waiting: the pass is no longer to be run."""
         with self._lock:
             if pending_pass in self._waiting:
@@ -188,10 +188,10 @@ def _run_passes(group: list[_PendingPass]) -> Sequence[PassResult]:
     try:
         return group[0].runner.run_all([pending_pass.forward_pass for pending_pass in group])
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to those whose pass it was
-        return [error] if len(group) == 1 else [_copy_error(error) for _ in group]
+        return [error] if len(group) == 1 else [_copy_error_for_thread(error) for _ in group]
 
 
-def _copy_error(error: Exception) -> TargetError:
+def _copy_error_for_thread(error: Exception) -> TargetError:
     """An error for each thread: one that is raised in several gathers all their tracebacks."""
     own = TargetError(str(error) or type(error).__name__)
     own.__cause__ = error

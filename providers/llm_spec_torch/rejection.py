@@ -1,7 +1,7 @@
 """Rejection sampling on the device: what `llm_spec.tokens.Rejection` does, with the same numbers, for CUDA graphs.
 
 Leviathan et al., arXiv 2211.17192. Higher acceptance than coupled sampling, but the text depends on what was drafted.
-Greedy requests use `DeviceSampler.choose` and `verify`: there the two rules are one.
+Greedy requests use `DeviceSampler.choose_tokens` and `verify`: there the two rules are one.
 
 Every tensor may have leading dimensions, as in `sampling`.
 """
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from llm_spec.provider_kit import Purpose
-from llm_spec_torch.noise import uniform
+from llm_spec_torch.noise import make_uniform_tensor
 from llm_spec_torch.sampling import DeviceSampler, DeviceVerifyResult, count_leading_true
 
-__all__ = ["DeviceDraftTokens", "DeviceRejection", "residual_probs"]
+__all__ = ["DeviceDraftTokens", "DeviceRejectionSampler", "compute_residual_tensor"]
 
 
 class DeviceDraftTokens(NamedTuple):
@@ -27,7 +27,7 @@ class DeviceDraftTokens(NamedTuple):
     p_draft: Tensor  # [num_rows, vocab_size] float64, each row sums to 1
 
 
-class DeviceRejection:
+class DeviceRejectionSampler:
     """Drafts and verifies one request that is not greedy, with its sampler's filters; `begin` before each request.
 
     `round_index` [] int64 counts verifications: a position that is drafted again must not meet the same noise.
@@ -37,11 +37,11 @@ class DeviceRejection:
         self._sampler = sampler
         self.round_index = torch.zeros((), dtype=torch.int64, device=sampler.valid.device)
 
-    def begin(self) -> None:
+    def begin_request(self) -> None:
         """Count rounds from 0; the sampler begins for itself."""
         self.round_index.zero_()
 
-    def draw(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> DeviceDraftTokens:
+    def draw_draft_tokens(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> DeviceDraftTokens:
         """Draft tokens from a draft's distribution; the arguments are those of `DeviceSampler.choose`."""
         p_draft, finite = self._compute_probs(logits, before_ids)
         self._sampler.valid.logical_and_(finite.all())
@@ -57,28 +57,32 @@ class DeviceRejection:
         """
         p_target, finite = self._compute_probs(logits, drafted_ids)
         positions = position[..., None] + torch.arange(logits.shape[-2], device=logits.device)
-        accepted = self._accept_each(p_target[..., :-1, :], p_draft, positions[..., :-1], drafted_ids)
+        accepted = self._decide_acceptance_of_each(p_target[..., :-1, :], p_draft, positions[..., :-1], drafted_ids)
         num_accepted = count_leading_true(accepted)
         self._sampler.mark_finite_rows(finite, num_accepted)
-        next_id = self._sample_next(p_target, p_draft, positions, num_accepted)
+        next_id = self._sample_correction_or_bonus(p_target, p_draft, positions, num_accepted)
         self.round_index.add_(1)
         last = torch.arange(logits.shape[-2], device=logits.device) >= num_accepted[..., None]
         return DeviceVerifyResult(
             torch.where(last, next_id, torch.nn.functional.pad(drafted_ids, (0, 1))), num_accepted
         )
 
-    def _accept_each(self, p_target: Tensor, p_draft: Tensor, positions: Tensor, drafted_ids: Tensor) -> Tensor:
+    def _decide_acceptance_of_each(
+        self, p_target: Tensor, p_draft: Tensor, positions: Tensor, drafted_ids: Tensor
+    ) -> Tensor:
         """Each drafted token judged for itself: [num_drafted] bool."""
         token = drafted_ids[..., None]
         numbers = self._draw_uniform(positions, Purpose.ACCEPT)
         # strictly below: a token that the target cannot say is never accepted, whatever the uniform
         return numbers * p_draft.gather(-1, token).squeeze(-1) < p_target.gather(-1, token).squeeze(-1)
 
-    def _sample_next(self, p_target: Tensor, p_draft: Tensor, positions: Tensor, num_accepted: Tensor) -> Tensor:
+    def _sample_correction_or_bonus(
+        self, p_target: Tensor, p_draft: Tensor, positions: Tensor, num_accepted: Tensor
+    ) -> Tensor:
         """The correction from the residual, or the bonus from the target's distribution: [1] int64."""
         row = num_accepted[..., None]
         nothing = torch.nn.functional.pad(p_draft, (0, 0, 0, 1))  # a bonus: no draft to leave anything over
-        probs = residual_probs(_select_row(p_target, row), _select_row(nothing, row))
+        probs = compute_residual_tensor(_select_row(p_target, row), _select_row(nothing, row))
         is_bonus = row == p_draft.shape[-2]
         purpose = torch.where(is_bonus, int(Purpose.BONUS), int(Purpose.RESIDUAL))
         return _sample_by_inverse_transform(probs, self._draw_uniform(positions.gather(-1, row), purpose))
@@ -89,10 +93,10 @@ class DeviceRejection:
         return probs.softmax(dim=-1), finite
 
     def _draw_uniform(self, positions: Tensor, purpose: Tensor | Purpose) -> Tensor:
-        return uniform(self._sampler.key, positions, purpose, self.round_index)
+        return make_uniform_tensor(self._sampler.key, positions, purpose, self.round_index)
 
 
-def residual_probs(p_target: Tensor, p_draft: Tensor) -> Tensor:
+def compute_residual_tensor(p_target: Tensor, p_draft: Tensor) -> Tensor:
     """What rejected tokens leave of the target's distributions, not normalised: `max(0, p_target - p_draft)`.
 
     All [num_rows, vocab_size]. The target's own where nothing is left: then only rounding rejected the token.

@@ -22,12 +22,12 @@ from llm_spec import DeviceRoundResult, ModelOutputError, Sampling
 from llm_spec.provider_kit import prefill_prompt
 from llm_spec_torch.caches import CacheSlot
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
-from llm_spec_torch.lane import DeviceLane, DeviceRoundReport, LaneModel, LanePool
+from llm_spec_torch.round_engine import DeviceRoundEngine, DeviceRoundReport, NetworkWithCache, RoundEnginePool
 from llm_spec_torch.sampling import SamplingSwitches
 from llm_spec_torch.session import TorchSession
 from llm_spec_torch.shape import PassShape
 
-__all__ = ["DeviceRoundParticipant", "TorchRoundRunner", "open_rounds"]
+__all__ = ["DeviceRoundParticipant", "TorchRoundRunner", "prefill_and_open_rounds"]
 
 
 class DeviceRoundParticipant(Protocol):
@@ -47,19 +47,19 @@ class DeviceRoundParticipant(Protocol):
 
     def open(self, *, exact: bool = True) -> TorchSession: ...
 
-    def as_lane_model(self, slot: CacheSlot) -> LaneModel:
+    def get_network_with_cache(self, slot: CacheSlot) -> NetworkWithCache:
         """Its weights, and the cache of a slot."""
         ...
 
 
-def open_rounds(
+def prefill_and_open_rounds(
     target: DeviceRoundParticipant,
     draft: DeviceRoundParticipant | None,
     prompt_ids: Sequence[int],
     *,
     sampling: Sampling,
     seed: int,
-    lanes: LanePool,
+    engines: RoundEnginePool,
     shape: PassShape,
     cancelled: Callable[[], bool],
 ) -> TorchRoundRunner | None:
@@ -71,25 +71,25 @@ def open_rounds(
         own = opened.enter_context(closing(target.open()))
         prefill_prompt(own, prompt_ids[:-1], cancelled)
         started = time.perf_counter()
-        drafting = None if draft is None else _open_draft_session(draft, prompt_ids, cancelled)
+        drafting = None if draft is None else _prefill_draft_session(draft, prompt_ids, cancelled)
         open_draft_s = 0.0 if draft is None else time.perf_counter() - started
         if cancelled():
             if drafting is not None:
                 drafting.close()
             return None
-        parts = [target.as_lane_model(own.slot)]
+        parts = [target.get_network_with_cache(own.slot)]
         places: list[object] = [own.slot.index]
         if draft is not None and drafting is not None:
             opened.enter_context(closing(drafting))
-            parts.append(draft.as_lane_model(drafting.slot))
+            parts.append(draft.get_network_with_cache(drafting.slot))
             places += [draft, drafting.slot.index]
         with run_on_device(target.name, target.device):
             switches = SamplingSwitches.from_sampling(sampling, target.vocab_size)
-            lane = lanes.acquire_lane(places, parts, switches, target.vocab_size, shape.max_width - 1)
-            lane.sampler.load_request(sampling, seed)
-            lane.begin(torch.tensor(prompt_ids, device=target.device))
+            engine = engines.acquire_engine(places, parts, switches, target.vocab_size, shape.max_width - 1)
+            engine.sampler.load_request(sampling, seed)
+            engine.begin_request(torch.tensor(prompt_ids, device=target.device))
         return TorchRoundRunner(
-            lane,
+            engine,
             shape,
             target,
             own.slot,
@@ -100,7 +100,7 @@ def open_rounds(
         )
 
 
-def _open_draft_session(
+def _prefill_draft_session(
     draft: DeviceRoundParticipant, prompt_ids: Sequence[int], cancelled: Callable[[], bool]
 ) -> TorchSession | None:
     """A draft's session that has read all of a prompt but its last two tokens; None if the draft fails."""
@@ -117,14 +117,14 @@ def _open_draft_session(
 
 
 class TorchRoundRunner:
-    """One request's rounds on a lane that has read its prompt; see `llm_spec.DeviceRoundRunner`.
+    """One request's rounds on an engine that has read its prompt; see `llm_spec.DeviceRoundRunner`.
 
     `draft_context`: positions that the draft may read. `release` gives the caches back.
     """
 
     def __init__(
         self,
-        lane: DeviceLane,
+        engine: DeviceRoundEngine,
         shape: PassShape,
         target: DeviceRoundParticipant,
         slot: CacheSlot,
@@ -134,7 +134,7 @@ class TorchRoundRunner:
         open_draft_s: float,
         release: Callable[[], None],
     ) -> None:
-        self._lane = lane
+        self._engine = engine
         self._shape = shape
         self._target = target
         self._slot = slot
@@ -142,20 +142,20 @@ class TorchRoundRunner:
         self._draft_slot = draft_slot
         self.open_draft_s = open_draft_s
         self._release = release
-        lane.in_use = True
+        engine.in_use = True
         self._num_tokens_missed_by_draft = 0  # tokens of the context that the draft has not read, besides the last two
         self._length = len(slot.token_ids) + 1  # of prompt and answer, as far as rounds have been read
         self._pending_rounds: deque[_PendingRound] = deque()
-        self._clock: type[_RoundClock] = _CudaRoundClock if lane.length.device.type == "cuda" else _HostRoundClock
+        self._clock: type[_RoundClock] = _CudaRoundClock if engine.length.device.type == "cuda" else _HostRoundClock
 
     @property
     def has_device_draft(self) -> bool:
-        return self._lane.draft_model is not None
+        return self._engine.draft_model is not None
 
     def draft_and_verify(self, lookahead: int, room: int) -> DeviceRoundResult:
         if not self._pending_rounds:
             self._start_round(self._limit_lookahead(lookahead))
-        if self._clock is _CudaRoundClock and self._can_start_next(lookahead, room):
+        if self._clock is _CudaRoundClock and self._can_start_next_round(lookahead, room):
             self._start_round(lookahead)
         return self._collect_round()
 
@@ -184,7 +184,7 @@ class TorchRoundRunner:
         """So many tokens of `lookahead` that the round stays within one number of keys."""
         return min(lookahead, self._shape.pad_num_keys(self._length - 1) - self._length)
 
-    def _can_start_next(self, lookahead: int, room: int) -> bool:
+    def _can_start_next_round(self, lookahead: int, room: int) -> bool:
         """Whether another round may start before those under way are read, however they end."""
         if len(self._pending_rounds) != 1:
             return False
@@ -196,24 +196,24 @@ class TorchRoundRunner:
 
     def _start_round(self, lookahead: int, proposed_ids: Sequence[int] | None = None) -> None:
         """Start a round with tokens drafted here, or given."""
-        lane, num_keys, width = (
-            self._lane,
+        engine, num_keys, width = (
+            self._engine,
             self._shape.pad_num_keys(self._length - 1),
             self._shape.pad_width(lookahead + 1),
         )
         uses_device_draft = self.has_device_draft and proposed_ids is None
         with run_on_device(self._target.name, self._target.device):
             if proposed_ids:
-                lane.drafted[:lookahead].copy_(torch.tensor(proposed_ids), non_blocking=True)
-            lane.capture_steps(lookahead, num_keys, width, uses_device_draft=uses_device_draft)
+                engine.drafted[:lookahead].copy_(torch.tensor(proposed_ids), non_blocking=True)
+            engine.capture_steps(lookahead, num_keys, width, uses_device_draft=uses_device_draft)
             if uses_device_draft:
                 self._catch_up_draft(lookahead, num_keys)
             clock = self._clock()
             if uses_device_draft and lookahead:
-                lane.draft(lookahead, num_keys)
+                engine.run_draft(lookahead, num_keys)
             clock.mark_step_end()
-            lane.verify(lookahead, num_keys, width)
-            report = _copy_to_host(lane.report)
+            engine.run_verify(lookahead, num_keys, width)
+            report = _copy_report_to_host(engine.report)
             clock.mark_step_end()
         self._pending_rounds.append(_PendingRound(lookahead, report, clock))
 
@@ -222,12 +222,12 @@ class TorchRoundRunner:
         if not lookahead:
             self._num_tokens_missed_by_draft += 1
         elif self._num_tokens_missed_by_draft:
-            self._lane.catch_up_draft(self._num_tokens_missed_by_draft, num_keys)
+            self._engine.catch_up_draft(self._num_tokens_missed_by_draft, num_keys)
             self._num_tokens_missed_by_draft = 0
 
     def _collect_round(self) -> DeviceRoundResult:
         pending = self._pending_rounds.popleft()
-        draft_s, verify_s = pending.clock.seconds()  # waits until the copy is there
+        draft_s, verify_s = pending.clock.measure_draft_and_verify_s()  # waits until the copy is there
         report = DeviceRoundReport.from_numbers([int(number) for number in pending.report.numpy()], pending.lookahead)
         if not report.draft_is_finite and self._draft_slot is not None:
             self._draft_slot.erase()
@@ -238,11 +238,11 @@ class TorchRoundRunner:
         return DeviceRoundResult(report.drafted_ids, report.num_accepted, report.next_token_id, draft_s, verify_s)
 
     def close(self) -> None:
-        """Wait for what is under way, and give caches and lane back."""
+        """Wait for what is under way, and give caches and engine back."""
         while self._pending_rounds:
             with contextlib.suppress(ModelOutputError):  # nobody will read it
                 self._collect_round()
-        self._lane.in_use = False
+        self._engine.in_use = False
         self._release()
 
 
@@ -260,7 +260,7 @@ class _RoundClock(Protocol):
 
     def mark_step_end(self) -> None: ...
 
-    def seconds(self) -> tuple[float, float]:
+    def measure_draft_and_verify_s(self) -> tuple[float, float]:
         """Of drafting and verifying; waits until both are over."""
         ...
 
@@ -274,7 +274,7 @@ class _HostRoundClock:
     def mark_step_end(self) -> None:
         self._times.append(time.perf_counter())
 
-    def seconds(self) -> tuple[float, float]:
+    def measure_draft_and_verify_s(self) -> tuple[float, float]:
         start, middle, end = self._times
         return middle - start, end - middle
 
@@ -292,13 +292,13 @@ class _CudaRoundClock:
         event.record()
         self._events.append(event)
 
-    def seconds(self) -> tuple[float, float]:
+    def measure_draft_and_verify_s(self) -> tuple[float, float]:
         start, middle, end = self._events
         end.synchronize()
         return start.elapsed_time(middle) / 1e3, middle.elapsed_time(end) / 1e3
 
 
-def _copy_to_host(report: Tensor) -> Tensor:
+def _copy_report_to_host(report: Tensor) -> Tensor:
     """A copy on the host, under way when this returns."""
     if report.device.type == "cpu":
         return report.clone()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llm_spec import InvalidRequestError, Sampling
 from llm_spec.provider_kit import is_greedy, needs_no_penalties
-from llm_spec_torch.noise import gumbel, split_seed
+from llm_spec_torch.noise import make_gumbel_tensor, split_seed_into_words
 
 __all__ = ["DeviceSampler", "DeviceVerifyResult", "SamplingSwitches", "count_leading_true"]
 
@@ -84,15 +84,15 @@ class DeviceSampler:
             raise InvalidRequestError(
                 f"logit_bias names token {outside[0]}; the model has tokens 0 to {self.vocab_size - 1}"
             )
-        self.key.copy_(torch.tensor(split_seed(seed)).expand_as(self.key))
-        self._parameters.copy_(torch.tensor(_read_parameters(sampling, self.vocab_size), dtype=torch.float64))
+        self.key.copy_(torch.tensor(split_seed_into_words(seed)).expand_as(self.key))
+        self._parameters.copy_(torch.tensor(_list_sampling_parameters(sampling, self.vocab_size), dtype=torch.float64))
         if self.switches.penalised:
             bias = torch.zeros(self.vocab_size, dtype=torch.float64)
             for token_id, value in sampling.logit_bias.items():
                 bias[token_id] = value
             self._bias.copy_(bias)
 
-    def begin(self, prompt_ids: Sequence[int] | Tensor) -> None:
+    def begin_answer(self, prompt_ids: Sequence[int] | Tensor) -> None:
         """Forget the last answer; penalties count this prompt ([num_tokens])."""
         self.valid.fill_(value=True)
         self.counts.zero_()
@@ -101,7 +101,7 @@ class DeviceSampler:
             ids = torch.as_tensor(prompt_ids, dtype=torch.int64, device=self.seen.device)
             self.seen.index_fill_(-1, ids, 1)
 
-    def count_committed(self, token_ids: Tensor, num: Tensor) -> None:
+    def count_committed_tokens(self, token_ids: Tensor, num: Tensor) -> None:
         """Count the first `num` ([] int64) of `token_ids` ([num_tokens] int64) as the answer's."""
         if self.switches.penalised:
             index = torch.arange(token_ids.shape[-1], device=token_ids.device)
@@ -109,7 +109,7 @@ class DeviceSampler:
 
     # ------------------------------------------------------------------------------------------------- tokens
 
-    def choose(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> Tensor:
+    def choose_tokens(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> Tensor:
         """The token at each position: [num_rows] int64.
 
         `logits` [num_rows, any_vocab_size] floating, `positions` [num_rows] int64. `before_ids` [num_before] int64,
@@ -139,10 +139,10 @@ class DeviceSampler:
     def _choose_and_check_finite(self, logits: Tensor, positions: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [num_rows] int64, and which rows have a finite best logit [num_rows] bool."""
         if self.switches.greedy:
-            best, token_ids = self.adjust(logits, before_ids).max(dim=-1)
+            best, token_ids = self.apply_bias_and_penalties(logits, before_ids).max(dim=-1)
             return token_ids, best.isfinite()
         probs, finite = self.logprobs(logits, before_ids)
-        return (probs + gumbel(self.key, positions, self.vocab_size)).argmax(dim=-1), finite
+        return (probs + make_gumbel_tensor(self.key, positions, self.vocab_size)).argmax(dim=-1), finite
 
     # ------------------------------------------------------------------------------------------ distributions
 
@@ -151,14 +151,14 @@ class DeviceSampler:
 
         Also which rows have a finite best logit: [num_rows] bool.
         """
-        probs = self.adjust(logits, before_ids).double() / self._temperature
+        probs = self.apply_bias_and_penalties(logits, before_ids).double() / self._temperature
         best = probs.amax(dim=-1, keepdim=True)
         dropped = probs < best + self._log_min_p
         if self.switches.filtered:
-            dropped |= self._find_filtered_out(probs)
+            dropped |= self._find_filtered_out_tokens(probs)
         return probs.masked_fill_(dropped, -math.inf), best.squeeze(-1).isfinite()
 
-    def adjust(self, logits: Tensor, before_ids: Tensor) -> Tensor:
+    def apply_bias_and_penalties(self, logits: Tensor, before_ids: Tensor) -> Tensor:
         """Logits after bias and penalties, [num_rows, vocab_size]; float64, or as they came where there are none."""
         fitted = self.fit_vocabulary(logits)
         if not self.switches.penalised:
@@ -188,7 +188,7 @@ class DeviceSampler:
         counts = self.counts[..., None, :].expand(*sizes, self.vocab_size).clone(memory_format=torch.contiguous_format)
         return counts.scatter_add_(-1, ids, follows.expand_as(ids))
 
-    def _find_filtered_out(self, probs: Tensor) -> Tensor:
+    def _find_filtered_out_tokens(self, probs: Tensor) -> Tensor:
         """All but the `top_k` largest and, of those, the fewest whose mass reaches `top_p`: [num_rows, vocab_size].
 
         A stable sort puts lower ids first where tokens tie, so exactly as many stay as should.
@@ -206,7 +206,7 @@ def count_leading_true(accepted: Tensor) -> Tensor:
     return accepted.long().cumprod(dim=-1).sum(dim=-1)
 
 
-def _read_parameters(sampling: Sampling, vocab_size: int) -> list[float]:
+def _list_sampling_parameters(sampling: Sampling, vocab_size: int) -> list[float]:
     """Temperature, top-k, top-p, log min-p, and the three penalties; what is not set changes nothing."""
     top_p = _NO_TOP_P if sampling.top_p is None or sampling.top_p >= 1.0 else sampling.top_p
     return [

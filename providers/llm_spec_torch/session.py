@@ -19,7 +19,9 @@ FloatArray: TypeAlias = NDArray[np.float32]
 class ForwardRunner(Protocol):
     """Runs forward passes."""
 
-    def run(self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int) -> FloatArray:
+    def run_forward(
+        self, slot: CacheSlot, token_ids: Sequence[int], *, width: int, num_keys: int, num_rows: int
+    ) -> FloatArray:
         """Append tokens, padded to `width`, to a slot; logits after the last `num_rows` of them."""
         ...
 
@@ -65,7 +67,7 @@ class TorchSession:
         for end in self._split_forward(len(slot.token_ids), len(token_ids), is_prompt=is_prompt):
             part = token_ids[start:end]
             at = len(slot.token_ids)
-            logits = self._forwards.run(
+            logits = self._forwards.run_forward(
                 slot,
                 part,
                 width=len(part) if is_prompt else self._shape.pad_width(len(part)),
@@ -85,11 +87,11 @@ class TorchSession:
         slot, self._slot = self._slot, None
         if slot is not None:
             self._forwards.forget_slot(slot)
-            self._pool.release(slot)
+            self._pool.release_slot(slot)
 
     def _acquire_slot(self, token_ids: Sequence[int] = ()) -> CacheSlot:
         if self._slot is None:
-            self._slot = self._pool.acquire(token_ids, exact=self._exact)
+            self._slot = self._pool.acquire_slot(token_ids, exact=self._exact)
         return self._slot
 
     def _split_forward(self, at: int, count: int, *, is_prompt: bool) -> list[int]:

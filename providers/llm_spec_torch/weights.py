@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from llm_spec import ModelLoadError
 from llm_spec_torch.linear_layers import Linear, make_linear
-from llm_spec_torch.network import AttentionShape, FoldedNorm, LayerKind, LayerWeights, Norm, TransformerNetwork
+from llm_spec_torch.network import AttentionShape, FoldedRmsNorm, LayerKind, LayerWeights, RmsNorm, TransformerNetwork
 
 __all__ = ["check_architecture", "read_network"]
 
@@ -39,7 +39,7 @@ def check_architecture(module: Any) -> None:
     body = _get_text_model(module)
     _check_submodules("the model", body, {"embed_tokens", "layers", "norm", "rotary_emb"})
     for layer in body.layers:
-        _check_layer(layer)
+        _check_layer_architecture(layer)
 
 
 def read_network(module: Any, *, num_positions: int, fused: bool) -> TransformerNetwork:
@@ -57,7 +57,7 @@ def read_network(module: Any, *, num_positions: int, fused: bool) -> Transformer
     return TransformerNetwork(
         embedding=embedding,
         embedding_scale=None if scale is None else scale.detach().to(embedding.dtype),
-        layers=tuple(_read_layer(layer, kind_of[index]) for index, layer in enumerate(body.layers)),
+        layers=tuple(_read_layer_weights(layer, kind_of[index]) for index, layer in enumerate(body.layers)),
         kinds=kinds,
         attention=AttentionShape(
             num_heads=config.num_attention_heads,
@@ -70,7 +70,7 @@ def read_network(module: Any, *, num_positions: int, fused: bool) -> Transformer
         final_norm=final_norm,
         head=head,
         final_softcap=getattr(config, "final_logit_softcapping", None),
-        activation=_read_activation(config),
+        activation=_get_activation_function(config),
         vocab_size=vocab_size,
     )
 
@@ -90,7 +90,7 @@ def _check_submodules(what: str, module: Any, required: set[str], optional: set[
         )
 
 
-def _check_layer(layer: Any) -> None:
+def _check_layer_architecture(layer: Any) -> None:
     has_gemma_norms = hasattr(layer, "pre_feedforward_layernorm")
     _check_submodules("a layer", layer, _GEMMA_LAYER_MODULES if has_gemma_norms else _LAYER_MODULES)
     _check_submodules("an attention", layer.self_attn, _ATTENTION_MODULES, {"q_norm", "k_norm"})
@@ -106,7 +106,7 @@ def _check_layer(layer: Any) -> None:
                 )
 
 
-def _read_layer(layer: Any, kind: int) -> LayerWeights:
+def _read_layer_weights(layer: Any, kind: int) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
     head_dim = attention.head_dim
     is_gemma = hasattr(layer, "pre_feedforward_layernorm")
@@ -123,24 +123,24 @@ def _read_layer(layer: Any, kind: int) -> LayerWeights:
         query_norm=_read_head_norm(attention, "q_norm", head_dim),
         key_norm=_read_head_norm(attention, "k_norm", head_dim),
         output=_join_linears([attention.o_proj]),
-        after_attention_norm=_read_norm(layer.post_attention_layernorm) if is_gemma else None,
+        after_attention_norm=_read_norm_weights(layer.post_attention_layernorm) if is_gemma else None,
         mlp_norm=mlp_norm,
         gate_up=gate_up,
         down=_join_linears([mlp.down_proj]),
-        after_mlp_norm=_read_norm(layer.post_feedforward_layernorm) if is_gemma else None,
+        after_mlp_norm=_read_norm_weights(layer.post_feedforward_layernorm) if is_gemma else None,
         kind=kind,
     )
 
 
 def _fold_norm_into_linears(
     norm_module: Any, modules: Sequence[Any], pairs_of: Sequence[int | None] | None = None
-) -> tuple[Norm | FoldedNorm, Linear]:
+) -> tuple[RmsNorm | FoldedRmsNorm, Linear]:
     """A norm and the linear modules that read what it gives: folded into one another where that is faster."""
-    norm = _read_norm(norm_module)
+    norm = _read_norm_weights(norm_module)
     if norm.weight.device.type != "cpu" or modules[0].weight.dtype != torch.float32:
         return norm, _join_linears(modules, pairs_of)
     size = norm.weight.shape[0]
-    folded = FoldedNorm(torch.tensor(math.sqrt(size * norm.eps)))
+    folded = FoldedRmsNorm(torch.tensor(math.sqrt(size * norm.eps)))
     return folded, _join_linears(modules, pairs_of, norm.weight * math.sqrt(size))
 
 
@@ -154,7 +154,7 @@ def _join_linears(
     sizes = pairs_of or [None] * len(modules)
     weights = [_reorder_rotated_pairs(m.weight.detach(), size) for m, size in zip(modules, sizes, strict=True)]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    biases = [_read_bias(m) for m in modules]
+    biases = [_copy_bias_or_none(m) for m in modules]
     bias = None
     if any(b is not None for b in biases):
         filled = [weight.new_zeros(m.weight.shape[0]) if b is None else b for m, b in zip(modules, biases, strict=True)]
@@ -173,29 +173,29 @@ def _reorder_rotated_pairs(rows: Tensor, head_dim: int | None) -> Tensor:
     return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def _read_bias(module: Any) -> Tensor | None:
+def _copy_bias_or_none(module: Any) -> Tensor | None:
     return None if module.bias is None else module.bias.detach()
 
 
-def _read_norm(module: Any) -> Norm:
+def _read_norm_weights(module: Any) -> RmsNorm:
     weight: Tensor = module.weight.detach().clone()  # see the embedding
     eps = float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
     if "Gemma" in type(module).__name__:  # (1 + weight), in float32
         weight = 1.0 + weight.float()
-    return Norm(weight, eps)
+    return RmsNorm(weight, eps)
 
 
-def _read_head_norm(attention: Any, name: str, head_dim: int) -> Norm | None:
+def _read_head_norm(attention: Any, name: str, head_dim: int) -> RmsNorm | None:
     module = getattr(attention, name, None)
     if module is None:
         return None
-    norm = _read_norm(module)
+    norm = _read_norm_weights(module)
     if norm.weight.shape != (head_dim,):
         raise ModelLoadError(f"{name} is a norm of {tuple(norm.weight.shape)}; it must be of one head, {head_dim}")
-    return Norm(_reorder_rotated_pairs(norm.weight, head_dim), norm.eps)
+    return RmsNorm(_reorder_rotated_pairs(norm.weight, head_dim), norm.eps)
 
 
-def _read_activation(config: Any) -> Callable[[Tensor], Tensor]:
+def _get_activation_function(config: Any) -> Callable[[Tensor], Tensor]:
     name = getattr(config, "hidden_activation", None) or config.hidden_act
     if name not in _ACTIVATIONS:
         raise ModelLoadError(f"the activation is {name!r}; it must be one of {', '.join(_ACTIVATIONS)}")

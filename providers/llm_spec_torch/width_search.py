@@ -20,13 +20,13 @@ from llm_spec_torch.network import TransformerNetwork
 from llm_spec_torch.session import FloatArray
 from llm_spec_torch.shape import PassShape
 
-__all__ = ["WidthSearch"]
+__all__ = ["AgreeingWidthSearch"]
 
 _FIRST_POSITION: Final = 21  # after a place where attention begins to read more
 _NUM_STEPS: Final = 3  # of keys that are looked at; a CPU's attention reads blocks of two
 
 
-class WidthSearch:
+class AgreeingWidthSearch:
     """Looks for the widths of a network whose caches have `capacity` places; to be run in inference mode.
 
     `shape` says how many keys attention reads at a position; `token_ids`: two for each row of the widest pass.
@@ -40,47 +40,47 @@ class WidthSearch:
         self._capacity = capacity
         self._token_ids = token_ids
 
-    def find(self, candidates: Sequence[int], max_width: int) -> list[int]:
+    def search_agreeing_widths(self, candidates: Sequence[int], max_width: int) -> list[int]:
         """The candidates that agree with the widest pass, `max_width` or where that fails half of it; [] for none."""
         while max_width > 1:
-            widths = self._sort_out([*(width for width in candidates if width < max_width), max_width])
+            widths = self._filter_agreeing_widths([*(width for width in candidates if width < max_width), max_width])
             if widths:
-                read_all = self._make_reader(self._network, _FIRST_POSITION, has_head=True)
+                read_all = self._make_row_reader(self._network, _FIRST_POSITION, has_head=True)
                 widths = find_agreeing_widths(read_all, self._token_ids, widths, start=_FIRST_POSITION, thorough=False)
             if widths:
                 return widths
             max_width //= 2
         return []
 
-    def is_valid(self, widths: Sequence[int]) -> bool:
+    def are_widths_still_agreeing(self, widths: Sequence[int]) -> bool:
         """Whether widths that an earlier load has found agree today."""
-        return self._sort_out(widths) == list(widths)
+        return self._filter_agreeing_widths(widths) == list(widths)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _sort_out(self, widths: Sequence[int]) -> list[int]:
+    def _filter_agreeing_widths(self, widths: Sequence[int]) -> list[int]:
         """The widths that agree in the head, and in one layer of each kind wherever it is read."""
-        agreeing = find_agreeing_widths(self._read_head, self._token_ids, widths, start=0)
+        agreeing = find_agreeing_widths(self._compute_head_logits, self._token_ids, widths, start=0)
         sample = self._network.keep_one_layer_of_each_kind()
-        for start in self._list_starts():
+        for start in self._list_start_positions():
             if agreeing:
-                read_layers = self._make_reader(sample, start, has_head=False)
+                read_layers = self._make_row_reader(sample, start, has_head=False)
                 agreeing = find_agreeing_widths(read_layers, self._token_ids, agreeing, start=start)
         return agreeing
 
-    def _list_starts(self) -> list[int]:
+    def _list_start_positions(self) -> list[int]:
         """Positions at which attention reads ever more keys, as far as the cache reaches."""
         starts = [_FIRST_POSITION]
         while len(starts) < _NUM_STEPS:
             starts.append(self._shape.pad_num_keys(starts[-1]) + _FIRST_POSITION)
         return [start for start in starts if start + len(self._token_ids) <= self._capacity]
 
-    def _read_head(self, _: int, token_ids: Sequence[int]) -> FloatArray:
+    def _compute_head_logits(self, _: int, token_ids: Sequence[int]) -> FloatArray:
         """The head's part of a pass, in which places make no difference."""
         ids = torch.tensor(token_ids, device=self._network.embedding.device)
-        return _to_array(self._network.logits(functional.embedding(ids, self._network.embedding)))
+        return _convert_to_numpy(self._network.compute_logits(functional.embedding(ids, self._network.embedding)))
 
-    def _make_reader(self, network: TransformerNetwork, start: int, *, has_head: bool) -> ReadRowsAt:
+    def _make_row_reader(self, network: TransformerNetwork, start: int, *, has_head: bool) -> ReadRowsAt:
         """Passes of a network about position `start`, after random numbers: that costs less than to read a prompt."""
         num_keys = self._shape.pad_num_keys(start)
         num_places = min(self._capacity, num_keys + len(self._token_ids))
@@ -89,15 +89,15 @@ class WidthSearch:
         for stored in cache.layers:
             stored.copy_(noise)
 
-        def read_at(at: int, token_ids: Sequence[int]) -> FloatArray:
+        def read_rows_at(at: int, token_ids: Sequence[int]) -> FloatArray:
             ids = torch.tensor([token_ids], device=network.embedding.device)
             positions = torch.arange(at, at + len(token_ids), device=ids.device)[None]
-            states = network.hidden(ids, positions, cache, num_keys)
-            return _to_array(network.logits(states) if has_head else states)
+            states = network.compute_hidden_states(ids, positions, cache, num_keys)
+            return _convert_to_numpy(network.compute_logits(states) if has_head else states)
 
-        return read_at
+        return read_rows_at
 
 
-def _to_array(rows: Tensor) -> FloatArray:
+def _convert_to_numpy(rows: Tensor) -> FloatArray:
     array: FloatArray = rows.float().cpu().numpy()
     return array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from llm_spec_anthropic.models import can_continue_prefix, get_default_max_tokens
+from llm_spec_anthropic.models import can_model_continue_prefix, get_default_max_tokens
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ from llm_spec_anthropic.models import can_continue_prefix, get_default_max_token
 )
 def test_what_a_name_tells(model: str, continues: bool, max_tokens: int) -> None:
     """Claude up to 4.5 continues a text, none from 4.6 on; who says no version is trusted with little."""
-    assert can_continue_prefix(model) is continues
+    assert can_model_continue_prefix(model) is continues
     assert get_default_max_tokens(model) == max_tokens

@@ -10,7 +10,7 @@ import aiohttp
 import httpx2
 import pytest
 from llm_spec_openai import OpenAIProvider, client
-from llm_spec_openai.failures import ModelAddress, to_llm_spec_error
+from llm_spec_openai.failures import ModelAddress, convert_sdk_error_to_library
 from openai import APITimeoutError, AsyncOpenAI, DefaultAsyncHttpxClient
 from support.openai_wire import KEY, QUESTION, OpenAIWire, provider_of
 from support.wire import chunk, text_chunks
@@ -205,7 +205,7 @@ def test_what_the_sdk_calls_a_timeout(behind: list[Exception], words: str) -> No
         last.__cause__ = cause
         last = cause
     assert isinstance(error, APITimeoutError)
-    told = to_llm_spec_error(error, ModelAddress("openai:x", "http://host", "OPENAI_API_KEY"), secret="")
+    told = convert_sdk_error_to_library(error, ModelAddress("openai:x", "http://host", "OPENAI_API_KEY"), secret="")
     assert type(told) is TransientError
     assert words in str(told)
 

@@ -70,7 +70,7 @@ def target(tiny_folder: Path) -> TorchProvider:
 def one_shape(tiny_folder: Path) -> TorchProvider:
     """A target whose passes all have one shape, whatever this CPU's kernels make of rows in it."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("llm_spec_torch.model.rows_agree", lambda *_: True)
+        patched.setattr("llm_spec_torch.model.do_joined_passes_agree", lambda *_: True)
         return TorchProvider(tiny_folder, batched=True, max_width=WIDTH)
 
 
@@ -325,13 +325,13 @@ def test_ragged_positions_have_the_logits_of_each_alone(target: TorchProvider) -
 def count_forwards(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of all passes from now on."""
     shapes: list[tuple[int, ...]] = []
-    right = TransformerNetwork.hidden
+    right = TransformerNetwork.compute_hidden_states
 
     def counted(self: TransformerNetwork, token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
         shapes.append(tuple(token_ids.shape))
         return right(self, token_ids, *rest)
 
-    monkeypatch.setattr(TransformerNetwork, "hidden", counted)
+    monkeypatch.setattr(TransformerNetwork, "compute_hidden_states", counted)
     return shapes
 
 
@@ -458,7 +458,7 @@ def test_out_of_memory_is_for_those_who_took_part(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(TransformerNetwork, "hidden", exhausted)
+        patched.setattr(TransformerNetwork, "compute_hidden_states", exhausted)
         errors = next_rows(target, three)
     assert all(isinstance(error, TargetError) for error in errors)
     assert all("give cache_gib or max_requests less" in str(error) for error in errors)
@@ -471,7 +471,7 @@ async def test_a_failing_draft_leaves_the_others_alone(target: TorchProvider, mo
     """One request's draft breaks in a shared pass: those that drafted with it go on plain, with the same text."""
     expected = await texts_alone(target, ASKED)
     draft = TorchProvider(target.model.make_early_exit_draft(2))
-    right = TransformerNetwork.hidden
+    right = TransformerNetwork.compute_hidden_states
     calls = iter(range(10**6))
 
     def failing(self: TransformerNetwork, *rest: Any) -> torch.Tensor:
@@ -479,7 +479,7 @@ async def test_a_failing_draft_leaves_the_others_alone(target: TorchProvider, mo
             raise RuntimeError("the device is gone")
         return right(self, *rest)
 
-    monkeypatch.setattr(TransformerNetwork, "hidden", failing)
+    monkeypatch.setattr(TransformerNetwork, "compute_hidden_states", failing)
     decoder = decoder_for(target, ProviderDraft(draft))
     results = await asyncio.gather(*(decoder.decode(prompt, **options) for prompt, options in ASKED))
     check_texts([result.content for result in results], expected, target.model)
@@ -541,7 +541,7 @@ async def test_memory_goes_with_the_last_reference(tiny_folder: Path, batched: b
 
 def wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot's rows stand where its neighbour's should."""
-    right = TransformerNetwork.hidden
+    right = TransformerNetwork.compute_hidden_states
 
     def hidden(
         self: TransformerNetwork, ids: torch.Tensor, positions: torch.Tensor, cache: KeyValueCache, num_keys: int
@@ -549,12 +549,12 @@ def wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
         rolled = positions.roll(1, 0).clamp(max=num_keys - 1) if len(positions) > 1 else positions
         return right(self, ids, rolled, cache, num_keys)
 
-    monkeypatch.setattr(TransformerNetwork, "hidden", hidden)
+    monkeypatch.setattr(TransformerNetwork, "compute_hidden_states", hidden)
 
 
 def scratch_in_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     """What rows without tokens write lands in the first places of the slot behind theirs."""
-    right = TransformerNetwork.hidden
+    right = TransformerNetwork.compute_hidden_states
 
     def hidden(
         self: TransformerNetwork, ids: torch.Tensor, positions: torch.Tensor, cache: KeyValueCache, num_keys: int
@@ -567,7 +567,7 @@ def scratch_in_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
                     stored[(index + 1) % batch, :width] = stored[index, -width:]
         return states
 
-    monkeypatch.setattr(TransformerNetwork, "hidden", hidden)
+    monkeypatch.setattr(TransformerNetwork, "compute_hidden_states", hidden)
 
 
 def neighbours_mask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,21 +596,23 @@ def bits_by_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bits_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that treats the last rows of a product in another way."""
-    right = TransformerNetwork.hidden
+    right = TransformerNetwork.compute_hidden_states
 
     def hidden(self: TransformerNetwork, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
         states = right(self, ids, *rest)
         states[-1] *= 1 + 1e-6
         return states
 
-    monkeypatch.setattr(TransformerNetwork, "hidden", hidden)
+    monkeypatch.setattr(TransformerNetwork, "compute_hidden_states", hidden)
 
 
 def bits_by_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scale taken over all rows of a pass, as some quantized kernels do."""
-    right = TransformerNetwork.hidden
+    right = TransformerNetwork.compute_hidden_states
     monkeypatch.setattr(
-        TransformerNetwork, "hidden", lambda *rest: (states := right(*rest)) * (1 + 1e-6 * states.abs().max())
+        TransformerNetwork,
+        "compute_hidden_states",
+        lambda *rest: (states := right(*rest)) * (1 + 1e-6 * states.abs().max()),
     )
 
 

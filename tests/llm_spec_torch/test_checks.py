@@ -8,14 +8,14 @@ from zlib import crc32
 import numpy as np
 import pytest
 from llm_spec_torch import TorchModel
-from llm_spec_torch.batch_checks import rows_agree
+from llm_spec_torch.batch_checks import do_joined_passes_agree
 from llm_spec_torch.caches import CachePool
-from llm_spec_torch.checks import find_agreeing_widths, make_fixed_ids
+from llm_spec_torch.checks import find_agreeing_widths, make_fixed_token_ids
 from llm_spec_torch.pass_queue import ForwardPass, PassResult
 from llm_spec_torch.shape import PassShape
 
 MAX_WIDTH = 6
-IDS = make_fixed_ids(21 + 2 * MAX_WIDTH, 100)
+IDS = make_fixed_token_ids(21 + 2 * MAX_WIDTH, 100)
 
 
 def row_after(*numbers: int) -> np.ndarray:
@@ -76,4 +76,4 @@ def test_rows_of_joined_passes_that_agree_are_found(tiny_model: TorchModel, faul
         return [run(passes, one) for one in passes]
 
     pool = CachePool(tiny_model._network, num_slots=4, capacity=600 + MAX_WIDTH)
-    assert rows_agree(run_all, pool, PassShape([MAX_WIDTH], 256), IDS) == (fault == "none")
+    assert do_joined_passes_agree(run_all, pool, PassShape([MAX_WIDTH], 256), IDS) == (fault == "none")

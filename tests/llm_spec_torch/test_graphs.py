@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from llm_spec_torch import sampling as sampling_module
-from llm_spec_torch.rejection import DeviceRejection
+from llm_spec_torch.rejection import DeviceRejectionSampler
 from llm_spec_torch.sampling import DeviceSampler
 
 from llm_spec.chat import Sampling
@@ -36,18 +36,20 @@ def record(sampler: DeviceSampler, monkeypatch: pytest.MonkeyPatch, device: str,
     """A whole round as a graph would record it: draft steps, verification, commit, by either rule."""
     logits = torch.zeros(num_drafted + 1, VOCAB_SIZE, device=device)
     position = torch.zeros((), dtype=torch.int64, device=device)
-    rejection = DeviceRejection(sampler)
+    rejection = DeviceRejectionSampler(sampler)
     with no_sync(monkeypatch):
         drafted_ids = torch.zeros(0, dtype=torch.int64, device=device)
         for step in range(num_drafted):
-            token_ids = sampler.choose(logits[:1, :-2], position[None] + step, drafted_ids)
+            token_ids = sampler.choose_tokens(logits[:1, :-2], position[None] + step, drafted_ids)
             drafted_ids = torch.cat([drafted_ids, token_ids])
         verdict = sampler.verify(logits, position, drafted_ids)
-        sampler.count_committed(verdict.token_ids, verdict.num_accepted + 1)
+        sampler.count_committed_tokens(verdict.token_ids, verdict.num_accepted + 1)
         if not sampler.switches.greedy:
-            p_draft = rejection.draw(logits[:-1], position + torch.arange(num_drafted, device=device), drafted_ids)[1]
+            p_draft = rejection.draw_draft_tokens(
+                logits[:-1], position + torch.arange(num_drafted, device=device), drafted_ids
+            )[1]
             verdict = rejection.verify(logits, position, drafted_ids, p_draft)
-            sampler.count_committed(verdict.token_ids, verdict.num_accepted + 1)
+            sampler.count_committed_tokens(verdict.token_ids, verdict.num_accepted + 1)
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
@@ -81,8 +83,8 @@ def test_a_planted_wait_is_caught(wait: str, device: str, monkeypatch: pytest.Mo
         PLANTED[wait](probs)
         return probs
 
-    noise = sampling_module.gumbel
-    monkeypatch.setattr(sampling_module, "gumbel", waiting_gumbel)
+    noise = sampling_module.make_gumbel_tensor
+    monkeypatch.setattr(sampling_module, "make_gumbel_tensor", waiting_gumbel)
     with pytest.raises(SyncError):
         record(sampler, monkeypatch, device)
 
@@ -92,15 +94,15 @@ class Round:
 
     def __init__(self, sampling: Sampling, seed: int) -> None:
         self.sampler = make(sampling, seed=seed)
-        self.rejection = DeviceRejection(self.sampler)
+        self.rejection = DeviceRejectionSampler(self.sampler)
         self.draft_logits, self.logits = torch.zeros(3, VOCAB_SIZE), torch.zeros(4, VOCAB_SIZE)
         self.position = torch.zeros((), dtype=torch.int64)
         self.emitted: list[torch.Tensor] = []
 
     def begin(self, random: int) -> None:
         """Another request and its logits, in the same memory."""
-        self.sampler.begin([random % 5, 2])
-        self.rejection.begin()
+        self.sampler.begin_answer([random % 5, 2])
+        self.rejection.begin_request()
         self.draft_logits.copy_(random_logits(random, 3))
         self.logits.copy_(torch.cat([self.draft_logits, random_logits(random + 1, 1)]).roll(random % 2, dims=1))
         self.position.fill_(2 + random)
@@ -108,14 +110,16 @@ class Round:
     def run(self) -> None:
         drafted_ids = ids([])
         for row in range(3):
-            token_ids = self.sampler.choose(self.draft_logits[row : row + 1], self.position[None] + row, drafted_ids)
+            token_ids = self.sampler.choose_tokens(
+                self.draft_logits[row : row + 1], self.position[None] + row, drafted_ids
+            )
             drafted_ids = torch.cat([drafted_ids, token_ids])
         verdict = self.sampler.verify(self.logits, self.position, drafted_ids)
-        self.sampler.count_committed(verdict.token_ids, verdict.num_accepted + 1)
+        self.sampler.count_committed_tokens(verdict.token_ids, verdict.num_accepted + 1)
         self.emitted = [*verdict]
         if not self.sampler.switches.greedy:
             next_position = self.position + verdict.num_accepted + 1
-            draw = self.rejection.draw(self.draft_logits, next_position + torch.arange(3), drafted_ids)
+            draw = self.rejection.draw_draft_tokens(self.draft_logits, next_position + torch.arange(3), drafted_ids)
             self.emitted += self.rejection.verify(self.logits, next_position, *draw)
 
 
@@ -161,8 +165,10 @@ def test_a_recorded_round_serves_another_request(sampling: Sampling) -> None:
 
 def test_planted_fault_a_seed_that_is_recorded_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above fails where the noise is that of the request that was recorded."""
-    noise = sampling_module.gumbel
-    monkeypatch.setattr(sampling_module, "gumbel", lambda key, *others: noise(torch.tensor(key.tolist()), *others))
+    noise = sampling_module.make_gumbel_tensor
+    monkeypatch.setattr(
+        sampling_module, "make_gumbel_tensor", lambda key, *others: noise(torch.tensor(key.tolist()), *others)
+    )
     assert not replays_another_request(REQUESTS[1])
 
 
@@ -173,7 +179,7 @@ def test_a_cuda_graph_serves_another_request(sampling: Sampling) -> None:
     logits = random_logits(5, 4)
     place, position, drafted_ids = logits.cuda(), torch.tensor(9).cuda(), ids([7, 7, 7]).cuda()
     recorded = make(sampling, seed=3, device="cuda")
-    recorded.begin([1, 2])
+    recorded.begin_answer([1, 2])
     for _ in range(2):  # kernels are compiled before they are recorded
         recorded.verify(place, position, drafted_ids)
     torch.cuda.synchronize()
@@ -185,7 +191,7 @@ def test_a_cuda_graph_serves_another_request(sampling: Sampling) -> None:
         place.copy_(random_logits(seed, 4))
         graph.replay()
         plain = make(sampling, seed=seed)
-        plain.begin([1, 2])
+        plain.begin_answer([1, 2])
         expected = plain.verify(random_logits(seed, 4), torch.tensor(9), ids([7, 7, 7]))
         assert verdict.token_ids.tolist() == expected.token_ids.tolist()
         assert int(verdict.num_accepted) == int(expected.num_accepted)

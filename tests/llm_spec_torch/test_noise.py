@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from llm_spec_torch import noise
-from llm_spec_torch.noise import gumbel, split_seed, uniform
+from llm_spec_torch.noise import make_gumbel_tensor, make_uniform_tensor, split_seed_into_words
 from numpy.typing import NDArray
 
 from llm_spec.tokens.noise import Purpose, uniform_number
@@ -27,7 +27,7 @@ POSITIONS = np.array([0, 1, 77, 2**31 + 5, 2**32 - 1, 2**33 + 9, 2**40])
 
 
 def key(seed: int) -> torch.Tensor:
-    return torch.tensor(split_seed(seed))
+    return torch.tensor(split_seed_into_words(seed))
 
 
 def check_close(found: NDArray[Any], expected: NDArray[Any]) -> None:
@@ -45,7 +45,7 @@ def test_token_noise_is_the_references(seed: int, vocab_size: int) -> None:
     words = noise._draw_token_uniforms(key(seed), positions, vocab_size)  # pyright: ignore[reportPrivateUsage] # their source
     assert np.array_equal(words.numpy(), reference_uniform(seed, POSITIONS, vocab_size, Purpose.TOKEN))
     expected = reference_gumbel(seed, POSITIONS, vocab_size, Purpose.TOKEN)
-    check_close(gumbel(key(seed), positions, vocab_size).numpy(), expected)
+    check_close(make_gumbel_tensor(key(seed), positions, vocab_size).numpy(), expected)
 
 
 @pytest.mark.parametrize("purpose", Purpose)
@@ -56,46 +56,49 @@ def test_numbers_are_the_references(seed: int, purpose: Purpose) -> None:
     for round_index in (0, 1, 2**24 - 1):
         index = torch.tensor(round_index)
         expected = [uniform_number(seed, int(position), purpose, round_index) for position in POSITIONS]
-        assert uniform(key(seed), positions, purpose, index).tolist() == expected
-        assert uniform(key(seed), positions, torch.tensor(int(purpose)), index).tolist() == expected
+        assert make_uniform_tensor(key(seed), positions, purpose, index).tolist() == expected
+        assert make_uniform_tensor(key(seed), positions, torch.tensor(int(purpose)), index).tolist() == expected
 
 
 def test_a_key_that_changes_in_place_changes_the_noise() -> None:
     """A recorded graph serves the next request: nothing is kept of the seed before."""
     position, words = torch.tensor([3]), key(1)
-    gumbel(words, position, 9)
+    make_gumbel_tensor(words, position, 9)
     words.copy_(key(2**40))
-    assert torch.equal(gumbel(words, position, 9), gumbel(key(2**40), position, 9))
+    assert torch.equal(make_gumbel_tensor(words, position, 9), make_gumbel_tensor(key(2**40), position, 9))
 
 
 def test_independent_requests_in_one_call() -> None:
     """With a leading dimension each request has its own seed and its own positions."""
     keys, positions = torch.stack([key(seed) for seed in SEEDS]), torch.arange(15).view(5, 3)
     index = torch.tensor(2)
-    together, numbers = gumbel(keys, positions, 10), uniform(keys, positions, Purpose.DRAFT, index)
+    together, numbers = (
+        make_gumbel_tensor(keys, positions, 10),
+        make_uniform_tensor(keys, positions, Purpose.DRAFT, index),
+    )
     for row in range(5):
-        assert torch.equal(together[row], gumbel(keys[row], positions[row], 10))
-        assert torch.equal(numbers[row], uniform(keys[row], positions[row], Purpose.DRAFT, index))
+        assert torch.equal(together[row], make_gumbel_tensor(keys[row], positions[row], 10))
+        assert torch.equal(numbers[row], make_uniform_tensor(keys[row], positions[row], Purpose.DRAFT, index))
 
 
 # ------------------------------------------------------------------------------------------------ the kernel
 
 IN_INTERPRETER = """
 import numpy as np, torch
-from llm_spec_torch.noise_triton import gumbel_fused
+from llm_spec_torch.noise_triton import make_gumbel_tensor_fused
 from test_noise import POSITIONS, SEEDS, check_close, key
 from llm_spec.tokens.noise import Purpose, gumbel, uniform
 
 for seed in SEEDS:
     for vocab_size in (1, 7, 1030):
-        found = gumbel_fused(key(seed), torch.from_numpy(POSITIONS), vocab_size).numpy()
+        found = make_gumbel_tensor_fused(key(seed), torch.from_numpy(POSITIONS), vocab_size).numpy()
         words = np.round(np.exp(-np.exp(-found)) * 2.0**32 - 0.5)
         assert np.array_equal((words + 0.5) * 2.0**-32, uniform(seed, POSITIONS, vocab_size, Purpose.TOKEN))
         check_close(found, gumbel(seed, POSITIONS, vocab_size, Purpose.TOKEN))
 keys, positions = torch.stack([key(seed) for seed in SEEDS]), torch.arange(10).view(5, 2)
-together = gumbel_fused(keys, positions, 6)
+together = make_gumbel_tensor_fused(keys, positions, 6)
 for row in range(5):
-    assert torch.equal(together[row], gumbel_fused(keys[row], positions[row], 6))
+    assert torch.equal(together[row], make_gumbel_tensor_fused(keys[row], positions[row], 6))
 """
 
 COMPILE = """
@@ -139,5 +142,5 @@ def test_noise_on_a_gpu(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's noise is the reference's too, by the kernel and without it."""
     monkeypatch.setattr(noise, "_has_triton", lambda: fused)
     for seed in SEEDS:
-        found = gumbel(key(seed).cuda(), torch.from_numpy(POSITIONS).cuda(), 1030).cpu().numpy()
+        found = make_gumbel_tensor(key(seed).cuda(), torch.from_numpy(POSITIONS).cuda(), 1030).cpu().numpy()
         check_close(found, reference_gumbel(seed, POSITIONS, 1030, Purpose.TOKEN))

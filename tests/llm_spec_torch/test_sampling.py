@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_spec_torch import rejection as rejection_module
-from llm_spec_torch.rejection import DeviceRejection
+from llm_spec_torch.rejection import DeviceRejectionSampler
 from llm_spec_torch.sampling import SamplingSwitches
 
 from llm_spec.chat import Sampling
@@ -54,11 +54,11 @@ def test_choices_are_those_of_numpy(
     context = PROMPT_IDS + answer_ids
     expected = [numpy.choose(row.numpy(), context + drafted_ids[:i]) for i, row in enumerate(logits)]
     sampler = make(sampling, seed=seed)
-    sampler.begin(PROMPT_IDS)
-    sampler.count_committed(ids([*answer_ids, 5, 5]), torch.tensor(len(answer_ids)))
+    sampler.begin_answer(PROMPT_IDS)
+    sampler.count_committed_tokens(ids([*answer_ids, 5, 5]), torch.tensor(len(answer_ids)))
     positions = len(context) + torch.arange(len(logits))
-    assert sampler.choose(logits, positions, ids(drafted_ids)).tolist() == expected
-    assert [*sampler.choose(logits[-1:], positions[-1:], ids(drafted_ids))] == expected[-1:]
+    assert sampler.choose_tokens(logits, positions, ids(drafted_ids)).tolist() == expected
+    assert [*sampler.choose_tokens(logits[-1:], positions[-1:], ids(drafted_ids))] == expected[-1:]
     verdict = sampler.verify(logits, positions[0], ids(drafted_ids))
     assert verdict.token_ids.tolist() == expected
     pairs = zip(drafted_ids, expected, strict=False)
@@ -75,7 +75,7 @@ def test_planted_fault_penalties_that_do_not_see_the_draft_are_caught(monkeypatc
     expected = [numpy.choose(row.numpy(), [0, *drafted_ids[:index]]) for index, row in enumerate(logits)]
 
     def found() -> list[int]:
-        return make(sampling).choose(logits, torch.arange(1, 5), ids(drafted_ids)).tolist()
+        return make(sampling).choose_tokens(logits, torch.arange(1, 5), ids(drafted_ids)).tolist()
 
     assert found() == expected
     monkeypatch.setattr(torch.Tensor, "tril_", lambda follows, _: follows * 0)
@@ -87,7 +87,7 @@ def test_planted_fault_penalties_that_do_not_see_the_draft_are_caught(monkeypatc
 def test_rows_without_the_tokens_before_them_are_refused() -> None:
     """Penalties need to know what stands before each row."""
     with pytest.raises(ValueError, match="before_ids has 1 tokens; 3 rows need 2 or more"):
-        make(Sampling(presence_penalty=0.5)).choose(torch.zeros(3, VOCAB_SIZE), torch.arange(3), ids([1]))
+        make(Sampling(presence_penalty=0.5)).choose_tokens(torch.zeros(3, VOCAB_SIZE), torch.arange(3), ids([1]))
 
 
 @pytest.mark.parametrize("vocab_size", [4097, 32_000])
@@ -98,8 +98,8 @@ def test_large_vocabularies(vocab_size: int) -> None:
         for sampling in (EVERYTHING, Sampling(temperature=1.0), Sampling(temperature=1.3, top_p=0.95), Sampling()):
             numpy = Sampler(sampling, vocab_size=vocab_size, num_prompt_tokens=2, seed=seed)
             sampler = make(sampling, seed=seed, vocab_size=vocab_size)
-            sampler.begin([1, 3])
-            found = sampler.choose(torch.from_numpy(logits), torch.tensor([2, 3]), ids([5]))
+            sampler.begin_answer([1, 3])
+            found = sampler.choose_tokens(torch.from_numpy(logits), torch.tensor([2, 3]), ids([5]))
             assert found.tolist() == [numpy.choose(logits[0], [1, 3]), numpy.choose(logits[1], [1, 3, 5])]
 
 
@@ -109,8 +109,8 @@ def test_rejection_is_that_of_numpy(sampling: Sampling, rounds: list[list[int]],
     """Round after round the same draws, the same verdicts; some tokens are drawn, some given."""
     numpy = Rejection(Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=len(PROMPT_IDS), seed=random))
     sampler = make(sampling, seed=random)
-    sampler.begin(PROMPT_IDS)
-    rejection, context = DeviceRejection(sampler), [*PROMPT_IDS]
+    sampler.begin_answer(PROMPT_IDS)
+    rejection, context = DeviceRejectionSampler(sampler), [*PROMPT_IDS]
     for index, given_ids in enumerate(rounds):
         logits = random_logits(random + index, len(given_ids) + 1)
         proposal: list[DraftToken] = []
@@ -124,7 +124,7 @@ def test_rejection_is_that_of_numpy(sampling: Sampling, rounds: list[list[int]],
             draft_logits = logits[row] + random_logits(random + 100 + row, 1)[0].clamp(-1.0, 1.0)
             proposal.append(numpy.choose(draft_logits.numpy(), context + before_ids))
             position = torch.tensor([len(context) + row])
-            found_ids, probs_rows = rejection.draw(draft_logits[None], position, ids(before_ids))
+            found_ids, probs_rows = rejection.draw_draft_tokens(draft_logits[None], position, ids(before_ids))
             assert found_ids.tolist() == [proposal[-1].token_id]
             p_draft[row] = probs_rows[0]
         drafted_ids = [token.token_id for token in proposal]
@@ -133,7 +133,7 @@ def test_rejection_is_that_of_numpy(sampling: Sampling, rounds: list[list[int]],
         emitted = [*drafted_ids[: expected.num_accepted], expected.next_token_id]
         assert int(verdict.num_accepted) == expected.num_accepted
         assert verdict.token_ids[: len(emitted)].tolist() == emitted
-        sampler.count_committed(verdict.token_ids, verdict.num_accepted + 1)
+        sampler.count_committed_tokens(verdict.token_ids, verdict.num_accepted + 1)
         context += emitted
 
 
@@ -144,10 +144,10 @@ def test_logits_of_another_width_are_fitted() -> None:
     """Missing columns are tokens that cannot be said, and columns beyond the vocabulary are cut."""
     sampler = make(Sampling(temperature=1.0))
     positions, nothing = torch.arange(200), ids([0] * 199)
-    assert int(sampler.choose(torch.zeros(200, VOCAB_SIZE - 4), positions, nothing).max()) < VOCAB_SIZE - 4
+    assert int(sampler.choose_tokens(torch.zeros(200, VOCAB_SIZE - 4), positions, nothing).max()) < VOCAB_SIZE - 4
     wide = torch.zeros(200, VOCAB_SIZE + 4)
-    narrow = sampler.choose(wide[:, :VOCAB_SIZE], positions, nothing)
-    assert torch.equal(sampler.choose(wide, positions, nothing), narrow)
+    narrow = sampler.choose_tokens(wide[:, :VOCAB_SIZE], positions, nothing)
+    assert torch.equal(sampler.choose_tokens(wide, positions, nothing), narrow)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0), Sampling(), Sampling(temperature=1.0, top_k=23)])
@@ -155,9 +155,12 @@ def test_a_masked_token_is_never_chosen(sampling: Sampling) -> None:
     """Logits of -inf stay out, by coupled sampling and by rejection sampling."""
     sampler, logits = make(sampling), torch.zeros(500, VOCAB_SIZE)
     logits[:, ::2] = -math.inf
-    assert (sampler.choose(logits, torch.arange(500), ids([0] * 499)) % 2 == 1).all()
+    assert (sampler.choose_tokens(logits, torch.arange(500), ids([0] * 499)) % 2 == 1).all()
     if not sampler.switches.greedy:
-        assert (DeviceRejection(sampler).draw(logits, torch.arange(500), ids([0] * 499)).token_ids % 2 == 1).all()
+        assert (
+            DeviceRejectionSampler(sampler).draw_draft_tokens(logits, torch.arange(500), ids([0] * 499)).token_ids % 2
+            == 1
+        ).all()
 
 
 def test_zero_mass_is_never_drawn_though_sums_grow_in_the_wrong_place() -> None:
@@ -177,12 +180,12 @@ def test_logits_that_are_no_law_are_found(sampling: Sampling, row: list[float]) 
     """`valid` turns false for NaN, +inf and nothing but -inf, stays so, and `begin` makes it true again."""
     sampler = make(replace(sampling, logit_bias={}), vocab_size=3)
     good, bad = torch.tensor([[0.0, 50.0, 0.0]]), torch.tensor([row])
-    sampler.begin([0])
-    sampler.choose(bad, torch.tensor([1]), ids([]))
+    sampler.begin_answer([0])
+    sampler.choose_tokens(bad, torch.tensor([1]), ids([]))
     assert not sampler.valid
-    sampler.choose(good, torch.tensor([1]), ids([]))
+    sampler.choose_tokens(good, torch.tensor([1]), ids([]))
     assert not sampler.valid
-    sampler.begin([0])
+    sampler.begin_answer([0])
     assert sampler.valid
     sampler.verify(torch.cat([good, bad]), torch.tensor(1), ids([0]))
     assert sampler.valid, "a row after the first rejection does not count"
@@ -194,16 +197,18 @@ def test_parameters_are_loaded_in_place() -> None:
     """Another request with the same switches changes no tensor's place, and draws as it would in a new sampler."""
     sampler = make(EVERYTHING, seed=1)
     tensors = {name: value.data_ptr() for name, value in vars(sampler).items() if isinstance(value, torch.Tensor)}
-    sampler.begin([1, 2])
-    sampler.count_committed(ids([3, 4, 3]), torch.tensor(3))
+    sampler.begin_answer([1, 2])
+    sampler.count_committed_tokens(ids([3, 4, 3]), torch.tensor(3))
     other = Sampling(temperature=1.7, top_p=0.6, presence_penalty=-1.0, logit_bias={8: 1.0})
     sampler.load_request(other, 2**63 + 1)
-    sampler.begin(PROMPT_IDS)
+    sampler.begin_answer(PROMPT_IDS)
     fresh = make(other, seed=2**63 + 1)
-    fresh.begin(PROMPT_IDS)
+    fresh.begin_answer(PROMPT_IDS)
     logits, positions = random_logits(1, 40), torch.arange(40)
     before_ids = ids([*range(20), *range(19)])
-    assert torch.equal(sampler.choose(logits, positions, before_ids), fresh.choose(logits, positions, before_ids))
+    assert torch.equal(
+        sampler.choose_tokens(logits, positions, before_ids), fresh.choose_tokens(logits, positions, before_ids)
+    )
     found = {name: value.data_ptr() for name, value in vars(sampler).items() if isinstance(value, torch.Tensor)}
     assert found == tensors
 

@@ -12,7 +12,7 @@ import torch
 from llm_spec_torch import TorchModel
 from llm_spec_torch import model as model_module
 from llm_spec_torch.network import TransformerNetwork
-from llm_spec_torch.width_search import WidthSearch
+from llm_spec_torch.width_search import AgreeingWidthSearch
 from torch import Tensor
 
 WIDTHS = [2, 3, 4, 5, 6, 8, 10, 12, 16]
@@ -37,7 +37,7 @@ Plant = Callable[[Fault], None]
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Compute rows one by one, so that they agree on every CPU but for a fault, which each call changes."""
-    hidden, logits = TransformerNetwork.hidden, TransformerNetwork.logits
+    hidden, logits = TransformerNetwork.compute_hidden_states, TransformerNetwork.compute_logits
     faults = [Fault()]
 
     def compute_hidden(self: TransformerNetwork, ids: Tensor, positions: Tensor, cache: Any, num_keys: int) -> Tensor:
@@ -49,8 +49,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         rows = torch.cat([logits(self, row) for row in states.split(1)])
         return rows * (1 + faults[-1].error(self, len(rows), HEAD))
 
-    monkeypatch.setattr(TransformerNetwork, "hidden", compute_hidden)
-    monkeypatch.setattr(TransformerNetwork, "logits", compute_logits)
+    monkeypatch.setattr(TransformerNetwork, "compute_hidden_states", compute_hidden)
+    monkeypatch.setattr(TransformerNetwork, "compute_logits", compute_logits)
     return faults.append
 
 
@@ -64,21 +64,21 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets an item for every search from the beginning."""
-    find, counted = WidthSearch.find, list[int]()
+    find, counted = AgreeingWidthSearch.search_agreeing_widths, list[int]()
 
-    def count(self: WidthSearch, candidates: Sequence[int], max_width: int) -> list[int]:
+    def count(self: AgreeingWidthSearch, candidates: Sequence[int], max_width: int) -> list[int]:
         counted.append(max_width)
         return find(self, candidates, max_width)
 
-    monkeypatch.setattr(WidthSearch, "find", count)
+    monkeypatch.setattr(AgreeingWidthSearch, "search_agreeing_widths", count)
     return counted
 
 
 @pytest.fixture
 def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what becomes of a finding, whatever was found and however."""
-    monkeypatch.setattr(WidthSearch, "find", lambda self, candidates, max_width: [2, 3, 5])  # noqa: ARG005 - its signature
-    monkeypatch.setattr(WidthSearch, "is_valid", lambda self, widths: True)  # noqa: ARG005 - as above
+    monkeypatch.setattr(AgreeingWidthSearch, "search_agreeing_widths", lambda self, candidates, max_width: [2, 3, 5])  # noqa: ARG005 - its signature
+    monkeypatch.setattr(AgreeingWidthSearch, "are_widths_still_agreeing", lambda self, widths: True)  # noqa: ARG005 - as above
 
 
 def load_widths(folder: Path) -> list[int]:
@@ -118,7 +118,7 @@ def test_a_finding_is_kept_and_used(
     assert [path.suffix for path in folder.iterdir()] == [".json"]
     TorchModel(tiny_folder, max_requests=1, attention="eager")
     assert len(searches) == 2
-    monkeypatch.setattr(model_module, "describe_cpu", lambda: {"processor": "another"})
+    monkeypatch.setattr(model_module, "describe_cpu_for_kernels", lambda: {"processor": "another"})
     assert (load_widths(tiny_folder), len(searches)) == (found, 3)
     monkeypatch.setenv("LLM_SPEC_CACHE_DIR", "")
     assert (load_widths(tiny_folder), len(searches), len(list(folder.iterdir()))) == (found, 4, 3)

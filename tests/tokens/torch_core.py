@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from llm_spec_torch import rejection, sampling
-from llm_spec_torch.rejection import DeviceRejection
+from llm_spec_torch.rejection import DeviceRejectionSampler
 from llm_spec_torch.sampling import DeviceSampler, DeviceVerifyResult, SamplingSwitches
 from numpy.typing import NDArray
 from torch import Tensor
@@ -35,7 +35,9 @@ class TorchCore:
         return {"coupled": TorchCoupled, "rejection": TorchRejection}[name](sampler)
 
     def residual_probs(self, p_target: Floats, p_draft: Floats) -> Floats:
-        return rejection.residual_probs(torch.from_numpy(p_target)[None], torch.from_numpy(p_draft)[None])[0].numpy()
+        return rejection.compute_residual_tensor(torch.from_numpy(p_target)[None], torch.from_numpy(p_draft)[None])[
+            0
+        ].numpy()
 
     def plant(self, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         FAULTS[fault](monkeypatch)
@@ -69,7 +71,7 @@ class _Samples:
         self._keys = torch.stack([index, torch.full_like(index, lookahead)], dim=-1)
         self._positions = 1 + 8 * (index % 100)
         self._sampler = _sampler(Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=0))
-        self._rejection = DeviceRejection(self._sampler)
+        self._rejection = DeviceRejectionSampler(self._sampler)
 
     def two_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The first two tokens that each request emits, in one round or two."""
@@ -107,8 +109,8 @@ class _Samples:
         soft = logits.softmax(dim=-1)
         if self._draft == "drawn":
             if self._rejects:
-                return self._rejection.draw(logits, positions, ids[:, 1:])
-            return self._sampler.choose(logits, positions, ids[:, 1:]), soft
+                return self._rejection.draw_draft_tokens(logits, positions, ids[:, 1:])
+            return self._sampler.choose_tokens(logits, positions, ids[:, 1:]), soft
         best = logits.argmax(dim=-1)
         return best, soft if self._draft == "given as if drawn" else one_hot(best, VOCAB_SIZE).double()
 
@@ -140,10 +142,12 @@ class TorchCoupled:
     def choose(self, logits: NDArray[Any], context_ids: Sequence[int]) -> DraftToken:
         self._remember(context_ids)
         row, nothing = torch.from_numpy(logits)[None], torch.zeros(0, dtype=torch.int64)
-        token_id = int(self._sampler.choose(row, torch.tensor([len(context_ids)]), nothing)[0])
+        token_id = int(self._sampler.choose_tokens(row, torch.tensor([len(context_ids)]), nothing)[0])
         self._check()
         greedy = self._sampler.switches.greedy
-        probs = self._sampler.adjust(row, nothing) if greedy else self._sampler.logprobs(row, nothing)[0]
+        probs = (
+            self._sampler.apply_bias_and_penalties(row, nothing) if greedy else self._sampler.logprobs(row, nothing)[0]
+        )
         return DraftToken(token_id, float(probs[0].double().softmax(dim=0)[token_id]))
 
     def verify(self, logits: NDArray[Any], context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> VerifyResult:
@@ -157,9 +161,9 @@ class TorchCoupled:
         return self._sampler.verify(logits, position, _ids([token.token_id for token in proposal]))
 
     def _remember(self, context_ids: Sequence[int]) -> None:
-        self._sampler.begin(context_ids[: self._num_prompt_tokens])
+        self._sampler.begin_answer(context_ids[: self._num_prompt_tokens])
         answer_ids = _ids(context_ids[self._num_prompt_tokens :])
-        self._sampler.count_committed(answer_ids, torch.tensor(len(answer_ids)))
+        self._sampler.count_committed_tokens(answer_ids, torch.tensor(len(answer_ids)))
 
     def _check(self) -> None:
         if not self._sampler.valid:
@@ -171,14 +175,14 @@ class TorchRejection(TorchCoupled):
 
     def __init__(self, sampler: Sampler) -> None:
         super().__init__(sampler)
-        self._rejection = DeviceRejection(self._sampler)
+        self._rejection = DeviceRejectionSampler(self._sampler)
 
     def choose(self, logits: NDArray[Any], context_ids: Sequence[int]) -> DraftToken:
         if self._sampler.switches.greedy:
             return super().choose(logits, context_ids)
         self._remember(context_ids)
         row, position = torch.from_numpy(logits)[None], torch.tensor([len(context_ids)])
-        token_ids, p_draft = self._rejection.draw(row, position, torch.zeros(0, dtype=torch.int64))
+        token_ids, p_draft = self._rejection.draw_draft_tokens(row, position, torch.zeros(0, dtype=torch.int64))
         self._check()
         token_id = int(token_ids[0])
         return DraftToken(token_id, float(p_draft[0, token_id]), p_draft[0].numpy())
@@ -208,7 +212,7 @@ def _ids(token_ids: Sequence[int]) -> Tensor:
 
 # --------------------------------------------------------------------------------------------------- faults
 
-_uniform, _gumbel, _verify = rejection.uniform, sampling.gumbel, DeviceRejection.verify
+_uniform, _gumbel, _verify = rejection.make_uniform_tensor, sampling.make_gumbel_tensor, DeviceRejectionSampler.verify
 
 
 def _change_purpose(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
@@ -220,7 +224,7 @@ def _change_purpose(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], 
             round_index,
         )
 
-    monkeypatch.setattr(rejection, "uniform", uniform)
+    monkeypatch.setattr(rejection, "make_uniform_tensor", uniform)
 
 
 def _share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,25 +240,27 @@ def _accept_above_half(monkeypatch: pytest.MonkeyPatch) -> None:
         numbers = _uniform(key, positions, purpose, round_index)
         return torch.full_like(numbers, 0.5) if purpose is Purpose.ACCEPT else numbers
 
-    monkeypatch.setattr(rejection, "uniform", uniform)
+    monkeypatch.setattr(rejection, "make_uniform_tensor", uniform)
 
 
 def _take_bonus_from_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verify(self: DeviceRejection, logits: Tensor, *others: Tensor) -> DeviceVerifyResult:
+    def verify(self: DeviceRejectionSampler, logits: Tensor, *others: Tensor) -> DeviceVerifyResult:
         rows = logits.clone()
         rows[..., -1, :] = rows[..., max(rows.shape[-2] - 2, 0), :]
         return _verify(self, rows, *others)
 
-    monkeypatch.setattr(DeviceRejection, "verify", verify)
+    monkeypatch.setattr(DeviceRejectionSampler, "verify", verify)
 
 
 def _draw_residual_from_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection, "residual_probs", lambda p_target, _p_draft: p_target)
+    monkeypatch.setattr(rejection, "compute_residual_tensor", lambda p_target, _p_draft: p_target)
 
 
 def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise of every position is that of the prompt's end."""
-    monkeypatch.setattr(sampling, "gumbel", lambda key, positions, size: _gumbel(key, positions - positions % 8, size))
+    monkeypatch.setattr(
+        sampling, "make_gumbel_tensor", lambda key, positions, size: _gumbel(key, positions - positions % 8, size)
+    )
 
 
 def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +275,9 @@ def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _make_uniforms_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """No fault: the least that a uniform can be, and a little less."""
-    monkeypatch.setattr(rejection, "uniform", lambda _key, positions, *_: torch.zeros_like(positions).double())
+    monkeypatch.setattr(
+        rejection, "make_uniform_tensor", lambda _key, positions, *_: torch.zeros_like(positions).double()
+    )
 
 
 FAULTS: dict[str, Plant] = {

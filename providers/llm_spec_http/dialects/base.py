@@ -8,26 +8,34 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from llm_spec import SampledToken
 
-__all__ = ["Body", "Continuation", "Dialect", "PostJson", "TokenApi", "make_continuation", "read_choices_in_order"]
+__all__ = [
+    "Body",
+    "Continuation",
+    "Dialect",
+    "PostJson",
+    "TokenApiDialect",
+    "make_continuation",
+    "read_choices_in_order",
+]
 
 Body: TypeAlias = dict[str, Any]
 Continuation: TypeAlias = Callable[[Body, str], None]
 PostJson: TypeAlias = Callable[[str, Body], Awaitable[Any]]
 
 
-class TokenApi(Protocol):
+class TokenApiDialect(Protocol):
     """How to call a kind of server with token ids. `post_json` posts a body to a path and gives the answer's JSON.
 
     An answer in another form raises AttributeError, LookupError, TypeError or ValueError.
 
-    With `build_id_fields` a completion (or a chat) holds its token ids; with `build_score_fields(top)` the likeliest
-    tokens at every position of its prompt, at most `max_top` (0: it cannot).
+    With `build_token_id_fields` a completion (or a chat) holds its token ids; with `build_score_fields(top)` the
+    likeliest tokens at every position of its prompt, at most `max_top` (0: it cannot).
     """
 
     @property
     def max_top(self) -> int: ...
 
-    def build_id_fields(self, *, chat: bool) -> Body: ...
+    def build_token_id_fields(self, *, chat: bool) -> Body: ...
 
     def build_score_fields(self, top: int) -> Body: ...
 
@@ -69,7 +77,7 @@ class Dialect:
     continuation: Continuation | None = None
     repeats_prefix: bool = False
     prediction: bool = False
-    token_api: TokenApi | None = None
+    token_api: TokenApiDialect | None = None
     sampling_names: Mapping[str, str] = field(default_factory=dict[str, str])
     reuses_connections: bool = True
     stops_when_reader_leaves: bool = False

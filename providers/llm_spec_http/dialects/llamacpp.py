@@ -11,14 +11,14 @@ from llm_spec_http.dialects.base import Body, Dialect, PostJson, make_continuati
 __all__ = ["LLAMACPP"]
 
 
-class _LlamaTokens:
+class _LlamaCppTokenApi:
     """`/apply-template`, `/tokenize`, `/detokenize`, `/completion`; a stream's ids are in the entries of logprobs."""
 
     @property
     def max_top(self) -> int:
         return 0  # `echo` is silently ignored
 
-    def build_id_fields(self, *, chat: bool) -> Body:
+    def build_token_id_fields(self, *, chat: bool) -> Body:
         return {"logprobs": True, "top_logprobs": 1} if chat else {"logprobs": 1}
 
     def build_score_fields(self, top: int) -> Body:
@@ -78,7 +78,7 @@ LLAMACPP: Final = Dialect(
     key_variable="LLAMA_API_KEY",
     continuation=make_continuation(),
     repeats_prefix=True,
-    token_api=_LlamaTokens(),
+    token_api=_LlamaCppTokenApi(),
     sampling_names={"repetition_penalty": "repeat_penalty"},  # it ignores the other name silently
     reuses_connections=False,  # it announces keep-alive and closes the connection after every streamed answer
 )

@@ -12,14 +12,14 @@ from llm_spec_http.dialects.base import Body, Dialect, PostJson, make_continuati
 __all__ = ["VLLM"]
 
 
-class _VllmTokens:
+class _VllmTokenApi:
     """`/tokenize`, `/detokenize`, and ids with whatever it generates."""
 
     @property
     def max_top(self) -> int:
         return 20  # what the server allows unless it was started with --max-logprobs
 
-    def build_id_fields(self, *, chat: bool) -> Body:  # noqa: ARG002 - the same for both
+    def build_token_id_fields(self, *, chat: bool) -> Body:  # noqa: ARG002 - the same for both
         return {"return_token_ids": True}
 
     def build_score_fields(self, top: int) -> Body:
@@ -40,7 +40,9 @@ class _VllmTokens:
         self, post_json: PostJson, prefixes: Sequence[Sequence[int]], sampling: Body
     ) -> list[SampledToken]:
         body: Body = {"prompt": [list(prefix) for prefix in prefixes], "max_tokens": 1, **sampling}
-        choices = read_choices_in_order(await post_json("completions", {**body, **self.build_id_fields(chat=False)}))
+        choices = read_choices_in_order(
+            await post_json("completions", {**body, **self.build_token_id_fields(chat=False)})
+        )
         return [_parse_sampled_token(choice) for choice in choices]
 
     def read_token_ids(self, choice: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -61,6 +63,6 @@ VLLM: Final = Dialect(
     base_url="http://127.0.0.1:8000/v1",
     key_variable="VLLM_API_KEY",
     continuation=make_continuation(fields={"continue_final_message": True, "add_generation_prompt": False}),
-    token_api=_VllmTokens(),
+    token_api=_VllmTokenApi(),
     stops_when_reader_leaves=True,
 )

@@ -24,15 +24,15 @@ from llm_spec_torch.graphs import CudaGraphs, StepKey
 from llm_spec_torch.network import KeyValueCache, TransformerNetwork
 from llm_spec_torch.sampling import DeviceSampler, SamplingSwitches
 
-__all__ = ["DeviceLane", "DeviceRoundReport", "LaneModel", "LanePool"]
+__all__ = ["DeviceRoundEngine", "DeviceRoundReport", "NetworkWithCache", "RoundEnginePool"]
 
 _NUM_REPORT_FIELDS: Final = 4  # numbers before the drafted tokens in a report
-_MAX_LANES: Final = 32  # kept for later requests; a lane's graphs take memory
+_MAX_ENGINES: Final = 32  # kept for later requests; an engine's graphs take memory
 
 
 @dataclass(frozen=True, slots=True)
-class LaneModel:
-    """A model's part in a lane: its weights, and the cache of one slot."""
+class NetworkWithCache:
+    """A model's part in an engine: its weights, and the cache of one slot."""
 
     network: TransformerNetwork
     cache: KeyValueCache  # batch of one
@@ -50,17 +50,17 @@ class DeviceRoundReport(NamedTuple):
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[int], lookahead: int) -> DeviceRoundReport:
-        """Take `DeviceLane.report` apart."""
+        """Take `DeviceRoundEngine.report` apart."""
         accepted, next_id, finite, draft_finite = numbers[:_NUM_REPORT_FIELDS]
         drafted_ids = tuple(numbers[_NUM_REPORT_FIELDS : _NUM_REPORT_FIELDS + lookahead])
         return cls(accepted, next_id, bool(finite), bool(draft_finite), drafted_ids)
 
 
-class DeviceLane:
+class DeviceRoundEngine:
     """One pair of slots with one kind of sampling; used by one request at a time."""
 
     def __init__(
-        self, target: LaneModel, draft: LaneModel | None, sampler: DeviceSampler, *, max_lookahead: int
+        self, target: NetworkWithCache, draft: NetworkWithCache | None, sampler: DeviceSampler, *, max_lookahead: int
     ) -> None:
         self.target, self.draft_model, self.sampler = target, draft, sampler
         self.in_use = False
@@ -71,12 +71,12 @@ class DeviceLane:
         self.report = torch.zeros(_NUM_REPORT_FIELDS + max_lookahead, dtype=torch.int64, device=device)
         self._graphs = CudaGraphs(device) if device.type == "cuda" else None
 
-    def begin(self, prompt_ids: Tensor) -> None:
+    def begin_request(self, prompt_ids: Tensor) -> None:
         """Begin after a prompt, [num_tokens] int64, that both caches have read."""
         self.context[: prompt_ids.shape[0]] = prompt_ids
         self.length.fill_(prompt_ids.shape[0])
         self.report[_NUM_REPORT_FIELDS - 1] = 1  # a draft that has not run is not broken
-        self.sampler.begin(prompt_ids)
+        self.sampler.begin_answer(prompt_ids)
 
     def capture_steps(self, lookahead: int, num_keys: int, width: int, *, uses_device_draft: bool) -> None:
         """Record what the next round plays, so that this is not in its time."""
@@ -98,13 +98,15 @@ class DeviceLane:
         step = self.drafted.shape[0] + 1
         for start in range(0, num_tokens_missed, step):
             positions = missed[start : start + step]
-            part.network.hidden(self._gather_context_ids(part, positions), positions[None], part.cache, num_keys)
+            part.network.compute_hidden_states(
+                self._gather_context_ids(part, positions), positions[None], part.cache, num_keys
+            )
 
-    def draft(self, lookahead: int, num_keys: int) -> None:
+    def run_draft(self, lookahead: int, num_keys: int) -> None:
         """Fill `drafted` with so many tokens."""
         self._run_or_replay("draft", lookahead, num_keys, 0)
 
-    def verify(self, lookahead: int, num_keys: int, width: int) -> None:
+    def run_verify(self, lookahead: int, num_keys: int, width: int) -> None:
         """Judge so many of `drafted` in a pass of `width` rows, append what stands, and fill `report`."""
         self._run_or_replay("verify", lookahead, num_keys, width)
 
@@ -123,12 +125,12 @@ class DeviceLane:
         else:
             self._graphs.replay(key)
 
-    def _require_draft_model(self) -> LaneModel:
+    def _require_draft_model(self) -> NetworkWithCache:
         if self.draft_model is None:
-            raise RuntimeError("this lane has no draft")
+            raise RuntimeError("this engine has no draft")
         return self.draft_model
 
-    def _gather_context_ids(self, part: LaneModel, positions: Tensor) -> Tensor:
+    def _gather_context_ids(self, part: NetworkWithCache, positions: Tensor) -> Tensor:
         """The context at some positions, [1, num_positions]; padding ids of the target's may be beyond a draft's."""
         return self.context.index_select(0, positions)[None].clamp(max=part.network.embedding.shape[0] - 1)
 
@@ -138,9 +140,11 @@ class DeviceLane:
         positions = self.length + torch.arange(-2, 0, device=self.length.device)
         token_ids = self._gather_context_ids(part, positions)
         for index in range(lookahead):
-            logits = part.network.logits(part.network.hidden(token_ids, positions[None], part.cache, num_keys))
+            logits = part.network.compute_logits(
+                part.network.compute_hidden_states(token_ids, positions[None], part.cache, num_keys)
+            )
             row = logits[1:2] if index == 0 else logits[:1]
-            token = self.sampler.choose(row, (self.length + index)[None], self.drafted[:index])
+            token = self.sampler.choose_tokens(row, (self.length + index)[None], self.drafted[:index])
             self.drafted[index : index + 1].copy_(token)
             token_ids = token.clamp(max=part.network.embedding.shape[0] - 1).expand(1, part.min_rows)
             positions = self.length + index + torch.arange(part.min_rows, device=self.length.device)
@@ -151,12 +155,12 @@ class DeviceLane:
         positions = self.length - 1 + torch.arange(width, device=self.length.device)
         last = self.context.index_select(0, positions[:1])
         token_ids = torch.cat([last, drafted, last.expand(width - 1 - lookahead)])
-        states = network.hidden(token_ids[None], positions[None], self.target.cache, num_keys)
+        states = network.compute_hidden_states(token_ids[None], positions[None], self.target.cache, num_keys)
         self.sampler.valid.fill_(True)
-        verdict = self.sampler.verify(network.logits(states)[: lookahead + 1], self.length, drafted)
+        verdict = self.sampler.verify(network.compute_logits(states)[: lookahead + 1], self.length, drafted)
         num_emitted = verdict.num_accepted + 1
         self.context.index_copy_(0, positions[: lookahead + 1] + 1, verdict.token_ids)
-        self.sampler.count_committed(verdict.token_ids, num_emitted)
+        self.sampler.count_committed_tokens(verdict.token_ids, num_emitted)
         self.length += num_emitted
         next_id = verdict.token_ids.gather(0, verdict.num_accepted[None])
         is_finite = (self.sampler.valid & states.sum(dtype=torch.float32).isfinite())[None].long()
@@ -164,29 +168,33 @@ class DeviceLane:
         self.report[_NUM_REPORT_FIELDS : _NUM_REPORT_FIELDS + lookahead] = drafted
 
 
-class LanePool:
-    """The lanes of a target: what is recorded for two slots and a kind of sampling serves later requests there."""
+class RoundEnginePool:
+    """The engines of a target: what is recorded for two slots and a kind of sampling serves later requests there."""
 
     def __init__(self) -> None:
-        self._lanes: dict[tuple[object, ...], DeviceLane] = {}  # the longest unused one first
+        self._engines: dict[tuple[object, ...], DeviceRoundEngine] = {}  # the longest unused one first
 
-    def acquire_lane(
+    def acquire_engine(
         self,
         places: Sequence[object],
-        lane_models: Sequence[LaneModel],
+        networks_with_cache: Sequence[NetworkWithCache],
         switches: SamplingSwitches,
         vocab_size: int,
         max_lookahead: int,
-    ) -> DeviceLane:
-        """The lane of these places. It is not shared while their slots are taken."""
+    ) -> DeviceRoundEngine:
+        """The engine of these places. It is not shared while their slots are taken."""
         key = (*places, switches)
-        lane = self._lanes.pop(key, None)
-        if lane is None:
-            draft = lane_models[1] if len(lane_models) > 1 else None
-            sampler = DeviceSampler(switches, vocab_size=vocab_size, device=lane_models[0].network.embedding.device)
-            lane = DeviceLane(lane_models[0], draft, sampler, max_lookahead=max_lookahead)
-        self._lanes[key] = lane
-        if len(self._lanes) > _MAX_LANES:
-            unused = next((other for other, kept in [*self._lanes.items()] if kept is not lane and not kept.in_use), ())
-            self._lanes.pop(unused, None)
-        return lane
+        engine = self._engines.pop(key, None)
+        if engine is None:
+            draft = networks_with_cache[1] if len(networks_with_cache) > 1 else None
+            sampler = DeviceSampler(
+                switches, vocab_size=vocab_size, device=networks_with_cache[0].network.embedding.device
+            )
+            engine = DeviceRoundEngine(networks_with_cache[0], draft, sampler, max_lookahead=max_lookahead)
+        self._engines[key] = engine
+        if len(self._engines) > _MAX_ENGINES:
+            unused = next(
+                (other for other, kept in [*self._engines.items()] if kept is not engine and not kept.in_use), ()
+            )
+            self._engines.pop(unused, None)
+        return engine
