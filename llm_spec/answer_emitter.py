@@ -10,7 +10,7 @@ from llm_spec.chat import Origin, Round, StoppedBy, StreamEvent, TextDelta, Toke
 from llm_spec.contract.local import MessageTokenizer, Tokenizer
 from llm_spec.generation import TokenRound
 from llm_spec.message_format.parser import MessageParser
-from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
+from llm_spec.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
 from llm_spec.token_names import TokenNames
 from llm_spec.tools import ToolUse
 
@@ -63,14 +63,14 @@ class AnswerEmitter:
             self.num_reasoning_tokens += self._parser is not None and self._parser.is_reasoning
             if token_id not in self._eos_token_ids:
                 if self._names is not None:
-                    self._logprobs.append(self._names.describe_token(tokens.logprobs[num_emitted - 1]))
+                    self._logprobs.append(self._names.make_token_logprob(tokens.logprobs[num_emitted - 1]))
                 events += self._decode_token(token_id, origin)
             if self.stopped_by is not None:
                 break
         self.num_tokens += num_emitted
         num_accepted = min(tokens.report.num_accepted_tokens, num_emitted)
         report = replace(tokens.report, num_emitted_tokens=num_emitted, num_accepted_tokens=num_accepted)
-        return report, merge_deltas(events)
+        return report, merge_neighbouring_deltas(events)
 
     def flush(self) -> list[StreamEvent]:
         """What was held back and belongs to the answer after all."""
@@ -79,13 +79,13 @@ class AnswerEmitter:
         )
         if self._parser is not None:
             events += self._parser.flush()
-        return merge_deltas(events)
+        return merge_neighbouring_deltas(events)
 
     def _decode_token(self, token_id: int, origin: Origin) -> list[StreamEvent]:
         mark = self._mark_tokens.get(token_id)
         if mark is None:
             return self._parse_tool_calls_and_reasoning(
-                self._match_stop_strings(self._decoder.push(token_id), origin, self._decoder.num_held)
+                self._match_stop_strings(self._decoder.push(token_id), origin, self._decoder.num_held_tokens)
             )
         return self._parse_tool_calls_and_reasoning(
             [*self._match_stop_strings(self._decoder.flush(), origin, 1), *self._match_stop_strings(mark, origin)]

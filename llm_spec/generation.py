@@ -70,28 +70,30 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
     """
     watch = _Stopwatch()
     while answer.stopped_by is None and not answer.cancelled.is_set():
-        answer.between_s += watch.lap()
+        answer.between_s += watch.measure_lap_s()
         lookahead, draft_room = answer.lookahead, answer.count_draftable_next_round()
         verifier.prepare_round(len(answer.context_ids))
-        prepare_s = watch.lap()
+        prepare_s = watch.measure_lap_s()
 
         proposal: Sequence[DraftToken] = proposer.propose(lookahead, draft_room)
-        draft_s = watch.lap()
+        draft_s = watch.measure_lap_s()
 
-        room_ahead = 0 if proposer.is_open else answer.room()  # a draft on the host proposes before the round begins
-        verified = verifier.verify(answer.context_ids, proposal, lookahead, draft_room, room_ahead)
+        room_ahead = (
+            0 if proposer.is_open else answer.count_draftable_tokens()
+        )  # a draft on the host proposes before the round begins
+        verified = verifier.verify_proposal(answer.context_ids, proposal, lookahead, draft_room, room_ahead)
         proposal = verified.proposal
-        verify_s = watch.lap()
+        verify_s = watch.measure_lap_s()
 
         token_ids, origins = label_emitted_tokens(verified, answer.eos_token_ids)
         num_accepted = origins.count("accepted")
 
         answer.commit(token_ids, num_drafted=len(proposal), num_accepted=num_accepted)
-        if proposer.is_open or verifier.has_draft:
+        if proposer.is_open or verifier.has_own_draft:
             costs = (draft_s + verified.draft_s, verified.verify_s)
             confidences = tuple(token.confidence for token in proposal)
             lookahead.update(RoundFeedback(len(proposal), num_accepted, *costs, confidences))
-        device_draft_s = verify_s * verified.draft_share
+        device_draft_s = verify_s * verified.drafting_time_share
         report = Round(
             index=len(answer.rounds),
             num_draft_tokens=len(proposal),
@@ -99,7 +101,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
             num_emitted_tokens=len(token_ids),
             next_token_id=verified.next_token_id,
             draft_s=draft_s + device_draft_s,
-            verify_s=prepare_s + verify_s - device_draft_s + watch.lap(),
+            verify_s=prepare_s + verify_s - device_draft_s + watch.measure_lap_s(),
         )
         answer.rounds.append(report)
         logprobs = tuple(verified.logprobs[: len(token_ids)])
@@ -155,7 +157,7 @@ class Generation:
         top_logprobs: int | None = None,
         cancelled: threading.Event | None = None,
     ) -> None:
-        _check_prompt(target, prompt_ids)
+        _check_prompt_fits(target, prompt_ids)
         self.target = target
         self.eos_token_ids = target.tokenizer.eos_token_ids
         self.context_ids = list(prompt_ids)  # prompt and confirmed answer
@@ -186,7 +188,7 @@ class Generation:
             self._verifier = verifier = self._open_verifier()
             self.prompt_s = time.perf_counter() - started - verifier.open_draft_s
             self.open_draft_s = verifier.open_draft_s
-            open_draft = self._open_companion_draft if verifier.has_draft else self._open_draft
+            open_draft = self._open_companion_draft if verifier.has_own_draft else self._open_draft
             if open_draft is not None and not self.cancelled.is_set():
                 started = time.perf_counter()
                 self._proposer.open(open_draft)
@@ -238,7 +240,7 @@ class Generation:
         """Tokens of the answer so far."""
         return len(self.context_ids) - self.num_prompt_tokens
 
-    def room(self) -> int:
+    def count_draftable_tokens(self) -> int:
         """Most tokens that may still be drafted: a round emits one more than it drafts, and all must fit."""
         room = [self.target.context_length - len(self.context_ids) - 1]
         if self.limits.max_tokens is not None:
@@ -252,7 +254,7 @@ class Generation:
         is_speed_known = self._num_plain_steps >= self.limits.min_plain_steps
         if self._num_rounds_since_plain >= (self.limits.plain_every if is_speed_known else 1) > 0:
             return 0
-        return min(self.target.max_width - 1, self.room())
+        return min(self.target.max_width - 1, self.count_draftable_tokens())
 
     def commit(self, token_ids: Sequence[int], *, num_drafted: int, num_accepted: int) -> None:
         """Append what a round emits, count it, and set `stopped_by` where it ends the answer."""
@@ -262,9 +264,9 @@ class Generation:
         self._num_rounds_since_plain = self._num_rounds_since_plain + 1 if num_drafted else 0
         if num_drafted:
             self.acceptance.update(num_accepted / num_drafted)
-        self.stopped_by = "eos" if token_ids[-1] in self.eos_token_ids else self._find_reached_cap()
+        self.stopped_by = "eos" if token_ids[-1] in self.eos_token_ids else self._find_reached_answer_limit()
 
-    def _find_reached_cap(self) -> StoppedBy | None:
+    def _find_reached_answer_limit(self) -> StoppedBy | None:
         limits = self.limits
         if limits.max_tokens is not None and self.num_output_tokens >= limits.max_tokens:
             return "max_tokens"
@@ -279,13 +281,13 @@ class _Stopwatch:
     def __init__(self) -> None:
         self._last = time.perf_counter()
 
-    def lap(self) -> float:
+    def measure_lap_s(self) -> float:
         """Seconds since the last lap ended."""
         last, self._last = self._last, time.perf_counter()
         return self._last - last
 
 
-def _check_prompt(target: TokenModel, prompt_ids: Sequence[int]) -> None:
+def _check_prompt_fits(target: TokenModel, prompt_ids: Sequence[int]) -> None:
     if not prompt_ids:
         raise InvalidRequestError("the prompt has no tokens; give at least one")
     if len(prompt_ids) >= target.context_length:

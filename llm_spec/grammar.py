@@ -64,10 +64,10 @@ def build_answer_constraint(
     `strict` or not. Schemas may be 64 KiB long (as compact JSON, those of all tools together), the others 8 KiB.
     Raises InvalidRequestError for what is longer or cannot be kept, and MissingExtraError without the library.
     """
-    source = _read_grammar_source(target, request, tool_use, is_reasoning=is_reasoning)
+    source = _make_grammar_source(target, request, tool_use, is_reasoning=is_reasoning)
     if source is None:
         return None
-    source.check_length()
+    source.check_source_length()
     tokenizer = target.tokenizer
     if not isinstance(tokenizer, GrammarTokenizer):
         raise InvalidRequestError(f"{source.field} is set; {target.name} does not share its vocabulary with grammars")
@@ -77,15 +77,15 @@ def build_answer_constraint(
         raise MissingExtraError(
             f"{source.field} needs {_LIBRARY}, which is not installed; run: pip install 'llm-spec[grammar]'"
         )
-    matcher = _make_matcher(source, target, tokenizer)
+    matcher = _make_grammar_matcher(source, target, tokenizer)
     if request.prefix:
-        _advance_over_prefix(matcher, tokenizer, request.prefix, source.field)
+        _advance_matcher_over_prefix(matcher, tokenizer, request.prefix, source.field)
     return GrammarConstraint(
         matcher, vocab_size=target.vocab_size, eos_token_ids=tokenizer.eos_token_ids, field=source.field
     )
 
 
-def _read_grammar_source(
+def _make_grammar_source(
     target: TokenModel, request: ChatRequest, tool_use: ToolUse, *, is_reasoning: bool
 ) -> _GrammarSource | None:
     source = None if request.response_format is None else _GrammarSource.from_response_format(request.response_format)
@@ -102,7 +102,7 @@ def _read_grammar_source(
         tool_use,
         is_reasoning=is_reasoning,
         mark_tokens=tokenizer.mark_tokens,
-        dump_schema=_dump_schema,
+        dump_schema=_dump_schema_with_whitespace_rule,
         content_schema=None if source is None or tool_use.must_call else source.source,
     )
     return _GrammarSource("tools", grammar, "tools")
@@ -122,8 +122,8 @@ class GrammarConstraint:
         self._field = field
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._anything = _make_read_only(np.ones(vocab_size, np.bool_))
-        self._end = _make_read_only(np.isin(np.arange(vocab_size), [*eos_token_ids]))
+        self._anything = _make_mask_read_only(np.ones(vocab_size, np.bool_))
+        self._end = _make_mask_read_only(np.isin(np.arange(vocab_size), [*eos_token_ids]))
         self._reset_matcher()
 
     def mask(self, answer_ids: Sequence[int]) -> Mask:
@@ -149,20 +149,20 @@ class GrammarConstraint:
     def _advance_matcher(self, token_ids: Sequence[int]) -> bool:
         """Let the matcher read on, as far as the grammar allows; whether it allows all of it."""
         num_read = self._matcher.try_consume_tokens([*token_ids])
-        self._raise_matcher_error()
+        self._raise_if_matcher_failed()
         self._ids += token_ids[:num_read]
         return num_read == len(token_ids)
 
     def _compute_mask(self) -> Mask:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._raise_matcher_error()
-        mask = _make_read_only(np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_))
+        self._raise_if_matcher_failed()
+        mask = _make_mask_read_only(np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_))
         if len(self._masks) >= _CACHED_POSITIONS:
             del self._masks[next(iter(self._masks))]
         self._masks[len(self._ids)] = mask
         return mask
 
-    def _raise_matcher_error(self) -> None:
+    def _raise_if_matcher_failed(self) -> None:
         """Raise for a grammar that nothing can be read by any more: too complex, or beyond what the tokens can write.
 
         A matcher that has met with an error answers nothing else; and it was perhaps only a draft that led it there.
@@ -171,7 +171,7 @@ class GrammarConstraint:
             where, error = len(self._ids), self._matcher.get_error() or self._matcher.stop_reason()
             self._reset_matcher()
             raise InvalidRequestError(
-                f"{self._field} cannot be followed beyond token {where}: {_format_library_error(error)}"
+                f"{self._field} cannot be followed beyond token {where}: {_format_grammar_library_error(error)}"
             )
 
 
@@ -186,7 +186,7 @@ class _GrammarSource(NamedTuple):
     field: str = "response_format"
 
     @property
-    def label(self) -> str:
+    def error_label(self) -> str:
         """What it is called in errors."""
         return self.field if self.kind == self.field else f"{self.field} {self.kind}"
 
@@ -198,11 +198,14 @@ class _GrammarSource(NamedTuple):
             case "text":
                 return None
             case "json_object":
-                return cls("json_schema", _dump_schema({"type": "object"}))
+                return cls("json_schema", _dump_schema_with_whitespace_rule({"type": "object"}))
             case "json_schema":
                 named = _require_field(response_format, "json_schema", Mapping, "response_format")
                 return cls(
-                    "json_schema", _dump_schema(_require_field(named, "schema", Mapping, "response_format.json_schema"))
+                    "json_schema",
+                    _dump_schema_with_whitespace_rule(
+                        _require_field(named, "schema", Mapping, "response_format.json_schema")
+                    ),
                 )
             case "regex":
                 return cls("regex", _require_field(response_format, "pattern", str, "response_format"))
@@ -212,13 +215,13 @@ class _GrammarSource(NamedTuple):
                 kinds = "text, json_object, json_schema, regex, grammar"
                 raise InvalidRequestError(f"response_format.type is {kind!r}; it must be one of {kinds}")
 
-    def check_length(self) -> None:
+    def check_source_length(self) -> None:
         """Raise InvalidRequestError for what would take too long, or too much stack, to compile."""
         num_bytes, most = len(self.source.encode(errors="surrogatepass")), _MAX_SOURCE[self.kind]
         if num_bytes > most:
-            raise InvalidRequestError(f"{self.label} has {num_bytes} bytes; it may have {most}")
+            raise InvalidRequestError(f"{self.error_label} has {num_bytes} bytes; it may have {most}")
 
-    def compile(self) -> str:
+    def compile_to_library_grammar(self) -> str:
         """The library's own text of it; what is wrong with it shows when a matcher is made."""
         from llguidance import LLMatcher
 
@@ -239,7 +242,9 @@ def _require_field(fields: Mapping[str, Any], name: str, kind: type, where: str)
     return value
 
 
-def _dump_schema(schema: Mapping[str, Any], where: str = "response_format.json_schema.schema") -> str:
+def _dump_schema_with_whitespace_rule(
+    schema: Mapping[str, Any], where: str = "response_format.json_schema.schema"
+) -> str:
     options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}  # llguidance's own place for them
     try:
         return json.dumps({**options, **schema}, allow_nan=False, separators=(",", ":"))
@@ -280,17 +285,19 @@ def _build_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLTo
         raise InvalidRequestError(f"response_format or tools are set; {what}") from error
 
 
-def _make_matcher(source: _GrammarSource, target: TokenModel, tokenizer: GrammarTokenizer) -> LLMatcher:
+def _make_grammar_matcher(source: _GrammarSource, target: TokenModel, tokenizer: GrammarTokenizer) -> LLMatcher:
     from llguidance import LLMatcher
 
     vocabulary = _get_ll_tokenizer(target, tokenizer)
-    matcher = call_on_deep_stack(lambda: LLMatcher(vocabulary, source.compile(), log_level=0))
+    matcher = call_on_deep_stack(lambda: LLMatcher(vocabulary, source.compile_to_library_grammar(), log_level=0))
     if matcher.is_error():
-        raise InvalidRequestError(f"{source.label} cannot be used: {_format_library_error(matcher.get_error())}")
+        raise InvalidRequestError(
+            f"{source.error_label} cannot be used: {_format_grammar_library_error(matcher.get_error())}"
+        )
     return matcher
 
 
-def _advance_over_prefix(matcher: LLMatcher, tokenizer: Tokenizer, prefix: str, field: str) -> None:
+def _advance_matcher_over_prefix(matcher: LLMatcher, tokenizer: Tokenizer, prefix: str, field: str) -> None:
     """Let a matcher read what the answer has begun with: that is constrained, too."""
     prefix_ids = tokenizer.encode(prefix)
     num_read = matcher.try_consume_tokens(prefix_ids)
@@ -307,11 +314,11 @@ def _count_common_prefix(read_ids: list[int], answer_ids: Sequence[int]) -> int:
     return next(i for i in range(shorter) if read_ids[i] != answer_ids[i])
 
 
-def _make_read_only(mask: Mask) -> Mask:
+def _make_mask_read_only(mask: Mask) -> Mask:
     mask.setflags(write=False)
     return mask
 
 
-def _format_library_error(error: str) -> str:
+def _format_grammar_library_error(error: str) -> str:
     """What the library says, without its drawing of the place and its state, which may quote the answer."""
     return " ".join(_ERROR_DRAWING.split(error)[0].split())

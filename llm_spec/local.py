@@ -144,7 +144,7 @@ def _make_generation(
     rule = make_acceptance_rule(acceptance, sampler)
     first_draft, model = _split_drafter_at_model(target, drafter)
     open_draft = partial(
-        open_token_draft, target=target, choose=rule.choose, prompt_ids=tuple(prompt_ids), request=request
+        open_token_draft, target=target, choose=rule.choose_draft_token, prompt_ids=tuple(prompt_ids), request=request
     )
     can_use_device_rounds = acceptance == "coupled" and request.top_logprobs is None
     return Generation(

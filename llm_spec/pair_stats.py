@@ -8,7 +8,7 @@ from llm_spec._clock import clock
 from llm_spec.baseline import Baseline
 from llm_spec.row_stats import RowStats
 from llm_spec.stream_stats import StreamStats
-from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, CostMean, ExponentialMovingAverage
+from llm_spec.tokens.statistics import AcceptanceEstimate, ExponentialMovingAverage, TokenCostAverage, TokenCostMean
 
 __all__ = ["PairStats", "StreamTimer"]
 
@@ -31,10 +31,10 @@ class PairStats:
     def __init__(self) -> None:
         self.baseline = Baseline()
         self.first_token_s = ExponentialMovingAverage(half_life=_STREAM_HALF_LIFE)
-        self.token_s = CostMean(half_life=_TOKEN_HALF_LIFE)
+        self.token_s = TokenCostMean(half_life=_TOKEN_HALF_LIFE)
         self.rows = RowStats()
         self.streams = StreamStats()
-        self.draft_token_s = CostAverage(half_life=_TOKEN_HALF_LIFE)
+        self.draft_token_s = TokenCostAverage(half_life=_TOKEN_HALF_LIFE)
         self.acceptance = AcceptanceEstimate(
             half_life=_TOKEN_HALF_LIFE, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_TOKENS
         )

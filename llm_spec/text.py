@@ -19,9 +19,9 @@ __all__ = [
     "IncrementalDecoder",
     "StopMatcher",
     "find_longest_partial_mark",
-    "join_logprobs",
+    "join_optional_logprobs",
     "list_prefix_lengths",
-    "merge_deltas",
+    "merge_neighbouring_deltas",
 ]
 
 REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
@@ -52,7 +52,7 @@ class IncrementalDecoder:
         self._held: list[int] = []
 
     @property
-    def num_held(self) -> int:
+    def num_held_tokens(self) -> int:
         """The last tokens, whose text is held back."""
         return len(self._held)
 
@@ -110,13 +110,13 @@ class StopMatcher:
             return []
         if not self._stop:
             return [TextDelta(text, origin, token_ids, logprobs)]
-        self._held.push(TextDelta(text, origin, token_ids, logprobs))
+        self._held.hold_delta(TextDelta(text, origin, token_ids, logprobs))
         held_text = self._held.text
         found = min(((at + len(s), at, s) for s in self._stop if (at := held_text.find(s)) >= 0), default=None)
         if found is not None:
             _, start, self.matched = found
-            return self._held.release(start)
-        return self._held.release(len(held_text) - find_longest_partial_mark(held_text, self._stop))
+            return self._held.release_characters(start)
+        return self._held.release_characters(len(held_text) - find_longest_partial_mark(held_text, self._stop))
 
     def filter_event(self, event: StreamEvent) -> Sequence[StreamEvent]:
         """The events to emit for an event: of text, what may be shown now. Other events pass."""
@@ -126,7 +126,7 @@ class StopMatcher:
 
     def flush(self) -> list[TextDelta]:
         """Return what is still held back: the answer ended and no stop string came of it."""
-        return [] if self.matched is not None else self._held.release(len(self._held.text))
+        return [] if self.matched is not None else self._held.release_characters(len(self._held.text))
 
 
 class HeldText:
@@ -136,20 +136,20 @@ class HeldText:
         self._deltas: list[TextDelta] = []
         self.text = ""
 
-    def push(self, delta: TextDelta) -> None:
+    def hold_delta(self, delta: TextDelta) -> None:
         """Hold one more piece back."""
         self._deltas.append(delta)
         self.text += delta.text
 
-    def release(self, num_characters: int) -> list[TextDelta]:
+    def release_characters(self, num_characters: int) -> list[TextDelta]:
         """Give out the first characters. Of a piece that is cut the first part has ids and log-probabilities."""
-        return self._take_deltas(num_characters, is_shown=True)
+        return self._take_deltas_of_characters(num_characters, is_shown=True)
 
-    def drop(self, num_characters: int) -> str:
+    def drop_characters(self, num_characters: int) -> str:
         """Take the first characters out, and return them. Of a piece that is cut the rest has its log-probabilities."""
-        return "".join(delta.text for delta in self._take_deltas(num_characters, is_shown=False))
+        return "".join(delta.text for delta in self._take_deltas_of_characters(num_characters, is_shown=False))
 
-    def _take_deltas(self, num_characters: int, *, is_shown: bool) -> list[TextDelta]:
+    def _take_deltas_of_characters(self, num_characters: int, *, is_shown: bool) -> list[TextDelta]:
         self.text = self.text[max(0, num_characters) :]
         out: list[TextDelta] = []
         while self._deltas and num_characters > 0:
@@ -169,7 +169,7 @@ def find_longest_partial_mark(text: str, marks: Sequence[str]) -> int:
     return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)
 
 
-def join_logprobs(
+def join_optional_logprobs(
     first: tuple[TokenLogprob, ...] | None, second: tuple[TokenLogprob, ...] | None
 ) -> tuple[TokenLogprob, ...] | None:
     """Those of two neighbouring pieces; None: neither has any."""
@@ -178,14 +178,14 @@ def join_logprobs(
     return first + second
 
 
-def merge_deltas(events: Sequence[StreamEvent]) -> list[StreamEvent]:
+def merge_neighbouring_deltas(events: Sequence[StreamEvent]) -> list[StreamEvent]:
     """Join neighbours: text of one origin, and reasoning."""
     out: list[StreamEvent] = []
     for event in events:
         last = out[-1] if out else None
         if isinstance(event, TextDelta) and isinstance(last, TextDelta) and event.origin == last.origin:
             out[-1] = TextDelta(
-                last.text + event.text, event.origin, None, join_logprobs(last.logprobs, event.logprobs)
+                last.text + event.text, event.origin, None, join_optional_logprobs(last.logprobs, event.logprobs)
             )
         elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
             out[-1] = ReasoningDelta(last.text + event.text)

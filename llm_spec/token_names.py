@@ -18,18 +18,18 @@ class TokenNames:
         self._tokenizer: Final = tokenizer
         self._names: dict[int, tuple[str, bytes]] = {}
 
-    def describe_token(self, chosen: ChosenLogprob) -> TokenLogprob:
+    def make_token_logprob(self, chosen: ChosenLogprob) -> TokenLogprob:
         """The log-probability of an answer's token, with those of the likeliest in its place."""
         top = tuple(self._make_named_logprob(token_id, logprob) for token_id, logprob in chosen.top)
         return self._make_named_logprob(chosen.token_id, chosen.logprob, top)
 
     def _make_named_logprob(self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
         if token_id not in self._names:
-            self._names[token_id] = self._find_name(token_id)
+            self._names[token_id] = self._find_token_name(token_id)
         text, token_bytes = self._names[token_id]
         return TokenLogprob(text, logprob, token_bytes, top)
 
-    def _find_name(self, token_id: int) -> tuple[str, bytes]:
+    def _find_token_name(self, token_id: int) -> tuple[str, bytes]:
         if isinstance(self._tokenizer, BytesTokenizer):
             token_bytes = self._tokenizer.token_bytes(token_id)
             return token_bytes.decode(errors="replace"), token_bytes

@@ -35,7 +35,7 @@ class VerifiedProposal(NamedTuple):
     logprobs: Sequence[ChosenLogprob] = ()
 
     @property
-    def draft_share(self) -> float:
+    def drafting_time_share(self) -> float:
         """The part of this time that went into drafting, in 0..1."""
         return self.draft_s / (self.draft_s + self.verify_s) if self.draft_s else 0.0
 
@@ -44,7 +44,7 @@ class Verifier(Protocol):
     """One request's target, with its prompt read; used by one thread at a time. Raises what the target raises."""
 
     @property
-    def has_draft(self) -> bool:
+    def has_own_draft(self) -> bool:
         """Whether it drafts where it is given no proposal."""
         ...
 
@@ -57,7 +57,7 @@ class Verifier(Protocol):
         """Prepare a round from `position` on, before its time is measured."""
         ...
 
-    def verify(
+    def verify_proposal(
         self,
         context_ids: Sequence[int],
         proposal: Sequence[DraftToken],
@@ -67,7 +67,7 @@ class Verifier(Protocol):
     ) -> VerifiedProposal:
         """Judge a proposal that follows `context_ids`, and forget its rejected part.
 
-        Where the proposal is empty, a verifier that `has_draft` drafts up to `draft_room` tokens, as many as the
+        Where the proposal is empty, a verifier that `has_own_draft` drafts up to `draft_room` tokens, as many as the
         lookahead wants. It may begin the next round ahead while the answer has `room_ahead` for drafted tokens.
         """
         ...
@@ -83,7 +83,7 @@ class HostVerifier:
     `top_logprobs`: how many tokens' log-probabilities are read from each row; None: no row is read.
     """
 
-    has_draft = False
+    has_own_draft = False
     open_draft_s = 0.0
 
     def __init__(self, name: str, session: TokenSession, rule: AcceptanceRule, top_logprobs: int | None = None) -> None:
@@ -113,7 +113,7 @@ class HostVerifier:
     def prepare_round(self, position: int) -> None:
         self._rule.prepare_noise(position)
 
-    def verify(
+    def verify_proposal(
         self,
         context_ids: Sequence[int],
         proposal: Sequence[DraftToken],
@@ -125,7 +125,7 @@ class HostVerifier:
         token_ids = [context_ids[-1], *(token.token_id for token in proposal)]
         logits = self._session.forward(token_ids, num_rows=len(token_ids))  # [len(proposal) + 1, vocab_size]
         try:
-            num_accepted, next_token_id = self._rule.verify(logits, context_ids, proposal)
+            num_accepted, next_token_id = self._rule.verify_proposal(logits, context_ids, proposal)
         except ModelOutputError as error:
             raise ModelOutputError(f"{self._name}: {error}") from error
         logprobs: Sequence[ChosenLogprob] = ()
@@ -144,13 +144,13 @@ class DeviceVerifier:
 
     def __init__(self, runner: DeviceRoundRunner) -> None:
         self._runner = runner
-        self.has_draft = runner.has_device_draft
+        self.has_own_draft = runner.has_device_draft
         self.open_draft_s = runner.open_draft_s
 
     def prepare_round(self, position: int) -> None:
         """Nothing: the device makes its own noise."""
 
-    def verify(
+    def verify_proposal(
         self,
         context_ids: Sequence[int],  # noqa: ARG002 - the device holds them
         proposal: Sequence[DraftToken],
@@ -158,7 +158,7 @@ class DeviceVerifier:
         draft_room: int,
         room_ahead: int,
     ) -> VerifiedProposal:
-        if proposal or not self.has_draft:
+        if proposal or not self.has_own_draft:
             done = self._runner.verify([token.token_id for token in proposal])
         else:
             done = self._runner.draft_and_verify(_count_wanted_draft_tokens(lookahead, draft_room), room_ahead)

@@ -43,7 +43,7 @@ from llm_spec import (
     generate_events,
 )
 from llm_spec.testing import ByteTokenizer, CharTokenizer, LocalProvider, RandomDraft, TableModel
-from llm_spec.tokens.acceptance import Rejection, VerifyResult, make_acceptance_rule
+from llm_spec.tokens.acceptance import RejectionAcceptance, VerifyResult, make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.sampling import FloatArray, Sampler
 
@@ -602,18 +602,18 @@ def test_there_is_one_row_of_logits_for_every_position() -> None:
         def __init__(self) -> None:
             sampler = Sampler(Sampling(), vocab_size=target.vocab_size, num_prompt_tokens=5, seed=0)
             self._rule = make_acceptance_rule("coupled", sampler)
-            self.choose = self._rule.choose
+            self.choose_draft_token = self._rule.choose_draft_token
             self.prepare_noise = self._rule.prepare_noise
 
-        def verify(
+        def verify_proposal(
             self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]
         ) -> VerifyResult:
             seen.append(logits.copy())
-            return self._rule.verify(logits, context_ids, proposal)
+            return self._rule.verify_proposal(logits, context_ids, proposal)
 
     prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
     rule = Watching()
-    open_draft = partial(ReferenceDraft("abcdefghij").open_token_draft, target, rule.choose, prompt_ids)
+    open_draft = partial(ReferenceDraft("abcdefghij").open_token_draft, target, rule.choose_draft_token, prompt_ids)
     with Generation(target, prompt_ids, rule, Fixed(4).start(), open_draft=open_draft) as generation:
         context = list(generation.context_ids)
         next(iter(generation))
@@ -630,7 +630,7 @@ def rejection_verdicts(p_target: Sequence[float], token: DraftToken, num: int) -
     verdicts: list[VerifyResult] = []
     for seed in range(num):
         sampler = Sampler(Sampling(temperature=1.0), vocab_size=len(p_target), num_prompt_tokens=1, seed=seed)
-        verdicts.append(Rejection(sampler).verify(logits, [0], [token]))
+        verdicts.append(RejectionAcceptance(sampler).verify_proposal(logits, [0], [token]))
     return verdicts
 
 
@@ -663,7 +663,7 @@ def test_a_token_of_zero_probability_is_never_drawn() -> None:
         prompt = target.tokenizer.encode_chat(letters_request(sampling))
         sampler = Sampler(sampling, vocab_size=target.vocab_size, num_prompt_tokens=len(prompt), seed=seed)
         rule = make_acceptance_rule(acceptance, sampler)
-        draft = RandomDraft(seed).open_token_draft(target, rule.choose, prompt)
+        draft = RandomDraft(seed).open_token_draft(target, rule.choose_draft_token, prompt)
         with Generation(
             target, prompt, rule, Fixed(4).start(), limits=GenerationLimits(max_tokens=20), open_draft=lambda d=draft: d
         ) as generation:
@@ -678,7 +678,7 @@ def test_the_drafts_probability_is_the_one_it_was_drawn_with() -> None:
     sampling = Sampling(temperature=0.7, top_k=3)
     sampler = Sampler(sampling, vocab_size=LETTERS.num_ids, num_prompt_tokens=1, seed=0)
     logits = TableModel(tokenizer=LETTERS, seed=9).logits([1])
-    token = make_acceptance_rule("rejection", sampler).choose(logits, [1])
+    token = make_acceptance_rule("rejection", sampler).choose_draft_token(logits, [1])
     kept = np.argsort(logits)[-3:]
     expected = np.zeros(LETTERS.num_ids)
     expected[kept] = np.exp(logits[kept].astype(np.float64) / 0.7)

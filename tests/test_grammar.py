@@ -274,7 +274,7 @@ def keep_old_masks(self: Any, num_tokens: int) -> None:
 
 def verify_without_mask(sampler: Sampler, logits: Any, context_ids: Sequence[int], proposal: Any) -> VerifyResult:
     del sampler
-    return llm_spec.tokens.acceptance._verify_greedy(logits, len(context_ids), proposal)
+    return llm_spec.tokens.acceptance._verify_proposal_greedy(logits, len(context_ids), proposal)
 
 
 def choose_without_mask(sampler: Sampler, logits: Any, context_ids: Sequence[int]) -> Any:
@@ -312,9 +312,9 @@ def check_texts() -> None:
         check_one_text(token_model(TARGET), DRAFT, name, **SAMPLING[sampling])
 
 
-CHOOSE = llm_spec.tokens.acceptance._sample_coupled
+CHOOSE = llm_spec.tokens.acceptance._sample_draft_token_coupled
 BACK: tuple[Any, str] = (GrammarConstraint, "_roll_back_matcher")
-ROWS: tuple[Any, str] = (llm_spec.tokens.acceptance, "_verify_coupled")
+ROWS: tuple[Any, str] = (llm_spec.tokens.acceptance, "_verify_proposal_coupled")
 FAULTS: dict[str, tuple[tuple[Any, str], Any, Callable[[], None]]] = {
     "the matcher is not rolled back": (BACK, drop_nothing_from_the_matcher, check_texts),
     "the matcher is not rolled back, by the masks": (BACK, drop_nothing_from_the_matcher, check_walks),
@@ -334,7 +334,7 @@ def test_planted_faults_are_found(monkeypatch: pytest.MonkeyPatch, fault: str) -
 
 def test_a_draft_without_the_mask_is_only_a_worse_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is the target's own choice."""
-    monkeypatch.setattr(llm_spec.tokens.acceptance, "_sample_coupled", choose_without_mask)
+    monkeypatch.setattr(llm_spec.tokens.acceptance, "_sample_draft_token_coupled", choose_without_mask)
     check_texts()
 
 

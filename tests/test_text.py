@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llm_spec.chat import ChatRequest, Origin, TextDelta
 from llm_spec.contract.local import Tokenizer
 from llm_spec.testing import ByteTokenizer, CharTokenizer
-from llm_spec.text import IncrementalDecoder, StopMatcher, merge_deltas
+from llm_spec.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
 
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
 
@@ -256,7 +256,7 @@ def test_neighbours_of_one_origin_are_joined() -> None:
         TextDelta("c", "bonus"),
         TextDelta("d", "accepted"),
     ]
-    assert merge_deltas(deltas) == [
+    assert merge_neighbouring_deltas(deltas) == [
         TextDelta("ab", "accepted"),
         TextDelta("c", "bonus"),
         TextDelta("d", "accepted"),

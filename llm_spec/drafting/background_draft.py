@@ -73,7 +73,9 @@ class BackgroundDraft:
         if run is None:
             return []
         num_before = len(run.written_text) - len(self.text)
-        return [(at - num_before, seconds) for at, seconds in run.piece_times(num_before + start, num_before + end)]
+        return [
+            (at - num_before, seconds) for at, seconds in run.iterate_piece_times(num_before + start, num_before + end)
+        ]
 
     @property
     def is_exhausted(self) -> bool:
@@ -90,7 +92,7 @@ class BackgroundDraft:
             self._run.align_with_answer(self._request.prefix + answer)
             self._publish_text(self._run)
             return
-        self._cancel_run()
+        self._cancel_current_run()
         self.ended = self.is_cut = self.is_complete = False
         prefix = self._request.prefix + answer
         run = _DraftRun(prefix if self._continues else "", writes_once=not self._continues)
@@ -114,12 +116,12 @@ class BackgroundDraft:
 
     async def aclose(self) -> None:
         """End everything that runs for it; its errors are ignored."""
-        self._cancel_run()
+        self._cancel_current_run()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _cancel_run(self) -> None:
+    def _cancel_current_run(self) -> None:
         if self._run is not None and self._run.task is not None:
             self._run.task.cancel()
         self._run = None
@@ -156,17 +158,17 @@ class BackgroundDraft:
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
             is_late = patience.expired() and isinstance(error, TimeoutError)
             late = f"late: the draft was silent for {self._timeout_s:.3g} s"
-            self._fail_run(run, late if is_late else format_error_line(error))
-        run.ended, run.is_cut, run.is_complete = True, self._continues and call.has_reached_limit, call.is_complete
+            self._record_run_failure(run, late if is_late else format_error_line(error))
+        run.ended, run.is_cut, run.is_complete = True, self._continues and call.has_reached_max_tokens, call.is_complete
         self._publish_text(run)
 
-    def _fail_run(self, run: _DraftRun, failure: str) -> None:
+    def _record_run_failure(self, run: _DraftRun, failure: str) -> None:
         if run is self._run:
             self.failure = failure
 
     def _publish_text(self, run: _DraftRun) -> None:
         if run is self._run:
-            self.text, self.ended = run.find_guess(), run.ended
+            self.text, self.ended = run.get_text_after_answer(), run.ended
             self.is_cut, self.is_complete = run.is_cut, run.is_complete
             self._changed()
 
@@ -195,12 +197,12 @@ class _DraftRun:
         if self._index is not None:
             self._index.update_last_text_partly(self.written_text, len(text) + 1)  # the piece before may have grown
 
-    def piece_times(self, start: int, end: int) -> Iterator[tuple[int, float]]:
+    def iterate_piece_times(self, start: int, end: int) -> Iterator[tuple[int, float]]:
         """Where its pieces end in a stretch of what it wrote, and how long each took."""
         for index in range(bisect_right(self._ends, start), bisect_right(self._ends, end)):
             yield self._ends[index], self._times_s[index] - (self._times_s[index - 1] if index else 0.0)
 
-    def find_guess(self) -> str:
+    def get_text_after_answer(self) -> str:
         """What it wrote about the text that follows the answer."""
         if self._start is None:
             self._start = self._find_answer_end()

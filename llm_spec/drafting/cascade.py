@@ -24,7 +24,7 @@ from llm_spec.drafting.optional_members import (
     open_draft_for_request,
     open_token_draft,
 )
-from llm_spec.drafting.token_checks import check_draft_token, confidence_before_sampling
+from llm_spec.drafting.token_checks import check_draft_token, get_confidence_before_sampling
 from llm_spec.errors import ConfigError
 
 __all__ = ["CascadeDraft"]
@@ -98,7 +98,7 @@ class CascadeDraft(RequestOptionalDrafter):
                     open_token_draft(draft, target, choose, prompt_ids, request)
                 )
         except BaseException:
-            _close_drafts(opened)
+            _close_token_drafts(opened)
             raise
         return _CascadeTokenDraft(
             opened, self._min_confidence, vocab_size=target.vocab_size, has_fallback_draft=self._has_fallback_draft
@@ -143,21 +143,21 @@ class _CascadeTokenDraft:
             last_resort = proposals[-1] if self._has_fallback_draft else None
             for guesses in proposals:
                 first = next(guesses, None)
-                if first is not None and (guesses is last_resort or self._is_confident(first)):
+                if first is not None and (guesses is last_resort or self._is_confident_enough(first)):
                     yield first
                     yield from guesses
                     return
 
     def close(self) -> None:
-        _close_drafts(self._drafts)
+        _close_token_drafts(self._drafts)
 
-    def _is_confident(self, token: DraftToken) -> bool:
+    def _is_confident_enough(self, token: DraftToken) -> bool:
         # a token must not be dropped for what was drawn: that would favour the likely ones (see `token_checks`)
-        confidence = confidence_before_sampling(check_draft_token(token, self._vocab_size))
+        confidence = get_confidence_before_sampling(check_draft_token(token, self._vocab_size))
         return confidence is None or confidence >= self._min_confidence
 
 
-def _close_drafts(drafts: Sequence[TokenDraft]) -> None:
+def _close_token_drafts(drafts: Sequence[TokenDraft]) -> None:
     """Close each of them, whatever the others raise."""
     with contextlib.ExitStack() as stack:
         for draft in drafts:

@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from llm_spec.chat import ChatRequest
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
-from llm_spec.drafting.text_pieces import stream_draft_pieces
+from llm_spec.drafting.text_pieces import stream_texts_as_draft_pieces
 
 __all__ = ["CopyDraft"]
 
@@ -23,7 +23,7 @@ class CopyDraft:
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
-        async with aclosing(stream_draft_pieces(await self._copy_pieces(request, max_tokens))) as pieces:
+        async with aclosing(stream_texts_as_draft_pieces(await self._copy_pieces(request, max_tokens))) as pieces:
             yield pieces
 
     async def aclose(self) -> None:

@@ -43,14 +43,14 @@ class DraftCall:
         self._finish_reason: FinishReason | None = None
 
     @property
-    def has_reached_limit(self) -> bool:
+    def has_reached_max_tokens(self) -> bool:
         """Whether it wrote as much as was requested."""
         return self._is_over or self.num_tokens >= self._max_tokens
 
     @property
     def is_complete(self) -> bool:
         """Whether the draft came to an end of its own."""
-        return self._has_ended and not self.has_reached_limit and self._finish_reason != "length"
+        return self._has_ended and not self.has_reached_max_tokens and self._finish_reason != "length"
 
     async def read_pieces(self, on_text: Callable[[str, int], None]) -> None:
         """Read it to its end or limit; `on_text` gets each text, within the limit, and how many tokens were written.

@@ -21,7 +21,7 @@ _WORD: Final = re.compile(r" ?\w+")
 _MAX_CONTINUED: Final = 0.25  # of words that were encoded at once, and went on after all
 
 
-class JudgedTokens(NamedTuple):
+class LateTokenCounts(NamedTuple):
     """Tokens of a draft that came after the target's own: how many were the same, and how many not."""
 
     num_agreed: int
@@ -76,11 +76,11 @@ class EncodedDraft:
         self.seconds.clear()
         self._early_ids.clear()
         self.is_wrong = False
-        self._restart_draft(answer, num_tokens)
+        self._restart_background_draft(answer, num_tokens)
 
     def extend_guess(self, num_tokens: int) -> None:
         """Guess what follows all that was guessed; for a draft that was cut short."""
-        self._restart_draft(self._base_text + self._background_draft.text, num_tokens)
+        self._restart_background_draft(self._base_text + self._background_draft.text, num_tokens)
 
     def encode_new_text(self) -> None:
         """Take in what the draft has written."""
@@ -95,15 +95,15 @@ class EncodedDraft:
         if text:
             start, self._num_encoded_characters = self._num_encoded_characters, self._num_encoded_characters + len(text)
             task = asyncio.ensure_future(self._endpoint.encode(text))
-            task.add_done_callback(self._collect_encodings)
+            task.add_done_callback(self._collect_finished_encodings)
             seconds = sum(
                 seconds for _, seconds in self._background_draft.piece_times(start, self._num_encoded_characters)
             )
             self._encodings.append(_PendingEncoding(task, seconds))
 
-    def take_judged(self) -> JudgedTokens:
+    def take_judged(self) -> LateTokenCounts:
         """The tokens that were late for the target's own, since this was last called."""
-        judged = JudgedTokens(self._num_agreed, self._num_different)
+        judged = LateTokenCounts(self._num_agreed, self._num_different)
         self._num_agreed = self._num_different = 0
         return judged
 
@@ -136,7 +136,7 @@ class EncodedDraft:
             return len(text)
         return length
 
-    def _restart_draft(self, answer: str, num_tokens: int) -> None:
+    def _restart_background_draft(self, answer: str, num_tokens: int) -> None:
         self._has_open_word = False
         self._base_text, self._num_encoded_characters = answer, 0
         self._background_draft.restart(answer, num_tokens)
@@ -148,7 +148,7 @@ class EncodedDraft:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    def _collect_encodings(self, _: asyncio.Task[list[int]]) -> None:
+    def _collect_finished_encodings(self, _: asyncio.Task[list[int]]) -> None:
         """Take in what is encoded, up to the first stretch that is not yet."""
         while self._encodings and self._encodings[0].task.done():
             task, seconds = self._encodings.popleft()
@@ -156,10 +156,10 @@ class EncodedDraft:
             if isinstance(error, Exception):  # only speculation needs it
                 self.failure = error
             elif not self.is_wrong:
-                self._append_ids(task.result(), seconds)
+                self._append_encoded_ids(task.result(), seconds)
             self._news()
 
-    def _append_ids(self, token_ids: list[int], seconds: float) -> None:
+    def _append_encoded_ids(self, token_ids: list[int], seconds: float) -> None:
         shared = min(len(self._early_ids), len(token_ids))
         pairs = zip(self._early_ids, token_ids, strict=False)
         num_agreed = next((at for at, (own, drafted) in enumerate(pairs) if own != drafted), shared)

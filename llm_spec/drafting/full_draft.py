@@ -35,7 +35,7 @@ class FullDraft:
     @asynccontextmanager
     async def read_in_background(self) -> AsyncGenerator[None]:
         """Let the draft write while the context is open; at its end it is closed."""
-        self._task = asyncio.create_task(self._read_call())
+        self._task = asyncio.create_task(self._read_draft_call())
         try:
             yield
         finally:
@@ -54,18 +54,18 @@ class FullDraft:
             else:
                 self._call.end_with_timeout()
 
-    async def _read_call(self) -> None:
+    async def _read_draft_call(self) -> None:
         if self._max_tokens < 1:
             return
         try:
-            await self._call.read_pieces(self._add_text)
+            await self._call.read_pieces(self._add_text_unless_abandoned)
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
-            self._record_failure(format_error_line(error))
+            self._keep_failure_unless_abandoned(format_error_line(error))
 
-    def _add_text(self, text: str, num_new: int) -> None:  # noqa: ARG002 - they are counted by the call
+    def _add_text_unless_abandoned(self, text: str, num_new: int) -> None:  # noqa: ARG002 - they are counted by the call
         if not self._is_abandoned:
             self.text += text
 
-    def _record_failure(self, failure: str) -> None:
+    def _keep_failure_unless_abandoned(self, failure: str) -> None:
         if not self._is_abandoned:
             self.failure = failure

@@ -13,7 +13,7 @@ from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
-from llm_spec.drafting.form_follower import DraftSource, TextFormDrafter
+from llm_spec.drafting.form_follower import DraftSource, ReformattedTextDrafter
 from llm_spec.drafting.ngrams import NgramIndex, estimate_copy_confidence
 from llm_spec.drafting.optional_members import RequestOptionalDrafter
 from llm_spec.drafting.text_index import ConversationIndex
@@ -45,8 +45,8 @@ class PromptLookup(RequestOptionalDrafter):
         index = ConversationIndex()
 
         async def copy_pieces(request: ChatRequest, max_tokens: int) -> Sequence[str]:
-            await index.read_request(request)
-            found = index.find(index.pieces, self._max_ngram, self._min_ngram)
+            await index.index_request(request)
+            found = index.find_longest_match(index.pieces, self._max_ngram, self._min_ngram)
             start = len(index.pieces) if found is None else found.positions[-1]
             return index.pieces[start : start + max_tokens]
 
@@ -67,18 +67,20 @@ class PromptLookup(RequestOptionalDrafter):
     ) -> TokenDraft:
         index = NgramIndex[int](self._max_ngram, self._min_ngram)
         index.extend(prompt_ids)
-        return _LookupTokenDraft(index, TextFormDrafter.open(request, target.tokenizer, len(prompt_ids)))
+        return _LookupTokenDraft(
+            index, ReformattedTextDrafter.open_for_request(request, target.tokenizer, len(prompt_ids))
+        )
 
 
 class _LookupTokenDraft:
-    def __init__(self, index: NgramIndex[int], forms: TextFormDrafter | None) -> None:
+    def __init__(self, index: NgramIndex[int], forms: ReformattedTextDrafter | None) -> None:
         self._index = index
         self._forms = forms
         self.source: DraftSource = "context"
 
     def propose(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
         self._index.extend(context_ids[len(self._index.items) :])
-        found = self._index.find(context_ids)
+        found = self._index.find_continuation(context_ids)
         confidence = 0.0 if found is None else estimate_copy_confidence(found[1])
         following = None if self._forms is None else self._forms.propose(context_ids, confidence)
         self.source = "context" if following is None else "forms"

@@ -44,7 +44,7 @@ class NgramIndex(Generic[T]):
                     self._ends[tuple(self.items[end - size :])] = end
             self.items.append(item)
 
-    def find(self, tail: Sequence[T]) -> tuple[int, int] | None:
+    def find_continuation(self, tail: Sequence[T]) -> tuple[int, int] | None:
         """Index of the item that followed the longest indexed end of `tail`, and that end's length; None: no match."""
         for size in self._sizes:
             if size <= len(tail):
@@ -93,7 +93,7 @@ class SequenceFollower(Generic[T]):
         self._expected += num_different
         self._num_since_difference += num_different
         expected = self._expected
-        found = self._occurrences.find(self._tail, _FOLLOWED_NGRAM)
+        found = self._occurrences.find_longest_match(self._tail, _FOLLOWED_NGRAM)
         self._at, self.num_matching = None, 0
         if found is not None:
             nearest = min(found.positions, key=lambda position: abs(position - expected))

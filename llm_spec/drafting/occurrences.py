@@ -61,7 +61,7 @@ class OccurrenceIndex(Generic[T]):
                 self._latest[item] = previous
                 self._counts[item] -= 1
 
-    def find(self, tail: Sequence[T], max_match: int, min_match: int = 1) -> OccurrenceMatch | None:
+    def find_longest_match(self, tail: Sequence[T], max_match: int, min_match: int = 1) -> OccurrenceMatch | None:
         """Where the longest end of `tail` occurred that anything followed; None: no end of `min_match` items did.
 
         At most `max_match` items are matched. Exact unless each of them occurred more than 256 times.
@@ -69,7 +69,7 @@ class OccurrenceIndex(Generic[T]):
         counts = self._count_occurrences(tail, max_match)
         while len(counts) >= min_match:
             num_after = counts.index(min(counts))  # of the tail, after the rarest item
-            found = self._find_match(tail, num_after, len(counts))
+            found = self._find_match_with_last_items(tail, num_after, len(counts))
             if found is not None:
                 return found if found.length >= min_match else None
             del counts[num_after:]
@@ -85,13 +85,13 @@ class OccurrenceIndex(Generic[T]):
             counts.append(count)
         return counts
 
-    def _find_match(self, tail: Sequence[T], num_after: int, max_match: int) -> OccurrenceMatch | None:
+    def _find_match_with_last_items(self, tail: Sequence[T], num_after: int, max_match: int) -> OccurrenceMatch | None:
         """The longest match that includes the item before the last `num_after` ones."""
         items, length = self.items, num_after + 1
         after = list(tail[len(tail) - num_after :])
         positions = [
             p
-            for p in self._find_places(tail[-length])
+            for p in self._find_latest_positions(tail[-length])
             if items[p + 1 : p + length] == after and p + length < len(items)
         ]
         if not positions:
@@ -104,7 +104,7 @@ class OccurrenceIndex(Generic[T]):
             positions, length = longer, length + 1
         return OccurrenceMatch(length, [place + length for place in reversed(positions)])
 
-    def _find_places(self, item: T) -> list[int]:
+    def _find_latest_positions(self, item: T) -> list[int]:
         """The latest places of an item, the last one first."""
         positions: list[int] = []
         place = self._latest.get(item, -1)

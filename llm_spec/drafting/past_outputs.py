@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 from llm_spec.drafting.suffix_automaton import SuffixAutomaton
 
-__all__ = ["PastOutputs"]
+__all__ = ["PastAnswers"]
 
 _AutomataByVocabulary: TypeAlias = dict[str, SuffixAutomaton[int]]  # tokenizer fingerprint -> answers
 
 
-class PastOutputs:
+class PastAnswers:
     """The latest answers, at most `max_tokens` tokens of all vocabularies together, at least half as many once full.
 
     An automaton can forget nothing, so there are two shelves: when the new one is full, it takes the place of the old
@@ -33,12 +33,12 @@ class PastOutputs:
         with self.lock:
             return _count_automata_items(self._new) + _count_automata_items(self._old)
 
-    def find_automata(self, fingerprint: str) -> list[SuffixAutomaton[int]]:
+    def get_suffix_automata(self, fingerprint: str) -> list[SuffixAutomaton[int]]:
         """The answers in one vocabulary, the newer first; they may grow, and are kept for those who hold them."""
         with self.lock:
             return [automata[fingerprint] for automata in (self._new, self._old) if fingerprint in automata]
 
-    def add(self, fingerprint: str, token_ids: Sequence[int]) -> None:
+    def add_answer(self, fingerprint: str, token_ids: Sequence[int]) -> None:
         """Remember an answer; of one that is too long, its end."""
         token_ids = token_ids[max(0, len(token_ids) - self._capacity) :]
         if not token_ids:

@@ -18,10 +18,10 @@ from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.copy_draft import CopyDraft
-from llm_spec.drafting.form_follower import DraftSource, TextFormDrafter
+from llm_spec.drafting.form_follower import DraftSource, ReformattedTextDrafter
 from llm_spec.drafting.occurrences import OccurrenceMatch
 from llm_spec.drafting.optional_members import RequestOptionalDrafter
-from llm_spec.drafting.past_outputs import PastOutputs
+from llm_spec.drafting.past_outputs import PastAnswers
 from llm_spec.drafting.suffix_automaton import LikelyNextItem, SuffixAutomaton, SuffixMatch
 from llm_spec.drafting.text_index import ConversationIndex
 from llm_spec.errors import ConfigError
@@ -57,7 +57,7 @@ class SuffixDraft(RequestOptionalDrafter):
         self._max_match = max_match
         self._min_match = min_match
         self._max_stored_tokens = max_stored_tokens
-        self._outputs = PastOutputs(max_stored_tokens, max_match)
+        self._outputs = PastAnswers(max_stored_tokens, max_match)
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         return self.for_request().draft(request, max_tokens)
@@ -71,13 +71,13 @@ class SuffixDraft(RequestOptionalDrafter):
         index = ConversationIndex()
 
         async def copy_pieces(request: ChatRequest, max_tokens: int) -> Sequence[str]:
-            await index.read_request(request)
+            await index.index_request(request)
             context, survival = list(index.pieces[-self._max_match :]), 1.0
             num_known = len(context)
             for num_drafted in range(max_tokens):
                 if num_drafted % _NUM_SEARCHES == _NUM_SEARCHES - 1:
                     await asyncio.sleep(0)
-                found = index.find(context, self._max_match, self._min_match)
+                found = index.find_longest_match(context, self._max_match, self._min_match)
                 if found is None:
                     break
                 text, confidence = _find_most_frequent_piece(index.pieces, found)
@@ -103,7 +103,7 @@ class SuffixDraft(RequestOptionalDrafter):
         prompt_ids: Sequence[int],
     ) -> TokenDraft:
         conversation = SuffixAutomaton[int](self._max_match)
-        forms = TextFormDrafter.open(request, target.tokenizer, len(prompt_ids))
+        forms = ReformattedTextDrafter.open_for_request(request, target.tokenizer, len(prompt_ids))
         fingerprint = target.tokenizer.fingerprint
         return _SuffixTokenDraft(self._outputs, fingerprint, conversation, prompt_ids, self._min_match, forms=forms)
 
@@ -113,13 +113,13 @@ class _SuffixTokenDraft:
 
     def __init__(
         self,
-        outputs: PastOutputs,
+        outputs: PastAnswers,
         fingerprint: str,
         conversation: SuffixAutomaton[int],
         prompt_ids: Sequence[int],
         min_match: int,
         *,
-        forms: TextFormDrafter | None,
+        forms: ReformattedTextDrafter | None,
     ) -> None:
         self._outputs = outputs
         self._fingerprint = fingerprint
@@ -129,7 +129,7 @@ class _SuffixTokenDraft:
         self._num_prompt_tokens = len(prompt_ids)
         self._context_ids = prompt_ids
         self._conversation = conversation
-        self._automata = outputs.find_automata(fingerprint)
+        self._automata = outputs.get_suffix_automata(fingerprint)
         self._matches = [SuffixMatch()] * len(self._automata)
         self._index_tokens(prompt_ids)
 
@@ -141,7 +141,7 @@ class _SuffixTokenDraft:
         """Remember the answer, as far as the caller's list of confirmed tokens has grown."""
         answer_ids = self._context_ids[self._num_prompt_tokens :]
         self._num_prompt_tokens += len(answer_ids)  # closing twice is harmless
-        self._outputs.add(self._fingerprint, answer_ids)
+        self._outputs.add_answer(self._fingerprint, answer_ids)
 
     def _propose_tokens(self, context_ids: Sequence[int]) -> Iterator[DraftToken]:
         self._index_tokens(context_ids[self._conversation.num_items :])

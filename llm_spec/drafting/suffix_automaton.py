@@ -54,7 +54,7 @@ class SuffixAutomaton(Generic[T]):
         self._count: list[int] = []  # how often its stretches occurred
         self._followed: list[int] = []  # how often anything followed them
         self._most_frequent_item: list[T | None] = []
-        self._new_state(0, {})
+        self._create_state(0, {})
         self.begin_sequence()
 
     def begin_sequence(self) -> None:
@@ -70,42 +70,42 @@ class SuffixAutomaton(Generic[T]):
     def find_longest_repeated_end(self) -> SuffixMatch:
         """The longest end of the last sequence that occurred before."""
         state = self._link[self._last]
-        return SuffixMatch() if state <= _ROOT else self._make_match(state, self._longest[state])
+        return SuffixMatch() if state <= _ROOT else self._make_suffix_match(state, self._longest[state])
 
     def advance_match(self, match: SuffixMatch, items: Iterable[T]) -> SuffixMatch:
         """The longest end of `match` and `items` that occurred."""
-        state, length = self._find_holding_state(match.state, match.length), match.length
+        state, length = self._find_state_of_ending(match.state, match.length), match.length
         for item in items:
             while state != _ROOT and item not in self._next[state]:
                 state = self._link[state]
                 length = self._longest[state]
             target = self._next[state].get(item)
-            state, length = (_ROOT, 0) if target is None else self._make_match(target, length + 1)
+            state, length = (_ROOT, 0) if target is None else self._make_suffix_match(target, length + 1)
         return SuffixMatch(state, length)
 
     def find_likely_next(self, match: SuffixMatch) -> LikelyNextItem[T] | None:
         """What followed a stretch most often; None: nothing did."""
-        state = self._find_holding_state(match.state, match.length)
+        state = self._find_state_of_ending(match.state, match.length)
         item = self._most_frequent_item[state]
         if item is None:
             return None
         target = self._next[state][item]
-        longer = self._make_match(target, match.length + 1)
+        longer = self._make_suffix_match(target, match.length + 1)
         return LikelyNextItem(item, self._count[target], self._followed[state], match.length, longer)
 
     def shorten_match(self, match: SuffixMatch) -> SuffixMatch:
         """The longest end of a stretch that occurred at more places."""
-        state = self._link[self._find_holding_state(match.state, match.length)]
+        state = self._link[self._find_state_of_ending(match.state, match.length)]
         return SuffixMatch() if state <= _ROOT else SuffixMatch(state, self._longest[state])
 
     # ------------------------------------------------------------------------------------------ inside
 
     def _append_input_item(self, item: T) -> None:
         self._last = self._add_state(item)
-        before = self._find_holding_state(self._end, self._max_match)
-        self._end = self._find_holding_state(self._next[before][item], self._max_match + 1)
+        before = self._find_state_of_ending(self._end, self._max_match)
+        self._end = self._find_state_of_ending(self._next[before][item], self._max_match + 1)
         self.num_items += 1
-        self._count_occurrence(before, item)
+        self._add_occurrence(before, item)
 
     def _add_state(self, item: T) -> int:
         """The state of the sequence with one item more."""
@@ -113,7 +113,7 @@ class SuffixAutomaton(Generic[T]):
         known = self._next[state].get(item)
         if known is not None:  # an earlier sequence began like this one
             return known if self._longest[known] == longest else self._split_state(state, item, known)
-        grown = self._new_state(longest, {})
+        grown = self._create_state(longest, {})
         while state != _NONE and item not in self._next[state]:
             self._next[state][item] = grown
             state = self._link[state]
@@ -127,7 +127,7 @@ class SuffixAutomaton(Generic[T]):
 
     def _split_state(self, state: int, item: T, target: int) -> int:
         """A state of their own for the stretches of `target` that are one longer than those of `state` or shorter."""
-        split = self._new_state(self._longest[state] + 1, self._next[target].copy())
+        split = self._create_state(self._longest[state] + 1, self._next[target].copy())
         self._link[split] = self._link[target]
         self._count[split] = self._count[target]
         self._followed[split] = self._followed[target]
@@ -138,7 +138,7 @@ class SuffixAutomaton(Generic[T]):
             state = self._link[state]
         return split
 
-    def _new_state(self, longest: int, transitions: dict[T, int]) -> int:
+    def _create_state(self, longest: int, transitions: dict[T, int]) -> int:
         self._next.append(transitions)
         self._link.append(_NONE)
         self._longest.append(longest)
@@ -147,7 +147,7 @@ class SuffixAutomaton(Generic[T]):
         self._most_frequent_item.append(None)
         return len(self._next) - 1
 
-    def _count_occurrence(self, before: int, item: T) -> None:
+    def _add_occurrence(self, before: int, item: T) -> None:
         """One more occurrence of every end of the sequence, the last item of which followed every end of `before`."""
         link, count, followed, favourite = self._link, self._count, self._followed, self._most_frequent_item
         state = self._end
@@ -162,11 +162,11 @@ class SuffixAutomaton(Generic[T]):
                 favourite[state] = item
             state = link[state]
 
-    def _make_match(self, state: int, length: int) -> SuffixMatch:
+    def _make_suffix_match(self, state: int, length: int) -> SuffixMatch:
         length = min(length, self._max_match)
-        return SuffixMatch(self._find_holding_state(state, length), length)
+        return SuffixMatch(self._find_state_of_ending(state, length), length)
 
-    def _find_holding_state(self, state: int, length: int) -> int:
+    def _find_state_of_ending(self, state: int, length: int) -> int:
         """The state that holds the last `length` items of a state's stretches, or all of a shorter one."""
         above = self._link[state]
         while above != _NONE and self._longest[above] >= length:

@@ -18,7 +18,7 @@ from itertools import islice
 from llm_spec.chat import ChatMessage, ChatRequest
 from llm_spec.drafting.occurrences import OccurrenceIndex, OccurrenceMatch
 from llm_spec.drafting.text_pieces import PIECES_PER_LOOP_TURN, iter_piece_ends
-from llm_spec.drafting.written_forms import iterate_plain_forms, uses_tools
+from llm_spec.drafting.written_forms import iterate_unescaped_tool_texts, uses_tools
 
 __all__ = ["ConversationIndex", "TextIndex"]
 
@@ -37,23 +37,23 @@ class TextIndex:
         """All pieces so far."""
         return self._occurrences.items
 
-    def find(self, tail: Sequence[str], max_match: int, min_match: int = 1) -> OccurrenceMatch | None:
+    def find_longest_match(self, tail: Sequence[str], max_match: int, min_match: int = 1) -> OccurrenceMatch | None:
         """Where the longest end of `tail` occurred that anything followed, of at most `max_match` pieces."""
-        return self._occurrences.find(tail, max_match, min_match)
+        return self._occurrences.find_longest_match(tail, max_match, min_match)
 
     def find_match_end(self, tail: Sequence[str], max_match: int) -> int | None:
         """Where in the last text, in characters, the latest match of the longest end of `tail` ends."""
-        found = self._occurrences.find(tail, max_match)
+        found = self._occurrences.find_longest_match(tail, max_match)
         return None if found is None else self._ends[found.positions[-1] - self._start - 1]
 
     async def update_last_text(self, text: str) -> None:
         """Read the last text, which is now `text`, in steps."""
-        await _run_steps_yielding(lambda: self.update_last_text_partly(text, PIECES_PER_LOOP_TURN))
+        await _run_steps_yielding_to_loop(lambda: self.update_last_text_partly(text, PIECES_PER_LOOP_TURN))
 
     def update_last_text_partly(self, text: str, max_pieces: int) -> bool:
         """Read at most `max_pieces` (2 or more) pieces of the last text, which is now `text`; whether that is all."""
         # What is read stays where it is followed by a character that both texts share: it shows that a piece has ended.
-        num_kept = bisect_left(self._ends, _count_shared_characters(self._text, text))
+        num_kept = bisect_left(self._ends, _count_common_prefix_characters(self._text, text))
         self._occurrences.truncate(self._start + num_kept)
         del self._ends[num_kept:]
         start = self._ends[-1] if self._ends else 0
@@ -82,18 +82,18 @@ class ConversationIndex(TextIndex):
         self._messages: tuple[ChatMessage, ...] = ()
         self._unread: deque[str] = deque()
 
-    async def read_request(self, request: ChatRequest) -> None:
+    async def index_request(self, request: ChatRequest) -> None:
         """Bring it in line with a request's messages and prefix, in steps. Other messages start it over.
 
         Cancelled, it goes on where it was with the next call.
         """
-        await _run_steps_yielding(lambda: self._read_next_step(request))
+        await _run_steps_yielding_to_loop(lambda: self._index_next_pieces(request))
 
-    def _read_next_step(self, request: ChatRequest) -> bool:
+    def _index_next_pieces(self, request: ChatRequest) -> bool:
         if self._messages is not request.messages:
             self.clear()
             self._messages = request.messages
-            forms = list(iterate_plain_forms(request)) if uses_tools(request) else []
+            forms = list(iterate_unescaped_tool_texts(request)) if uses_tools(request) else []
             self._unread = deque([*reversed(forms), *(message.text for message in request.messages)])
         until = len(self.pieces) + PIECES_PER_LOOP_TURN
         while self._unread:
@@ -106,13 +106,13 @@ class ConversationIndex(TextIndex):
         return room >= 2 and self.update_last_text_partly(request.prefix, room)
 
 
-async def _run_steps_yielding(step: Callable[[], bool]) -> None:
+async def _run_steps_yielding_to_loop(step: Callable[[], bool]) -> None:
     """Take steps until one is the last, with a turn of the event loop after each."""
     while not step():  # noqa: ASYNC110 - nothing is waited for: others have their turn
         await asyncio.sleep(0)
 
 
-def _count_shared_characters(a: str, b: str) -> int:
+def _count_common_prefix_characters(a: str, b: str) -> int:
     """How many characters two texts begin with in common."""
     if a is b or b.startswith(a):
         return len(a)

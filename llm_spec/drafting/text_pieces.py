@@ -22,7 +22,7 @@ __all__ = [
     "iter_piece_ends",
     "iterate_pieces_yielding",
     "split_pieces",
-    "stream_draft_pieces",
+    "stream_texts_as_draft_pieces",
     "take_last_pieces",
 ]
 
@@ -119,7 +119,7 @@ def iter_piece_ends(text: str, start: int) -> Iterator[int]:
     return (match.end() for match in _PIECE.finditer(text, start))
 
 
-async def stream_draft_pieces(texts: Sequence[str]) -> AsyncGenerator[DraftPiece]:
+async def stream_texts_as_draft_pieces(texts: Sequence[str]) -> AsyncGenerator[DraftPiece]:
     """Texts that are all there already, in the form of a draft."""
     for text in texts:
         yield DraftPiece(text)

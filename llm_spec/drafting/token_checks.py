@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llm_spec.contract.local import DraftToken
 from llm_spec.errors import DraftError
 
-__all__ = ["ReadOnlyTokenIds", "check_confidence", "check_draft_token", "confidence_before_sampling"]
+__all__ = ["ReadOnlyTokenIds", "check_confidence", "check_draft_token", "get_confidence_before_sampling"]
 
 _SUM_TOLERANCE: Final = 1e-3  # by which probabilities may miss 0, 1 or their sum
 
@@ -87,7 +87,7 @@ def check_confidence(confidence: float | None) -> None:
         raise DraftError(f"a drafted token's confidence is {float(confidence)}; it must be from 0 to 1")
 
 
-def confidence_before_sampling(token: DraftToken) -> float | None:
+def get_confidence_before_sampling(token: DraftToken) -> float | None:
     """How sure a draft was before it drew (None: it cannot say): what may decide whether its token is proposed.
 
     The token is one that `check_draft_token` gave. Raises as `check_confidence`.

@@ -15,7 +15,13 @@ from typing import Any, Final, cast
 
 from llm_spec.chat import ChatMessage, ChatRequest
 
-__all__ = ["escape_json", "iterate_diff_forms", "iterate_escaped_forms", "iterate_plain_forms", "uses_tools"]
+__all__ = [
+    "escape_for_json_string",
+    "iterate_diff_marked_texts",
+    "iterate_json_escaped_texts",
+    "iterate_unescaped_tool_texts",
+    "uses_tools",
+]
 
 _MAX_CHARACTERS: Final = 65_536  # of the texts that are read, the newest first; of one that is too long, its end
 _LINE_NUMBER: Final = re.compile(r"^ *\d+(?:\t|→|:|\| )", re.MULTILINE)  # cat -n, and what agents' own tools write
@@ -26,30 +32,30 @@ def uses_tools(request: ChatRequest) -> bool:
     return bool(request.tools) or any(message.role == "tool" for message in request.messages)
 
 
-def escape_json(text: str) -> str:
+def escape_for_json_string(text: str) -> str:
     """A text as it stands between the quotes of a JSON string; characters that are not ASCII stay."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def iterate_escaped_forms(request: ChatRequest, max_characters: int = _MAX_CHARACTERS) -> Iterator[str]:
+def iterate_json_escaped_texts(request: ChatRequest, max_characters: int = _MAX_CHARACTERS) -> Iterator[str]:
     """The texts of messages (the system's left out) as they stand in a JSON string, the newest first.
 
     Those that escaping leaves as they are in the prompt are left out.
     """
     for text in _take_last_characters(_iterate_message_texts(request), max_characters):
-        escaped = escape_json(_remove_line_numbers(text))
+        escaped = escape_for_json_string(_remove_line_numbers(text))
         if escaped != text:
             yield escaped
 
 
-def iterate_diff_forms(request: ChatRequest, max_characters: int = _MAX_CHARACTERS) -> Iterator[str]:
+def iterate_diff_marked_texts(request: ChatRequest, max_characters: int = _MAX_CHARACTERS) -> Iterator[str]:
     """The texts of messages (the system's left out) as a diff repeats lines that stay, the newest first."""
     for text in _take_last_characters(_iterate_message_texts(request), max_characters):
         if "\n" in text:
             yield _remove_line_numbers(text).replace("\n", "\n ")
 
 
-def iterate_plain_forms(request: ChatRequest, max_characters: int = _MAX_CHARACTERS) -> Iterator[str]:
+def iterate_unescaped_tool_texts(request: ChatRequest, max_characters: int = _MAX_CHARACTERS) -> Iterator[str]:
     """The strings in calls' arguments and in JSON results as they are without escapes, the newest first.
 
     Also results without their line numbers. Those that stand in the prompt as they are are left out.
@@ -61,7 +67,9 @@ def iterate_plain_forms(request: ChatRequest, max_characters: int = _MAX_CHARACT
         room -= len(source)
         value = _parse_json_or_none(source)
         if isinstance(value, (dict, list)):
-            yield from (text for text in _iterate_json_strings(cast("object", value)) if escape_json(text) != text)
+            yield from (
+                text for text in _iterate_json_strings(cast("object", value)) if escape_for_json_string(text) != text
+            )
         elif (text := _remove_line_numbers(source)) != source:
             yield text
 

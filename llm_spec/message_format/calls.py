@@ -55,7 +55,7 @@ class ToolCallScanner:
         return len(self._text)
 
     @property
-    def value(self) -> str:
+    def bracketed_text(self) -> str:
         """What stands in the outermost brackets, with them."""
         return self._text[self.value_start : self.value_end]
 
@@ -129,7 +129,7 @@ def parse_tool_calls(scanner: ToolCallScanner, names: Collection[str]) -> list[W
 
     Names must be of `names`. Arguments are a JSON object, and stay as the model wrote them.
     """
-    value, message_format = scanner.value, scanner.message_format
+    value, message_format = scanner.bracketed_text, scanner.message_format
     try:
         if message_format.body == "json":
             calls = list(_parse_json_tool_calls(value))

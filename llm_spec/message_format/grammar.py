@@ -40,7 +40,7 @@ def write_tool_grammar(
     Arguments that are not JSON (`named_fields`) keep to names and types of the outermost fields alone.
     """
     quote = _GrammarQuoter(mark_tokens)
-    writer = _CallGrammarWriter(message_format, tool_use, quote, dump_schema)
+    writer = _ToolCallGrammarWriter(message_format, tool_use, quote, dump_schema)
     if tool_use.must_call:
         answer = "calls"
     elif content_schema is not None:
@@ -73,7 +73,7 @@ class _GrammarQuoter:
         return " ".join(parts)
 
 
-class _CallGrammarWriter:
+class _ToolCallGrammarWriter:
     """The rules of calls in one format."""
 
     def __init__(
@@ -98,7 +98,7 @@ class _CallGrammarWriter:
             ),
         ]
         if message_format.body == "named_fields":
-            self.rules += _write_field_rules(quote(message_format.text_mark))
+            self.rules += _write_unquoted_value_rules(quote(message_format.text_mark))
 
     def write_free_answer(self) -> str:
         """An answer that may call: text, in which calls keep to the rules."""
@@ -108,24 +108,24 @@ class _CallGrammarWriter:
             return "SPACE calls SPACE | SPACE OTHER | SPACE"
         self.rules += [
             f"call_open[lazy]: TEXT {quote(row.call_open)}",
-            f"free_call: call_open {self._write_rest_of_call()}",
+            f"free_call: call_open {self._write_call_after_opening_mark()}",
         ]
         return "free_call* TEXT"
 
     def _write_call_rules(self) -> list[str]:
         row, quote = self._format, self._quote_without_key
         if self._writes_calls_as_list:
-            return [f"calls: {quote(row.call_open)} {self._write_rest_of_call()}"]
+            return [f"calls: {quote(row.call_open)} {self._write_call_after_opening_mark()}"]
         opening = "" if row.is_bare else quote(row.call_open)
         more = "" if self._has_one else f" ({quote(row.separator)} call)*"
-        return [f"calls: call{more}", f"call: {opening} {self._write_rest_of_call()}"]
+        return [f"calls: call{more}", f"call: {opening} {self._write_call_after_opening_mark()}"]
 
     @property
     def _writes_calls_as_list(self) -> bool:
         """Whether all calls stand in one array."""
         return self._format.body == "json" and not self._format.call_close and not self._format.is_bare
 
-    def _write_rest_of_call(self) -> str:
+    def _write_call_after_opening_mark(self) -> str:
         """What follows a call's opening mark."""
         row, quote = self._format, self._quote_without_key
         if self._writes_calls_as_list:
@@ -178,7 +178,7 @@ def _write_value_rule(schema: object, mark: str) -> str:
     return _VALUE_RULES.get(kind, "any_value") if isinstance(kind, str) else "any_value"
 
 
-def _write_field_rules(mark: str) -> list[str]:
+def _write_unquoted_value_rules(mark: str) -> list[str]:
     """The rules of values without quotes, whose texts stand between marks."""
     return [
         f"text_value: {mark} FIELD_TEXT {mark}",

@@ -43,7 +43,7 @@ class MessageParser:
         self._max_calls = max_calls
         self._held = HeldText()
         starts_in_reasoning = is_reasoning and reasoning is not None
-        self._state = self._read_reasoning if starts_in_reasoning else self._read_text
+        self._state = self._read_reasoning if starts_in_reasoning else self._read_answer_text
         self._may_reason = bool(self._reasoning.open) and not starts_in_reasoning
         self._is_at_start = True  # nothing but space and reasoning so far, or since the last call
         self._drops_space = starts_in_reasoning  # what comes next is space between marks
@@ -63,7 +63,7 @@ class MessageParser:
 
     def push(self, delta: TextDelta) -> list[StreamEvent]:
         """Add text; return what may be shown of it now."""
-        self._held.push(delta)
+        self._held.hold_delta(delta)
         return self._read_held_text(is_end=False)
 
     def flush(self) -> list[StreamEvent]:
@@ -82,24 +82,24 @@ class MessageParser:
     # ------------------------------------------------------------------------------------------ reasoning
 
     def _read_reasoning(self, is_end: bool) -> Sequence[StreamEvent]:
-        self._drop_space()
+        self._drop_space_beside_marks()
         text, close = self._held.text, self._reasoning.close
         end = text.find(close)
         if end >= 0:
-            written = self._held.drop(end + len(close))[:end]
-            self._state, self._drops_space = self._read_text, True
+            written = self._held.drop_characters(end + len(close))[:end]
+            self._state, self._drops_space = self._read_answer_text, True
         else:
             num_kept = 0 if is_end else find_longest_partial_mark(text, (close,))
-            written = self._held.drop(len(text[: len(text) - num_kept].rstrip(SPACE)))
+            written = self._held.drop_characters(len(text[: len(text) - num_kept].rstrip(SPACE)))
             if is_end:
-                self._held.drop(len(self._held.text))
+                self._held.drop_characters(len(self._held.text))
         return [ReasoningDelta(written.rstrip(SPACE))] if written.strip(SPACE) else []
 
-    def _drop_space(self) -> None:
+    def _drop_space_beside_marks(self) -> None:
         """Leave out space that stands between marks and what they mark."""
         if self._drops_space:
             text = self._held.text
-            self._held.drop(len(text) - len(text.lstrip(SPACE)))
+            self._held.drop_characters(len(text) - len(text.lstrip(SPACE)))
             self._drops_space = not self._held.text
 
     def _try_to_open_reasoning(self) -> bool:
@@ -108,31 +108,31 @@ class MessageParser:
         start = len(text) - len(text.lstrip(SPACE))
         if not text.startswith(self._reasoning.open, start):
             return False
-        self._held.drop(start + len(self._reasoning.open))
+        self._held.drop_characters(start + len(self._reasoning.open))
         self._state, self._drops_space, self._may_reason = self._read_reasoning, True, False
         return True
 
     # ------------------------------------------------------------------------------------------ text
 
-    def _read_text(self, is_end: bool) -> Sequence[StreamEvent]:
-        self._drop_space()
+    def _read_answer_text(self, is_end: bool) -> Sequence[StreamEvent]:
+        self._drop_space_beside_marks()
         if self._may_reason and self._try_to_open_reasoning():
             return ()
         text = self._held.text
         if is_end and self.num_calls and not text.strip(self._separator_characters):
-            self._held.drop(len(text))
+            self._held.drop_characters(len(text))
             return ()
-        opened = self._find_call()
+        opened = self._find_tool_call_start()
         if self._format is not None and opened is not None:
             start, body_start = opened
             released = self._release_text(len(text[:start].rstrip(SPACE)))
             self._num_opening = body_start - (len(text) - len(self._held.text))
             self._scanner = ToolCallScanner(self._format)
-            self._state = self._read_call
+            self._state = self._read_tool_call
             return released
         return self._release_text(len(text) if is_end else len(text) - self._count_held_back_characters(text))
 
-    def _find_call(self) -> tuple[int, int] | None:
+    def _find_tool_call_start(self) -> tuple[int, int] | None:
         """Where a call begins in the held text, and where its body; None: nowhere yet."""
         if self._format is None:
             return None
@@ -162,14 +162,14 @@ class MessageParser:
         return len(text) - len(shown)
 
     def _release_text(self, num_characters: int) -> Sequence[StreamEvent]:
-        released = self._held.release(num_characters)
+        released = self._held.release_characters(num_characters)
         if any(delta.text.strip(SPACE) for delta in released):
             self._is_at_start = self._may_reason = False
         return released
 
     # ------------------------------------------------------------------------------------------ calls
 
-    def _read_call(self, is_end: bool) -> Sequence[StreamEvent]:
+    def _read_tool_call(self, is_end: bool) -> Sequence[StreamEvent]:
         scanner = self._scanner
         if scanner is None:
             return ()
@@ -178,11 +178,11 @@ class MessageParser:
         if scanner.state == "open" and not is_end:
             return ()
         calls = parse_tool_calls(scanner, self._tool_names) if scanner.state == "complete" else None
-        self._scanner, self._state, self._may_reason = None, self._read_text, False
+        self._scanner, self._state, self._may_reason = None, self._read_answer_text, False
         if calls is None:  # it is text, in which another call may begin
             self._is_at_start = False
             return self._release_text(max(1, self._num_opening))
-        self._held.drop(self._num_opening + scanner.end)
+        self._held.drop_characters(self._num_opening + scanner.end)
         self._is_at_start = True
         deltas: list[StreamEvent] = []
         for call in calls[: None if self._max_calls is None else self._max_calls - self.num_calls]:

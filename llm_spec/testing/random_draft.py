@@ -12,7 +12,7 @@ from llm_spec._checks import check_number
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece
 from llm_spec.contract.entry import ProviderEntry
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
-from llm_spec.drafting.text_pieces import stream_draft_pieces
+from llm_spec.drafting.text_pieces import stream_texts_as_draft_pieces
 from llm_spec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RandomDraft:
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:  # noqa: ARG002 - it reads nothing
         rng = self._make_rng()
-        async with aclosing(stream_draft_pieces([_draw_word(rng) for _ in range(max_tokens)])) as pieces:
+        async with aclosing(stream_texts_as_draft_pieces([_draw_word(rng) for _ in range(max_tokens)])) as pieces:
             yield pieces
 
     async def aclose(self) -> None:

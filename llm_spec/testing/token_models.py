@@ -149,7 +149,7 @@ class TableModel:
         key = tuple(context_ids[-self._order :])
         if key not in self._rows:
             row = np.random.default_rng([self._seed, *key]).standard_normal(self.vocab_size, dtype=np.float32)
-            found = self._text.find(key)
+            found = self._text.find_continuation(key)
             if found is not None:
                 row[self._text.items[found[0]]] += _NEXT_TOKEN_LOGIT
             self._rows[key] = row

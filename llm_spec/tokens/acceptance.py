@@ -4,7 +4,8 @@ accepted    leading drafted tokens that the target confirmed
 correction  the target's own token at the first one that it did not confirm
 bonus       the target's extra token when it confirmed all of them
 
-`Coupled` and `Rejection` leave the target's distribution as it is; a rule that can change it says `lossy` in its name.
+`CoupledAcceptance` and `RejectionAcceptance` leave the target's distribution as it is; a rule that can change it says
+`lossy` in its name.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from llm_spec.contract.local import DraftToken
 from llm_spec.errors import ConfigError
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.noise import Purpose, uniform_number
-from llm_spec.tokens.sampling import FloatArray, Sampler, check_best_logit
+from llm_spec.tokens.sampling import FloatArray, Sampler, check_best_logit_is_finite
 
 __all__ = [
     "AcceptanceRule",
-    "Coupled",
-    "LossyTypical",
-    "Rejection",
+    "CoupledAcceptance",
+    "LossyTypicalAcceptance",
+    "RejectionAcceptance",
     "VerifyResult",
+    "compute_residual_probs",
     "make_acceptance_rule",
-    "residual_probs",
 ]
 
 
@@ -52,11 +53,13 @@ class AcceptanceRule(Protocol):
         """Make the noise for a round from `position` on ahead of time, outside of all measured times."""
         ...
 
-    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+    def choose_draft_token(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
         """Pick a drafting model's token after `context_ids` from its logits ([draft_vocab_size]): a TokenChooser."""
         ...
 
-    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> VerifyResult:
+    def verify_proposal(
+        self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]
+    ) -> VerifyResult:
         """Judge a proposal by the target's logits, [len(proposal) + 1, vocab_size].
 
         Row i follows `context_ids` and the first i drafted tokens; rows after the first rejection are not used.
@@ -64,7 +67,7 @@ class AcceptanceRule(Protocol):
         ...
 
 
-class Coupled:
+class CoupledAcceptance:
     """The target samples its own token at every position; a drafted token is accepted if it is that token.
 
     Draft and target sample with the same noise (Daliri et al., arXiv 2408.07978), so they often agree. One seed gives
@@ -79,19 +82,21 @@ class Coupled:
     def prepare_noise(self, position: int) -> None:
         self._sampler.prepare_noise(position)
 
-    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
-        return _sample_coupled(self._sampler, logits, context_ids)
+    def choose_draft_token(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        return _sample_draft_token_coupled(self._sampler, logits, context_ids)
 
-    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> VerifyResult:
-        return _verify_coupled(self._sampler, logits, context_ids, proposal)
+    def verify_proposal(
+        self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]
+    ) -> VerifyResult:
+        return _verify_proposal_coupled(self._sampler, logits, context_ids, proposal)
 
 
-class Rejection:
+class RejectionAcceptance:
     """Accept a drafted token with probability `min(1, p_target / p_draft)`, else sample from the residual.
 
     Leviathan et al., arXiv 2211.17192. Both distributions are those after all filters. A token without `probs` was
-    given, not sampled: p_draft is 1 on it. Accepts more often than `Coupled`, but the text depends on the drafted
-    tokens.
+    given, not sampled: p_draft is 1 on it. Accepts more often than `CoupledAcceptance`, but the text depends on the
+    drafted tokens.
     """
 
     lossy: bool = False
@@ -103,31 +108,36 @@ class Rejection:
     def prepare_noise(self, position: int) -> None:
         """Nothing: its numbers are few, and of this round alone."""
 
-    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+    def choose_draft_token(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
         if self._sampler.greedy:
-            return _sample_coupled(self._sampler, logits, context_ids)
-        probs = self._sampler.probs(self._sampler.fit_vocabulary(logits), context_ids)
+            return _sample_draft_token_coupled(self._sampler, logits, context_ids)
+        probs = self._sampler.compute_probs(self._sampler.fit_vocabulary(logits), context_ids)
         token_id = self._sample_from_probs(probs, len(context_ids), Purpose.DRAFT)
         return DraftToken(token_id, float(probs[token_id]), probs)
 
-    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> VerifyResult:
+    def verify_proposal(
+        self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]
+    ) -> VerifyResult:
         if self._sampler.greedy:
-            return _verify_coupled(self._sampler, logits, context_ids, proposal)
-        verdict = self._verify(logits, [*context_ids], proposal)
+            return _verify_proposal_coupled(self._sampler, logits, context_ids, proposal)
+        verdict = self._verify_sampled_proposal(logits, [*context_ids], proposal)
         self._round_index += 1
         return verdict
 
-    def _verify(self, logits: FloatArray, context: list[int], proposal: Sequence[DraftToken]) -> VerifyResult:
+    def _verify_sampled_proposal(
+        self, logits: FloatArray, context: list[int], proposal: Sequence[DraftToken]
+    ) -> VerifyResult:
         for index, token in enumerate(proposal):
-            p_target = self._sampler.probs(logits[index], context)
+            p_target = self._sampler.compute_probs(logits[index], context)
             p_draft = 1.0 if token.probs is None else float(token.probs[token.token_id])
             # strictly below: a token that the target cannot say is never accepted, whatever the uniform
             if not self._draw_uniform(len(context), Purpose.ACCEPT) * p_draft < p_target[token.token_id]:
                 return VerifyResult(
-                    index, self._sample_from_probs(residual_probs(p_target, token), len(context), Purpose.RESIDUAL)
+                    index,
+                    self._sample_from_probs(compute_residual_probs(p_target, token), len(context), Purpose.RESIDUAL),
                 )
             context.append(token.token_id)
-        p_target = self._sampler.probs(logits[len(proposal)], context)
+        p_target = self._sampler.compute_probs(logits[len(proposal)], context)
         return VerifyResult(len(proposal), self._sample_from_probs(p_target, len(context), Purpose.BONUS))
 
     def _draw_uniform(self, position: int, purpose: Purpose) -> float:
@@ -140,7 +150,7 @@ class Rejection:
         return int(np.searchsorted(cumulated, mass, side="right"))
 
 
-class LossyTypical:
+class LossyTypicalAcceptance:
     """Accept a drafted token that is typical: `p_target > min(epsilon, delta * exp(-entropy))`. LOSSY.
 
     Medusa, arXiv 2401.10774, section 3.3.1. What follows the accepted tokens is the target's own draw.
@@ -156,33 +166,35 @@ class LossyTypical:
     def prepare_noise(self, position: int) -> None:
         self._sampler.prepare_noise(position)
 
-    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
-        return _sample_coupled(self._sampler, logits, context_ids)
+    def choose_draft_token(self, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+        return _sample_draft_token_coupled(self._sampler, logits, context_ids)
 
-    def verify(self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> VerifyResult:
+    def verify_proposal(
+        self, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]
+    ) -> VerifyResult:
         context = [*context_ids]
         for index, token in enumerate(proposal):
-            probs = self._sampler.probs(logits[index], context)
+            probs = self._sampler.compute_probs(logits[index], context)
             if not probs[token.token_id] > min(self._epsilon, self._delta * math.exp(-_compute_entropy(probs))):
                 break
             context.append(token.token_id)
         num_accepted = len(context) - len(context_ids)
-        return VerifyResult(num_accepted, self._sampler.choose(logits[num_accepted], context))
+        return VerifyResult(num_accepted, self._sampler.choose_token(logits[num_accepted], context))
 
 
 def make_acceptance_rule(name: AcceptanceName, sampler: Sampler) -> AcceptanceRule:
     """One request's rule by its name in `SpeculativeConfig.acceptance`."""
     rules: dict[AcceptanceName, Callable[[Sampler], AcceptanceRule]] = {
-        "coupled": Coupled,
-        "rejection": Rejection,
-        "lossy_typical": LossyTypical,
+        "coupled": CoupledAcceptance,
+        "rejection": RejectionAcceptance,
+        "lossy_typical": LossyTypicalAcceptance,
     }
     if name not in rules:
         raise ConfigError(f"acceptance is {name!r}; it must be one of {', '.join(rules)}")
     return rules[name](sampler)
 
 
-def residual_probs(p_target: NDArray[np.float64], token: DraftToken) -> NDArray[np.float64]:
+def compute_residual_probs(p_target: NDArray[np.float64], token: DraftToken) -> NDArray[np.float64]:
     """What a rejected token leaves of `p_target`, not normalised: `max(0, p_target - p_draft)`, [vocab_size].
 
     `p_target` itself where nothing is left: then the two are equal, and only rounding rejected the token.
@@ -195,15 +207,15 @@ def residual_probs(p_target: NDArray[np.float64], token: DraftToken) -> NDArray[
     return left if left.any() else p_target
 
 
-def _sample_coupled(sampler: Sampler, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
+def _sample_draft_token_coupled(sampler: Sampler, logits: FloatArray, context_ids: Sequence[int]) -> DraftToken:
     """The sampler's own token, and how likely it is (greedy: at temperature 1)."""
     fitted = sampler.fit_vocabulary(logits)
     if sampler.greedy:
-        scores = sampler.adjust(fitted, context_ids)
+        scores = sampler.adjust_and_constrain_logits(fitted, context_ids)
         token_id = int(scores.argmax())
-        check_best_logit(float(scores[token_id]), len(context_ids))
+        check_best_logit_is_finite(float(scores[token_id]), len(context_ids))
     else:
-        scores = sampler.logprobs(fitted, context_ids)
+        scores = sampler.compute_logprobs(fitted, context_ids)
         token_id = sampler.sample_token(scores, len(context_ids))
     # relative to the chosen token: one subtraction, no search for the maximum; float32 is plenty to steer by, and a
     # token e^88 times rarer than another makes the sum infinite and the confidence 0
@@ -212,25 +224,25 @@ def _sample_coupled(sampler: Sampler, logits: FloatArray, context_ids: Sequence[
         return DraftToken(token_id, float(1 / np.exp(relative, out=relative).sum()))
 
 
-def _verify_coupled(
+def _verify_proposal_coupled(
     sampler: Sampler, logits: FloatArray, context_ids: Sequence[int], proposal: Sequence[DraftToken]
 ) -> VerifyResult:
     """Accept drafted tokens while they are the ones that the sampler draws from the target's logits."""
     if sampler.greedy and sampler.uses_raw_logits:
-        return _verify_greedy(logits, len(context_ids), proposal)
+        return _verify_proposal_greedy(logits, len(context_ids), proposal)
     context = [*context_ids]
     for index, token in enumerate(proposal):
-        token_id = sampler.choose(logits[index], context)
+        token_id = sampler.choose_token(logits[index], context)
         if token_id != token.token_id:
             return VerifyResult(index, token_id)
         context.append(token_id)
-    return VerifyResult(len(proposal), sampler.choose(logits[len(proposal)], context))
+    return VerifyResult(len(proposal), sampler.choose_token(logits[len(proposal)], context))
 
 
-def _verify_greedy(logits: FloatArray, position: int, proposal: Sequence[DraftToken]) -> VerifyResult:
+def _verify_proposal_greedy(logits: FloatArray, position: int, proposal: Sequence[DraftToken]) -> VerifyResult:
     best_ids: list[int] = logits.argmax(axis=-1).tolist()
     for index, best_id in enumerate(best_ids):
-        check_best_logit(float(logits[index, best_id]), position + index)
+        check_best_logit_is_finite(float(logits[index, best_id]), position + index)
         if index == len(proposal) or proposal[index].token_id != best_id:
             return VerifyResult(index, best_id)
     raise ValueError(f"logits has {len(best_ids)} rows; {len(proposal)} drafted tokens need one more than that")

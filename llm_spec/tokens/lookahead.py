@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
-from llm_spec.tokens.statistics import AcceptanceEstimate, CostAverage, CostLine, ExponentialMovingAverage
+from llm_spec.tokens.statistics import AcceptanceEstimate, CostLine, ExponentialMovingAverage, TokenCostAverage
 
 __all__ = [
     "MAX_LOOKAHEAD",
@@ -88,7 +88,7 @@ class Fixed:
     lookahead: int
 
     def __post_init__(self) -> None:
-        _check_lookahead("lookahead", self.lookahead)
+        _check_lookahead_range("lookahead", self.lookahead)
 
     def start(self) -> LookaheadController:
         return _FixedController(self.lookahead)
@@ -130,8 +130,8 @@ class Threshold:
     high_acceptance_rate: float = 0.8
 
     def __post_init__(self) -> None:
-        _check_lookahead("max_lookahead", self.max_lookahead)
-        _check_lookahead("initial", self.initial, self.max_lookahead)
+        _check_lookahead_range("max_lookahead", self.max_lookahead)
+        _check_lookahead_range("initial", self.initial, self.max_lookahead)
         check_number(ConfigError, "high_acceptance_rate", self.high_acceptance_rate, 0.0, 1.0)
         check_number(ConfigError, "min_acceptance_rate", self.min_acceptance_rate, 0.0, self.high_acceptance_rate)
 
@@ -167,8 +167,8 @@ class Ewma:
     cooldown: int = 4
 
     def __post_init__(self) -> None:
-        _check_lookahead("max_lookahead", self.max_lookahead)
-        _check_lookahead("initial", self.initial, self.max_lookahead)
+        _check_lookahead_range("max_lookahead", self.max_lookahead)
+        _check_lookahead_range("initial", self.initial, self.max_lookahead)
         check_number(ConfigError, "half_life", self.half_life, 0.0, above=True)
         check_number(ConfigError, "cooldown", self.cooldown, 0, integer=True)
 
@@ -237,7 +237,7 @@ class CostAware:
     prior_draft_cost: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_lookahead("max_lookahead", self.max_lookahead)
+        _check_lookahead_range("max_lookahead", self.max_lookahead)
         check_number(ConfigError, "half_life", self.half_life, 0.0, above=True)
         check_number(ConfigError, "prior_acceptance", self.prior_acceptance, 0.0, 1.0)
         check_number(ConfigError, "prior_draft_cost", self.prior_draft_cost, 0.0)
@@ -254,7 +254,7 @@ class _CostAwareController:
     def reset(self) -> None:
         self._acceptance = self._make_acceptance_estimate(_PRIOR_WEIGHT)
         self._buckets = [self._make_acceptance_estimate(_BUCKET_WEIGHT) for _ in range(len(_CONFIDENCE_BUCKETS) + 1)]
-        self._draft = CostAverage(half_life=_COST_HALF_LIFE)
+        self._draft = TokenCostAverage(half_life=_COST_HALF_LIFE)
         self._verify = CostLine(half_life=_COST_HALF_LIFE)
         self._plain_steps = 0  # still to take before the next trial
         self._pause = _FIRST_PAUSE // 2
@@ -287,7 +287,7 @@ class _CostAwareController:
         overall = self._acceptance.rate
         if confidence is None:
             return overall
-        return self._buckets[bisect_right(_CONFIDENCE_BUCKETS, confidence)].rate_with_prior(
+        return self._buckets[bisect_right(_CONFIDENCE_BUCKETS, confidence)].estimate_rate_with_prior(
             (overall + confidence) / 2.0
         )
 
@@ -342,10 +342,10 @@ class _CostAwareController:
             if self._since_plain >= _PLAIN_EVERY and self._rate * self._verify.base < _SLIM_SPEEDUP:
                 self._plain_steps = 1
         elif not (self._is_trial_due and report.num_accepted_tokens == report.num_draft_tokens):
-            self._begin_pause()
+            self._begin_pause_of_plain_steps()
         self._is_trial_due = self._is_trial_due and not self._best
 
-    def _begin_pause(self) -> None:
+    def _begin_pause_of_plain_steps(self) -> None:
         self._pause = _FIRST_PAUSE if self._rounds >= _SETTLED_ROUNDS else min(2 * self._pause, _LAST_PAUSE)
         self._plain_steps = self._pause
         self._rounds = 0
@@ -363,5 +363,5 @@ class _CostAwareController:
         }
 
 
-def _check_lookahead(name: str, value: int, high: int = MAX_LOOKAHEAD) -> None:
+def _check_lookahead_range(name: str, value: int, high: int = MAX_LOOKAHEAD) -> None:
     check_number(ConfigError, name, value, 1, high, integer=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from llm_spec.tokens.philox import MASK32, philox4x32
 
-__all__ = ["Purpose", "gumbel", "uniform", "uniform_number"]
+__all__ = ["Purpose", "make_gumbel_noise", "make_uniform_noise", "uniform_number"]
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -34,7 +34,9 @@ class Purpose(IntEnum):
     BONUS = 4
 
 
-def uniform(seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: Purpose, round_index: int = 0) -> Floats:
+def make_uniform_noise(
+    seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: Purpose, round_index: int = 0
+) -> Floats:
     """Uniform noise in (0, 1): [num_positions, vocab_size].
 
     `positions`: [num_positions]. `seed` is below 2**64, `round_index` below 2**24. The round is for rejection sampling:
@@ -42,8 +44,8 @@ def uniform(seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: P
     """
     tokens = np.arange(-(-vocab_size // 4), dtype=np.int64)[None, :]
     position = positions[:, None]
-    counter = (tokens, position & MASK32, position >> 32, _make_stream_counter(purpose, round_index))
-    words = philox4x32(counter, _seed_to_key(seed))
+    counter = (tokens, position & MASK32, position >> 32, _combine_purpose_and_round(purpose, round_index))
+    words = philox4x32(counter, _split_seed_into_key(seed))
     out = np.empty((*words[0].shape, 4), dtype=np.float64)
     for lane, word in enumerate(words):
         out[..., lane] = word
@@ -54,26 +56,28 @@ def uniform(seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: P
 
 def uniform_number(seed: int, position: int, purpose: Purpose, round_index: int = 0) -> float:
     """`uniform` of token 0 at one position, in plain integers (a single number costs numpy thirty times as much)."""
-    counter = (0, position & MASK32, position >> 32, _make_stream_counter(purpose, round_index))
-    word: int = philox4x32(counter, _seed_to_key(seed))[0]
+    counter = (0, position & MASK32, position >> 32, _combine_purpose_and_round(purpose, round_index))
+    word: int = philox4x32(counter, _split_seed_into_key(seed))[0]
     return (word + 0.5) * _SCALE
 
 
-def gumbel(seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: Purpose, round_index: int = 0) -> Floats:
+def make_gumbel_noise(
+    seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: Purpose, round_index: int = 0
+) -> Floats:
     """Standard Gumbel noise `-log(-log(u))`: [num_positions, vocab_size], between -3.14 and 22.9.
 
     The argmax of log-probabilities plus this noise is a sample from their distribution (the Gumbel-max trick).
     """
-    noise = uniform(seed, positions, vocab_size, purpose, round_index)
+    noise = make_uniform_noise(seed, positions, vocab_size, purpose, round_index)
     for _ in range(2):  # in place: a block of noise is large, and new memory costs as much as the logarithm
         np.log(noise, out=noise)
         np.negative(noise, out=noise)
     return noise
 
 
-def _seed_to_key(seed: int) -> tuple[int, int]:
+def _split_seed_into_key(seed: int) -> tuple[int, int]:
     return seed & MASK32, seed >> 32
 
 
-def _make_stream_counter(purpose: Purpose, round_index: int) -> int:
+def _combine_purpose_and_round(purpose: Purpose, round_index: int) -> int:
     return int(purpose) | round_index << 8

@@ -36,7 +36,7 @@ def philox4x32(counter: Words, key: tuple[Word, Word]) -> Words:
     """
     c0, c1, c2, c3 = counter
     if isinstance(c0, np.ndarray):
-        return _philox_numpy(counter, key)
+        return _philox4x32_numpy(counter, key)
     for k0, k1 in _cached_round_keys(key) if isinstance(key[0], int) else _make_round_keys(key):
         product_0 = c0 * _MULTIPLIERS[0]
         product_1 = c2 * _MULTIPLIERS[1]
@@ -47,7 +47,7 @@ def philox4x32(counter: Words, key: tuple[Word, Word]) -> Words:
     return c0, c1, c2, c3
 
 
-def _philox_numpy(counter: Words, key: tuple[int, int]) -> Words:
+def _philox4x32_numpy(counter: Words, key: tuple[int, int]) -> Words:
     """The same on numpy, twice as fast: in place, two words to a uint64, whose left shift drops the high one."""
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
     shape = np.broadcast_shapes(c0.shape, c1.shape, c2.shape, c3.shape)

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError, ModelOutputError
-from llm_spec.tokens.noise import Purpose, gumbel
+from llm_spec.tokens.noise import Purpose, make_gumbel_noise
 
 __all__ = [
     "Sampler",
     "TokenConstraint",
-    "adjust_logits",
-    "check_best_logit",
+    "apply_bias_and_penalties",
+    "check_best_logit_is_finite",
+    "compute_sampling_logprobs",
     "is_greedy",
-    "logprobs",
     "needs_no_penalties",
 ]
 
@@ -62,7 +62,7 @@ def needs_no_penalties(sampling: Sampling) -> bool:
     )
 
 
-def adjust_logits(
+def apply_bias_and_penalties(
     logits: FloatArray, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int
 ) -> FloatArray:
     """Logits [vocab_size] after bias and penalties: float64, or the same array where there are none."""
@@ -83,15 +83,15 @@ def adjust_logits(
     return out
 
 
-def logprobs(
+def compute_sampling_logprobs(
     logits: FloatArray, sampling: Sampling, context_ids: Sequence[int], num_prompt_tokens: int
 ) -> NDArray[np.float64]:
     """Log-probabilities up to a constant, [vocab_size], -inf where filtered; greedy: 0 at the best token.
 
     `logits`: [vocab_size]. Raises ModelOutputError for logits that hold NaN or +inf, or nothing but -inf.
     """
-    scores = adjust_logits(logits, sampling, context_ids, num_prompt_tokens)
-    check_best_logit(float(scores.max()), len(context_ids))
+    scores = apply_bias_and_penalties(logits, sampling, context_ids, num_prompt_tokens)
+    check_best_logit_is_finite(float(scores.max()), len(context_ids))
     if not sampling.temperature:
         one_hot = np.full(scores.shape, -np.inf)
         one_hot[scores.argmax()] = 0.0
@@ -100,20 +100,20 @@ def logprobs(
     top_k = sampling.top_k if sampling.top_k is not None and sampling.top_k < out.shape[0] else None
     top_p = sampling.top_p if sampling.top_p is not None and sampling.top_p < 1.0 else None
     if top_k is not None or top_p is not None:
-        out = _filter_top(out, top_k, top_p)
+        out = _filter_top_k_and_top_p(out, top_k, top_p)
     if sampling.min_p:
         out = np.where(out >= out.max() + math.log(sampling.min_p), out, -np.inf)
     return out
 
 
-def check_best_logit(value: float, position: int) -> None:
+def check_best_logit_is_finite(value: float, position: int) -> None:
     """Raise ModelOutputError unless the largest logit of a row is finite (NaN and +inf come out as the largest)."""
     if not math.isfinite(value):
         fault = "hold NaN" if math.isnan(value) else "hold +inf" if value > 0 else "are all -inf"
         raise ModelOutputError(f"the model's logits at position {position} {fault}")
 
 
-def _filter_top(scores: NDArray[np.float64], top_k: int | None, top_p: float | None) -> NDArray[np.float64]:
+def _filter_top_k_and_top_p(scores: NDArray[np.float64], top_k: int | None, top_p: float | None) -> NDArray[np.float64]:
     """Keep the `top_k` largest, and of those the fewest whose mass reaches `top_p` (at least one): [vocab_size]."""
     num_kept = scores.shape[0] if top_k is None else top_k
     ordered = _sort_top_descending(scores, min(num_kept + 1, scores.shape[0]))
@@ -168,32 +168,32 @@ class Sampler:
         self._num_blocks = _CACHED_POSITIONS // self._block_length + 2
         self._blocks: dict[int, NDArray[np.float64]] = {}
 
-    def choose(self, logits: FloatArray, context_ids: Sequence[int]) -> int:
+    def choose_token(self, logits: FloatArray, context_ids: Sequence[int]) -> int:
         """The token at position `len(context_ids)`, from its logits ([vocab_size])."""
         if self.greedy:
-            scores = self.adjust(logits, context_ids)
+            scores = self.adjust_and_constrain_logits(logits, context_ids)
             best = int(scores.argmax())
-            check_best_logit(float(scores[best]), len(context_ids))
+            check_best_logit_is_finite(float(scores[best]), len(context_ids))
             return best
-        return self.sample_token(self.logprobs(logits, context_ids), len(context_ids))
+        return self.sample_token(self.compute_logprobs(logits, context_ids), len(context_ids))
 
     def sample_token(self, logprobs: NDArray[np.float64], position: int) -> int:
         """Sample a token at a position from log-probabilities ([vocab_size], up to a constant)."""
-        return int((logprobs + self.noise(position)).argmax())
+        return int((logprobs + self.get_gumbel_noise(position)).argmax())
 
-    def adjust(self, logits: FloatArray, context_ids: Sequence[int]) -> FloatArray:
-        """`adjust_logits` of this request, of the tokens that its constraint allows."""
+    def adjust_and_constrain_logits(self, logits: FloatArray, context_ids: Sequence[int]) -> FloatArray:
+        """`apply_bias_and_penalties` of this request, of the tokens that its constraint allows."""
         allowed = self._apply_constraint(logits, context_ids)
-        return adjust_logits(allowed, self.sampling, context_ids, self.num_prompt_tokens)
+        return apply_bias_and_penalties(allowed, self.sampling, context_ids, self.num_prompt_tokens)
 
-    def logprobs(self, logits: FloatArray, context_ids: Sequence[int]) -> NDArray[np.float64]:
-        """`logprobs` of this request, over the tokens that its constraint allows."""
+    def compute_logprobs(self, logits: FloatArray, context_ids: Sequence[int]) -> NDArray[np.float64]:
+        """`compute_sampling_logprobs` of this request, over the tokens that its constraint allows."""
         allowed = self._apply_constraint(logits, context_ids)
-        return logprobs(allowed, self.sampling, context_ids, self.num_prompt_tokens)
+        return compute_sampling_logprobs(allowed, self.sampling, context_ids, self.num_prompt_tokens)
 
-    def probs(self, logits: FloatArray, context_ids: Sequence[int]) -> NDArray[np.float64]:
+    def compute_probs(self, logits: FloatArray, context_ids: Sequence[int]) -> NDArray[np.float64]:
         """The probabilities that a token is drawn with after all filters: [vocab_size], sums to 1."""
-        probs = self.logprobs(logits, context_ids)
+        probs = self.compute_logprobs(logits, context_ids)
         probs -= probs.max()
         np.exp(probs, out=probs)
         probs /= probs.sum()
@@ -209,16 +209,16 @@ class Sampler:
     def prepare_noise(self, position: int) -> None:
         """Have the noise from a position on ready: who happens to ask for it first should not look slow for it."""
         if not self.greedy:
-            self.noise(position)
-            self.noise(position + self._block_length)
+            self.get_gumbel_noise(position)
+            self.get_gumbel_noise(position + self._block_length)
 
-    def noise(self, position: int) -> NDArray[np.float64]:
+    def get_gumbel_noise(self, position: int) -> NDArray[np.float64]:
         """Gumbel noise of a position, [vocab_size]; several positions are computed ahead, and the oldest dropped."""
         index, offset = divmod(position, self._block_length)
         block = self._blocks.get(index)
         if block is None:
             positions = np.arange(index * self._block_length, (index + 1) * self._block_length, dtype=np.int64)
-            block = gumbel(self.seed, positions, self.vocab_size, Purpose.TOKEN)
+            block = make_gumbel_noise(self.seed, positions, self.vocab_size, Purpose.TOKEN)
             if len(self._blocks) >= self._num_blocks:
                 del self._blocks[next(iter(self._blocks))]
             self._blocks[index] = block

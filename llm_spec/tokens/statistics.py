@@ -7,7 +7,7 @@ import math
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
 
-__all__ = ["AcceptanceEstimate", "CostAverage", "CostLine", "CostMean", "ExponentialMovingAverage"]
+__all__ = ["AcceptanceEstimate", "CostLine", "ExponentialMovingAverage", "TokenCostAverage", "TokenCostMean"]
 
 _OUTLIER_RATIO = 3.0  # a time beyond this many times the expected one counts as that much: a hiccup, or a new level
 _REFUTED = 0.5  # a time below this part of the expected one refutes it: times are only ever disturbed upward
@@ -60,9 +60,9 @@ class AcceptanceEstimate:
     @property
     def rate(self) -> float:
         """Acceptance per judged token, in 0..1."""
-        return self.rate_with_prior(self._prior)
+        return self.estimate_rate_with_prior(self._prior)
 
-    def rate_with_prior(self, prior: float) -> float:
+    def estimate_rate_with_prior(self, prior: float) -> float:
         """The same with another prior of the same weight."""
         weight = self._prior_weight
         return (self.accepted + weight * prior) / (self.accepted + self.rejected + weight)
@@ -83,7 +83,7 @@ class AcceptanceEstimate:
         self.rejected *= keep
 
 
-class _TokenCost:
+class _TokenCostBase:
     """Seconds per token; recent ones weigh more."""
 
     def __init__(self, *, half_life: float) -> None:
@@ -96,22 +96,22 @@ class _TokenCost:
         """None before the first update."""
         return self._seconds / self._tokens if self._tokens else None
 
-    def _add(self, num_tokens: int, seconds: float, keep: float) -> None:
+    def _add_decaying(self, num_tokens: int, seconds: float, keep: float) -> None:
         """Add what is new to `keep` of what was there."""
         self._seconds = keep * self._seconds + seconds
         self._tokens = keep * self._tokens + num_tokens
 
 
-class CostAverage(_TokenCost):
+class TokenCostAverage(_TokenCostBase):
     """Seconds per token, robust against hiccups; recent rounds weigh more. The half-life is in rounds."""
 
     def update(self, num_tokens: int, seconds: float) -> None:
         """Add a round of `num_tokens` (at least 1)."""
         keep, seconds = _weigh_outlier(seconds, None if self.value is None else self.value * num_tokens)
-        self._add(num_tokens, seconds, self._keep * keep)
+        self._add_decaying(num_tokens, seconds, self._keep * keep)
 
 
-class CostMean(_TokenCost):
+class TokenCostMean(_TokenCostBase):
     """Seconds per token as they come one by one; recent ones weigh more. The half-life is in tokens.
 
     A hiccup counts in full: what it held up comes at once after it, and only together they have the true mean.
@@ -119,7 +119,7 @@ class CostMean(_TokenCost):
 
     def update(self, num_tokens: int, seconds: float) -> None:
         """Add `num_tokens` (at least 1)."""
-        self._add(num_tokens, seconds, self._keep**num_tokens)
+        self._add_decaying(num_tokens, seconds, self._keep**num_tokens)
 
 
 class CostLine:

@@ -1,4 +1,4 @@
-"""Rejection sampling on the device: what `llm_spec.tokens.Rejection` does, with the same numbers, for CUDA graphs.
+"""Rejection sampling on the device: what `RejectionAcceptance` does, with the same numbers, for CUDA graphs.
 
 Leviathan et al., arXiv 2211.17192. Higher acceptance than coupled sampling, but the text depends on what was drafted.
 Greedy requests use `DeviceSampler.choose_tokens` and `verify`: there the two rules are one.
@@ -89,7 +89,7 @@ class DeviceRejectionSampler:
 
     def _compute_probs(self, logits: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities after all filters, [num_rows, vocab_size] float64; which rows are finite, [num_rows] bool."""
-        probs, finite = self._sampler.logprobs(logits, before_ids)
+        probs, finite = self._sampler.compute_logprobs(logits, before_ids)
         return probs.softmax(dim=-1), finite
 
     def _draw_uniform(self, positions: Tensor, purpose: Tensor | Purpose) -> Tensor:

@@ -1,4 +1,4 @@
-"""One request's sampling on the device: what `llm_spec.tokens.Sampler` and `Coupled` do, for CUDA graphs.
+"""One request's sampling on the device: what `llm_spec.tokens.Sampler` and `CoupledAcceptance` do, for CUDA graphs.
 
 Nothing between `begin` and the end of a request asks the device for a value, so a whole round (draft steps,
 verification, commit) can be recorded. What a request may change lies in tensors that `load` overwrites in place; which
@@ -141,12 +141,12 @@ class DeviceSampler:
         if self.switches.greedy:
             best, token_ids = self.apply_bias_and_penalties(logits, before_ids).max(dim=-1)
             return token_ids, best.isfinite()
-        probs, finite = self.logprobs(logits, before_ids)
+        probs, finite = self.compute_logprobs(logits, before_ids)
         return (probs + make_gumbel_tensor(self.key, positions, self.vocab_size)).argmax(dim=-1), finite
 
     # ------------------------------------------------------------------------------------------ distributions
 
-    def logprobs(self, logits: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_logprobs(self, logits: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities up to a constant, [num_rows, vocab_size] float64, -inf where filtered; not greedy ones.
 
         Also which rows have a finite best logit: [num_rows] bool.

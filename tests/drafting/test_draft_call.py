@@ -94,7 +94,7 @@ def test_no_more_is_used_than_was_asked_for(
     """The draft is left where it goes beyond that; what it wrote is counted."""
     reading = read(*items, **options)
     assert (reading.text, reading.call.num_tokens) == (text, num_tokens)
-    assert reading.call.has_reached_limit
+    assert reading.call.has_reached_max_tokens
 
 
 def test_an_endless_draft_is_left() -> None:

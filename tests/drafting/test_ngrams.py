@@ -32,7 +32,7 @@ def test_the_longest_match_wins_and_among_equals_the_latest(
     """As looking everywhere for the longest end of the tail would find it."""
     index = NgramIndex[str](shortest + wants_more, shortest)
     index.extend(items)
-    assert index.find(tail) == longest_match(items, tail, shortest + wants_more, shortest)
+    assert index.find_continuation(tail) == longest_match(items, tail, shortest + wants_more, shortest)
 
 
 @given(st.lists(WORDS, max_size=5), WORDS)
@@ -42,21 +42,21 @@ def test_growing_piece_by_piece_is_growing_at_once(parts: list[list[str]], tail:
     for part in parts:
         grown.extend(part)
     whole.extend([item for part in parts for item in part])
-    assert grown.find(tail) == whole.find(tail)
+    assert grown.find_continuation(tail) == whole.find_continuation(tail)
     assert grown.items == whole.items
 
 
 def test_longest_first_by_hand() -> None:
     """`xab` was followed by `1`, the later `ab` alone by `2`: the longer match wins."""
-    assert indexed("xab1ab2").find(list("xab")) == (3, 3)
-    assert indexed("xab1ab2").find(list("yab")) == (6, 2)
+    assert indexed("xab1ab2").find_continuation(list("xab")) == (3, 3)
+    assert indexed("xab1ab2").find_continuation(list("yab")) == (6, 2)
 
 
 def test_the_very_end_matches_nothing_yet() -> None:
     """An end that nothing followed is no match; a minimum length is kept."""
-    assert indexed("abc").find(list("c")) is None
-    assert indexed("abcab", shortest=3).find(list("ab")) is None
-    assert indexed("").find(list("a")) is None
+    assert indexed("abc").find_continuation(list("c")) is None
+    assert indexed("abcab", shortest=3).find_continuation(list("ab")) is None
+    assert indexed("").find_continuation(list("a")) is None
 
 
 def test_a_follower_goes_straight_on_while_they_agree() -> None:

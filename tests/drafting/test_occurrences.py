@@ -30,7 +30,9 @@ def longest_match(items: list[str], tail: list[str], max_match: int, min_match: 
 def test_every_place_of_the_longest_match(items: list[str], tail: list[str], min_match: int, wants_more: int) -> None:
     """As looking everywhere for the longest end of the tail would find them, in their order."""
     max_match = min_match + wants_more
-    assert indexed(items).find(tail, max_match, min_match) == longest_match(items, tail, max_match, min_match)
+    assert indexed(items).find_longest_match(tail, max_match, min_match) == longest_match(
+        items, tail, max_match, min_match
+    )
 
 
 @settings(max_examples=400, deadline=None)
@@ -38,7 +40,9 @@ def test_every_place_of_the_longest_match(items: list[str], tail: list[str], min
 def test_its_own_end(items: list[str], min_match: int, wants_more: int) -> None:
     """The very end, which nothing has followed, is not a match of itself."""
     max_match = min_match + wants_more
-    assert indexed(items).find(items, max_match, min_match) == longest_match(items, items, max_match, min_match)
+    assert indexed(items).find_longest_match(items, max_match, min_match) == longest_match(
+        items, items, max_match, min_match
+    )
 
 
 @settings(deadline=None)
@@ -51,19 +55,19 @@ def test_growing_and_cutting_back_leaves_no_trace(changes: list[tuple[int, list[
         changed.extend(wants_more)
         items = items[:length] + wants_more
     assert changed.items == items
-    assert changed.find(tail, 8) == indexed(items).find(tail, 8)
-    assert changed.find(items, 8) == indexed(items).find(items, 8)
+    assert changed.find_longest_match(tail, 8) == indexed(items).find_longest_match(tail, 8)
+    assert changed.find_longest_match(items, 8) == indexed(items).find_longest_match(items, 8)
 
 
 def test_the_rarest_item_leads_to_the_match() -> None:
     """However frequent the others are: the match is exact where one of its items is rare."""
     items = [*"xaaaay", *"a" * 5000, *"xaaaa"]
-    assert indexed(items).find(items, 8) == (5, [5])
+    assert indexed(items).find_longest_match(items, 8) == (5, [5])
 
 
 def test_a_search_among_frequent_items_is_bounded() -> None:
     """Where every item is frequent, the latest places count."""
-    found = indexed(["a"] * 100_000).find(["a"] * 40, 32)
+    found = indexed(["a"] * 100_000).find_longest_match(["a"] * 40, 32)
     assert found is not None
     assert found.length == 32
     assert found.positions[-1] == 99_999

@@ -25,7 +25,7 @@ from llm_spec import (
     open_draft,
     open_provider,
 )
-from llm_spec.drafting.past_outputs import PastOutputs
+from llm_spec.drafting.past_outputs import PastAnswers
 from llm_spec.drafting.suffix_automaton import SuffixMatch
 from llm_spec.generation import Generation
 from llm_spec.simulation import run_virtual
@@ -172,12 +172,14 @@ def test_the_answers_end_is_learned_without_a_last_proposal() -> None:
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(0, 3), max_size=12)), max_size=20))
 def test_the_oldest_answers_are_forgotten(answers: list[tuple[str, list[int]]]) -> None:
     """Never more than the maximum, all vocabularies together; the latest that fit into half of it are there."""
-    outputs = PastOutputs(16, 4)
+    outputs = PastAnswers(16, 4)
     for fingerprint, token_ids in answers:
-        outputs.add(fingerprint, token_ids)
+        outputs.add_answer(fingerprint, token_ids)
         assert outputs.num_tokens <= 16
         tail = token_ids[-4:]
-        matches = [shelf.advance_match(SuffixMatch(), tail).length for shelf in outputs.find_automata(fingerprint)]
+        matches = [
+            shelf.advance_match(SuffixMatch(), tail).length for shelf in outputs.get_suffix_automata(fingerprint)
+        ]
         assert len(tail) == max(matches, default=0)
 
 
@@ -187,10 +189,10 @@ def test_a_thousand_answers_take_bounded_memory() -> None:
     for number in range(1000):
         answer(draft, f"answer {number} is {number * 7919 % 1009} and {number * number}")
         assert draft._outputs.num_tokens <= 2000
-    find_automata = draft._outputs.find_automata(ByteTokenizer.fingerprint)
-    assert len(find_automata) == 2
-    assert sum(len(shelf._next) for shelf in find_automata) <= 2 * 2000 + 2
-    assert sum(len(followers) for shelf in find_automata for followers in shelf._next) <= 3 * 2000 + 2
+    automata = draft._outputs.get_suffix_automata(ByteTokenizer.fingerprint)
+    assert len(automata) == 2
+    assert sum(len(shelf._next) for shelf in automata) <= 2 * 2000 + 2
+    assert sum(len(followers) for shelf in automata for followers in shelf._next) <= 3 * 2000 + 2
 
 
 def test_requests_may_run_at_once() -> None:
@@ -224,7 +226,7 @@ def tokens_a_round(draft: TokenDrafter, request: ChatRequest, target: TableModel
         rule,
         Fixed(8).start(),
         limits=GenerationLimits(max_tokens=100),
-        open_draft=lambda: draft.open_token_draft(target, rule.choose, prompt_ids),
+        open_draft=lambda: draft.open_token_draft(target, rule.choose_draft_token, prompt_ids),
     )
     with generation:
         num_rounds = sum(1 for _ in generation)

@@ -44,7 +44,7 @@ def test_a_conversation_is_in_its_own_pieces(messages: list[str], answers: list[
     async def check() -> None:
         for answer in answers:
             request = ChatRequest(messages=first.messages, prefix=answer)
-            await index.read_request(request)
+            await index.index_request(request)
             assert index.pieces == pieces_of(request)
 
     run_virtual(check())
@@ -55,11 +55,11 @@ def test_other_messages_begin_anew() -> None:
 
     async def check() -> None:
         index = ConversationIndex()
-        await index.read_request(ChatRequest.create("the secret is out", prefix="yes"))
+        await index.index_request(ChatRequest.create("the secret is out", prefix="yes"))
         other = ChatRequest.create("hello", prefix="yes")
-        await index.read_request(other)
+        await index.index_request(other)
         assert index.pieces == pieces_of(other)
-        assert index.find(["secret"], 8) is None
+        assert index.find_longest_match(["secret"], 8) is None
 
     run_virtual(check())
 
@@ -89,11 +89,11 @@ def test_each_call_reads_what_is_new(num_appended: list[int]) -> None:
         for start, end in [(0, 400), (400, 500), (500, 501), (501, 1000)]:
             num_appended[0] = 0
             text = answer[: 7 * end]
-            await index.read_request(ChatRequest(messages=first.messages, prefix=text))
+            await index.index_request(ChatRequest(messages=first.messages, prefix=text))
             num_new = len(split_pieces(text)) - len(split_pieces(answer[: 7 * start]))
             assert num_appended[0] <= num_new + 2 + (num_pieces if start == 0 else 0)
         num_appended[0] = 0
-        await index.read_request(ChatRequest(messages=first.messages, prefix=answer[:3000] + "other"))
+        await index.index_request(ChatRequest(messages=first.messages, prefix=answer[:3000] + "other"))
         assert num_appended[0] <= 4
         assert "".join(index.pieces).endswith(answer[2000:3000] + "other")
 
@@ -108,7 +108,7 @@ def test_between_two_turns_of_the_loop_only_so_much_is_read(num_messages: int, n
     steps: list[int] = []
 
     async def check() -> None:
-        reading = asyncio.ensure_future(ConversationIndex().read_request(request))
+        reading = asyncio.ensure_future(ConversationIndex().index_request(request))
         while not reading.done():
             num_appended[0] = 0
             await asyncio.sleep(0)
@@ -127,7 +127,7 @@ def test_reading_that_was_cancelled_goes_on(num_appended: list[int]) -> None:
     async def check() -> None:
         index = ConversationIndex()
         for _ in range(100):
-            reading = asyncio.ensure_future(index.read_request(request))
+            reading = asyncio.ensure_future(index.index_request(request))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             reading.cancel()
@@ -147,5 +147,5 @@ async def test_what_calls_hold_stands_before_the_messages() -> None:
         {"role": "tool", "tool_call_id": "c", "content": "ok"},
     ]
     index = ConversationIndex()
-    await index.read_request(ChatRequest.create(messages, prefix="yes"))
+    await index.index_request(ChatRequest.create(messages, prefix="yes"))
     assert index.pieces == ["old", "\n", "file", "hello", "ok", "yes"]

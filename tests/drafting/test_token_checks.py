@@ -12,7 +12,7 @@ from llm_spec.drafting.token_checks import (
     ReadOnlyTokenIds,
     check_confidence,
     check_draft_token,
-    confidence_before_sampling,
+    get_confidence_before_sampling,
 )
 
 QUOTE = "what the user wrote"
@@ -82,11 +82,11 @@ def test_a_confidence_is_a_number_or_none(confidence: Any) -> None:
 
 def test_before_the_draw_a_draft_is_as_sure_as_of_its_likeliest_token() -> None:
     """Whichever was drawn; a token that was given, not drawn, has a confidence of its own."""
-    assert {confidence_before_sampling(DraftToken(token_id, float(LAW[token_id]), LAW)) for token_id in (0, 1)} == {
+    assert {get_confidence_before_sampling(DraftToken(token_id, float(LAW[token_id]), LAW)) for token_id in (0, 1)} == {
         0.75
     }
-    assert confidence_before_sampling(DraftToken(0, 0.25)) == 0.25
-    assert confidence_before_sampling(DraftToken(0)) is None
+    assert get_confidence_before_sampling(DraftToken(0, 0.25)) == 0.25
+    assert get_confidence_before_sampling(DraftToken(0)) is None
 
 
 def test_a_view_grows_with_its_list_and_cannot_change_it() -> None:

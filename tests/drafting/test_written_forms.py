@@ -9,10 +9,10 @@ import pytest
 
 from llm_spec import ChatRequest
 from llm_spec.drafting.written_forms import (
-    escape_json,
-    iterate_diff_forms,
-    iterate_escaped_forms,
-    iterate_plain_forms,
+    escape_for_json_string,
+    iterate_diff_marked_texts,
+    iterate_json_escaped_texts,
+    iterate_unescaped_tool_texts,
     uses_tools,
 )
 
@@ -31,14 +31,14 @@ def make_request(*results: str, arguments: str = "{}", user: str = "go", system:
 def test_results_and_user_texts_are_escaped_the_newest_first() -> None:
     """Line breaks, tabs, quotes and backslashes; other characters stay as they are."""
     request = make_request('x = "é"\n\ty', "a\\b", user="one\ntwo")
-    assert list(iterate_escaped_forms(request)) == ["a\\\\b", 'x = \\"é\\"\\n\\ty', "one\\ntwo"]
+    assert list(iterate_json_escaped_texts(request)) == ["a\\\\b", 'x = \\"é\\"\\n\\ty', "one\\ntwo"]
 
 
 def test_what_escaping_leaves_alone_is_no_form() -> None:
     """The prompt has it already, and what the system said nobody writes again."""
-    assert list(iterate_escaped_forms(make_request("plain words, é"))) == []
-    assert list(iterate_plain_forms(make_request("plain words", arguments='{"path": "a.py"}'))) == []
-    assert list(iterate_diff_forms(make_request("one line"))) == []
+    assert list(iterate_json_escaped_texts(make_request("plain words, é"))) == []
+    assert list(iterate_unescaped_tool_texts(make_request("plain words", arguments='{"path": "a.py"}'))) == []
+    assert list(iterate_diff_marked_texts(make_request("one line"))) == []
 
 
 def test_what_calls_and_json_results_hold_is_unescaped() -> None:
@@ -46,38 +46,38 @@ def test_what_calls_and_json_results_hold_is_unescaped() -> None:
     request = make_request(
         json.dumps({"files": [{"text": "c\nd", "name": "n"}]}), arguments='{"content": "a\\n\\"b\\"", "path": "p"}'
     )
-    assert list(iterate_plain_forms(request)) == ["c\nd", 'a\n"b"']
-    assert list(iterate_plain_forms(make_request("{not JSON\n", arguments='{"broken": "a\\n'))) == []
-    assert list(iterate_plain_forms(make_request("[" * 100_000))) == []
+    assert list(iterate_unescaped_tool_texts(request)) == ["c\nd", 'a\n"b"']
+    assert list(iterate_unescaped_tool_texts(make_request("{not JSON\n", arguments='{"broken": "a\\n'))) == []
+    assert list(iterate_unescaped_tool_texts(make_request("[" * 100_000))) == []
 
 
 @pytest.mark.parametrize("sign", ["\t", "→", "| ", ":"])
 def test_line_numbers_are_left_out(sign: str) -> None:
     """In whatever way a tool writes them; numbers that are the text's own stay."""
     request = make_request(f"     9{sign}def f():\n    10{sign}    return 1")
-    assert list(iterate_escaped_forms(request)) == ["def f():\\n    return 1"]
-    assert list(iterate_plain_forms(request)) == ["def f():\n    return 1"]
-    assert list(iterate_diff_forms(request)) == ["def f():\n     return 1"]
-    assert list(iterate_escaped_forms(make_request("1: one\ntwo\nthree\nfour"))) == ["1: one\\ntwo\\nthree\\nfour"]
+    assert list(iterate_json_escaped_texts(request)) == ["def f():\\n    return 1"]
+    assert list(iterate_unescaped_tool_texts(request)) == ["def f():\n    return 1"]
+    assert list(iterate_diff_marked_texts(request)) == ["def f():\n     return 1"]
+    assert list(iterate_json_escaped_texts(make_request("1: one\ntwo\nthree\nfour"))) == ["1: one\\ntwo\\nthree\\nfour"]
 
 
 def test_diffs_repeat_lines_behind_a_space() -> None:
     """As answers and, escaped, in calls."""
-    [form] = iterate_diff_forms(make_request("a\n\tb\n"))
+    [form] = iterate_diff_marked_texts(make_request("a\n\tb\n"))
     assert form == "a\n \tb\n "
-    assert escape_json(form) == "a\\n \\tb\\n "
+    assert escape_for_json_string(form) == "a\\n \\tb\\n "
 
 
 def test_forms_are_bounded() -> None:
     """Whatever a tool returned: the end of what is too long, and older texts only as far as there is room."""
     huge = "line\n" * 2_000_000
-    for forms in (iterate_escaped_forms, iterate_diff_forms):
+    for forms in (iterate_json_escaped_texts, iterate_diff_marked_texts):
         [form] = forms(make_request("old\n", huge), 100)
         assert len(form) == 120
         assert len(list(forms(make_request("old\n", "new\n"), 4))) == 1
-    assert list(iterate_plain_forms(make_request(huge))) == []
+    assert list(iterate_unescaped_tool_texts(make_request(huge))) == []
     small = make_request("[]", huge, arguments='{"a": "b\\nc"}')
-    assert list(iterate_plain_forms(small)) == ["b\nc", "b\nc"]  # what is too long hides nothing
+    assert list(iterate_unescaped_tool_texts(small)) == ["b\nc", "b\nc"]  # what is too long hides nothing
 
 
 def test_requests_without_tools_have_no_forms() -> None:

@@ -82,7 +82,7 @@ def test_each_is_that_of_the_finished_text(builtin_target: OnnxModel, acceptance
         rule,
         Fixed(4).start(),
         limits=GenerationLimits(max_tokens=40),
-        open_draft=lambda: drafter.open_token_draft(model, rule.choose, prompt_ids),
+        open_draft=lambda: drafter.open_token_draft(model, rule.choose_draft_token, prompt_ids),
         top_logprobs=5,
     )
     with generation:

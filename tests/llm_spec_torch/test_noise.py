@@ -19,8 +19,8 @@ from llm_spec_torch.noise import make_gumbel_tensor, make_uniform_tensor, split_
 from numpy.typing import NDArray
 
 from llm_spec.tokens.noise import Purpose, uniform_number
-from llm_spec.tokens.noise import gumbel as reference_gumbel
-from llm_spec.tokens.noise import uniform as reference_uniform
+from llm_spec.tokens.noise import make_gumbel_noise as reference_gumbel
+from llm_spec.tokens.noise import make_uniform_noise as reference_uniform
 
 SEEDS = [0, 5, 2**32 + 7, 2**63, 2**64 - 3]
 POSITIONS = np.array([0, 1, 77, 2**31 + 5, 2**32 - 1, 2**33 + 9, 2**40])
@@ -87,14 +87,14 @@ IN_INTERPRETER = """
 import numpy as np, torch
 from llm_spec_torch.noise_triton import make_gumbel_tensor_fused
 from test_noise import POSITIONS, SEEDS, check_close, key
-from llm_spec.tokens.noise import Purpose, gumbel, uniform
+from llm_spec.tokens.noise import Purpose, make_gumbel_noise, make_uniform_noise
 
 for seed in SEEDS:
     for vocab_size in (1, 7, 1030):
         found = make_gumbel_tensor_fused(key(seed), torch.from_numpy(POSITIONS), vocab_size).numpy()
         words = np.round(np.exp(-np.exp(-found)) * 2.0**32 - 0.5)
-        assert np.array_equal((words + 0.5) * 2.0**-32, uniform(seed, POSITIONS, vocab_size, Purpose.TOKEN))
-        check_close(found, gumbel(seed, POSITIONS, vocab_size, Purpose.TOKEN))
+        assert np.array_equal((words + 0.5) * 2.0**-32, make_uniform_noise(seed, POSITIONS, vocab_size, Purpose.TOKEN))
+        check_close(found, make_gumbel_noise(seed, POSITIONS, vocab_size, Purpose.TOKEN))
 keys, positions = torch.stack([key(seed) for seed in SEEDS]), torch.arange(10).view(5, 2)
 together = make_gumbel_tensor_fused(keys, positions, 6)
 for row in range(5):

@@ -20,7 +20,7 @@ from llm_spec_torch.sampling import SamplingSwitches
 from llm_spec.chat import Sampling
 from llm_spec.contract.local import DraftToken
 from llm_spec.errors import InvalidRequestError
-from llm_spec.tokens.acceptance import Rejection
+from llm_spec.tokens.acceptance import RejectionAcceptance
 from llm_spec.tokens.sampling import Sampler
 
 from .samplers import EVERYTHING, VOCAB_SIZE, ids, make, random_logits
@@ -52,7 +52,7 @@ def test_choices_are_those_of_numpy(
     logits = random_logits(random, len(drafted_ids) + 1)
     numpy = Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=len(PROMPT_IDS), seed=seed)
     context = PROMPT_IDS + answer_ids
-    expected = [numpy.choose(row.numpy(), context + drafted_ids[:i]) for i, row in enumerate(logits)]
+    expected = [numpy.choose_token(row.numpy(), context + drafted_ids[:i]) for i, row in enumerate(logits)]
     sampler = make(sampling, seed=seed)
     sampler.begin_answer(PROMPT_IDS)
     sampler.count_committed_tokens(ids([*answer_ids, 5, 5]), torch.tensor(len(answer_ids)))
@@ -72,7 +72,7 @@ def test_planted_fault_penalties_that_do_not_see_the_draft_are_caught(monkeypatc
     logits[:, 5:8] = torch.tensor([3.0, 2.9, 2.8])
     sampling = Sampling(presence_penalty=0.5)
     numpy = Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=0)
-    expected = [numpy.choose(row.numpy(), [0, *drafted_ids[:index]]) for index, row in enumerate(logits)]
+    expected = [numpy.choose_token(row.numpy(), [0, *drafted_ids[:index]]) for index, row in enumerate(logits)]
 
     def found() -> list[int]:
         return make(sampling).choose_tokens(logits, torch.arange(1, 5), ids(drafted_ids)).tolist()
@@ -100,14 +100,16 @@ def test_large_vocabularies(vocab_size: int) -> None:
             sampler = make(sampling, seed=seed, vocab_size=vocab_size)
             sampler.begin_answer([1, 3])
             found = sampler.choose_tokens(torch.from_numpy(logits), torch.tensor([2, 3]), ids([5]))
-            assert found.tolist() == [numpy.choose(logits[0], [1, 3]), numpy.choose(logits[1], [1, 3, 5])]
+            assert found.tolist() == [numpy.choose_token(logits[0], [1, 3]), numpy.choose_token(logits[1], [1, 3, 5])]
 
 
 @settings(max_examples=60, deadline=None)
 @given(SAMPLINGS.filter(lambda sampling: sampling.temperature), st.lists(TOKENS, max_size=3), st.integers(0, 2**32 - 1))
 def test_rejection_is_that_of_numpy(sampling: Sampling, rounds: list[list[int]], random: int) -> None:
     """Round after round the same draws, the same verdicts; some tokens are drawn, some given."""
-    numpy = Rejection(Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=len(PROMPT_IDS), seed=random))
+    numpy = RejectionAcceptance(
+        Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=len(PROMPT_IDS), seed=random)
+    )
     sampler = make(sampling, seed=random)
     sampler.begin_answer(PROMPT_IDS)
     rejection, context = DeviceRejectionSampler(sampler), [*PROMPT_IDS]
@@ -122,13 +124,13 @@ def test_rejection_is_that_of_numpy(sampling: Sampling, rounds: list[list[int]],
                 p_draft[row, given_id] = 1.0
                 continue
             draft_logits = logits[row] + random_logits(random + 100 + row, 1)[0].clamp(-1.0, 1.0)
-            proposal.append(numpy.choose(draft_logits.numpy(), context + before_ids))
+            proposal.append(numpy.choose_draft_token(draft_logits.numpy(), context + before_ids))
             position = torch.tensor([len(context) + row])
             found_ids, probs_rows = rejection.draw_draft_tokens(draft_logits[None], position, ids(before_ids))
             assert found_ids.tolist() == [proposal[-1].token_id]
             p_draft[row] = probs_rows[0]
         drafted_ids = [token.token_id for token in proposal]
-        expected = numpy.verify(logits.numpy(), context, proposal)
+        expected = numpy.verify_proposal(logits.numpy(), context, proposal)
         verdict = rejection.verify(logits, torch.tensor(len(context)), ids(drafted_ids), p_draft)
         emitted = [*drafted_ids[: expected.num_accepted], expected.next_token_id]
         assert int(verdict.num_accepted) == expected.num_accepted

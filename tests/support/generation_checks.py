@@ -94,7 +94,9 @@ def generation_of(
     prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
     sampler = Sampler(Sampling(temperature=0), vocab_size=target.vocab_size, num_prompt_tokens=len(prompt_ids), seed=0)
     rule = make_acceptance_rule("coupled", sampler)
-    open_draft = None if drafter is None else partial(drafter.open_token_draft, target, rule.choose, prompt_ids)
+    open_draft = (
+        None if drafter is None else partial(drafter.open_token_draft, target, rule.choose_draft_token, prompt_ids)
+    )
     policy = Fixed(lookahead).start()
     return Generation(target, prompt_ids, rule, policy, limits=GenerationLimits(**limits), open_draft=open_draft)
 
@@ -125,7 +127,7 @@ class SlowRule:
         self._rule = make_acceptance_rule(
             "coupled", Sampler(Sampling(), vocab_size=target.vocab_size, num_prompt_tokens=5, seed=0)
         )
-        self.choose, self.verify = self._rule.choose, self._rule.verify
+        self.choose_draft_token, self.verify_proposal = self._rule.choose_draft_token, self._rule.verify_proposal
 
     def prepare_noise(self, position: int) -> None:  # noqa: ARG002 - greedy
         self._seconds.spend(PREPARE_S)

@@ -27,7 +27,7 @@ from llm_spec import (
     TokenSampler,
     Usage,
 )
-from llm_spec.drafting.text_pieces import stream_draft_pieces
+from llm_spec.drafting.text_pieces import stream_texts_as_draft_pieces
 from llm_spec.testing import (
     ConformanceError,
     LocalProvider,
@@ -424,7 +424,7 @@ class StaysOpenDraft(TextDraft):
 
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:  # noqa: ARG002 - it says the same to all
-        yield stream_draft_pieces(["a", "b"][:max_tokens])
+        yield stream_texts_as_draft_pieces(["a", "b"][:max_tokens])
 
 
 class RefusingDraft(RandomDraft):

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from llm_spec.contract.local import DraftToken
 from llm_spec.tokens import acceptance
-from llm_spec.tokens.acceptance import AcceptanceRule, Coupled, Rejection, VerifyResult, residual_probs
+from llm_spec.tokens.acceptance import (
+    AcceptanceRule,
+    CoupledAcceptance,
+    RejectionAcceptance,
+    VerifyResult,
+    compute_residual_probs,
+)
 from llm_spec.tokens.noise import Purpose
 from llm_spec.tokens.sampling import Sampler
 
@@ -24,10 +30,10 @@ class NumpyCore:
     """See TokenCore. A rule serves 100 samples, each at positions of its own."""
 
     def make(self, name: RuleName, sampler: Sampler) -> AcceptanceRule:
-        return {"coupled": Coupled, "rejection": Rejection}[name](sampler)
+        return {"coupled": CoupledAcceptance, "rejection": RejectionAcceptance}[name](sampler)
 
     def residual_probs(self, p_target: Floats, p_draft: Floats) -> Floats:
-        return residual_probs(p_target, DraftToken(0, None, p_draft))
+        return compute_residual_probs(p_target, DraftToken(0, None, p_draft))
 
     def plant(self, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         FAULTS[fault](monkeypatch)
@@ -66,7 +72,7 @@ def _two_tokens(
                 break
             proposal.append(token)
         ids = [token.token_id for token in proposal]
-        verdict = rule.verify(rows(np.array([base[-1], *ids])), base, proposal)
+        verdict = rule.verify_proposal(rows(np.array([base[-1], *ids])), base, proposal)
         emitted += [*ids[: verdict.num_accepted], verdict.next_token_id]
     return emitted[0], emitted[1]
 
@@ -74,53 +80,59 @@ def _two_tokens(
 def _propose(rule: AcceptanceRule, draft: DraftName, context_ids: list[int]) -> DraftToken:
     logits = DRAFT[context_ids[-1]]
     if draft == "drawn":
-        return rule.choose(logits, context_ids)
+        return rule.choose_draft_token(logits, context_ids)
     return DraftToken(int(logits.argmax()), None, None if draft == "given" else softmax(logits))
 
 
 # --------------------------------------------------------------------------------------------------- faults
 
-_draw_uniform, _verify, _noise = Rejection._draw_uniform, Rejection.verify, Sampler.noise  # pyright: ignore[reportPrivateUsage] # to change
+_draw_uniform, _verify, _noise = (
+    RejectionAcceptance._draw_uniform,
+    RejectionAcceptance.verify_proposal,
+    Sampler.get_gumbel_noise,
+)  # pyright: ignore[reportPrivateUsage] # to change
 
 
 def _share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Rejection, "_draw_uniform", lambda self, position, _purpose: _draw_uniform(self, position, Purpose.DRAFT)
+        RejectionAcceptance,
+        "_draw_uniform",
+        lambda self, position, _purpose: _draw_uniform(self, position, Purpose.DRAFT),
     )
 
 
 def _share_residual_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uniform(self: Rejection, position: int, purpose: Purpose) -> float:
+    def uniform(self: RejectionAcceptance, position: int, purpose: Purpose) -> float:
         return _draw_uniform(self, position, Purpose.DRAFT if purpose is Purpose.RESIDUAL else purpose)
 
-    monkeypatch.setattr(Rejection, "_draw_uniform", uniform)
+    monkeypatch.setattr(RejectionAcceptance, "_draw_uniform", uniform)
 
 
 def _accept_above_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uniform(self: Rejection, position: int, purpose: Purpose) -> float:
+    def uniform(self: RejectionAcceptance, position: int, purpose: Purpose) -> float:
         return 0.5 if purpose is Purpose.ACCEPT else _draw_uniform(self, position, purpose)
 
-    monkeypatch.setattr(Rejection, "_draw_uniform", uniform)
+    monkeypatch.setattr(RejectionAcceptance, "_draw_uniform", uniform)
 
 
 def _take_bonus_from_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
     def verify(
-        self: Rejection, logits: Any, context_ids: Sequence[int], proposal: Sequence[DraftToken]
+        self: RejectionAcceptance, logits: Any, context_ids: Sequence[int], proposal: Sequence[DraftToken]
     ) -> VerifyResult:
         rows = logits.copy()
         rows[-1] = rows[max(len(proposal) - 1, 0)]
         return _verify(self, rows, context_ids, proposal)
 
-    monkeypatch.setattr(Rejection, "verify", verify)
+    monkeypatch.setattr(RejectionAcceptance, "verify_proposal", verify)
 
 
 def _draw_residual_from_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance, "residual_probs", lambda p_target, _token: p_target)
+    monkeypatch.setattr(acceptance, "compute_residual_probs", lambda p_target, _token: p_target)
 
 
 def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise of every position is that of the prompt's end."""
-    monkeypatch.setattr(Sampler, "noise", lambda self, position: _noise(self, position - position % 8))
+    monkeypatch.setattr(Sampler, "get_gumbel_noise", lambda self, position: _noise(self, position - position % 8))
 
 
 def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +142,7 @@ def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:
         cumulated = probs.cumsum()
         return int(cumulated.searchsorted(self._draw_uniform(position, purpose) * cumulated[-1], side="left"))
 
-    monkeypatch.setattr(Rejection, "_sample_from_probs", draw)
+    monkeypatch.setattr(RejectionAcceptance, "_sample_from_probs", draw)
 
 
 def _make_uniforms_zero(monkeypatch: pytest.MonkeyPatch) -> None:

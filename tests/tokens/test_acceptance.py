@@ -23,12 +23,12 @@ from llm_spec.chat import Sampling
 from llm_spec.contract.local import DraftToken
 from llm_spec.errors import ConfigError, ModelOutputError
 from llm_spec.tokens.acceptance import (
-    Coupled,
-    LossyTypical,
-    Rejection,
+    CoupledAcceptance,
+    LossyTypicalAcceptance,
+    RejectionAcceptance,
     VerifyResult,
+    compute_residual_probs,
     make_acceptance_rule,
-    residual_probs,
 )
 from llm_spec.tokens.sampling import Sampler
 
@@ -131,8 +131,8 @@ def says_impossible_token(core: TokenCore) -> bool:
     logits = np.array([[-math.inf, 0.0, 1.0]] * 2)
     rule = core.make("rejection", Sampler(SAMPLING, vocab_size=3, num_prompt_tokens=1, seed=0))
     surely_0, surely_1 = DraftToken(0), DraftToken(1, None, np.array([0.0, 1.0, 0.0]))
-    bonus, correction = rule.verify(logits[:1], [1], []), rule.verify(logits, [1], [surely_0])
-    after = rule.verify(logits, [1], [surely_1])
+    bonus, correction = rule.verify_proposal(logits[:1], [1], []), rule.verify_proposal(logits, [1], [surely_0])
+    after = rule.verify_proposal(logits, [1], [surely_1])
     return 0 in {bonus.next_token_id, correction.next_token_id, after.next_token_id} or correction.num_accepted > 0
 
 
@@ -181,7 +181,7 @@ def test_given_token_and_residual_add_up_to_the_target(p_target: Floats, token_i
     """The same with a token that was given: all of p_draft is on it."""
     accepted = np.zeros(8)
     accepted[token_id] = p_target[token_id]
-    left = residual_probs(p_target, DraftToken(token_id))
+    left = compute_residual_probs(p_target, DraftToken(token_id))
     np.testing.assert_allclose(accepted + (1.0 - accepted.sum()) * left / left.sum(), p_target, atol=1e-9)
 
 
@@ -190,7 +190,7 @@ def test_equal_laws_always_accept(core: TokenCore) -> None:
     rule = core.make("rejection", Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=3))
     for row in range(200):
         logits = TARGET[[row % 5, 1]]
-        assert rule.verify(logits, [0], [rule.choose(logits[0], [0])]).num_accepted == 1
+        assert rule.verify_proposal(logits, [0], [rule.choose_draft_token(logits[0], [0])]).num_accepted == 1
 
 
 # ------------------------------------------------------------------------------------- one seed, one text
@@ -213,9 +213,9 @@ def write(sampling: Sampling, seed: int, lookahead: int, draft_logits: Floats, *
         proposal: list[DraftToken] = []
         for _ in range(lookahead):
             context = text + [token.token_id for token in proposal]
-            proposal.append(rule.choose(draft_logits[context[-1]], context))
+            proposal.append(rule.choose_draft_token(draft_logits[context[-1]], context))
         ids = [token.token_id for token in proposal]
-        verdict = rule.verify(TARGET[[text[-1], *ids]].astype(np.float32), text, proposal)
+        verdict = rule.verify_proposal(TARGET[[text[-1], *ids]].astype(np.float32), text, proposal)
         text += [*ids[: verdict.num_accepted], verdict.next_token_id]
     return text[:40]
 
@@ -254,8 +254,8 @@ def test_rejection_drafts_a_position_with_new_noise_each_round(core: TokenCore) 
     rule = core.make("rejection", Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=3))
     found: set[int] = set()
     for _ in range(30):
-        found.add(rule.choose(DRAFT[0], [0, 0]).token_id)
-        rule.verify(TARGET[:1], [0], [])
+        found.add(rule.choose_draft_token(DRAFT[0], [0, 0]).token_id)
+        rule.verify_proposal(TARGET[:1], [0], [])
     assert len(found) > 3
 
 
@@ -267,10 +267,10 @@ def test_greedy_accepts_the_targets_argmax(name: str) -> None:
     """Greedy rules accept the target's best tokens, correct the first other one and add the bonus."""
     rule = make_acceptance_rule(name, Sampler(Sampling(), vocab_size=3, num_prompt_tokens=1, seed=0))  # type: ignore[arg-type] # one of its names
     logits = np.array([[0.0, 5.0, 1.0], [9.0, 5.0, 1.0], [0.0, 0.0, 1.0]], dtype=np.float32)
-    assert rule.verify(logits, [0], [DraftToken(1), DraftToken(0)]) == VerifyResult(2, 2)
-    assert rule.verify(logits, [0], [DraftToken(1), DraftToken(2)]) == VerifyResult(1, 0)
-    assert rule.verify(logits, [0], [DraftToken(0), DraftToken(0)]) == VerifyResult(0, 1)
-    assert rule.verify(logits[:1], [0], []) == VerifyResult(0, 1)
+    assert rule.verify_proposal(logits, [0], [DraftToken(1), DraftToken(0)]) == VerifyResult(2, 2)
+    assert rule.verify_proposal(logits, [0], [DraftToken(1), DraftToken(2)]) == VerifyResult(1, 0)
+    assert rule.verify_proposal(logits, [0], [DraftToken(0), DraftToken(0)]) == VerifyResult(0, 1)
+    assert rule.verify_proposal(logits[:1], [0], []) == VerifyResult(0, 1)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(repetition_penalty=1.1)])
@@ -279,9 +279,9 @@ def test_rows_after_the_first_rejection_are_not_looked_at(name: str, sampling: S
     """NaN in a row that does not count harms nothing; in one that counts it names its position."""
     rule = make_acceptance_rule(name, Sampler(sampling, vocab_size=3, num_prompt_tokens=1, seed=0))  # type: ignore[arg-type] # one of its names
     logits = np.array([[-math.inf, 5.0, 5.0], [math.nan] * 3, [math.nan] * 3])
-    assert rule.verify(logits, [0], [DraftToken(0), DraftToken(0)]).num_accepted == 0
+    assert rule.verify_proposal(logits, [0], [DraftToken(0), DraftToken(0)]).num_accepted == 0
     with pytest.raises(ModelOutputError, match="at position 2 hold NaN"):
-        rule.verify(np.array([[-50.0, 50.0, -50.0], *logits[1:]]), [0], [DraftToken(1), DraftToken(0)])
+        rule.verify_proposal(np.array([[-50.0, 50.0, -50.0], *logits[1:]]), [0], [DraftToken(1), DraftToken(0)])
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection"])
@@ -289,11 +289,11 @@ def test_rows_after_the_first_rejection_are_not_looked_at(name: str, sampling: S
 def test_confidence_is_the_drafts_probability(core: TokenCore, name: RuleName, sampling: Sampling) -> None:
     """The confidence is the draft's own probability of its token after all filters (greedy: at temperature 1)."""
     sampler = Sampler(sampling, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=4)
-    token = core.make(name, sampler).choose(DRAFT[2], [0, 2])
+    token = core.make(name, sampler).choose_draft_token(DRAFT[2], [0, 2])
     if sampler.greedy:
-        expected = softmax(np.asarray(sampler.adjust(DRAFT[2], [0, 2]), dtype=np.float64))
+        expected = softmax(np.asarray(sampler.adjust_and_constrain_logits(DRAFT[2], [0, 2]), dtype=np.float64))
     else:
-        expected = sampler.probs(DRAFT[2], [0, 2])
+        expected = sampler.compute_probs(DRAFT[2], [0, 2])
     assert token.confidence == pytest.approx(expected[token.token_id])
 
 
@@ -303,10 +303,10 @@ def test_draft_of_another_width_drafts_tokens_of_the_target(core: TokenCore, nam
     """A draft whose vocabulary is padded otherwise proposes only tokens that both have."""
     rule = core.make(name, Sampler(SAMPLING, vocab_size=VOCAB_SIZE, num_prompt_tokens=1, seed=4))
     for position in range(1, 40):
-        token = rule.choose(np.linspace(0.0, 3.0, width), [0] * position)
+        token = rule.choose_draft_token(np.linspace(0.0, 3.0, width), [0] * position)
         assert token.token_id < min(width, VOCAB_SIZE)
         assert token.probs is None or token.probs.shape == (VOCAB_SIZE,)
-        rule.verify(TARGET[:2], [0] * position, [token])
+        rule.verify_proposal(TARGET[:2], [0] * position, [token])
 
 
 def test_lossy_typical_accepts_what_is_typical() -> None:
@@ -315,15 +315,15 @@ def test_lossy_typical_accepts_what_is_typical() -> None:
     Its drafts are drawn like coupled ones.
     """
     sampler = Sampler(SAMPLING, vocab_size=4, num_prompt_tokens=1, seed=0)
-    rule = LossyTypical(sampler)
+    rule = LossyTypicalAcceptance(sampler)
     probs = np.array([0.5, 0.4, 0.095, 0.005])  # entropy .946, threshold .0349
     logits = np.log(np.array([probs, probs]))
-    accepted = [rule.verify(logits, [0], [DraftToken(token_id)]).num_accepted for token_id in range(4)]
+    accepted = [rule.verify_proposal(logits, [0], [DraftToken(token_id)]).num_accepted for token_id in range(4)]
     assert accepted == [1, 1, 1, 0]
-    assert rule.choose(logits[0], [0]) == Coupled(sampler).choose(logits[0], [0])
+    assert rule.choose_draft_token(logits[0], [0]) == CoupledAcceptance(sampler).choose_draft_token(logits[0], [0])
     assert rule.lossy
-    assert not Coupled.lossy
-    assert not Rejection.lossy
+    assert not CoupledAcceptance.lossy
+    assert not RejectionAcceptance.lossy
 
 
 def test_unknown_rule_is_refused() -> None:

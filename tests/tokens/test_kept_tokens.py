@@ -119,7 +119,7 @@ def count_pairs(core: TokenCore, clock: Clock, ending: str, num_samples: int) ->
             rule,
             Fixed(1 + seed % 3).start(),
             limits=GenerationLimits(draft_timeout_s=TIMEOUT_S),
-            open_draft=partial(drafter.open_token_draft, target, rule.choose, [PROMPT_ID]),
+            open_draft=partial(drafter.open_token_draft, target, rule.choose_draft_token, [PROMPT_ID]),
         )
         with generation:
             for _ in generation:
@@ -137,7 +137,7 @@ def test_joint_law_is_the_targets_however_drafts_end(clock: Clock, array: str, e
 
 def drop_for_own_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joined drafts judge a first token by how likely it was itself."""
-    monkeypatch.setattr(cascade, "confidence_before_sampling", lambda token: token.confidence)
+    monkeypatch.setattr(cascade, "get_confidence_before_sampling", lambda token: token.confidence)
 
 
 def drop_with_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:

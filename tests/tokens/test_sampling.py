@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError, ModelOutputError
-from llm_spec.tokens.noise import Purpose, gumbel
-from llm_spec.tokens.sampling import Sampler, TokenConstraint, is_greedy, logprobs, needs_no_penalties
+from llm_spec.tokens.noise import Purpose, make_gumbel_noise
+from llm_spec.tokens.sampling import Sampler, TokenConstraint, compute_sampling_logprobs, is_greedy, needs_no_penalties
 
 VOCAB_SIZE = 12
 
@@ -70,14 +70,16 @@ CONTEXTS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=3, max_size=9)
 @given(LOGITS, SAMPLINGS, CONTEXTS)
 def test_law_equals_the_naive_reference(logits: list[float], sampling: Sampling, context_ids: list[int]) -> None:
     """Bias, penalties, temperature, top-k, top-p and min-p, in that order, keep exactly the reference's tokens."""
-    found = make_sampler(sampling, num_prompt_tokens=3).probs(np.array(logits, dtype=np.float32), context_ids)
+    found = make_sampler(sampling, num_prompt_tokens=3).compute_probs(np.array(logits, dtype=np.float32), context_ids)
     np.testing.assert_allclose(found, naive_law(logits, sampling, context_ids, 3), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_top_k_keeps_exactly_k_of_tied_tokens(top_k: int) -> None:
     """Among tokens that tie at the border the lower ids stay."""
-    probs = logprobs(np.array([0.0, 1.0, 0.0, 1.0, 1.0]), Sampling(temperature=1.0, top_k=top_k), [], 0)
+    probs = compute_sampling_logprobs(
+        np.array([0.0, 1.0, 0.0, 1.0, 1.0]), Sampling(temperature=1.0, top_k=top_k), [], 0
+    )
     assert np.flatnonzero(np.isfinite(probs)).tolist() == [1, 3, 4][:top_k]
 
 
@@ -92,10 +94,10 @@ def test_greedy_is_temperature_zero_or_none(sampling: Sampling, greedy: bool) ->
 def test_greedy_applies_bias_and_penalties_and_ignores_filters() -> None:
     """Greedy takes the best token after bias and penalties."""
     logits = np.array([1.0, 3.0, 2.9, 0.0])
-    assert make_sampler(Sampling(top_k=1), vocab_size=4).choose(logits, [0]) == 1
-    assert make_sampler(Sampling(repetition_penalty=1.5), vocab_size=4).choose(logits, [1]) == 2
-    assert make_sampler(Sampling(presence_penalty=1.0), vocab_size=4).choose(logits, [0, 1]) == 2
-    assert make_sampler(Sampling(logit_bias={3: 10.0}), vocab_size=4).choose(logits, [0]) == 3
+    assert make_sampler(Sampling(top_k=1), vocab_size=4).choose_token(logits, [0]) == 1
+    assert make_sampler(Sampling(repetition_penalty=1.5), vocab_size=4).choose_token(logits, [1]) == 2
+    assert make_sampler(Sampling(presence_penalty=1.0), vocab_size=4).choose_token(logits, [0, 1]) == 2
+    assert make_sampler(Sampling(logit_bias={3: 10.0}), vocab_size=4).choose_token(logits, [0]) == 3
 
 
 def test_plain_means_no_bias_and_no_penalty() -> None:
@@ -120,7 +122,7 @@ def test_plain_means_no_bias_and_no_penalty() -> None:
 def test_logits_that_are_no_law_are_refused(sampling: Sampling, logits: list[float], message: str) -> None:
     """NaN, +inf and nothing but -inf raise ModelOutputError naming the position."""
     with pytest.raises(ModelOutputError) as caught:
-        make_sampler(sampling, vocab_size=3).choose(np.array(logits, dtype=np.float32), [0, 1])
+        make_sampler(sampling, vocab_size=3).choose_token(np.array(logits, dtype=np.float32), [0, 1])
     assert str(caught.value) == message
 
 
@@ -135,24 +137,24 @@ def test_token_is_the_argmax_of_law_and_noise() -> None:
     logits = np.random.default_rng(2).normal(size=VOCAB_SIZE)
     sampler = make_sampler(Sampling(temperature=0.5), seed=77)
     for position in range(50):
-        noise = gumbel(77, np.array([position]), VOCAB_SIZE, Purpose.TOKEN)[0]
-        assert sampler.choose(logits, [0] * position) == int(np.argmax(logits / 0.5 + noise))
+        noise = make_gumbel_noise(77, np.array([position]), VOCAB_SIZE, Purpose.TOKEN)[0]
+        assert sampler.choose_token(logits, [0] * position) == int(np.argmax(logits / 0.5 + noise))
 
 
 def test_noise_cache_is_bounded_and_forgetting_changes_nothing() -> None:
     """Far positions push old rows out, and a row computed again is the same."""
     sampler = make_sampler(Sampling(temperature=1.0), vocab_size=4096)
-    first = sampler.noise(0).copy()
+    first = sampler.get_gumbel_noise(0).copy()
     for position in range(0, 2000, 3):
-        sampler.noise(position)
+        sampler.get_gumbel_noise(position)
     assert sum(block.shape[0] for block in sampler._blocks.values()) <= 64  # pyright: ignore[reportPrivateUsage] # the promise
-    assert np.array_equal(sampler.noise(0), first)
+    assert np.array_equal(sampler.get_gumbel_noise(0), first)
 
 
 def test_tiny_temperature_does_not_overflow() -> None:
     """The smallest temperature is greedy in effect, without a warning."""
     logits = np.array([1.0, 50.0, -50.0], dtype=np.float32)
-    assert make_sampler(Sampling(temperature=5e-324), vocab_size=3).choose(logits, []) == 1
+    assert make_sampler(Sampling(temperature=5e-324), vocab_size=3).choose_token(logits, []) == 1
 
 
 def test_draft_logits_of_another_width_are_fitted() -> None:
@@ -188,12 +190,12 @@ def test_a_constraint_comes_before_every_filter(sampling: Sampling) -> None:
         logits = rng.normal(size=VOCAB_SIZE)
         allowed = EvenAfterOdd().mask(context_ids[1:])
         expected = naive_law(np.where(allowed, logits, -1e6).tolist(), sampling, context_ids, 1)
-        probs = sampler.probs(logits, context_ids)
+        probs = sampler.compute_probs(logits, context_ids)
         assert probs == pytest.approx(expected, abs=1e-9)
         assert not probs[~allowed].any()
         greedy = make_sampler(replace(sampling, temperature=0.0), constraint=EvenAfterOdd())
-        assert allowed[greedy.choose(logits, context_ids)]
-        assert allowed[sampler.choose(logits, context_ids)]
+        assert allowed[greedy.choose_token(logits, context_ids)]
+        assert allowed[sampler.choose_token(logits, context_ids)]
 
 
 def test_constrained_rows_depend_on_the_context() -> None:
@@ -202,7 +204,7 @@ def test_constrained_rows_depend_on_the_context() -> None:
     sampler = make_sampler(Sampling(), constraint=EvenAfterOdd())
     assert not sampler.uses_raw_logits
     with pytest.raises(ModelOutputError, match="all -inf"):
-        sampler.choose(np.where(np.arange(VOCAB_SIZE) % 2 == 1, 0.0, -np.inf), [5])
+        sampler.choose_token(np.where(np.arange(VOCAB_SIZE) % 2 == 1, 0.0, -np.inf), [5])
 
 
 def make_sampler(

@@ -139,18 +139,22 @@ class TorchCoupled:
 
     def prepare_noise(self, position: int) -> None: ...
 
-    def choose(self, logits: NDArray[Any], context_ids: Sequence[int]) -> DraftToken:
+    def choose_draft_token(self, logits: NDArray[Any], context_ids: Sequence[int]) -> DraftToken:
         self._remember(context_ids)
         row, nothing = torch.from_numpy(logits)[None], torch.zeros(0, dtype=torch.int64)
         token_id = int(self._sampler.choose_tokens(row, torch.tensor([len(context_ids)]), nothing)[0])
         self._check()
         greedy = self._sampler.switches.greedy
         probs = (
-            self._sampler.apply_bias_and_penalties(row, nothing) if greedy else self._sampler.logprobs(row, nothing)[0]
+            self._sampler.apply_bias_and_penalties(row, nothing)
+            if greedy
+            else self._sampler.compute_logprobs(row, nothing)[0]
         )
         return DraftToken(token_id, float(probs[0].double().softmax(dim=0)[token_id]))
 
-    def verify(self, logits: NDArray[Any], context_ids: Sequence[int], proposal: Sequence[DraftToken]) -> VerifyResult:
+    def verify_proposal(
+        self, logits: NDArray[Any], context_ids: Sequence[int], proposal: Sequence[DraftToken]
+    ) -> VerifyResult:
         self._remember(context_ids)
         verdict = self._verify(torch.from_numpy(logits), torch.tensor(len(context_ids)), proposal)
         self._check()
@@ -177,9 +181,9 @@ class TorchRejection(TorchCoupled):
         super().__init__(sampler)
         self._rejection = DeviceRejectionSampler(self._sampler)
 
-    def choose(self, logits: NDArray[Any], context_ids: Sequence[int]) -> DraftToken:
+    def choose_draft_token(self, logits: NDArray[Any], context_ids: Sequence[int]) -> DraftToken:
         if self._sampler.switches.greedy:
-            return super().choose(logits, context_ids)
+            return super().choose_draft_token(logits, context_ids)
         self._remember(context_ids)
         row, position = torch.from_numpy(logits)[None], torch.tensor([len(context_ids)])
         token_ids, p_draft = self._rejection.draw_draft_tokens(row, position, torch.zeros(0, dtype=torch.int64))
