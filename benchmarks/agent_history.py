@@ -199,7 +199,7 @@ def write_turn(drafter: TokenDrafter, model: TokenModel, turn: Turn, sums: Sums,
     request = turn.request if with_forms else None
     draft = open_token_draft(drafter, model, choose, tuple(prompt_ids), request)
     proposer = Proposer(model, context_ids, timeout_s=30.0, cancelled=threading.Event())
-    proposer.open(lambda: draft)
+    proposer.open_draft_if_possible(lambda: draft)
     lookahead = CostAware().start()
     while num_left := len(prompt_ids) + len(answer_ids) - len(context_ids):
         started = time.perf_counter()

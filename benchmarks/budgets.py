@@ -27,7 +27,7 @@ from typing import Any, Final
 import aiohttp
 
 from llm_spec.budget import RESERVED_OUTPUT_TOKENS
-from llm_spec.testing.server import ModelServer, ServerLatency
+from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 TEXT: Final = " ".join(f"word{i}" for i in range(900))
 PROMPT: Final = "one two three"
@@ -77,7 +77,7 @@ async def serve_budgeted(upstream: str, budget: int, workers: int) -> AsyncGener
             await process.wait()
 
 
-async def send_all_at_once(url: str, number: int, upstream: ModelServer, fields: Mapping[str, Any]) -> Outcome:
+async def send_all_at_once(url: str, number: int, upstream: ScriptedModelServer, fields: Mapping[str, Any]) -> Outcome:
     """Send all requests, each by a connection of its own, and read what comes."""
     body = {"model": "fast", "stream": True, "messages": [{"role": "user", "content": PROMPT}], **fields}
     most = 0
@@ -107,7 +107,7 @@ async def send_all_at_once(url: str, number: int, upstream: ModelServer, fields:
 async def measure(number: int, budget: int, workers: int, fields: Mapping[str, Any]) -> Outcome:
     """One case, with an upstream and a server of its own."""
     async with (
-        ModelServer(TEXT, latency=ServerLatency(first_token_s=1.0, token_s=0.03)) as upstream,
+        ScriptedModelServer(TEXT, latency=ServerLatency(first_token_s=1.0, token_s=0.03)) as upstream,
         serve_budgeted(upstream.url, budget, workers) as url,
         aiohttp.ClientSession(headers={"x-api-key": KEY}, connector=aiohttp.TCPConnector(force_close=True)) as session,
     ):

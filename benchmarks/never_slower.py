@@ -436,7 +436,7 @@ CELLS = (
 
 def serve_cell(cell: SocketScenario, seed: int, pipe: Connection) -> None:
     """Target and draft, until the other end of the pipe says a word."""
-    from llm_spec.testing.server import ModelServer, ServerLatency, make_disagreeing_draft
+    from llm_spec.testing.server import ScriptedModelServer, ServerLatency, make_disagreeing_draft
 
     scenario, answer = cell.scenario, make_answer(cell.num_tokens, seed)
     latency = ServerLatency(
@@ -449,8 +449,8 @@ def serve_cell(cell: SocketScenario, seed: int, pipe: Connection) -> None:
 
     async def serve_both() -> None:
         async with (
-            ModelServer(answer, latency=latency, continues_prefix="fields") as target,
-            ModelServer(script, latency=faster, continues_prefix="fields") as draft,
+            ScriptedModelServer(answer, latency=latency, continues_prefix="fields") as target,
+            ScriptedModelServer(script, latency=faster, continues_prefix="fields") as draft,
         ):
             pipe.send((target.url, draft.url))
             await asyncio.to_thread(pipe.recv)

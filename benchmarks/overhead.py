@@ -3,11 +3,11 @@
     python benchmarks/overhead.py [--tokens 600] [--repeats 5] [--profile race|probe|plain]
 
 In this process the target and the draft are simulated, by virtual clock. What the simulation itself takes is measured
-alone, with as many streams at once, and taken off; a round is given with it, as an upper bound. Over sockets the server
-is a process of its own (`relay.py`'s, and for races a `ModelServer`). A chunk is a piece of text read from the target,
-of any stream; a race also reads pieces of the draft, and each counts as one. Opening a stream or encoding a text over
-HTTP costs what an HTTP request costs, far more than a chunk: it is shown, without a limit. Of several runs the fastest
-counts: whatever else a machine does only ever adds. Exits with 1 where a limit is missed.
+alone, with as many streams at once, and taken off; a round is given with it, as an upper bound. Over sockets the
+server is a process of its own (`relay.py`'s, and for races a `ScriptedModelServer`). A chunk is a piece of text read
+from the target, of any stream; a race also reads pieces of the draft, and each counts as one. Opening a stream or
+encoding a text over HTTP costs what an HTTP request costs, far more than a chunk: it is shown, without a limit. Of
+several runs the fastest counts: whatever else a machine does only ever adds. Exits with 1 where a limit is missed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from never_slower import make_answer
 from llm_spec import ChatRequest, LlmProvider, SpeculativeConfig, SpeculativeDecoder, TextDelta
 from llm_spec.config import StrategyName
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
-from llm_spec.testing.server import MODEL, ModelServer, ServerLatency
+from llm_spec.testing.server import MODEL, ScriptedModelServer, ServerLatency
 
 LIMIT_CHUNK_US = 20.0
 LIMIT_ROUND_US = 2000.0
@@ -167,7 +167,7 @@ def serve_model(answer: str, pipe: Connection) -> None:
 
     async def run() -> None:
         latency = ServerLatency(first_token_s=0.1, token_s=0.004)
-        async with ModelServer(answer, latency=latency, continues_prefix="fields") as server:
+        async with ScriptedModelServer(answer, latency=latency, continues_prefix="fields") as server:
             pipe.send(server.url)
             await asyncio.to_thread(pipe.recv)
 

@@ -12,13 +12,13 @@ import time
 from llm_spec_http import DIALECTS, HttpProvider
 
 from llm_spec import ReferenceDraft, SpeculativeConfig, SpeculativeDecoder
-from llm_spec.testing.server import ModelServer, ServerLatency, make_disagreeing_draft
+from llm_spec.testing.server import ScriptedModelServer, ServerLatency, make_disagreeing_draft
 
 ANSWER = "\n".join(f"Step {n}: take the {n} blue marbles out of box {n * 7} and count them again." for n in range(1, 9))
 
 
 async def main() -> None:
-    async with ModelServer(ANSWER, latency=ServerLatency(first_token_s=0.45, token_s=1 / 60)) as server:
+    async with ScriptedModelServer(ANSWER, latency=ServerLatency(first_token_s=0.45, token_s=1 / 60)) as server:
         target = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
         draft = ReferenceDraft(make_disagreeing_draft(ANSWER, 0.99, seed=1))  # yesterday's answer: nearly the same
         config = SpeculativeConfig(strategy="race", max_concurrent_streams=8)

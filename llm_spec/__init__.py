@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         DraftToken,
         GrammarTokenizer,
         PrefixReusingSession,
-        RequestLimitedModel,
+        RequestAdmittingModel,
         TokenDraft,
         TokenDrafter,
         Tokenizer,
@@ -166,7 +166,7 @@ __all__ = [
     "ReasoningDetail",
     "ReferenceDraft",
     "Refusal",
-    "RequestLimitedModel",
+    "RequestAdmittingModel",
     "Retry",
     "RetryPolicy",
     "Round",
@@ -235,7 +235,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.contract.entry": "ProviderEntry",
     "llm_spec.contract.local": (
         "BoundedTokenizer DeviceRoundModel DeviceRoundResult DeviceRoundRunner DraftToken GrammarTokenizer "
-        "PrefixReusingSession RequestLimitedModel TokenDraft TokenDrafter TokenModel TokenSampler TokenSession "
+        "PrefixReusingSession RequestAdmittingModel TokenDraft TokenDrafter TokenModel TokenSampler TokenSession "
         "Tokenizer"
     ),
     "llm_spec.decoder": "SpeculativeDecoder",

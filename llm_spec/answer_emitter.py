@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from llm_spec.chat import Origin, Round, StoppedBy, StreamEvent, TextDelta, TokenLogprob
-from llm_spec.contract.local import MessageTokenizer, Tokenizer
+from llm_spec.contract.local import MessageFormatTokenizer, Tokenizer
 from llm_spec.generation import TokenRound
 from llm_spec.message_format.parser import MessageParser
 from llm_spec.text import IncrementalDecoder, StopMatcher, merge_neighbouring_deltas
@@ -35,7 +35,7 @@ class AnswerEmitter:
         self._matcher = StopMatcher(stop)
         self._parser = parser
         self._mark_tokens: Mapping[int, str] = {}
-        if parser is not None and isinstance(tokenizer, MessageTokenizer):
+        if parser is not None and isinstance(tokenizer, MessageFormatTokenizer):
             self._mark_tokens = tokenizer.mark_tokens
         self._names = TokenNames(tokenizer) if has_logprobs else None
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not come yet
@@ -112,7 +112,7 @@ def open_message_parser(
 
     Ids of calls follow from the prompt: one conversation has each of them once, and the same request the same ones.
     """
-    if not isinstance(tokenizer, MessageTokenizer):
+    if not isinstance(tokenizer, MessageFormatTokenizer):
         return None
     reasoning, message_format = tokenizer.reasoning, tokenizer.message_format if tool_use.tools else None
     if reasoning is None and message_format is None:

@@ -58,22 +58,22 @@ class Budget:
     @property
     def spent_tokens(self) -> int:
         """Tokens spent so far."""
-        return int(self._sum_column(_SPENT_TOKENS_COLUMN))
+        return int(self._get_counter_total(_SPENT_TOKENS_COLUMN))
 
     @property
     def spent_cost(self) -> float:
         """Money spent so far."""
-        return self._sum_column(_SPENT_COST_COLUMN)
+        return self._get_counter_total(_SPENT_COST_COLUMN)
 
     @property
     def reserved_tokens(self) -> int:
         """Tokens that requests under way have used or may use next."""
-        return int(self._sum_column(_RESERVED_TOKENS_COLUMN))
+        return int(self._get_counter_total(_RESERVED_TOKENS_COLUMN))
 
     @property
     def reserved_cost(self) -> float:
         """Money that requests under way have used or may use next."""
-        return self._sum_column(_RESERVED_COST_COLUMN)
+        return self._get_counter_total(_RESERVED_COST_COLUMN)
 
     @property
     def is_bounded(self) -> bool:
@@ -83,8 +83,8 @@ class Budget:
     def spend(self, num_tokens: int, cost: float) -> None:
         """Count what was used."""
         with self._lock:
-            self._add_to_column(_SPENT_TOKENS_COLUMN, num_tokens)
-            self._add_to_column(_SPENT_COST_COLUMN, cost)
+            self._add_to_counter(_SPENT_TOKENS_COLUMN, num_tokens)
+            self._add_to_counter(_SPENT_COST_COLUMN, cost)
 
     def reserve(self, num_tokens: int, cost: float) -> bool:
         """Keep so much for a request, up to `release`; False: so much is not left.
@@ -126,18 +126,18 @@ class Budget:
     # ------------------------------------------------------------------------------------------ inside
 
     def _add_to_reserved(self, num_tokens: int, cost: float) -> None:
-        self._add_to_column(_RESERVED_TOKENS_COLUMN, num_tokens)
-        self._add_to_column(_RESERVED_COST_COLUMN, cost)
+        self._add_to_counter(_RESERVED_TOKENS_COLUMN, num_tokens)
+        self._add_to_counter(_RESERVED_COST_COLUMN, cost)
 
     def _is_overspent(self) -> bool:
         if self._max_tokens is not None and self.spent_tokens + self.reserved_tokens > self._max_tokens:
             return True
         return self._max_cost is not None and self.spent_cost + self.reserved_cost > self._max_cost
 
-    def _sum_column(self, column: int) -> float:
+    def _get_counter_total(self, column: int) -> float:
         return self._counts[column]
 
-    def _add_to_column(self, column: int, value: float) -> None:
+    def _add_to_counter(self, column: int, value: float) -> None:
         self._counts[column] += value
 
 

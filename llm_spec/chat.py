@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
 from llm_spec._checks import check_number
-from llm_spec.errors import InvalidRequestError, UnsupportedError, format_error_line, is_refusal
+from llm_spec.errors import InvalidRequestError, UnsupportedError, format_error_line, is_permanent_refusal
 
 __all__ = [
     "AnswerStarted",
@@ -131,7 +131,7 @@ class ChatMessage:
                 ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
                 for call in message.get("tool_calls") or ()
             )
-            native = _find_native_message(message)
+            native = _keep_native_if_fields_are_lost(message)
             return cls(message["role"], content, message.get("name"), calls, message.get("tool_call_id"), native)
         except (KeyError, TypeError) as error:
             raise InvalidRequestError(f"message is not in OpenAI's chat format: {error!r}") from error
@@ -161,7 +161,7 @@ class ChatMessage:
         return self.content or ""
 
 
-def _find_native_message(message: Mapping[str, Any]) -> NativeMessage | None:
+def _keep_native_if_fields_are_lost(message: Mapping[str, Any]) -> NativeMessage | None:
     """The message as it is, where it says more than a ChatMessage's own fields; what is null or empty says nothing."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     if message.keys() <= _MESSAGE_FIELDS and all(call.keys() <= _CALL_FIELDS for call in calls):  # nearly always
@@ -490,7 +490,7 @@ class Fallback:
     @classmethod
     def from_error(cls, error: Exception) -> Fallback:
         """What a failure of the target's calls means."""
-        cause: FallbackCause = "refused" if is_refusal(error) else "draft_failed"
+        cause: FallbackCause = "refused" if is_permanent_refusal(error) else "draft_failed"
         return cls(format_error_line(error), "target" if isinstance(error, UnsupportedError) else cause)
 
 

@@ -36,7 +36,7 @@ class ChatResponseBuilder:
         """The text so far."""
         return "".join(self._texts)
 
-    def add(self, event: StreamEvent) -> ChatResponse | None:
+    def add_event(self, event: StreamEvent) -> ChatResponse | None:
         """Take the next event in; gives the response with the last."""
         match event:
             case TextDelta():
@@ -68,7 +68,7 @@ async def complete_from_stream(provider: LlmProvider, request: ChatRequest) -> C
     builder = ChatResponseBuilder()
     async with provider.stream(request) as events:
         async for event in events:
-            response = builder.add(event)
+            response = builder.add_event(event)
             if response is None:
                 continue
             has_none = request.top_logprobs is not None and not builder.text

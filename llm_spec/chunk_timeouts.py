@@ -31,7 +31,7 @@ class ChunkTimeouts:
         """Await it for so long; `reported_s`: what the error tells, None: the same."""
         return await wait_within(awaitable, seconds, f"{self._name} was silent for {reported_s or seconds} s")
 
-    def limit_stream(
+    def limit_waits_for_chunks(
         self, opened: AbstractAsyncContextManager[AsyncIterator[T]]
     ) -> AbstractAsyncContextManager[AsyncIterator[T]]:
         """The same stream, whose chunks come in time."""

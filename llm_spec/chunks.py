@@ -10,7 +10,7 @@ from llm_spec.budget import CallReservation
 from llm_spec.chat import ChatRequest, TextDelta, Usage
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import ChunkStreaming
-from llm_spec.counting import TokenCap, count_input_tokens
+from llm_spec.counting import MaxTokensCutter, estimate_request_tokens
 from llm_spec.deadline import Deadline
 from llm_spec.drafting.text_pieces import count_tokens
 from llm_spec.errors import TransientError
@@ -47,18 +47,18 @@ class CountedChunkStream:
         self._num_pieces = 0
         self._is_complete = False
         self._reservation = reservation
-        self._open: dict[int, TokenCap | None] = {}  # the choices that have begun and not ended
+        self._open: dict[int, MaxTokensCutter | None] = {}  # the choices that have begun and not ended
 
     @property
     def usage(self) -> Usage:
         """What the answer took so far."""
         return self._num_told_tokens or Usage(
-            input_tokens=count_input_tokens(self._request), output_tokens=self._num_pieces
+            input_tokens=estimate_request_tokens(self._request), output_tokens=self._num_pieces
         )
 
-    async def chunks(self) -> AsyncGenerator[Mapping[str, Any]]:
+    async def iterate_chunks(self) -> AsyncGenerator[Mapping[str, Any]]:
         """The chunks; raises TransientError at the deadline, and what the target raises. There are no retries."""
-        async with aclosing(self._deadline.limit_stream(self._iterate_chunks())) as chunks:
+        async with aclosing(self._deadline.end_stream_at_deadline(self._iterate_chunks_within_limits())) as chunks:
             async for chunk in chunks:
                 is_over = self._count_chunk(chunk)
                 yield chunk
@@ -69,7 +69,7 @@ class CountedChunkStream:
         if self._deadline.is_reached and not self._is_complete:
             raise TransientError(f"{self._name} was not done by the deadline")
 
-    async def _iterate_chunks(self) -> AsyncGenerator[Mapping[str, Any]]:
+    async def _iterate_chunks_within_limits(self) -> AsyncGenerator[Mapping[str, Any]]:
         silence_s, message = self._timeouts.first_chunk_s, f"{self._name} was silent for too long"
         async with AsyncExitStack() as stack:
             if self._limit is not None:
@@ -88,18 +88,18 @@ class CountedChunkStream:
         self._num_told_tokens = parse_usage(chunk) or self._num_told_tokens
         choices: list[Mapping[str, Any]] = chunk.get("choices") or []
         self._num_pieces += sum(map(_count_choice_pieces, choices))
-        has_enough = [self._has_reached_limit(choice) for choice in choices]
+        has_enough = [self._choice_has_reached_max_tokens(choice) for choice in choices]
         return any(has_enough) or not (
             self._reservation is None or self._reservation.reserve_output_up_to(self._num_pieces)
         )
 
-    def _has_reached_limit(self, choice: Mapping[str, Any]) -> bool:
+    def _choice_has_reached_max_tokens(self, choice: Mapping[str, Any]) -> bool:
         """Whether a choice has more than it may."""
         index, limit = choice.get("index", 0), self._request.max_tokens
         if choice.get("finish_reason"):
             self._open.pop(index, None)
             return False
-        cap = self._open.setdefault(index, None if limit is None else TokenCap(limit))
+        cap = self._open.setdefault(index, None if limit is None else MaxTokensCutter(limit))
         delta: Mapping[str, Any] = choice.get("delta") or {}
         text = delta.get("content") or choice.get("text")
         if cap is None or not isinstance(text, str):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from llm_spec.cli_arguments import build_parser
+from llm_spec.cli_arguments import build_argument_parser
 from llm_spec.errors import LlmSpecError
 from llm_spec.registry import registered_providers
 
@@ -19,7 +19,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 2 for anything wrong with input or model, 130 for Ctrl-C."""
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = build_argument_parser().parse_args(argv)
         if arguments.command != "serve":  # a server's log is all that its operator sees
             logging.getLogger("llm_spec").addHandler(logging.NullHandler())  # what matters has its own line
         return _COMMANDS[arguments.command](arguments)
@@ -34,36 +34,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _handle_run(arguments: argparse.Namespace) -> int:
-    from llm_spec.cli_run import run
+def _handle_run_command(arguments: argparse.Namespace) -> int:
+    from llm_spec.cli_run import run_prompt_command
 
-    return run(arguments)
+    return run_prompt_command(arguments)
 
 
-def _handle_serve(arguments: argparse.Namespace) -> int:
+def _handle_serve_command(arguments: argparse.Namespace) -> int:
     from llm_spec.cli_serve import serve_from_arguments
 
     return serve_from_arguments(arguments)
 
 
-def _handle_plan(arguments: argparse.Namespace) -> int:
+def _handle_plan_command(arguments: argparse.Namespace) -> int:
     import asyncio
 
-    from llm_spec.cli_plan import list_possible_strategies, print_plan, read_plan_scenario
+    from llm_spec.cli_plan import list_possible_strategies, print_plan_table, read_plan_scenario
 
     situation, acceptances = asyncio.run(read_plan_scenario(arguments))
     names = (arguments.target, arguments.draft)
-    print_plan(situation, acceptances, names=names, strategies=list_possible_strategies(*names), out=sys.stdout)
+    print_plan_table(situation, acceptances, names=names, strategies=list_possible_strategies(*names), out=sys.stdout)
     return 0
 
 
-def _handle_bench(arguments: argparse.Namespace) -> int:
-    from llm_spec.cli_bench import bench
+def _handle_bench_command(arguments: argparse.Namespace) -> int:
+    from llm_spec.cli_bench import run_bench_command
 
-    return bench(arguments)
+    return run_bench_command(arguments)
 
 
-def _handle_providers(_: argparse.Namespace) -> int:
+def _handle_providers_command(_: argparse.Namespace) -> int:
     for name, entry in registered_providers().items():
         state = f"needs: {entry.install}" if entry.missing_modules else "ready"
         print(f"{name:<10} {entry.summary}\n{'':<10} {state}")
@@ -71,9 +71,9 @@ def _handle_providers(_: argparse.Namespace) -> int:
 
 
 _COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
-    "bench": _handle_bench,
-    "plan": _handle_plan,
-    "providers": _handle_providers,
-    "run": _handle_run,
-    "serve": _handle_serve,
+    "bench": _handle_bench_command,
+    "plan": _handle_plan_command,
+    "providers": _handle_providers_command,
+    "run": _handle_run_command,
+    "serve": _handle_serve_command,
 }

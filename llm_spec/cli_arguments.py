@@ -8,13 +8,13 @@ from typing import TypeAlias
 from llm_spec import __version__
 from llm_spec.strategies.registry import strategy_choices
 
-__all__ = ["build_parser"]
+__all__ = ["build_argument_parser"]
 
 # argparse has no public name for it
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_argument_parser() -> argparse.ArgumentParser:
     """The parser of the command line; `command` says which command was named."""
     parser = argparse.ArgumentParser(prog="llm-spec", description="Speculative decoding as async middleware.")
     parser.add_argument("--version", action="version", version=f"llm-spec {__version__}")

@@ -20,16 +20,16 @@ from llm_spec.bench.run import BenchOptions, BenchRun
 from llm_spec.cli_screen import ProgressBar, Spinner
 from llm_spec.config import SpeculativeConfig
 from llm_spec.errors import ConfigError, TargetError
-from llm_spec.pricing import read_price
+from llm_spec.pricing import parse_price
 
-__all__ = ["bench"]
+__all__ = ["run_bench_command"]
 
 
-def bench(arguments: argparse.Namespace) -> int:
+def run_bench_command(arguments: argparse.Namespace) -> int:
     """Measure, and report; also what there is when Ctrl-C ends it. The models are loaded before there is a loop."""
     for path in arguments.output:
         check_output(path)
-    prompts, data = _read_prompts(arguments)
+    prompts, data = _load_bench_prompts(arguments)
     options = BenchOptions(
         concurrency=arguments.concurrency,
         warmup=arguments.warmup,
@@ -40,26 +40,26 @@ def bench(arguments: argparse.Namespace) -> int:
         streams=arguments.streams,
         primes=not arguments.no_priming,
     )
-    others = _parse_pairs(arguments.contender, "contender", "NAME=SPEC")
+    others = _parse_name_value_pairs(arguments.contender, "contender", "NAME=SPEC")
     drafts = arguments.draft or ([] if others else ["lookup"])
     specs = list_contenders(arguments.target, drafts, arguments.strategy or ["auto"], others)
     prices = {
-        name.partition("@")[0]: read_price(price)
-        for name, price in _parse_pairs(arguments.price, "price", "SPEC=IN:OUT").items()
+        name.partition("@")[0]: parse_price(price)
+        for name, price in _parse_name_value_pairs(arguments.price, "price", "SPEC=IN:OUT").items()
     }
     config = SpeculativeConfig(prices=prices, max_concurrent_streams=options.streams)
     load_before, models = read_load(), AsyncExitStack()
     with Spinner("loading the models", sys.stderr):
         contenders = open_contenders(specs, config, models)
     with ProgressBar(sys.stderr) as bar:
-        run = BenchRun(contenders, prompts, options, bar.show)
-        is_interrupted = _measure(run, models)
+        run = BenchRun(contenders, prompts, options, bar.show_progress)
+        is_interrupted = _measure_unless_interrupted(run, models)
     environment = Environment.read()
     report = BenchReport.of_run(run, data=data, environment=environment, loads=(load_before, read_load()))
-    return _publish(report, arguments.output, is_interrupted=is_interrupted)
+    return _print_and_write_reports(report, arguments.output, is_interrupted=is_interrupted)
 
 
-def _measure(run: BenchRun, models: AsyncExitStack) -> bool:
+def _measure_unless_interrupted(run: BenchRun, models: AsyncExitStack) -> bool:
     """Measure and close the models; whether Ctrl-C has ended it."""
 
     async def measure_and_close() -> None:
@@ -73,7 +73,7 @@ def _measure(run: BenchRun, models: AsyncExitStack) -> bool:
     return False
 
 
-def _publish(report: BenchReport, paths: Sequence[str], *, is_interrupted: bool) -> int:
+def _print_and_write_reports(report: BenchReport, paths: Sequence[str], *, is_interrupted: bool) -> int:
     if report.plain.num_answers == 0 and not is_interrupted:
         raise TargetError(f"{report.plain.target} answered nothing: {report.plain.failure or report.plain.errors[-1]}")
     if report.answers:
@@ -87,7 +87,7 @@ def _publish(report: BenchReport, paths: Sequence[str], *, is_interrupted: bool)
     return 0 if report.is_complete else 2
 
 
-def _read_prompts(arguments: argparse.Namespace) -> tuple[list[BenchPrompt], str]:
+def _load_bench_prompts(arguments: argparse.Namespace) -> tuple[list[BenchPrompt], str]:
     """The prompts, and where they are from."""
     check_number(ConfigError, "num-prompts", arguments.num_prompts, 1, integer=True)
     check_number(ConfigError, "max-turns", arguments.max_turns, 1, integer=True)
@@ -104,7 +104,7 @@ def _read_prompts(arguments: argparse.Namespace) -> tuple[list[BenchPrompt], str
     return chosen, " and ".join(sources)
 
 
-def _parse_pairs(texts: Sequence[str], what: str, form: str) -> dict[str, str]:
+def _parse_name_value_pairs(texts: Sequence[str], what: str, form: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -21,11 +21,11 @@ from llm_spec.plan_estimates import (
     find_break_even_acceptances,
     list_simulated_strategies,
 )
-from llm_spec.pricing import FREE, PRICES_AS_OF, Price, find_model_price, read_price
+from llm_spec.pricing import FREE, PRICES_AS_OF, Price, find_model_price, parse_price
 from llm_spec.registry import find_target_features, list_model_specs_of_draft, open_draft, open_provider
 from llm_spec.strategies.registry import PLAIN, REGENERATE, TOKENS, StrategyEntry
 
-__all__ = ["list_possible_strategies", "print_plan", "read_plan_scenario"]
+__all__ = ["list_possible_strategies", "print_plan_table", "read_plan_scenario"]
 
 _ACCEPTANCES: Final = (0.5, 0.8, 0.95)
 _MEASURED_TOKENS: Final = 96
@@ -37,16 +37,18 @@ async def read_plan_scenario(arguments: argparse.Namespace) -> tuple[PlanScenari
         context=arguments.context,
         output=arguments.output,
         acceptance=_ACCEPTANCES[0] if arguments.acceptance is None else arguments.acceptance,
-        target=_parse_speed(arguments.target_first_token_s, arguments.target_tokens_per_s, "--target-tokens-per-s"),
-        draft=_parse_speed(arguments.draft_first_token_s, arguments.draft_tokens_per_s, "--draft-tokens-per-s"),
-        target_price=_find_listed_price(arguments.target_price, arguments.target),
-        draft_price=_find_listed_price(arguments.draft_price, *list_model_specs_of_draft(arguments.draft)),
+        target=_parse_model_speed(
+            arguments.target_first_token_s, arguments.target_tokens_per_s, "--target-tokens-per-s"
+        ),
+        draft=_parse_model_speed(arguments.draft_first_token_s, arguments.draft_tokens_per_s, "--draft-tokens-per-s"),
+        target_price=_find_given_or_listed_price(arguments.target_price, arguments.target),
+        draft_price=_find_given_or_listed_price(arguments.draft_price, *list_model_specs_of_draft(arguments.draft)),
         max_concurrent_streams=arguments.streams,
     )
     if any(strategy.is_local for strategy in list_possible_strategies(arguments.target, arguments.draft)):
         scenario = replace(scenario, round_trip_s=0.0)
     if arguments.measure is not None:
-        scenario = await _measure_pair(scenario, arguments.target, arguments.draft, arguments.measure)
+        scenario = await _measure_pair_by_short_answers(scenario, arguments.target, arguments.draft, arguments.measure)
         return scenario, (scenario.acceptance,)
     return scenario, _ACCEPTANCES if arguments.acceptance is None else (scenario.acceptance,)
 
@@ -60,7 +62,7 @@ def list_possible_strategies(target: str, draft: str) -> tuple[StrategyEntry, ..
     return tuple(s for s in possible if has is None or not s.needs or not set(s.needs).isdisjoint(has))
 
 
-def print_plan(
+def print_plan_table(
     scenario: PlanScenario,
     acceptances: tuple[float, ...],
     *,
@@ -74,24 +76,24 @@ def print_plan(
     print(
         f"{names[0]}, drafted by {names[1]}:\n"
         f"an answer of {scenario.output} tokens to a prompt of {scenario.context}\n\n"
-        f"  target  {_format_speed(target)}; {_format_price(scenario.target_price)}\n"
-        f"  draft   {_format_speed(draft)}; {_format_price(scenario.draft_price)}\n"
+        f"  target  {_format_model_speed(target)}; {_format_price(scenario.target_price)}\n"
+        f"  draft   {_format_model_speed(draft)}; {_format_price(scenario.draft_price)}\n"
         f"  Speeds are assumed unless given or measured (--measure). Listed prices are of {PRICES_AS_OF}.\n",
         file=out,
     )
     plain = estimate_answer(PLAIN.name, scenario)
     columns = f"{'draft is right':>16}{'time':>11}{'speedup':>10}" + (f"{'cost':>12}{'saved':>12}" if is_priced else "")
     print(columns, file=out)
-    print(f"{'target alone':>16}{_format_row(plain, plain)}", file=out)
+    print(f"{'target alone':>16}{_format_estimate_row(plain, plain)}", file=out)
     for strategy in strategies:
         print(f"\n{strategy.name}: {strategy.summary}", file=out)
         for acceptance in acceptances:
             found = estimate_answer(strategy.name, replace(scenario, acceptance=acceptance))
-            print(f"{acceptance:>16.0%}{_format_row(found, plain)}", file=out)
+            print(f"{acceptance:>16.0%}{_format_estimate_row(found, plain)}", file=out)
         faster, cheaper = find_break_even_acceptances(strategy.name, scenario)
         print(
-            f"  {_format_break_even('faster', faster)}"
-            + (f"; {_format_break_even('cheaper', cheaper)}" if is_priced else ""),
+            f"  {_format_break_even_acceptance('faster', faster)}"
+            + (f"; {_format_break_even_acceptance('cheaper', cheaper)}" if is_priced else ""),
             file=out,
         )
     missing = [strategy.name for strategy in list_simulated_strategies() if strategy not in strategies]
@@ -99,25 +101,25 @@ def print_plan(
         print(f"\nNot with {names[0]} and {names[1]}: {', '.join(missing)}.", file=out)
 
 
-def _format_row(estimate: AnswerEstimate, plain: AnswerEstimate) -> str:
+def _format_estimate_row(estimate: AnswerEstimate, plain: AnswerEstimate) -> str:
     cells = f"{estimate.total_s:>9.2f} s{plain.total_s / estimate.total_s:>9.2f}x"
     if estimate.cost is None or plain.cost is None:
         return cells
     return cells + f"{estimate.cost:>12.5f}" + ("" if estimate is plain else f"{plain.cost - estimate.cost:>+12.5f}")
 
 
-def _format_break_even(what: str, acceptance: float | None) -> str:
+def _format_break_even_acceptance(what: str, acceptance: float | None) -> str:
     if acceptance is None:
         return f"never {what}"
     share = {0.0: "any", 1.0: "all"}.get(acceptance, f"at least {acceptance:.0%}")
     return f"{what} where {share} of the draft is right"
 
 
-def _format_speed(speed: ModelSpeed) -> str:
-    return f"first token after {speed.first_token_s:.2f} s, then {_format_rate(speed)} tokens/s"
+def _format_model_speed(speed: ModelSpeed) -> str:
+    return f"first token after {speed.first_token_s:.2f} s, then {_format_tokens_per_s(speed)} tokens/s"
 
 
-def _format_rate(speed: ModelSpeed) -> str:
+def _format_tokens_per_s(speed: ModelSpeed) -> str:
     return f"{1.0 / speed.token_s:.0f}" if speed.token_s else "any number of"
 
 
@@ -128,40 +130,42 @@ def _format_price(price: Price | None) -> str:
     return f"{price.input:g} in, {price.output:g} out{cached} per million tokens"
 
 
-def _parse_speed(first_token_s: float, tokens_per_s: float, option: str) -> ModelSpeed:
+def _parse_model_speed(first_token_s: float, tokens_per_s: float, option: str) -> ModelSpeed:
     if not tokens_per_s > 0.0:
         raise ConfigError(f"{option} is {tokens_per_s!r}; it must be a number greater than 0")
     return ModelSpeed(first_token_s=first_token_s, token_s=1.0 / tokens_per_s)
 
 
-def _find_listed_price(argument: str | None, *names: str) -> Price | None:
+def _find_given_or_listed_price(argument: str | None, *names: str) -> Price | None:
     """The price given, else that of the models of these names, if it is one."""
     if argument is not None:
-        return read_price(argument)
+        return parse_price(argument)
     found = {find_model_price(name, {}) for name in names}
     return found.pop() if len(found) == 1 else None if found else FREE
 
 
-async def _measure_pair(scenario: PlanScenario, target_name: str, draft_name: str, prompt: str) -> PlanScenario:
+async def _measure_pair_by_short_answers(
+    scenario: PlanScenario, target_name: str, draft_name: str, prompt: str
+) -> PlanScenario:
     """Both models' speeds, and how often the draft says what the target says, by a few short answers."""
     async with AsyncExitStack() as stack:
         target = open_provider(target_name)
         stack.push_async_callback(target.aclose)
         draft = open_draft(draft_name)
         stack.push_async_callback(draft.aclose)
-        target_speed = await _measure_speed(target, prompt)
+        target_speed = await _measure_model_speed(target, prompt)
         if target.capabilities.token_model is not None:
-            return await _measure_local_pair(replace(scenario, target=target_speed), target, draft, prompt)
+            return await _measure_local_draft(replace(scenario, target=target_speed), target, draft, prompt)
         draft_provider = open_provider(draft_name)
         stack.push_async_callback(draft_provider.aclose)
-        draft_speed = await _measure_speed(draft_provider, prompt)
+        draft_speed = await _measure_model_speed(draft_provider, prompt)
         decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=REGENERATE.name))
         compared = await decoder.decode(prompt, max_tokens=_MEASURED_TOKENS)
     rate = compared.stats.draft_acceptance_rate
     return replace(scenario, target=target_speed, draft=draft_speed, acceptance=rate or 0.0)
 
 
-async def _measure_local_pair(
+async def _measure_local_draft(
     scenario: PlanScenario, target: LlmProvider, draft: DraftProvider, prompt: str
 ) -> PlanScenario:
     """What an answer by `tokens` tells of the draft."""
@@ -177,7 +181,7 @@ async def _measure_local_pair(
     )
 
 
-async def _measure_speed(provider: LlmProvider, prompt: str) -> ModelSpeed:
+async def _measure_model_speed(provider: LlmProvider, prompt: str) -> ModelSpeed:
     request = ChatRequest.create(prompt, max_tokens=_MEASURED_TOKENS)
     result = await SpeculativeDecoder(None, provider).decode(request)
     first_s, num_tokens = result.timings.first_text_s, 0 if result.usage is None else result.usage.output_tokens

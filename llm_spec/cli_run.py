@@ -10,35 +10,35 @@ from dataclasses import replace
 from pathlib import Path
 
 from llm_spec.chat import ChatRequest, TextDelta
-from llm_spec.cli_screen import Screen, Spinner
+from llm_spec.cli_screen import AnswerScreen, Spinner
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, InvalidRequestError, TargetError
-from llm_spec.pricing import read_price
+from llm_spec.pricing import parse_price
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.strategies.registry import PLAIN
 from llm_spec.tokens.lookahead import CostAware, Fixed, LookaheadPolicy
 
-__all__ = ["run"]
+__all__ = ["run_prompt_command"]
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_prompt_command(arguments: argparse.Namespace) -> int:
     """Answer, and report; the models are loaded before there is an event loop, which a long load would hold."""
-    request, config = _build_request(arguments), _build_config(arguments)
+    request, config = _build_prompt_request(arguments), _build_config(arguments)
     draft_name = None if config.strategy == PLAIN.name else arguments.draft
     with Spinner(f"loading {' and '.join(filter(None, (arguments.target, draft_name)))}", sys.stderr):
         target = open_provider(arguments.target)
         draft = None if draft_name is None else open_draft(draft_name)
     result, same_text = asyncio.run(_answer_and_compare_with_plain(request, config, target, draft, arguments))
-    _print_report(result, same_text, max_tokens=arguments.max_tokens, as_json=arguments.json)
+    _print_answer_figures(result, same_text, max_tokens=arguments.max_tokens, as_json=arguments.json)
     return 0
 
 
-def _build_request(arguments: argparse.Namespace) -> ChatRequest:
-    messages = [{"role": "user", "content": _read_prompt(arguments.prompt, arguments.file)}]
+def _build_prompt_request(arguments: argparse.Namespace) -> ChatRequest:
+    messages = [{"role": "user", "content": _read_prompt_with_files(arguments.prompt, arguments.file)}]
     if arguments.system is not None:
         messages.insert(0, {"role": "system", "content": arguments.system})
     return ChatRequest.create(
@@ -52,7 +52,7 @@ def _build_request(arguments: argparse.Namespace) -> ChatRequest:
     )
 
 
-def _read_prompt(prompt: str | None, files: list[str]) -> str:
+def _read_prompt_with_files(prompt: str | None, files: list[str]) -> str:
     first = sys.stdin.read() if prompt == "-" else prompt or ""
     text = "\n\n".join(part for part in (first, *(_read_text_file(path, "file") for path in files)) if part)
     if not text.strip():
@@ -72,7 +72,7 @@ def _build_config(arguments: argparse.Namespace) -> SpeculativeConfig:
     return SpeculativeConfig(
         strategy=PLAIN.name if arguments.no_speculation else arguments.strategy,
         lookahead=_parse_lookahead(arguments.lookahead),
-        prices={name.partition("@")[0]: read_price(price) for name, price in given.items() if price is not None},
+        prices={name.partition("@")[0]: parse_price(price) for name, price in given.items() if price is not None},
         max_request_cost=arguments.max_cost,
     )
 
@@ -97,8 +97,10 @@ async def _answer_and_compare_with_plain(
 ) -> tuple[SpeculativeResult, bool | None]:
     """The result and, compared with the target alone, whether its text is the same."""
     try:
-        screen = Screen(sys.stdout, silent=arguments.json)
-        result = await _stream_answer(SpeculativeDecoder(draft, target, config), target.name, request, screen)
+        screen = AnswerScreen(sys.stdout, silent=arguments.json)
+        result = await _print_answer_as_it_comes(
+            SpeculativeDecoder(draft, target, config), target.name, request, screen
+        )
         if not arguments.compare:
             return result, None
         request = replace(request, sampling=replace(request.sampling, seed=result.seed))
@@ -112,27 +114,27 @@ async def _answer_and_compare_with_plain(
             await draft.aclose()
 
 
-async def _stream_answer(
-    decoder: SpeculativeDecoder, target: str, request: ChatRequest, screen: Screen
+async def _print_answer_as_it_comes(
+    decoder: SpeculativeDecoder, target: str, request: ChatRequest, screen: AnswerScreen
 ) -> SpeculativeResult:
-    screen.print_legend()
+    screen.print_colour_legend()
     with Spinner(f"waiting for the first words of {target}", sys.stderr) as spinner:
         async with decoder.stream(request) as events:
             async for event in events:
                 match event:
                     case TextDelta():
                         spinner.stop()
-                        screen.print_delta(event)
+                        screen.print_answer_delta(event)
                     case SpeculativeFinish(result=SpeculativeResult() as result):
                         spinner.stop()
-                        screen.finish_line()
+                        screen.end_line()
                         return result
                     case _:
                         pass
     raise TargetError(f"{decoder.name} ended without a result")
 
 
-def _print_report(result: SpeculativeResult, same_text: bool | None, *, max_tokens: int, as_json: bool) -> None:
+def _print_answer_figures(result: SpeculativeResult, same_text: bool | None, *, max_tokens: int, as_json: bool) -> None:
     """The figures: on a terminal below the answer; of a comparison on standard error where a pipe gets the answer."""
     for reason in result.fallbacks:
         print(f"llm-spec: the draft failed and the target continued alone: {reason}", file=sys.stderr)

@@ -12,7 +12,7 @@ from typing import Final, Self, TextIO
 
 from llm_spec.chat import Origin, TextDelta
 
-__all__ = ["ProgressBar", "Screen", "Spinner", "escape_control_characters"]
+__all__ = ["AnswerScreen", "ProgressBar", "Spinner", "escape_control_characters"]
 
 _COLOURS: Final[dict[Origin, str]] = {"accepted": "32", "correction": "33", "bonus": "36", "plain": "0"}
 _LEGEND: Final[dict[Origin, str]] = {
@@ -27,7 +27,7 @@ _FRAME_S: Final = 0.1
 _BAR_WIDTH: Final = 24
 
 
-class Screen:
+class AnswerScreen:
     """Where the answer appears: in colours on a terminal, as the text alone in a pipe or file."""
 
     def __init__(self, out: TextIO, *, silent: bool) -> None:
@@ -36,24 +36,26 @@ class Screen:
         self._terminal = out.isatty() and not silent
         self._colours = self._terminal and "NO_COLOR" not in os.environ
 
-    def print_legend(self) -> None:
+    def print_colour_legend(self) -> None:
         if self._colours:
-            self._write("  ".join(self._colour_text(text, origin) for origin, text in _LEGEND.items()) + "\n\n")
+            self._write_and_flush(
+                "  ".join(self._colour_text(text, origin) for origin, text in _LEGEND.items()) + "\n\n"
+            )
 
-    def print_delta(self, delta: TextDelta) -> None:
+    def print_answer_delta(self, delta: TextDelta) -> None:
         if not self._silent:
-            self._write(
+            self._write_and_flush(
                 self._colour_text(escape_control_characters(delta.text), delta.origin) if self._terminal else delta.text
             )
 
-    def finish_line(self) -> None:
+    def end_line(self) -> None:
         if self._terminal:
-            self._write("\n")
+            self._write_and_flush("\n")
 
     def _colour_text(self, text: str, origin: Origin) -> str:
         return f"\033[{_COLOURS[origin]}m{text}\033[0m" if self._colours else text
 
-    def _write(self, text: str) -> None:
+    def _write_and_flush(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
 
@@ -96,12 +98,12 @@ class Spinner:
             return
         line = f"{self._line} ..."[: shutil.get_terminal_size().columns - 3]  # one that wraps could not be taken away
         for frame in itertools.cycle(_FRAMES):
-            self._write(f"\r{frame} {line}")
+            self._write_and_flush(f"\r{frame} {line}")
             if self._ended.wait(_FRAME_S):
                 break
-        self._write(f"\r{' ' * (len(line) + 2)}\r")
+        self._write_and_flush(f"\r{' ' * (len(line) + 2)}\r")
 
-    def _write(self, text: str) -> None:
+    def _write_and_flush(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
 
@@ -121,17 +123,17 @@ class ProgressBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._rewrite("")
+        self._rewrite_line("")
 
-    def show(self, num_done: int, num_planned: int, label: str) -> None:
+    def show_progress(self, num_done: int, num_planned: int, label: str) -> None:
         """So many of so many are done, and this is being done."""
         share, taken_s = num_done / max(1, num_planned), time.monotonic() - self._began_s
         left = f", {_format_duration(taken_s / share - taken_s)} left" if share else ""
         filled = round(_BAR_WIDTH * share)
         bar = "#" * filled + "." * (_BAR_WIDTH - filled)
-        self._rewrite(f"[{bar}] {num_done} of {num_planned}{left}: {escape_control_characters(label)}")
+        self._rewrite_line(f"[{bar}] {num_done} of {num_planned}{left}: {escape_control_characters(label)}")
 
-    def _rewrite(self, line: str) -> None:
+    def _rewrite_line(self, line: str) -> None:
         if self._is_shown:
             line = line[: shutil.get_terminal_size().columns - 1]
             self._out.write(f"\r{line}{' ' * (self._width - len(line))}" + ("" if line else "\r"))

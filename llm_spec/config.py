@@ -10,7 +10,7 @@ from llm_spec._checks import check_number
 from llm_spec.budget import Budget
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price
-from llm_spec.session_affinity import check_session_header
+from llm_spec.session_affinity import check_session_header_name
 from llm_spec.strategies.registry import AUTO, find_strategy
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
@@ -180,7 +180,7 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if self.strategy != AUTO:
             find_strategy(self.strategy)
-        _check_choice("acceptance", self.acceptance, get_args(AcceptanceName))
+        _check_is_one_of("acceptance", self.acceptance, get_args(AcceptanceName))
         if not callable(getattr(self.lookahead, "start", None)):
             raise ConfigError(f"lookahead is {self.lookahead!r}; it must be a policy such as CostAware() or Fixed(4)")
         check_number(ConfigError, "baseline_every", self.baseline_every, 0, integer=True)
@@ -193,10 +193,10 @@ class SpeculativeConfig:
         check_number(ConfigError, "draft_timeout_s", self.draft_timeout_s, 0.0, above=True)
         check_number(ConfigError, "max_request_tokens", self.max_request_tokens, 1, integer=True)
         check_number(ConfigError, "max_request_cost", self.max_request_cost, 0.0)
-        check_session_header(self.session_header)
+        check_session_header_name(self.session_header)
         check_number(ConfigError, "seed", self.seed, 0, 2**64 - 1, integer=True)
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_is_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")

@@ -50,13 +50,15 @@ class ContinuationTest:
     async def can_continue(self) -> bool:
         """Whether it does; raises TransientError, and has found out nothing, where the server cannot answer now."""
         if self._can_continue is None:
-            self._can_continue = await self._run_test()
+            self._can_continue = await self._run_test_in_time()
         return self._can_continue
 
-    async def _run_test(self) -> bool:
+    async def _run_test_in_time(self) -> bool:
         try:
             return await wait_within(
-                _test_continuation(self._stream), _PATIENCE_S, f"{self._name} was silent for {_PATIENCE_S:g} s"
+                _does_stream_continue_prefix(self._stream),
+                _PATIENCE_S,
+                f"{self._name} was silent for {_PATIENCE_S:g} s",
             )
         except TransientError:
             raise
@@ -72,11 +74,13 @@ class _WordSplit(NamedTuple):
     is_server_boundary: bool
 
 
-async def _test_continuation(stream: Stream) -> bool:
-    cut = _find_word_split(await _collect_texts(stream(_TEST_REQUEST)))
+async def _does_stream_continue_prefix(stream: Stream) -> bool:
+    cut = _find_word_split(await _collect_stream_texts(stream(_TEST_REQUEST)))
     if cut is None:
         return False
-    more = "".join(await _collect_texts(stream(replace(_TEST_REQUEST, prefix=cut.prefix, max_tokens=_NUM_TEST_TOKENS))))
+    more = "".join(
+        await _collect_stream_texts(stream(replace(_TEST_REQUEST, prefix=cut.prefix, max_tokens=_NUM_TEST_TOKENS)))
+    )
     return more.startswith(cut.rest) or (len(more) > 1 and cut.rest.startswith(more))
 
 
@@ -96,6 +100,6 @@ def _find_word_split(pieces: Sequence[str]) -> _WordSplit | None:
     return max(cuts, key=lambda cut: (cut.is_server_boundary, len(cut.rest)), default=None)
 
 
-async def _collect_texts(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> list[str]:
+async def _collect_stream_texts(opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> list[str]:
     async with opened as events:
         return [event.text async for event in events if isinstance(event, TextDelta)]

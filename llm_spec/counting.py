@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from llm_spec.chat import ChatMessage, ChatRequest, ChatResponse, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.drafting.text_pieces import count_prompt_pieces, count_tokens, split_pieces
 
-__all__ = ["TokenCap", "cap_response", "count_answer_tokens", "count_input_tokens"]
+__all__ = ["MaxTokensCutter", "count_answer_tokens", "cut_response_to_max_tokens", "estimate_request_tokens"]
 
 _TOKEN_BYTES: Final = 4  # of text in a token, at most, on the average of what is sent
 _IMAGE_TOKENS: Final = 1600  # what vendors count for a large one
@@ -36,17 +36,19 @@ def count_answer_tokens(event: StreamEvent) -> int:
             return 0
 
 
-def count_input_tokens(request: ChatRequest) -> int:
+def estimate_request_tokens(request: ChatRequest) -> int:
     """How many tokens a request has without its prefix: its text in pieces, or a token for 4 bytes if that is more.
 
     Tools, schemas and fields that this library knows nothing of count by their bytes, an image as a large one.
     """
     num_bytes = sum(_count_utf8_bytes(message.text) for message in request.messages)
     others = [request.tools, request.response_format, request.extra]
-    num_others = sum(map(_estimate_json_bytes, others)) + sum(map(_count_non_text_bytes, request.messages))
-    num_images = sum(map(_count_images, request.messages))
+    num_others = sum(map(_estimate_json_value_bytes, others)) + sum(map(_count_non_text_bytes, request.messages))
+    num_images = sum(map(_count_image_parts, request.messages))
     num_others += sum(
-        _estimate_json_bytes(_list_uncounted_native_fields(message)) for message in request.messages if message.native
+        _estimate_json_value_bytes(_list_uncounted_native_fields(message))
+        for message in request.messages
+        if message.native
     )
     num_text = max(count_prompt_pieces(request), num_bytes // _TOKEN_BYTES)
     return num_text + num_others // _TOKEN_BYTES + num_images * _IMAGE_TOKENS
@@ -56,7 +58,7 @@ def _count_utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
-def _count_images(message: ChatMessage) -> int:
+def _count_image_parts(message: ChatMessage) -> int:
     parts = message.content if isinstance(message.content, tuple) else ()
     return sum(part.get("type") in _IMAGE_TYPES for part in (*parts, *_list_tool_result_parts(message)))
 
@@ -66,7 +68,7 @@ def _count_non_text_bytes(message: ChatMessage) -> int:
     parts = message.content if isinstance(message.content, tuple) else ()
     others = [part for part in parts if part.get("type") not in ("text", *_IMAGE_TYPES)]
     calls = sum(_count_utf8_bytes(call.name) + _count_utf8_bytes(call.arguments) for call in message.tool_calls)
-    return sum(map(_estimate_json_bytes, others)) + calls
+    return sum(map(_estimate_json_value_bytes, others)) + calls
 
 
 def _list_uncounted_native_fields(message: ChatMessage) -> Sequence[object]:
@@ -98,7 +100,7 @@ def _list_tool_result_parts(message: ChatMessage) -> list[Mapping[str, Any]]:
     ]
 
 
-def _estimate_json_bytes(value: object) -> int:
+def _estimate_json_value_bytes(value: object) -> int:
     """About as many as a JSON value has when it is written."""
     total, left = 0, [value]
     while left:
@@ -116,7 +118,7 @@ def _estimate_json_bytes(value: object) -> int:
     return total
 
 
-class TokenCap:
+class MaxTokensCutter:
     """Cuts the text of a target that writes more than `max_tokens`.
 
     Token ids are counted. Of text without ids it is the least number of tokens that it can have: as many as it has
@@ -145,13 +147,13 @@ class TokenCap:
             self._num_uncounted_chars = num_chars_left
             self._uncounted_texts.append(delta.text)
             return delta
-        self._cut_text("".join(self._uncounted_texts))
+        self._cut_text_to_bytes_left("".join(self._uncounted_texts))
         self._uncounted_texts.clear()
-        text = self._cut_text(delta.text)
+        text = self._cut_text_to_bytes_left(delta.text)
         self._num_uncounted_chars = max(0, min(2 * (self._max_tokens - self._num_words), self._bytes_left // 4))
         return delta if text == delta.text else replace(delta, text=text) if text else None
 
-    def _cut_text(self, text: str) -> str:
+    def _cut_text_to_bytes_left(self, text: str) -> str:
         num_bytes, bytes_left = _count_utf8_bytes(text), self._bytes_left
         self._bytes_left -= num_bytes
         if num_bytes > bytes_left:
@@ -169,12 +171,12 @@ class TokenCap:
         return text
 
 
-def cap_response(response: ChatResponse, max_tokens: int | None) -> ChatResponse:
+def cut_response_to_max_tokens(response: ChatResponse, max_tokens: int | None) -> ChatResponse:
     """A whole answer, cut as a stream would be."""
     if max_tokens is None:
         return response
     whole = TextDelta(response.content)
-    kept = TokenCap(max_tokens).cut_delta(whole)
+    kept = MaxTokensCutter(max_tokens).cut_delta(whole)
     if kept is whole:
         return response
     message = replace(response.message, content="" if kept is None else kept.text)

@@ -40,7 +40,7 @@ class Deadline:
             self.is_reached = True
             return None
 
-    def limit_stream(self, items: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    def end_stream_at_deadline(self, items: AsyncGenerator[T]) -> AsyncGenerator[T]:
         """`items` up to the deadline, at which they are closed, also while their consumer is busy with one of them.
 
         None is begun before the consumer comes back for it. Leaving waits until `items` are closed.

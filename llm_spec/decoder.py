@@ -32,7 +32,7 @@ from llm_spec.config import SpeculativeConfig, Timeouts
 from llm_spec.contract.chat import Capabilities, ChunkStreaming, LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import Feature, FeatureLossAware
-from llm_spec.counting import count_input_tokens
+from llm_spec.counting import estimate_request_tokens
 from llm_spec.decoder_stats import DecoderStats
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.drafting.optional_members import copy_draft_for_new_client
@@ -89,12 +89,12 @@ class SpeculativeDecoder:
         config: SpeculativeConfig | None = None,
     ) -> None:
         self.config = config or SpeculativeConfig()
-        self._session_key = _make_session_key()
+        self._session_key = _make_session_id_secret()
         self._planner = StrategyPlanner()
         self.stats = DecoderStats()
         self._owned: list[DraftProvider | LlmProvider | FeatureDiscovery] = []
-        self._target = self._register_owned(open_provider(target)) if isinstance(target, str) else target
-        self._discovery = self._register_owned(FeatureDiscovery(self._target))
+        self._target = self._close_with_decoder(open_provider(target)) if isinstance(target, str) else target
+        self._discovery = self._close_with_decoder(FeatureDiscovery(self._target))
         self._breaker = CircuitBreaker(self._target.name, self.config.breaker)
         self._unguarded_draft = self._open_draft_provider(draft)
         self._draft_breaker = None
@@ -121,7 +121,7 @@ class SpeculativeDecoder:
         """
         other = copy.copy(self)
         other._owned = []  # noqa: SLF001 - it is one of us
-        other._session_key = _make_session_key()  # noqa: SLF001 - as above
+        other._session_key = _make_session_id_secret()  # noqa: SLF001 - as above
         draft = self._unguarded_draft
         other._unguarded_draft = None if draft is None else copy_draft_for_new_client(draft)  # noqa: SLF001
         other._breaker = self._breaker.copy_for_new_client()  # noqa: SLF001 - as above
@@ -145,7 +145,7 @@ class SpeculativeDecoder:
 
     def _open_draft_provider(self, draft: DraftProvider | LlmProvider | str | None) -> DraftProvider | None:
         if isinstance(draft, str):
-            return self._register_owned(open_draft(draft))
+            return self._close_with_decoder(open_draft(draft))
         return ProviderDraft(draft) if isinstance(draft, LlmProvider) else draft
 
     def _guard_draft(self, draft: DraftProvider | None) -> DraftProvider | None:
@@ -154,7 +154,7 @@ class SpeculativeDecoder:
             return draft  # what runs in this process needs no guard
         return GuardedDraft(draft, breaker, self.config.limit, self.config.draft_timeout_s)
 
-    def _register_owned(self, opened: P) -> P:
+    def _close_with_decoder(self, opened: P) -> P:
         self._owned.append(opened)
         return opened
 
@@ -191,7 +191,9 @@ class SpeculativeDecoder:
         if self._can_complete_at_once(original_request):
             with bind_session_headers(self._build_session_headers(original_request)):
                 return await self._complete_at_once(original_request)
-        async with aclosing(self._stream_answer(original_request, rounds=False, is_whole=True)) as events:
+        async with aclosing(
+            self._stream_answer_with_session_headers(original_request, rounds=False, is_whole=True)
+        ) as events:
             async for event in events:
                 if isinstance(event, SpeculativeFinish) and event.result is not None:
                     return event.result
@@ -207,7 +209,9 @@ class SpeculativeDecoder:
         `Fallback`, `Retry`.
         Arguments and errors are those of `decode`.
         """
-        async with aclosing(self._stream_answer(_create_or_pass_request(request, options), rounds=rounds)) as events:
+        async with aclosing(
+            self._stream_answer_with_session_headers(_create_or_pass_request(request, options), rounds=rounds)
+        ) as events:
             yield events
 
     def stream_chunks(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
@@ -224,23 +228,23 @@ class SpeculativeDecoder:
         target = self._target
         if not isinstance(target, ChunkStreaming):
             raise UnsupportedError(f"target {target.name} cannot pass its chunks on")
-        max_affordable_tokens = self._max_affordable_tokens(request)
+        max_affordable_tokens = self._count_affordable_answer_tokens(request)
         num_choices = max(1, int(request.extra.get("n") or 1))
         if max_affordable_tokens is not None:
             max_affordable_tokens //= num_choices
         prepared, allowance = (
-            self._prepare_request(request, max_affordable_tokens),
+            self._apply_token_caps_and_seed(request, max_affordable_tokens),
             self._cost_tracker.open_answer_reservation(),
         )
         reservation = None
         if allowance is not None:
             most = None if prepared.max_tokens is None else prepared.max_tokens * num_choices
             reservation = allowance.open_call_reservation(
-                self._cost_tracker.target_price, count_input_tokens(request), max_output=most
+                self._cost_tracker.target_price, estimate_request_tokens(request), max_output=most
             )
         counted = CountedChunkStream(target.name, target, prepared, self.config, breaker, reservation=reservation)
         try:
-            async with aclosing(self._add_session_headers(counted.chunks(), request)) as chunks:
+            async with aclosing(self._iterate_with_session_headers(counted.iterate_chunks(), request)) as chunks:
                 yield chunks
         finally:
             self._cost_tracker.settle_answer(allowance, counted.usage, None)
@@ -249,12 +253,16 @@ class SpeculativeDecoder:
         """All of `stream_chunks`; retried if the target fails for a passing reason."""
         policy, breaker = self.config.retry, self._breaker.for_request()
 
-        async def collect() -> list[Mapping[str, Any]]:
+        async def collect_chunks_once() -> list[Mapping[str, Any]]:
             async with self._stream_metered_chunks(request, breaker) as chunks:
                 return [chunk async for chunk in chunks]
 
         return await retry_transient(
-            collect, policy, breaker, max_attempts=policy.max_attempts, on_retry=lambda _error, _wait_s: None
+            collect_chunks_once,
+            policy,
+            breaker,
+            max_attempts=policy.max_attempts,
+            on_retry=lambda _error, _wait_s: None,
         )
 
     async def discover(self, feature: Feature) -> None:
@@ -280,12 +288,12 @@ class SpeculativeDecoder:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _max_affordable_tokens(self, request: ChatRequest) -> int | None:
+    def _count_affordable_answer_tokens(self, request: ChatRequest) -> int | None:
         """How many tokens its answer may have by the budgets; None: there is none, and nothing to count."""
         tracker = self._cost_tracker
-        return tracker.max_affordable_tokens(count_input_tokens(request)) if tracker.is_bounded else None
+        return tracker.max_affordable_tokens(estimate_request_tokens(request)) if tracker.is_bounded else None
 
-    def _prepare_request(self, request: ChatRequest, max_affordable: int | None) -> ChatRequest:
+    def _apply_token_caps_and_seed(self, request: ChatRequest, max_affordable: int | None) -> ChatRequest:
         """The request with this decoder's token caps and seed, where it brings none that binds more."""
         cap, sampling = self.config.max_total_tokens, request.sampling
         if cap is not None or max_affordable is not None:
@@ -304,28 +312,28 @@ class SpeculativeDecoder:
             return {}
         return {name: request.session_id or derive_session_id(request, self._session_key)}
 
-    def _add_session_headers(self, items: AsyncGenerator[T], request: ChatRequest) -> AsyncGenerator[T]:
+    def _iterate_with_session_headers(self, items: AsyncGenerator[T], request: ChatRequest) -> AsyncGenerator[T]:
         """A generator whose calls are for a request."""
         headers = self._build_session_headers(request)
         return stream_with_session_headers(items, headers) if headers else items
 
-    def _stream_answer(
+    def _stream_answer_with_session_headers(
         self, original_request: ChatRequest, *, rounds: bool, is_whole: bool = False
     ) -> AsyncGenerator[StreamEvent]:
         """The answer's events; `is_whole`: the caller goes by the last one alone."""
-        events = self._stream_events(original_request, rounds=rounds, is_whole=is_whole)
-        return self._add_session_headers(events, original_request)
+        events = self._stream_answer_by_strategy(original_request, rounds=rounds, is_whole=is_whole)
+        return self._iterate_with_session_headers(events, original_request)
 
-    async def _stream_events(
+    async def _stream_answer_by_strategy(
         self, original_request: ChatRequest, *, rounds: bool, is_whole: bool
     ) -> AsyncGenerator[StreamEvent]:
-        max_affordable_tokens = self._max_affordable_tokens(original_request)
-        request = self._prepare_request(original_request, max_affordable_tokens)
+        max_affordable_tokens = self._count_affordable_answer_tokens(original_request)
+        request = self._apply_token_caps_and_seed(original_request, max_affordable_tokens)
         recorder = AnswerRecorder(request, self._cost_tracker)
         if max_affordable_tokens == 0:
             yield self._make_no_budget_finish(recorder)
             return
-        target_call, context = self._begin_call(recorder)
+        target_call, context = self._open_target_call_and_context(recorder)
         strategy_choice = await self._choose_strategy(target_call, context)
         strategy, plain = strategy_choice.strategy, prepare_plain(context)
         recorder.text_guarantee = (strategy_choice.ready or plain).text_guarantee
@@ -338,13 +346,15 @@ class SpeculativeDecoder:
         try:
             answer = self._stream_verified(strategy_choice.ready, plain, target_call, is_whole=is_whole)
             # a plain answer is compared with nothing, so it does not matter what its consumer takes
-            async with aclosing(answer if strategy is PLAIN else recorder.time_consumer(answer)) as events:
+            async with aclosing(answer if strategy is PLAIN else recorder.iterate_and_time_consumer(answer)) as events:
                 async for event in events:
-                    recorder.add(event)
-                    if type(event) is TextDelta or self._log_and_check_is_shown(event, target_call, rounds=rounds):
+                    recorder.add_event(event)
+                    if type(event) is TextDelta or self._log_event_and_check_is_shown(
+                        event, target_call, rounds=rounds
+                    ):
                         yield event
         except BudgetError:
-            recorder.add(Finish("length", None, "budget"))  # what came before stays
+            recorder.add_event(Finish("length", None, "budget"))  # what came before stays
         except BaseException as error:
             log_request_failure(error, target_call)
             raise
@@ -354,13 +364,13 @@ class SpeculativeDecoder:
         if recorder.is_refused_by_budget:
             yield self._make_no_budget_finish(recorder)
             return
-        finish = self._build_finish(recorder, target_call, original_request)
+        finish = self._build_decoder_finish(recorder, target_call, original_request)
         result = self._build_and_record_result(strategy_choice, recorder, target_call, finish)
         if strategy_choice.plain_reason == "discovery":
             await target_call.deadline.wait_for(self._discovery.finish_interrupted_trials())
         yield SpeculativeFinish.from_finish(finish, result)
 
-    def _begin_call(self, recorder: AnswerRecorder) -> tuple[TargetCall, StrategyContext]:
+    def _open_target_call_and_context(self, recorder: AnswerRecorder) -> tuple[TargetCall, StrategyContext]:
         """A request's target and draft, with their calls counted by the recorder. Its deadline begins now."""
         target = MeteredTarget(self._target, recorder.target_meter, self._discovery, self.config.timeouts)
         target_call = TargetCall(target, self.config, recorder, self._breaker)
@@ -386,12 +396,12 @@ class SpeculativeDecoder:
     def _make_no_budget_finish(self, recorder: AnswerRecorder) -> SpeculativeFinish:
         """The end of an answer that no budget was left for. No call was made."""
         nothing = Finish("length", Usage(), "budget")
-        recorder.add(nothing)
+        recorder.add_event(nothing)
         return SpeculativeFinish.from_finish(
             nothing, self._build_result(nothing, recorder, StrategyChoice(PLAIN, plain_reason="budget"))
         )
 
-    def _log_and_check_is_shown(self, event: StreamEvent, target_call: TargetCall, *, rounds: bool) -> bool:
+    def _log_event_and_check_is_shown(self, event: StreamEvent, target_call: TargetCall, *, rounds: bool) -> bool:
         """Log an event that tells of progress; gives whether the caller is given the event."""
         if isinstance(event, Progress):
             log_progress(event, target_call)
@@ -404,7 +414,7 @@ class SpeculativeDecoder:
         """The result of an answer that has come to its end, for the caller, the planner and the statistics."""
         strategy = strategy_choice.strategy
         if self._target.capabilities.token_model is not None and (strategy is PLAIN or strategy.is_local):
-            recorder.add_plain_steps_to(self._planner.baseline)
+            recorder.add_plain_steps_to_baseline(self._planner.baseline)
         result = self._build_result(finish, recorder, strategy_choice)
         if recorder.was_speculation_refused and strategy.features and isinstance(self._target, FeatureLossAware):
             self._target.mark_feature_lost(strategy.features[0])
@@ -434,17 +444,17 @@ class SpeculativeDecoder:
 
     async def _complete_at_once(self, original_request: ChatRequest) -> SpeculativeResult:
         """The target's own answer in one call, under the same rules."""
-        recorder = AnswerRecorder(self._prepare_request(original_request, None))
+        recorder = AnswerRecorder(self._apply_token_caps_and_seed(original_request, None))
         target_call = TargetCall(self._target, self.config, recorder, self._breaker)
         log_request_start(PLAIN, target_call)
 
-        def add_retry(error: TransientError, wait_s: float) -> None:
+        def record_retry(error: TransientError, wait_s: float) -> None:
             retry = Retry(format_error_line(error), wait_s, is_continued=False)
-            recorder.add(retry)
+            recorder.add_event(retry)
             log_progress(retry, target_call)
 
         try:
-            recorder.add_response(await target_call.complete(add_retry))
+            recorder.add_response(await target_call.complete(record_retry))
         except BaseException as error:
             log_request_failure(error, target_call)
             raise
@@ -452,7 +462,7 @@ class SpeculativeDecoder:
             PLAIN, plain_reason="configured" if self.config.strategy == PLAIN.name else "no_draft"
         )
         return self._build_and_record_result(
-            strategy_choice, recorder, target_call, self._build_finish(recorder, target_call, original_request)
+            strategy_choice, recorder, target_call, self._build_decoder_finish(recorder, target_call, original_request)
         )
 
     def _build_result(
@@ -479,9 +489,11 @@ class SpeculativeDecoder:
             run = partial(record_stream_times, run, self._planner.pair_stats, target_call.recorder.request)
         return target_call.events(run, None, is_whole=is_whole)
 
-    def _build_finish(self, recorder: AnswerRecorder, target_call: TargetCall, original_request: ChatRequest) -> Finish:
+    def _build_decoder_finish(
+        self, recorder: AnswerRecorder, target_call: TargetCall, original_request: ChatRequest
+    ) -> Finish:
         """How the answer ended, in this decoder's words."""
-        if target_call.deadline_reached:
+        if target_call.is_deadline_reached:
             return Finish("length", None, "deadline")
         finish = recorder.finish
         if finish is None:
@@ -489,10 +501,10 @@ class SpeculativeDecoder:
                 f"{self._target.name} ended its stream without a finish reason", partial_text=recorder.content
             )
         if finish.finish_reason == "length" and finish.stopped_by in (None, "max_tokens"):
-            return replace(finish, stopped_by=self._find_reached_limit(recorder, original_request.max_tokens))
+            return replace(finish, stopped_by=self._find_reached_token_limit(recorder, original_request.max_tokens))
         return finish
 
-    def _find_reached_limit(self, recorder: AnswerRecorder, requested: int | None) -> StoppedBy | None:
+    def _find_reached_token_limit(self, recorder: AnswerRecorder, requested: int | None) -> StoppedBy | None:
         """Which limit of tokens ended an answer; None: one that only the target's server knows."""
         cap, num_tokens = recorder.request.max_tokens, recorder.num_counted_tokens
         if cap is not None and (num_tokens is None or num_tokens >= cap):
@@ -504,7 +516,7 @@ class SpeculativeDecoder:
         return "context_length" if is_full else None
 
 
-def _make_session_key() -> bytes:
+def _make_session_id_secret() -> bytes:
     """A secret under which ids of conversations are derived; those of another key are others."""
     return os.urandom(_SESSION_KEY_BYTES)
 

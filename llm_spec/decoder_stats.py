@@ -59,9 +59,9 @@ class DecoderStats:
             self.plain_s += result.plain_s
         self.num_retries += len(result.retries)
         if self.cost is not None:
-            self.cost = _add_optional(self.cost, result.cost.total)
+            self.cost = _add_unless_none(self.cost, result.cost.total)
         if self.cost_saving is not None:
-            self.cost_saving = _add_optional(self.cost_saving, result.cost.saving)
+            self.cost_saving = _add_unless_none(self.cost_saving, result.cost.saving)
 
     @property
     def usage(self) -> Usage:
@@ -116,5 +116,5 @@ def _add_usage_to_totals(totals: tuple[int, ...], usage: Usage) -> tuple[int, ..
     return tuple(map(add, totals, vars(usage).values()))
 
 
-def _add_optional(total: float | None, value: float | None) -> float | None:
+def _add_unless_none(total: float | None, value: float | None) -> float | None:
     return None if total is None or value is None else total + value

@@ -34,7 +34,7 @@ __all__ = [
     "UnknownProviderError",
     "UnsupportedError",
     "format_error_line",
-    "is_refusal",
+    "is_permanent_refusal",
 ]
 
 
@@ -120,7 +120,7 @@ class DraftError(LlmSpecError):
     """A draft failed; only ever logged and counted, never raised out of a decoder."""
 
 
-def is_refusal(error: Exception) -> bool:
+def is_permanent_refusal(error: Exception) -> bool:
     """Whether a target refused a call for a reason that will not pass by itself."""
     return not isinstance(error, TransientError | CircuitOpenError | BudgetError | UnsupportedError)
 

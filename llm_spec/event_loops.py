@@ -97,7 +97,7 @@ class SingleLoopGuard:
         self._advice = advice
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def check(self) -> None:
+    def check_running_loop(self) -> None:
         """Call it before each use; raises ConfigError where another loop is still using it."""
         loop = asyncio.get_running_loop()
         self._loop = self._loop or loop

@@ -79,7 +79,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
         draft_s = watch.measure_lap_s()
 
         room_ahead = (
-            0 if proposer.is_open else answer.count_draftable_tokens()
+            0 if proposer.has_open_draft else answer.count_draftable_tokens()
         )  # a draft on the host proposes before the round begins
         verified = verifier.verify_proposal(answer.context_ids, proposal, lookahead, draft_room, room_ahead)
         proposal = verified.proposal
@@ -89,7 +89,7 @@ def decode_rounds(answer: Generation, proposer: Proposer, verifier: Verifier) ->
         num_accepted = origins.count("accepted")
 
         answer.commit(token_ids, num_drafted=len(proposal), num_accepted=num_accepted)
-        if proposer.is_open or verifier.has_own_draft:
+        if proposer.has_open_draft or verifier.has_own_draft:
             costs = (draft_s + verified.draft_s, verified.verify_s)
             confidences = tuple(token.confidence for token in proposal)
             lookahead.update(RoundFeedback(len(proposal), num_accepted, *costs, confidences))
@@ -191,7 +191,7 @@ class Generation:
             open_draft = self._open_companion_draft if verifier.has_own_draft else self._open_draft
             if open_draft is not None and not self.cancelled.is_set():
                 started = time.perf_counter()
-                self._proposer.open(open_draft)
+                self._proposer.open_draft_if_possible(open_draft)
                 self.open_draft_s += time.perf_counter() - started
         except BaseException:
             self.close()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.contract.local import GrammarTokenizer, MessageTokenizer, Tokenizer, TokenModel
+from llm_spec.contract.local import GrammarTokenizer, MessageFormatTokenizer, Tokenizer, TokenModel
 from llm_spec.errors import InvalidRequestError, MissingExtraError
 from llm_spec.message_format.grammar import write_tool_grammar
 from llm_spec.tools import ToolUse
@@ -90,7 +90,7 @@ def _make_grammar_source(
 ) -> _GrammarSource | None:
     source = None if request.response_format is None else _GrammarSource.from_response_format(request.response_format)
     tokenizer = target.tokenizer
-    if not tool_use.tools or not isinstance(tokenizer, MessageTokenizer) or tokenizer.message_format is None:
+    if not tool_use.tools or not isinstance(tokenizer, MessageFormatTokenizer) or tokenizer.message_format is None:
         return source
     if not tool_use.is_constrained and source is None:
         return None

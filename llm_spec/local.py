@@ -28,8 +28,8 @@ from llm_spec.contract.local import (
     BoundedTokenizer,
     DeviceRoundModel,
     DeviceRoundRunner,
-    MessageTokenizer,
-    RequestLimitedModel,
+    MessageFormatTokenizer,
+    RequestAdmittingModel,
     TokenDrafter,
     TokenModel,
 )
@@ -44,7 +44,7 @@ from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.sampling import Sampler
 from llm_spec.tokens.seed import random_seed
-from llm_spec.tools import ToolUse, read_tool_use
+from llm_spec.tools import ToolUse, parse_tool_use
 from llm_spec.worker import admitted_threads, iterate_in_thread
 
 __all__ = ["generate_events", "stream_token_model"]
@@ -73,8 +73,8 @@ def generate_events(
     Raises InvalidRequestError for what a local model cannot serve, MissingExtraError for a `response_format` without
     the extra `grammar`, and what the target raises.
     """
-    _check_request_supported(target, request)
-    tool_use = read_tool_use(request)
+    _check_request_is_supported(target, request)
+    tool_use = parse_tool_use(request)
     prompt_ids = target.tokenizer.encode_chat(request)
     parser = open_message_parser(target.tokenizer, tool_use, prompt_ids, request.prefix)
     sampler = _make_sampler(target, request, tool_use, len(prompt_ids), parser)
@@ -92,7 +92,7 @@ def generate_events(
     text = AnswerEmitter(target.tokenizer, request.stop, parser, has_logprobs=request.top_logprobs is not None)
     reason: str | None = None
 
-    def take_fallback() -> list[Fallback]:
+    def take_fallback_event() -> list[Fallback]:
         """The draft's failure, once."""
         nonlocal reason
         is_new, reason = generation.fallback_reason != reason, generation.fallback_reason
@@ -101,7 +101,7 @@ def generate_events(
     with generation:
         for tokens in generation:
             report, events = text.emit_round(tokens)
-            yield [*events, report, *take_fallback()]
+            yield [*events, report, *take_fallback_event()]
             if text.stopped_by is not None:
                 break
         learned = {} if drafter is None else dict(generation.lookahead.describe())
@@ -109,7 +109,7 @@ def generate_events(
         last_events = text.flush()
         finish = _make_finish(generation, text, len(prompt_ids), drafter)
         times = LocalTimings(generation.prompt_s, generation.open_draft_s, learned, generation.between_s)
-        yield [*last_events, *take_fallback(), times, finish]
+        yield [*last_events, *take_fallback_event(), times, finish]
 
 
 def _make_sampler(
@@ -204,7 +204,7 @@ async def stream_token_model(
     )
     async with AsyncExitStack() as stack:
         threads = None
-        if isinstance(target, RequestLimitedModel):
+        if isinstance(target, RequestAdmittingModel):
             await stack.enter_async_context(target.admit_request())
             threads = admitted_threads
         yield await stack.enter_async_context(iterate_in_thread(make, executor=threads))
@@ -236,20 +236,20 @@ def _split_drafter_at_model(
     return can.companion, can.token_model
 
 
-def _check_request_supported(target: TokenModel, request: ChatRequest) -> None:
+def _check_request_is_supported(target: TokenModel, request: ChatRequest) -> None:
     """Refuse what a local model would have to leave out, rather than leave it out silently."""
-    _check_prompt_length(target, request)
+    _check_prompt_can_fit(target, request)
     refusals = [find_local_field_refusal(name, request.extra[name], target.name) for name in sorted(request.extra)]
     if refusal := next(filter(None, refusals), None):
         raise InvalidRequestError(refusal)
-    if request.tools and not isinstance(target.tokenizer, MessageTokenizer):
+    if request.tools and not isinstance(target.tokenizer, MessageFormatTokenizer):
         raise InvalidRequestError(f"tools are set; {target.name} has no form for tool calls")
     for message in request.messages:
         if isinstance(message.content, tuple) and any(part.get("type") != "text" for part in message.content):
             raise InvalidRequestError(f"a message has a part that is not text; {target.name} reads text alone")
 
 
-def _check_prompt_length(target: TokenModel, request: ChatRequest) -> None:
+def _check_prompt_can_fit(target: TokenModel, request: ChatRequest) -> None:
     """Refuse what cannot fit, however it is encoded: a message has at least a token, which is only so long."""
     most = target.context_length
     num_messages = len(request.messages)

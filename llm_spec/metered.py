@@ -17,7 +17,7 @@ from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
 from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TokenScorer, TopTokens
 from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
-from llm_spec.counting import TokenCap
+from llm_spec.counting import MaxTokensCutter
 from llm_spec.discovery import FeatureDiscovery, stream_with_token_ids
 from llm_spec.drafting.optional_members import (
     RequestOptionalDrafter,
@@ -36,10 +36,10 @@ _NO_TIMEOUTS: Final = Timeouts()
 
 
 @runtime_checkable
-class CallMeter(Protocol):
+class ExternalCallMeter(Protocol):
     """A target that counts calls which were not made by its own `stream`."""
 
-    def meter_call(
+    def count_external_call(
         self,
         opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
         request: ChatRequest,
@@ -82,22 +82,22 @@ class MeteredTarget:
         return replace(can, token_endpoint=endpoint, token_scorer=scorer)
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        return self.meter_call(self._target.stream(request), request)
+        return self.count_external_call(self._target.stream(request), request)
 
-    def meter_call(
+    def count_external_call(
         self,
         opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
         request: ChatRequest,
         *,
         counts_drafts: bool = False,
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """The same call of the target, counted; see `CallMeter`."""
+        """The same call of the target, counted; see `ExternalCallMeter`."""
         begin = partial(self._meter.open_call, request, counts_drafts=counts_drafts)
-        return self._chunk_timeouts.limit_stream(_count_stream(opened, begin, request))
+        return self._chunk_timeouts.limit_waits_for_chunks(_count_target_stream(opened, begin, request))
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """With the ids if the target can request them (`TokenIdStreaming`), else without."""
-        return self.meter_call(stream_with_token_ids(self._target, request), request)
+        return self.count_external_call(stream_with_token_ids(self._target, request), request)
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
@@ -121,7 +121,11 @@ def meter_external_call(
 
     `counts_drafts`: the tokens drafted in its rounds are paid for, and are counted here alone.
     """
-    return target.meter_call(opened, request, counts_drafts=counts_drafts) if isinstance(target, CallMeter) else opened
+    return (
+        target.count_external_call(opened, request, counts_drafts=counts_drafts)
+        if isinstance(target, ExternalCallMeter)
+        else opened
+    )
 
 
 class _MeteredEndpoint:
@@ -152,15 +156,17 @@ class _MeteredEndpoint:
         )
 
     def stream_chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        counted = _count_stream(self._endpoint.stream_chat(request), partial(self._meter.open_call, request), request)
-        return self._chunk_timeouts.limit_stream(counted)
+        counted = _count_target_stream(
+            self._endpoint.stream_chat(request), partial(self._meter.open_call, request), request
+        )
+        return self._chunk_timeouts.limit_waits_for_chunks(counted)
 
     def stream_after(
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         opened = self._endpoint.stream_after(token_ids, request)
-        return self._chunk_timeouts.limit_stream(
-            _count_stream(opened, partial(self._meter.open_call, num_input=len(token_ids)), request)
+        return self._chunk_timeouts.limit_waits_for_chunks(
+            _count_target_stream(opened, partial(self._meter.open_call, num_input=len(token_ids)), request)
         )
 
 
@@ -205,7 +211,10 @@ class MeteredDraft(RequestOptionalDrafter):
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         begin = partial(self._meter.open_call, request, max_output=max_tokens, is_free=self.capabilities.is_free)
         return _CountedStream(
-            self._draft.draft(request, max_tokens), begin, MeteredCall.add_draft_piece, MeteredCall.cut_draft_call
+            self._draft.draft(request, max_tokens),
+            begin,
+            MeteredCall.count_draft_piece,
+            MeteredCall.finish_cut_draft_call,
         )
 
     async def aclose(self) -> None:
@@ -227,19 +236,19 @@ class MeteredDraft(RequestOptionalDrafter):
 # ------------------------------------------------------------------------------------------ streams
 
 
-def _count_stream(
+def _count_target_stream(
     opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
     open_call: Callable[..., MeteredCall],
     request: ChatRequest,
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     """A stream of a target that answers `request`, counted; it is cut where it has its tokens, or no budget is left."""
 
-    def begin() -> MeteredCall:
+    def open_counted_call() -> MeteredCall:
         call = open_call(max_output=request.max_tokens)
-        call.cap = None if request.max_tokens is None else TokenCap(request.max_tokens)
+        call.cap = None if request.max_tokens is None else MaxTokensCutter(request.max_tokens)
         return call
 
-    return _CountedStream(opened, begin, MeteredCall.add_event, MeteredCall.cut_target_call)
+    return _CountedStream(opened, open_counted_call, MeteredCall.count_target_event, MeteredCall.finish_cut_target_call)
 
 
 class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
@@ -268,7 +277,7 @@ class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
             items = await self._opened.__aenter__()
         except BaseException as error:
             if isinstance(error, Exception):
-                call.fail_call(error)
+                call.record_call_failure(error)
             call.close_call()
             raise
         self._items = self._iterate_counted(items, call)
@@ -294,7 +303,7 @@ class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
             except StopAsyncIteration:
                 return
             except Exception as error:
-                call.fail_call(error)
+                call.record_call_failure(error)
                 raise
             yield add(call, item)
         if not call.is_over:
@@ -306,7 +315,7 @@ async def _await_counted(call: MeteredCall, awaitable: Awaitable[T]) -> T:
     try:
         return await awaitable
     except Exception as error:
-        call.fail_call(error)
+        call.record_call_failure(error)
         raise
     finally:
         call.close_call()

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from llm_spec.budget import AnswerReservation, CallReservation
 from llm_spec.chat import ChatRequest, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.contract.draft import DraftPiece
-from llm_spec.counting import TokenCap, count_answer_tokens, count_input_tokens
+from llm_spec.counting import MaxTokensCutter, count_answer_tokens, estimate_request_tokens
 from llm_spec.drafting.text_pieces import check_draft_piece, count_pieces, count_tokens
 from llm_spec.errors import BudgetError, CircuitOpenError, TargetError, TransientError
 from llm_spec.pricing import Price
@@ -71,7 +71,7 @@ class TokenMeter:
         return len([call for call in self._calls if not call.is_unread]) if self._calls else 0
 
     @property
-    def is_uncounted(self) -> bool:
+    def is_one_uncounted_call(self) -> bool:
         """Whether the answer came by one call, to its end, and its provider did not count it."""
         calls = [call for call in self._calls if not call.is_unread]
         return len(calls) == 1 and calls[0].has_ended and calls[0].counted is None
@@ -101,11 +101,11 @@ class TokenMeter:
     def estimate_input_tokens(self, request: ChatRequest, num_prefix: int) -> int:
         """How many tokens a request has, `num_prefix` of them in its prefix, where its provider does not count them."""
         if request.messages is not self._request.messages:
-            return count_input_tokens(request) + num_prefix
+            return estimate_request_tokens(request) + num_prefix
         if self._num_encoded is not None and request.prefix == self._request.prefix:
             return self._num_encoded
         if self._num_pieces is None:  # the same for every stream of a race, and long
-            self._num_pieces = count_input_tokens(request)
+            self._num_pieces = estimate_request_tokens(request)
         return self._num_pieces + num_prefix
 
 
@@ -131,7 +131,7 @@ class MeteredCall:
     has_ended: bool = False
     is_unread: bool = False
     reservation: CallReservation | None = None
-    cap: TokenCap | None = None
+    cap: MaxTokensCutter | None = None
     cut_by: Literal["budget", "max_tokens"] | None = None
     is_over: bool = False
     counts_drafts: bool = False
@@ -143,7 +143,7 @@ class MeteredCall:
         own = self.request
         return own is not None and own.messages is request.messages and own.prefix == request.prefix
 
-    def add_event(self, event: StreamEvent) -> StreamEvent:
+    def count_target_event(self, event: StreamEvent) -> StreamEvent:
         """Something came from a target: what may be passed on of it."""
         self.events.append(event)
         if self.reservation is not None and type(event) is not Finish:
@@ -152,17 +152,17 @@ class MeteredCall:
             kept = event if self.cap is None else self.cap.cut_delta(event)
             if kept is not event:
                 self.cut_by = "max_tokens"
-            return self.cut_target_call() if kept is None else kept
+            return self.finish_cut_target_call() if kept is None else kept
         if isinstance(event, Finish):
             self.counted, self.has_ended = event.usage, True
         return event
 
-    def cut_target_call(self) -> Finish:
+    def finish_cut_target_call(self) -> Finish:
         """The end of a target's call that is cut; nothing follows it."""
         self.is_over = True
         return Finish("length", None, self.cut_by)
 
-    def add_draft_piece(self, piece: DraftPiece) -> DraftPiece:
+    def count_draft_piece(self, piece: DraftPiece) -> DraftPiece:
         """Something came from a draft; raises DraftError for what is not a piece."""
         checked, self.has_drafted = check_draft_piece(piece), True
         num_tokens = count_tokens(checked)
@@ -176,7 +176,7 @@ class MeteredCall:
             self.cut_by = "budget"
         return piece
 
-    def cut_draft_call(self) -> DraftPiece:
+    def finish_cut_draft_call(self) -> DraftPiece:
         """The last piece of a draft's call that is cut."""
         raise BudgetError("no budget is left for a draft")
 
@@ -192,7 +192,7 @@ class MeteredCall:
         if self.reservation is not None:
             self.reservation.settle_call(self.usage)
 
-    def fail_call(self, error: Exception) -> None:
+    def record_call_failure(self, error: Exception) -> None:
         """It failed: before anything came, only an answer in a form of no use shows that it was read."""
         is_answer = isinstance(error, TargetError) and error.status is None
         was_read = is_answer and not isinstance(error, TransientError | CircuitOpenError)

@@ -60,11 +60,11 @@ class ChunkReader:
         self._usage: Usage | None = None
         self._held_logprobs: tuple[TokenLogprob, ...] = ()  # of tokens that end inside a character
 
-    def read(self, chunk: Mapping[str, Any]) -> list[StreamEvent]:
+    def read_chunk(self, chunk: Mapping[str, Any]) -> list[StreamEvent]:
         """The events of the next chunk, without its finish."""
         if chunk.get("usage"):
             self._usage = parse_usage(chunk) or self._usage
-        choice = _get_first_choice(chunk)
+        choice = _get_first_choice_or_empty(chunk)
         if reason := choice.get("finish_reason"):
             self._reason, self._has_failed = parse_finish_reason(choice), str(reason) in _FAILED_FINISH_REASONS
         delta: Mapping[str, Any] = choice.get("delta") or _EMPTY_CHOICE
@@ -72,9 +72,9 @@ class ChunkReader:
         if type(content) is str and content and self._is_text_alone and delta.keys() <= _TEXT_ONLY_FIELDS:
             self._has_text = True
             return [TextDelta(content)]  # nearly always
-        return self._read_other_delta(choice, delta, content)
+        return self._read_delta_beyond_text(choice, delta, content)
 
-    def _read_other_delta(
+    def _read_delta_beyond_text(
         self, choice: Mapping[str, Any], delta: Mapping[str, Any], content: object
     ) -> list[StreamEvent]:
         """The events of a choice that brings more than a text, or none."""
@@ -84,12 +84,12 @@ class ChunkReader:
             texts = list(_parse_content_parts(cast("list[object]", content)))
         else:
             text = _get_text_or_empty(content)
-            logprobs = self._read_logprobs(choice, has_text=bool(text))
+            logprobs = self._read_logprobs_of_text(choice, has_text=bool(text))
             texts = [TextDelta(text, "plain", token_ids, logprobs)] if text or token_ids else []
         self._has_text = self._has_text or bool(texts)
-        return [*self._parse_leading_events(delta), *texts, *self._parse_tool_calls(delta)]
+        return [*self._parse_reasoning_events(delta), *texts, *self._parse_tool_call_deltas(delta)]
 
-    def _read_logprobs(self, choice: Mapping[str, Any], *, has_text: bool) -> tuple[TokenLogprob, ...] | None:
+    def _read_logprobs_of_text(self, choice: Mapping[str, Any], *, has_text: bool) -> tuple[TokenLogprob, ...] | None:
         """Those of a piece of text, and of what came before it without any."""
         if not self._has_logprobs or not choice.get("logprobs"):
             return None
@@ -97,7 +97,7 @@ class ChunkReader:
         self._held_logprobs = () if has_text else logprobs
         return logprobs if has_text else None
 
-    def finish(self, *, is_done: bool = False) -> Finish | None:
+    def make_finish(self, *, is_done: bool = False) -> Finish | None:
         """How the answer ended; None: it did not end well, `failure` says how.
 
         `is_done`: the stream ended with `[DONE]`. Servers that never name a finish reason (Snowflake, gateways to
@@ -115,13 +115,13 @@ class ChunkReader:
         return Finish(reason, self._usage, _STOPPED_BY.get(reason))
 
     @property
-    def failure(self) -> str:
+    def failure_message(self) -> str:
         """What the server did where `finish` gives nothing."""
         if self._has_failed:
             return "broke off its answer: the finish reason is an error"
         return "ended its answer without a finish reason"
 
-    def _parse_leading_events(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _parse_reasoning_events(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         if reasoning := _get_text_or_empty(delta.get("reasoning_content") or delta.get("reasoning")):
             yield ReasoningDelta(reasoning)
         details: object = delta.get("reasoning_details")
@@ -132,10 +132,10 @@ class ChunkReader:
             self._has_refused = self._has_text = True
             yield TextDelta(refusal)
 
-    def _parse_tool_calls(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _parse_tool_call_deltas(self, delta: Mapping[str, Any]) -> Iterator[StreamEvent]:
         for position, call in enumerate(delta.get("tool_calls") or ()):
             self._has_calls = True
-            yield self._numbers.assign_number(_parse_call_delta(call, position))
+            yield self._numbers.assign_call_number(_parse_tool_call_delta(call, position))
 
 
 def _get_text_or_empty(value: object) -> str:
@@ -165,7 +165,7 @@ def _join_thinking_text(thinking: object) -> str:
     )
 
 
-def _parse_call_delta(call: Mapping[str, Any], position: int) -> ToolCallDelta:
+def _parse_tool_call_delta(call: Mapping[str, Any], position: int) -> ToolCallDelta:
     function: Mapping[str, Any] = call.get("function") or {}
     index = call.get("index")
     return ToolCallDelta(
@@ -183,7 +183,7 @@ class _ToolCallNumbering:
         self._ids: dict[int, str | None] = {}  # of the calls so far, by number
         self._numbers: dict[int, int] = {}  # by the server's index: of the latest call that it gave that index
 
-    def assign_number(self, event: ToolCallDelta) -> ToolCallDelta:
+    def assign_call_number(self, event: ToolCallDelta) -> ToolCallDelta:
         """The piece of a call with its number among the stream's calls."""
         number = self._numbers.get(event.index, event.index)
         if event.id is not None and self._ids.get(number) not in (None, event.id):
@@ -226,7 +226,7 @@ def parse_usage(chunk: Mapping[str, Any]) -> Usage | None:
     )
 
 
-def _get_first_choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_first_choice_or_empty(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
     """The choice that this library reads; empty in a chunk without one."""
     choices: list[Mapping[str, Any]] = chunk.get("choices") or []
     for choice in choices:

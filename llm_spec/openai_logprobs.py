@@ -8,7 +8,13 @@ from typing import Any, Final, cast
 
 from llm_spec.chat import ChatRequest, TokenLogprob
 
-__all__ = ["build_chat_logprobs", "build_logprob_fields", "describe_logprobs", "make_logprob_finite", "parse_logprobs"]
+__all__ = [
+    "build_chat_logprobs",
+    "build_logprob_fields",
+    "convert_logprobs_to_openai",
+    "make_logprob_finite",
+    "parse_logprobs",
+]
 
 _IMPOSSIBLE: Final = -9999.0  # OpenAI's value for a token that is as good as impossible; JSON has no infinity
 
@@ -49,20 +55,23 @@ def _parse_completion_logprobs(fields: Mapping[str, Any]) -> Iterator[TokenLogpr
             yield TokenLogprob(token, float(logprob), None, tuple(TokenLogprob(*pair) for pair in likely))
 
 
-def describe_logprobs(logprobs: Sequence[TokenLogprob] | None) -> list[dict[str, Any]]:
+def convert_logprobs_to_openai(logprobs: Sequence[TokenLogprob] | None) -> list[dict[str, Any]]:
     """The entries of chat completions and responses; of none an empty list."""
     return [
-        {**_describe_token(logprob), "top_logprobs": [_describe_token(likely) for likely in logprob.top]}
+        {
+            **_convert_token_logprob_to_openai(logprob),
+            "top_logprobs": [_convert_token_logprob_to_openai(likely) for likely in logprob.top],
+        }
         for logprob in logprobs or ()
     ]
 
 
 def build_chat_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
     """The `logprobs` of a choice of chat; null where none were requested."""
-    return None if logprobs is None else {"content": describe_logprobs(logprobs), "refusal": None}
+    return None if logprobs is None else {"content": convert_logprobs_to_openai(logprobs), "refusal": None}
 
 
-def _describe_token(logprob: TokenLogprob) -> dict[str, Any]:
+def _convert_token_logprob_to_openai(logprob: TokenLogprob) -> dict[str, Any]:
     token_bytes = None if logprob.token_bytes is None else list(logprob.token_bytes)
     return {"token": logprob.token, "logprob": make_logprob_finite(logprob.logprob), "bytes": token_bytes}
 

@@ -103,8 +103,8 @@ def estimate_answer(name: str, scenario: PlanScenario) -> AnswerEstimate:
     """What one answer takes by `plain` or a simulated strategy, in its decoder's first speculative request."""
     strategy = find_strategy(name)
     if strategy.simulation == "steps":
-        return _estimate_local_steps(scenario)
-    taken = [_simulate_answer(strategy, scenario, seed) for seed in range(_NUM_SEEDS)]
+        return _estimate_local_answer(scenario)
+    taken = [_simulate_answer_time_and_cost(strategy, scenario, seed) for seed in range(_NUM_SEEDS)]
     costs = [cost for _, cost in taken if cost is not None]
     return AnswerEstimate(
         total_s=sum(total_s for total_s, _ in taken) / _NUM_SEEDS,
@@ -112,7 +112,7 @@ def estimate_answer(name: str, scenario: PlanScenario) -> AnswerEstimate:
     )
 
 
-def _estimate_local_steps(scenario: PlanScenario) -> AnswerEstimate:
+def _estimate_local_answer(scenario: PlanScenario) -> AnswerEstimate:
     """Rounds of the fastest lookahead: drafted tokens count up to the first wrong one (arXiv 2211.17192)."""
     plain = estimate_answer(PLAIN.name, scenario)
     target, draft, right = scenario.target, scenario.draft, scenario.acceptance
@@ -156,7 +156,9 @@ def _convert_twentieths_to_rate(num_twentieths: int) -> float | None:
     return None if num_twentieths > 20 else num_twentieths / 20
 
 
-def _simulate_answer(strategy: StrategyEntry, scenario: PlanScenario, seed: int) -> tuple[float, float | None]:
+def _simulate_answer_time_and_cost(
+    strategy: StrategyEntry, scenario: PlanScenario, seed: int
+) -> tuple[float, float | None]:
     answer = "".join(_generate_random_lines(scenario.output, random.Random(seed)))  # noqa: S311 - a reproducible text
     prompt = " ".join(["one"] * scenario.context)  # also by its bytes, a quarter of a token each
     config = SpeculativeConfig(

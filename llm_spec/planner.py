@@ -38,7 +38,7 @@ class PlannerChoice(NamedTuple):
 
 
 @dataclass(slots=True)
-class _StrategyRecord:
+class _StrategyPerformance:
     """What is known of one strategy."""
 
     value_ratio: ExponentialMovingAverage = field(
@@ -55,7 +55,7 @@ class StrategyPlanner:
     def __init__(self) -> None:
         self.pair_stats = PairStats()
         self.baseline = self.pair_stats.baseline
-        self._strategy_records: dict[str, _StrategyRecord] = {}
+        self._strategy_records: dict[str, _StrategyPerformance] = {}
         self._since_plain = 0
 
     def choose(self, names: Sequence[str], baseline_every: int) -> PlannerChoice:
@@ -63,7 +63,7 @@ class StrategyPlanner:
 
         After `baseline_every` requests without one the target is measured again; 0: never again.
         """
-        plan = self._choose_strategy(names, baseline_every)
+        plan = self._choose_best_or_trial(names, baseline_every)
         self._since_plain = 0 if plan.name == PLAIN.name else self._since_plain + 1
         return plan
 
@@ -74,10 +74,10 @@ class StrategyPlanner:
         self._since_plain = 0 if is_due else self._since_plain + 1
         return PlannerChoice(PLAIN.name, "baseline") if is_due else PlannerChoice(name)
 
-    def _choose_strategy(self, names: Sequence[str], baseline_every: int) -> PlannerChoice:
+    def _choose_best_or_trial(self, names: Sequence[str], baseline_every: int) -> PlannerChoice:
         if not self.baseline.is_measured:
             return PlannerChoice(PLAIN.name, "baseline")
-        records = {name: self._strategy_records.setdefault(name, _StrategyRecord()) for name in names}
+        records = {name: self._strategy_records.setdefault(name, _StrategyPerformance()) for name in names}
         for name, record in records.items():
             if record.num_trials < _MAX_TRIALS:
                 record.num_trials += 1
@@ -110,7 +110,7 @@ class StrategyPlanner:
 
     def record_failure(self, name: str) -> None:
         """An attempt by this strategy gave nothing, so the target had to be called again."""
-        self._strategy_records.setdefault(name, _StrategyRecord()).value_ratio.update(0.0)
+        self._strategy_records.setdefault(name, _StrategyPerformance()).value_ratio.update(0.0)
 
     def record_result(self, result: SpeculativeResult) -> None:
         """Take in an answer that came to its end."""
@@ -120,4 +120,6 @@ class StrategyPlanner:
         if result.strategy == PLAIN.name or result.speedup is None or result.retries or result.stopped_by == "deadline":
             return
         if result.num_tokens is not None and result.num_tokens >= _MIN_TOKENS:
-            self._strategy_records.setdefault(result.strategy, _StrategyRecord()).value_ratio.update(result.speedup)
+            self._strategy_records.setdefault(result.strategy, _StrategyPerformance()).value_ratio.update(
+                result.speedup
+            )

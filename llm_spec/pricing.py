@@ -26,7 +26,7 @@ __all__ = [
     "Price",
     "find_draft_price",
     "find_model_price",
-    "read_price",
+    "parse_price",
 ]
 
 TOKENS_PER_PRICE_UNIT: Final = 1e6  # what a price is for
@@ -93,7 +93,7 @@ def find_draft_price(draft: DraftProvider, prices: Mapping[str, Price]) -> Price
     return found.pop() if len(found) == 1 else None if found else FREE
 
 
-def read_price(text: str) -> Price:
+def parse_price(text: str) -> Price:
     """A price written as IN:OUT or IN:OUT:CACHED; raises ConfigError for anything else."""
     try:
         values = [float(part) for part in text.split(":")]

@@ -35,11 +35,11 @@ class Proposer:
         self.fallback: str | None = None
 
     @property
-    def is_open(self) -> bool:
+    def has_open_draft(self) -> bool:
         """Whether there is a draft to ask."""
         return self._draft is not None
 
-    def open(self, open_draft: Callable[[], TokenDraft]) -> None:
+    def open_draft_if_possible(self, open_draft: Callable[[], TokenDraft]) -> None:
         """Open the draft; if that fails, there is none."""
         with self._drop_draft_on_failure():
             self._draft = open_draft()

@@ -91,7 +91,7 @@ class AnswerRecorder:
         """The text so far."""
         return "".join([delta.text for delta in self._texts])
 
-    def _join_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+    def _join_text_logprobs(self) -> tuple[TokenLogprob, ...] | None:
         """Those of the text; None where they were not requested, or the server does not send them."""
         if self.request.top_logprobs is None:
             return None
@@ -101,7 +101,7 @@ class AnswerRecorder:
         return tuple(logprob for logprobs in found for logprob in logprobs)
 
     @property
-    def _num_tokens(self) -> int:
+    def _num_emitted_tokens(self) -> int:
         return sum(map(count_tokens, self._texts)) + sum(map(count_answer_tokens, self._other_deltas))
 
     @property
@@ -127,7 +127,7 @@ class AnswerRecorder:
         if usage is not None:
             return self._num_tokens_before_break + usage.output_tokens + usage.approved_output_tokens
         has_ids = not self._other_deltas and all(delta.token_ids is not None for delta in self._texts)
-        return self._num_tokens if has_ids else None
+        return self._num_emitted_tokens if has_ids else None
 
     @property
     def usage(self) -> Usage | None:
@@ -135,7 +135,7 @@ class AnswerRecorder:
 
         None where the only call came to its end and was not counted.
         """
-        usage = self._sum_calls()
+        usage = self._sum_target_usage()
         if usage is None or not self.request.prediction:
             return usage
         if usage.accepted_prediction_tokens or usage.rejected_prediction_tokens:  # its provider has counted them
@@ -147,15 +147,15 @@ class AnswerRecorder:
             rejected_prediction_tokens=stats.num_wasted_draft_tokens,
         )
 
-    def _sum_calls(self) -> Usage | None:
+    def _sum_target_usage(self) -> Usage | None:
         meter = self.target_meter
         counted = None if self.finish is None else self.finish.usage
-        if not meter.num_calls or (counted is None and not self.is_continued and meter.is_uncounted):
+        if not meter.num_calls or (counted is None and not self.is_continued and meter.is_one_uncounted_call):
             return counted
         total, own = meter.usage, counted or _NO_USAGE
         num_own, num_approved = own.output_tokens, own.approved_output_tokens
         if counted is None:
-            num_own = self._num_tokens - self._num_tokens_before_break
+            num_own = self._num_emitted_tokens - self._num_tokens_before_break
         if (self.text_guarantee.guarantee == "judged" or self.is_read_from_scores) and (
             counted is None or self.is_continued
         ):
@@ -193,7 +193,7 @@ class AnswerRecorder:
     @property
     def has_all_tokens(self) -> bool:
         """Whether the answer has as many tokens as it may."""
-        return self.request.max_tokens is not None and self._num_tokens >= self.request.max_tokens
+        return self.request.max_tokens is not None and self._num_emitted_tokens >= self.request.max_tokens
 
     def build_rest_request(self) -> ChatRequest | None:
         """The request for what follows the text so far, without that text; None where no request says that.
@@ -203,7 +203,7 @@ class AnswerRecorder:
         request = self.request
         if self._reasoning or self._calls or self.has_all_tokens or find_multi_call_refusal(request) is not None:
             return None
-        left = None if request.max_tokens is None else request.max_tokens - self._num_tokens
+        left = None if request.max_tokens is None else request.max_tokens - self._num_emitted_tokens
         return replace(request, max_tokens=left)
 
     def discard_answer(self) -> None:
@@ -231,7 +231,7 @@ class AnswerRecorder:
             spans.append((start, end))
         return tuple(spans)
 
-    async def time_consumer(self, events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+    async def iterate_and_time_consumer(self, events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
         """`events`, adding up what their consumer takes; closed with them."""
         seconds = self._clock
         async with aclosing(events):
@@ -240,7 +240,7 @@ class AnswerRecorder:
                 yield event
                 self.consumer_wait_s += seconds() - given_s
 
-    def add(self, event: StreamEvent) -> None:
+    def add_event(self, event: StreamEvent) -> None:
         """Take in one event."""
         if isinstance(event, TextDelta):  # nearly always
             if self._first_text_s is None:
@@ -272,7 +272,7 @@ class AnswerRecorder:
                 )
             case Retry():
                 self._retries.append(event)
-                self._num_tokens_before_break = self._num_tokens
+                self._num_tokens_before_break = self._num_emitted_tokens
             case GuaranteeWeakened():
                 self._weakened.append(event)
             case LocalTimings():
@@ -283,13 +283,13 @@ class AnswerRecorder:
     def add_response(self, response: ChatResponse) -> None:
         """Take in an answer that came whole."""
         if response.reasoning:
-            self.add(ReasoningDelta(response.reasoning))
+            self.add_event(ReasoningDelta(response.reasoning))
         if response.content:
-            self.add(TextDelta(response.content, logprobs=response.logprobs))
+            self.add_event(TextDelta(response.content, logprobs=response.logprobs))
         self._calls = dict(enumerate(response.message.tool_calls))
         self.finish = Finish(response.finish_reason, response.usage, response.stopped_by)
 
-    def add_plain_steps_to(self, baseline: Baseline) -> None:
+    def add_plain_steps_to_baseline(self, baseline: Baseline) -> None:
         """Add the plain steps of this answer, by a model in this process."""
         if self.finish is not None and self.finish.usage is not None:
             baseline.add_plain_steps(self.finish.usage.input_tokens, self._rounds)
@@ -321,7 +321,7 @@ class AnswerRecorder:
         text_guarantee = self._find_kept_guarantee()
         usage, draft_usage = self.usage, self.draft_usage
         reason, detail = self._find_plain_reason(strategy_choice, is_undiscovered=is_undiscovered)
-        plain_s, basis = self._estimate_plain_time(strategy_choice, usage, total_s, baseline)
+        plain_s, basis = self._estimate_plain_answer_time(strategy_choice, usage, total_s, baseline)
         return SpeculativeResult(
             content=self.content,
             finish_reason=finish.finish_reason,
@@ -344,7 +344,7 @@ class AnswerRecorder:
             draft_usage=draft_usage,
             fallbacks=tuple([fallback.reason for fallback in self._fallbacks]),
             retries=tuple([retry.reason for retry in self._retries]),
-            logprobs=self._join_logprobs(),
+            logprobs=self._join_text_logprobs(),
             tool_calls=tuple([call for _, call in sorted(self._calls.items())]),
             reasoning="".join([event.text for event in self._reasoning if isinstance(event, ReasoningDelta)]),
             reasoning_events=tuple(self._reasoning),
@@ -380,7 +380,7 @@ class AnswerRecorder:
             return "not_worthwhile"
         return "nothing_drafted"
 
-    def _estimate_plain_time(
+    def _estimate_plain_answer_time(
         self, strategy_choice: StrategyChoice, usage: Usage | None, total_s: float, baseline: Baseline
     ) -> _Comparison:
         """What the target alone takes for this answer, and by which measurement."""
@@ -388,7 +388,7 @@ class AnswerRecorder:
             return None, None  # there was nothing to gain
         if strategy_choice.strategy is PLAIN:
             return max(0.0, total_s - self.choosing_strategy_s), "this answer is its own"
-        num_tokens = self._num_tokens
+        num_tokens = self._num_emitted_tokens
         if not baseline.is_counted:  # as its answers are
             num_tokens = len(split_pieces(self.content)) + sum(map(count_answer_tokens, self._other_deltas))
         elif usage is not None:

@@ -25,9 +25,9 @@ __all__ = [
     "ProviderSpec",
     "find_target_features",
     "list_model_specs_of_draft",
+    "list_provider_names",
     "open_draft",
     "open_provider",
-    "provider_names",
     "registered_providers",
     "strip_credentials",
 ]
@@ -76,12 +76,12 @@ _NO_NAMED_PROVIDERS: Final[Mapping[str, NamedProvider]] = {}
 
 def registered_providers() -> dict[str, ProviderEntry]:
     """All installed entries by name. Imports the packages that register them, not what those require."""
-    return {name: _load_entry(point) for name, point in sorted(_find_entry_points().items())}
+    return {name: _load_provider_entry(point) for name, point in sorted(_find_provider_entry_points().items())}
 
 
-def provider_names() -> list[str]:
+def list_provider_names() -> list[str]:
     """The names of all installed entries. Imports no package."""
-    return sorted(_find_entry_points())
+    return sorted(_find_provider_entry_points())
 
 
 def open_provider(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROVIDERS) -> LlmProvider:
@@ -90,7 +90,7 @@ def open_provider(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROV
     Raises UnknownProviderError, MissingExtraError (with the command that installs what is missing), ConfigError, and
     what the provider raises for its model.
     """
-    opened = _open_spec(text, _find_entry_points(), named)
+    opened = _open_provider_spec(text, _find_provider_entry_points(), named)
     if not isinstance(opened, LlmProvider):
         raise ConfigError(f"{text!r} is a draft, not a model that can answer; use it as draft")
     return opened
@@ -104,8 +104,10 @@ def open_draft(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROVIDE
     from llm_spec.drafting.cascade import CascadeDraft  # not for those who only read a config
     from llm_spec.drafting.provider_draft import ProviderDraft
 
-    points = _find_entry_points()
-    opened = [_open_spec(part, points, named) for part in _split_joined_specs(text, points.keys() | named.keys())]
+    points = _find_provider_entry_points()
+    opened = [
+        _open_provider_spec(part, points, named) for part in _split_joined_specs(text, points.keys() | named.keys())
+    ]
     drafts = [ProviderDraft(d) if isinstance(d, LlmProvider) else d for d in opened]
     return drafts[0] if len(drafts) == 1 else CascadeDraft(*drafts)
 
@@ -113,16 +115,16 @@ def open_draft(text: str, named: Mapping[str, NamedProvider] = _NO_NAMED_PROVIDE
 def find_target_features(text: str) -> tuple[TargetFeature, ...] | None:
     """What a target of this name has that strategies need; None: not known. Asks no server."""
     spec = ProviderSpec.parse(text)
-    point = _find_entry_points().get(spec.provider)
-    found = None if point is None else _load_entry(point).features
+    point = _find_provider_entry_points().get(spec.provider)
+    found = None if point is None else _load_provider_entry(point).features
     return None if found is None else tuple(found(spec.model))
 
 
 def list_model_specs_of_draft(text: str) -> list[str]:
     """The parts of a draft's string that ask a model; of one that nothing installed registers, the whole."""
-    points = _find_entry_points()
+    points = _find_provider_entry_points()
     parts = [(part, points.get(part.partition(":")[0])) for part in _split_joined_specs(text, points.keys())]
-    return [part for part, point in parts if point is None or not _load_entry(point).is_free]
+    return [part for part, point in parts if point is None or not _load_provider_entry(point).is_free]
 
 
 def _split_joined_specs(text: str, names: AbstractSet[str]) -> list[str]:
@@ -131,13 +133,13 @@ def _split_joined_specs(text: str, names: AbstractSet[str]) -> list[str]:
     return parts if all(part.partition(":")[0] in names for part in parts) else [text]
 
 
-def _find_entry_points() -> dict[str, EntryPoint]:
+def _find_provider_entry_points() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points  # a third of this package's import time, for a string's sake
 
     return {point.name: point for point in entry_points(group=_ENTRY_POINT_GROUP)}
 
 
-def _open_spec(
+def _open_provider_spec(
     text: str, points: Mapping[str, EntryPoint], named: Mapping[str, NamedProvider]
 ) -> LlmProvider | DraftProvider:
     spec = ProviderSpec.parse(text)
@@ -146,7 +148,7 @@ def _open_spec(
         raise UnknownProviderError(
             f"provider {settings.type!r} (in {text!r}) is not known; installed are: {', '.join(sorted(points))}"
         )
-    entry = _load_entry(points[settings.type])
+    entry = _load_provider_entry(points[settings.type])
     if entry.missing_modules:
         missing = ", ".join(entry.missing_modules)
         raise MissingExtraError(
@@ -160,7 +162,7 @@ def _open_spec(
     return entry.load_with_key(spec.model, base_url, settings.api_key)
 
 
-def _load_entry(point: EntryPoint) -> ProviderEntry:
+def _load_provider_entry(point: EntryPoint) -> ProviderEntry:
     entry: object = point.load()
     if not isinstance(entry, ProviderEntry):
         raise ConfigError(f"entry point {point.name} = {point.value} is not a ProviderEntry")

@@ -16,7 +16,7 @@ __all__ = [
     "METADATA_FIELDS",
     "PASSED_FIELDS",
     "TABLE",
-    "FieldGroup",
+    "RequestFieldGroup",
     "find_local_field_refusal",
     "find_local_field_use",
     "goes_with_prediction",
@@ -32,7 +32,7 @@ ServerUse: TypeAlias = Literal["metadata", "kept", "plain"]
 LocalUse: TypeAlias = Literal["ignored", "own", "kept", "left_out", "refused"]
 
 
-class FieldGroup(NamedTuple):
+class RequestFieldGroup(NamedTuple):
     """Fields that are alike: `names`, and `apis` whose own they are ("": of some servers, frameworks or programs).
 
     `defaults` are values that say nothing. `is_passed`: `llm-spec serve` sends them to servers, if it does not read
@@ -55,20 +55,26 @@ _OPENAI: Final = "chat completions responses"
 
 TABLE: Final = (
     # What is requested
-    FieldGroup("messages", "chat messages", "kept", "own", "the conversation, with earlier calls and their results"),
-    FieldGroup(
+    RequestFieldGroup(
+        "messages", "chat messages", "kept", "own", "the conversation, with earlier calls and their results"
+    ),
+    RequestFieldGroup(
         "input instructions", "responses", "kept", "own", "the conversation; items that need a memory are refused"
     ),
-    FieldGroup("system", "messages", "kept", "own", "a system message"),
-    FieldGroup("prompt", "completions responses", "kept", "own", "text to continue; a stored prompt is refused"),
-    FieldGroup("model", _ALL, "kept", "own", "chooses the model"),
-    FieldGroup("prefix", "", "kept", "own", "text that the answer continues, where a target can"),
-    FieldGroup("raw", "", "plain", "own", "a prompt without a chat template", (False,), with_prediction=False),
+    RequestFieldGroup("system", "messages", "kept", "own", "a system message"),
+    RequestFieldGroup("prompt", "completions responses", "kept", "own", "text to continue; a stored prompt is refused"),
+    RequestFieldGroup("model", _ALL, "kept", "own", "chooses the model"),
+    RequestFieldGroup("prefix", "", "kept", "own", "text that the answer continues, where a target can"),
+    RequestFieldGroup("raw", "", "plain", "own", "a prompt without a chat template", (False,), with_prediction=False),
     # How tokens are drawn
-    FieldGroup("temperature top_p min_p repetition_penalty", _ALL, "kept", "own", "draft and target obey the same"),
-    FieldGroup("top_k", "messages", "kept", "own", "draft and target obey the same", (0, -1), is_passed=True),
-    FieldGroup("logit_bias seed", "chat completions", "kept", "own", "draft and target obey the same", is_passed=True),
-    FieldGroup(
+    RequestFieldGroup(
+        "temperature top_p min_p repetition_penalty", _ALL, "kept", "own", "draft and target obey the same"
+    ),
+    RequestFieldGroup("top_k", "messages", "kept", "own", "draft and target obey the same", (0, -1), is_passed=True),
+    RequestFieldGroup(
+        "logit_bias seed", "chat completions", "kept", "own", "draft and target obey the same", is_passed=True
+    ),
+    RequestFieldGroup(
         "presence_penalty frequency_penalty",
         "chat completions",
         "plain",
@@ -77,7 +83,7 @@ TABLE: Final = (
         (0, 0.0),
         with_prediction=False,
     ),
-    FieldGroup(
+    RequestFieldGroup(
         "allowed_token_ids bad_words dry_allowed_length dry_base dry_multiplier dry_penalty_last_n "
         "dry_sequence_breakers dynatemp_exponent dynatemp_range early_stopping epsilon_cutoff eta_cutoff ignore_eos "
         "include_stop_str_in_output length_penalty min_keep min_tokens mirostat mirostat_eta mirostat_tau no_stop_trim "
@@ -90,12 +96,14 @@ TABLE: Final = (
         is_passed=True,
     ),
     # How long
-    FieldGroup("max_tokens", "chat completions messages", "kept", "own", "the limit", is_passed=True, is_limit=True),
-    FieldGroup(
+    RequestFieldGroup(
+        "max_tokens", "chat completions messages", "kept", "own", "the limit", is_passed=True, is_limit=True
+    ),
+    RequestFieldGroup(
         "max_completion_tokens", "chat", "kept", "own", "read as `max_tokens`", is_limit=True, with_prediction=False
     ),
-    FieldGroup("max_output_tokens", "responses", "kept", "own", "read as `max_tokens`", is_limit=True),
-    FieldGroup(
+    RequestFieldGroup("max_output_tokens", "responses", "kept", "own", "read as `max_tokens`", is_limit=True),
+    RequestFieldGroup(
         "max_gen_len max_length max_new_tokens max_tokens_to_sample maxoutputtokens maxtokens n_predict num_predict "
         "options",
         "",
@@ -104,9 +112,11 @@ TABLE: Final = (
         "other servers' limits, by which some go where `max_tokens` is set, too; `options` is Ollama's",
         is_limit=True,
     ),
-    FieldGroup("stop stop_sequences", "chat completions messages", "kept", "own", "looked for in the joined text"),
+    RequestFieldGroup(
+        "stop stop_sequences", "chat completions messages", "kept", "own", "looked for in the joined text"
+    ),
     # Tools
-    FieldGroup(
+    RequestFieldGroup(
         "tools",
         "chat responses messages",
         "plain",
@@ -114,14 +124,14 @@ TABLE: Final = (
         "shown by the chat template; calls are read from the text",
         with_prediction=False,
     ),
-    FieldGroup(
+    RequestFieldGroup(
         "tool_choice",
         "chat responses messages",
         "kept",
         "own",
         "`none` shows no tools; `required`, `any` and names are held by a grammar",
     ),
-    FieldGroup(
+    RequestFieldGroup(
         "parallel_tool_calls",
         "chat responses",
         "plain",
@@ -130,19 +140,23 @@ TABLE: Final = (
         (True,),
         is_passed=True,
     ),
-    FieldGroup("max_tool_calls", "responses", "metadata", "ignored", "counts hosted tools, of which there are none"),
-    FieldGroup("functions", "chat", "plain", "refused", "replaced by `tools`", ([],), is_passed=True),
-    FieldGroup(
+    RequestFieldGroup(
+        "max_tool_calls", "responses", "metadata", "ignored", "counts hosted tools, of which there are none"
+    ),
+    RequestFieldGroup("functions", "chat", "plain", "refused", "replaced by `tools`", ([],), is_passed=True),
+    RequestFieldGroup(
         "function_call", "chat", "plain", "refused", "replaced by `tool_choice`", ("auto", "none"), is_passed=True
     ),
-    FieldGroup("web_search_options", "chat", "plain", "refused", "a tool that a vendor runs"),
-    FieldGroup("mcp_servers", "messages", "plain", "refused", "tools that a vendor runs", ([],)),
+    RequestFieldGroup("web_search_options", "chat", "plain", "refused", "a tool that a vendor runs"),
+    RequestFieldGroup("mcp_servers", "messages", "plain", "refused", "tools that a vendor runs", ([],)),
     # The form of the answer
-    FieldGroup("response_format", "chat", "plain", "own", "held by a grammar", ({"type": "text"},)),
-    FieldGroup("text", "responses", "plain", "own", "its `format` is read as `response_format`"),
-    FieldGroup("output_config", "messages", "plain", "own", "its `format` and `effort` are read", is_passed=True),
-    FieldGroup("output_format", "messages", "plain", "own", "read as `response_format`", is_passed=True),
-    FieldGroup(
+    RequestFieldGroup("response_format", "chat", "plain", "own", "held by a grammar", ({"type": "text"},)),
+    RequestFieldGroup("text", "responses", "plain", "own", "its `format` is read as `response_format`"),
+    RequestFieldGroup(
+        "output_config", "messages", "plain", "own", "its `format` and `effort` are read", is_passed=True
+    ),
+    RequestFieldGroup("output_format", "messages", "plain", "own", "read as `response_format`", is_passed=True),
+    RequestFieldGroup(
         "ebnf grammar guided_choice guided_grammar guided_json guided_regex json_schema regex structured_outputs",
         "",
         "plain",
@@ -150,16 +164,18 @@ TABLE: Final = (
         "engines' own words for `response_format`; send that",
         is_passed=True,
     ),
-    FieldGroup(
+    RequestFieldGroup(
         "modalities", "chat", "plain", "refused", "a model here writes text", (["text"],), True, with_prediction=False
     ),
-    FieldGroup("audio", "chat", "plain", "refused", "a model here writes text", with_prediction=False),
-    FieldGroup("image", "responses", "plain", "refused", "a model here writes text"),
-    FieldGroup(
+    RequestFieldGroup("audio", "chat", "plain", "refused", "a model here writes text", with_prediction=False),
+    RequestFieldGroup("image", "responses", "plain", "refused", "a model here writes text"),
+    RequestFieldGroup(
         "suffix", "completions", "plain", "refused", "text after a gap; the answer would have to meet it", ("",), True
     ),
-    FieldGroup("echo", "completions", "plain", "own", "the server adds the prompt itself", (False,), is_passed=True),
-    FieldGroup(
+    RequestFieldGroup(
+        "echo", "completions", "plain", "own", "the server adds the prompt itself", (False,), is_passed=True
+    ),
+    RequestFieldGroup(
         "n",
         "chat completions",
         "plain",
@@ -169,8 +185,8 @@ TABLE: Final = (
         is_passed=True,
         with_prediction=False,
     ),
-    FieldGroup("best_of", "completions", "plain", "refused", "several answers, one of which is given", (1,)),
-    FieldGroup(
+    RequestFieldGroup("best_of", "completions", "plain", "refused", "several answers, one of which is given", (1,)),
+    RequestFieldGroup(
         "logprobs",
         "chat completions",
         "plain",
@@ -180,7 +196,7 @@ TABLE: Final = (
         is_passed=True,
         with_prediction=False,
     ),
-    FieldGroup(
+    RequestFieldGroup(
         "top_logprobs",
         "chat responses",
         "plain",
@@ -190,13 +206,15 @@ TABLE: Final = (
         is_passed=True,
         with_prediction=False,
     ),
-    FieldGroup("prediction", "chat", "kept", "own", "a guess at the answer: a draft, or the server's business"),
+    RequestFieldGroup("prediction", "chat", "kept", "own", "a guess at the answer: a draft, or the server's business"),
     # Reasoning
-    FieldGroup(
+    RequestFieldGroup(
         "reasoning_effort", "chat", "plain", "kept", "a variable of the chat template; `none` reasons not", (), True
     ),
-    FieldGroup("reasoning", "responses", "plain", "kept", "its `effort` is read as `reasoning_effort`", ({},), True),
-    FieldGroup(
+    RequestFieldGroup(
+        "reasoning", "responses", "plain", "kept", "its `effort` is read as `reasoning_effort`", ({},), True
+    ),
+    RequestFieldGroup(
         "thinking",
         "messages",
         "plain",
@@ -205,10 +223,12 @@ TABLE: Final = (
         ({"type": "disabled"},),
         is_passed=True,
     ),
-    FieldGroup("enable_thinking", "", "plain", "kept", "a variable of the chat template", is_passed=True),
-    FieldGroup("chat_template_kwargs", "", "plain", "kept", "variables of the chat template"),
-    FieldGroup("verbosity", "chat", "plain", "ignored", "a wish for which models here have no word", ("medium",), True),
-    FieldGroup(
+    RequestFieldGroup("enable_thinking", "", "plain", "kept", "a variable of the chat template", is_passed=True),
+    RequestFieldGroup("chat_template_kwargs", "", "plain", "kept", "variables of the chat template"),
+    RequestFieldGroup(
+        "verbosity", "chat", "plain", "ignored", "a wish for which models here have no word", ("medium",), True
+    ),
+    RequestFieldGroup(
         "context_management include_reasoning prompt_mode reasoning_format safe_prompt thinking_budget",
         "",
         "plain",
@@ -217,12 +237,12 @@ TABLE: Final = (
         is_passed=True,
     ),
     # How the answer is sent
-    FieldGroup("stream", _ALL, "metadata", "ignored", "whole or in pieces: the text is the same"),
-    FieldGroup("stream_options", _OPENAI, "metadata", "ignored", "usage at the end of a stream"),
-    FieldGroup("include_usage", "", "metadata", "ignored", "usage beside the answer", is_passed=True),
-    FieldGroup("usage", "", "metadata", "ignored", "usage beside the answer, in the words of OpenRouter"),
-    FieldGroup("include", "responses", "metadata", "ignored", "what else is reported of an answer"),
-    FieldGroup(
+    RequestFieldGroup("stream", _ALL, "metadata", "ignored", "whole or in pieces: the text is the same"),
+    RequestFieldGroup("stream_options", _OPENAI, "metadata", "ignored", "usage at the end of a stream"),
+    RequestFieldGroup("include_usage", "", "metadata", "ignored", "usage beside the answer", is_passed=True),
+    RequestFieldGroup("usage", "", "metadata", "ignored", "usage beside the answer, in the words of OpenRouter"),
+    RequestFieldGroup("include", "responses", "metadata", "ignored", "what else is reported of an answer"),
+    RequestFieldGroup(
         "return_token_ids return_tokens_as_token_ids timings_per_token",
         "",
         "plain",
@@ -232,7 +252,7 @@ TABLE: Final = (
         is_passed=True,
     ),
     # Who asks, and how it is queued, billed, cached and stored
-    FieldGroup(
+    RequestFieldGroup(
         "metadata",
         "chat responses messages",
         "metadata",
@@ -240,9 +260,11 @@ TABLE: Final = (
         "labels",
         is_passed=True,
     ),
-    FieldGroup("user safety_identifier", _OPENAI, "metadata", "ignored", "who asks", is_passed=True),
-    FieldGroup("store", "chat responses", "metadata", "ignored", "whether the vendor keeps the answer", is_passed=True),
-    FieldGroup(
+    RequestFieldGroup("user safety_identifier", _OPENAI, "metadata", "ignored", "who asks", is_passed=True),
+    RequestFieldGroup(
+        "store", "chat responses", "metadata", "ignored", "whether the vendor keeps the answer", is_passed=True
+    ),
+    RequestFieldGroup(
         "prompt_cache_key prompt_cache_options prompt_cache_retention",
         "chat responses",
         "metadata",
@@ -250,7 +272,7 @@ TABLE: Final = (
         "the server's cache",
         is_passed=True,
     ),
-    FieldGroup(
+    RequestFieldGroup(
         "cache_control betas",
         "messages",
         "metadata",
@@ -258,20 +280,22 @@ TABLE: Final = (
         "the server's cache; names of features",
         is_passed=True,
     ),
-    FieldGroup("cache_prompt cache_salt", "", "metadata", "ignored", "the server's cache", is_passed=True),
-    FieldGroup("service_tier", "chat responses messages", "metadata", "ignored", "which queue; may cost more"),
-    FieldGroup("speed", "messages", "metadata", "ignored", "which queue; may cost more"),
-    FieldGroup("priority", "", "metadata", "ignored", "which queue"),
-    FieldGroup(
+    RequestFieldGroup("cache_prompt cache_salt", "", "metadata", "ignored", "the server's cache", is_passed=True),
+    RequestFieldGroup("service_tier", "chat responses messages", "metadata", "ignored", "which queue; may cost more"),
+    RequestFieldGroup("speed", "messages", "metadata", "ignored", "which queue; may cost more"),
+    RequestFieldGroup("priority", "", "metadata", "ignored", "which queue"),
+    RequestFieldGroup(
         "billing_policy diagnostics fallback_credit_token inference_geo user_profile_id workspace_id",
         "messages",
         "metadata",
         "ignored",
         "who asks, who pays, where it runs",
     ),
-    FieldGroup("truncation", "responses", "metadata", "ignored", "a conversation that is too long is an error here"),
+    RequestFieldGroup(
+        "truncation", "responses", "metadata", "ignored", "a conversation that is too long is an error here"
+    ),
     # What needs a memory, or another model
-    FieldGroup(
+    RequestFieldGroup(
         "background background_options conversation previous_response_id",
         "responses",
         "plain",
@@ -279,11 +303,13 @@ TABLE: Final = (
         "needs a server that keeps responses; send the whole input",
         (False,),
     ),
-    FieldGroup("compaction thread", "messages", "plain", "refused", "needs a server that keeps conversations"),
-    FieldGroup("container", "messages", "plain", "left_out", "where tools run that a vendor runs"),
-    FieldGroup("fallbacks", "messages", "plain", "left_out", "other models for the answer", ([],)),
-    FieldGroup("access_programs moderation", _OPENAI, "plain", "left_out", "what else the vendor does with the text"),
-    FieldGroup(
+    RequestFieldGroup("compaction thread", "messages", "plain", "refused", "needs a server that keeps conversations"),
+    RequestFieldGroup("container", "messages", "plain", "left_out", "where tools run that a vendor runs"),
+    RequestFieldGroup("fallbacks", "messages", "plain", "left_out", "other models for the answer", ([],)),
+    RequestFieldGroup(
+        "access_programs moderation", _OPENAI, "plain", "left_out", "what else the vendor does with the text"
+    ),
+    RequestFieldGroup(
         "add_generation_prompt add_special_tokens continue_final_message",
         "",
         "plain",
@@ -291,10 +317,10 @@ TABLE: Final = (
         "how a server turns messages into a prompt",
         is_passed=True,
     ),
-    FieldGroup("chat_template", "", "plain", "left_out", "a template is code; a model here has its own"),
+    RequestFieldGroup("chat_template", "", "plain", "left_out", "a template is code; a model here has its own"),
 )
 
-FIELDS: Final[Mapping[str, FieldGroup]] = {name: row for row in TABLE for name in row.names.split()}
+FIELDS: Final[Mapping[str, RequestFieldGroup]] = {name: row for row in TABLE for name in row.names.split()}
 # What says nothing of the answer: who asks, how the server queues, bills and caches
 METADATA_FIELDS: Final = frozenset(name for name, row in FIELDS.items() if row.server == "metadata")
 # Other servers' words for `max_tokens`, which some of them go by where both are set

@@ -53,7 +53,7 @@ async def retry_transient(
 
     from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
-    async def retry_attempt(state: list[TransientError]) -> T:
+    async def run_attempt(state: list[TransientError]) -> T:
         if state:
             raise state.pop()
         return await call()
@@ -66,7 +66,7 @@ async def retry_transient(
         longest = min(policy.max_wait_s, policy.first_wait_s * 2 ** (state.attempt_number - 1))
         return random.uniform(0.0, longest)  # noqa: S311 - jitter, no secret
 
-    def before_sleep(state: RetryCallState) -> None:
+    def report_retry(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         if isinstance(error, TransientError):
             on_retry(error, state.upcoming_sleep)
@@ -80,11 +80,11 @@ async def retry_transient(
         retry=retry_if_exception(is_retryable),
         stop=stop_after_attempt(max_attempts),
         wait=choose_wait_s,
-        before_sleep=before_sleep,
+        before_sleep=report_retry,
         sleep=asyncio.sleep,
         reraise=True,
     )
-    return await attempts(retry_attempt, [first])
+    return await attempts(run_attempt, [first])
 
 
 async def wait_within(awaitable: Awaitable[T], seconds: float | None, message: str) -> T:
@@ -132,17 +132,17 @@ class CircuitBreaker:
 
     def copy_for_new_client(self) -> CircuitBreaker:
         """The breaker for all requests of one client."""
-        other = self._copy()
+        other = self._copy_sharing_state()
         other._client = object()  # noqa: SLF001 - it is one of us
         return other
 
     def for_request(self) -> CircuitBreaker:
         """The breaker for all attempts of one request, which count as one failure: it may be what breaks the server."""
-        other = self._copy()
+        other = self._copy_sharing_state()
         other._is_one_request = True  # noqa: SLF001 - as above
         return other
 
-    def _copy(self) -> CircuitBreaker:
+    def _copy_sharing_state(self) -> CircuitBreaker:
         other = CircuitBreaker.__new__(CircuitBreaker)  # `copy.copy` takes ten times as long, for each request
         vars(other).update(vars(self))
         return other

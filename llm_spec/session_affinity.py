@@ -18,7 +18,7 @@ from llm_spec.errors import ConfigError
 
 __all__ = [
     "bind_session_headers",
-    "check_session_header",
+    "check_session_header_name",
     "derive_session_id",
     "get_session_headers",
     "hash_texts",
@@ -52,7 +52,7 @@ def get_session_headers() -> Mapping[str, str]:
     return _HEADERS.get()
 
 
-def check_session_header(name: str | None) -> None:
+def check_session_header_name(name: str | None) -> None:
     """Raise ConfigError for a name that a header cannot have, or that calls need for something else."""
     if name is None:
         return
@@ -69,7 +69,7 @@ def derive_session_id(request: ChatRequest, key: bytes) -> str:
     """
     texts: list[str] = []
     for message in request.messages:
-        texts += (message.role, *_iterate_texts(message.content))
+        texts += (message.role, *_iterate_content_texts(message.content))
         if message.role == "user":
             break
     return hash_texts(texts, key)
@@ -85,16 +85,16 @@ def hash_texts(texts: Iterable[str], key: bytes) -> str:
     return digest.hexdigest()
 
 
-def _iterate_texts(content: object) -> Iterator[str]:
+def _iterate_content_texts(content: object) -> Iterator[str]:
     """The texts in a message's content, addresses and data of images included."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, Mapping):
         for value in cast("Mapping[str, object]", content).values():
-            yield from _iterate_texts(value)
+            yield from _iterate_content_texts(value)
     elif isinstance(content, list | tuple):
         for item in cast("list[object]", content):
-            yield from _iterate_texts(item)
+            yield from _iterate_content_texts(item)
 
 
 @contextmanager

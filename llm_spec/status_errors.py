@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from llm_spec.errors import InvalidRequestError, LlmSpecError, TargetError, TransientError
 
-__all__ = ["make_status_error", "mask_secrets", "read_retry_after", "read_stream_error_status"]
+__all__ = ["make_status_error", "mask_secrets", "read_retry_after_s", "read_stream_error_status"]
 
 _INVALID_STATUSES: Final = frozenset({400, 413, 422})
 _TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
@@ -64,7 +64,7 @@ def make_status_error(
     `headers` are looked up in lower case; `message` is the whole text of the error. `reported` is the server's error
     object, if it sent one: it has the `code` and `param`.
     """
-    error = _choose_error(status, headers, message)
+    error = _choose_status_error(status, headers, message)
     if isinstance(reported, Mapping):
         error.code, error.param = _read_code_and_param(cast("Mapping[str, object]", reported))
     return error
@@ -84,7 +84,7 @@ def _read_code_and_param(reported: Mapping[str, object]) -> tuple[str | None, st
     return code, param if isinstance(param, str) and _PARAM_PATTERN.fullmatch(param) else None
 
 
-def _choose_error(status: int, headers: Mapping[str, str], message: str) -> LlmSpecError:
+def _choose_status_error(status: int, headers: Mapping[str, str], message: str) -> LlmSpecError:
     if status in _INVALID_STATUSES:
         return InvalidRequestError(message)
     is_transient = status in _TRANSIENT_STATUSES or status >= 500
@@ -93,7 +93,7 @@ def _choose_error(status: int, headers: Mapping[str, str], message: str) -> LlmS
         is_transient = wish == "true"
     if not is_transient:
         return TargetError(message, status=status)
-    return TransientError(message, retry_after_s=read_retry_after(headers), status=status)
+    return TransientError(message, retry_after_s=read_retry_after_s(headers), status=status)
 
 
 def read_stream_error_status(error: object) -> int:
@@ -112,7 +112,7 @@ def read_stream_error_status(error: object) -> int:
     return _UNKNOWN_STATUS
 
 
-def read_retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
+def read_retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
     """Seconds to wait before asking again, if the server says so in a form that can be read; never negative."""
     retry_after = headers.get("retry-after", "")
     for text, unit_s in ((headers.get("retry-after-ms", ""), 1e-3), (retry_after, 1.0)):

@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 from llm_spec.chat import ChatRequest, ChatResponse, Fallback, Finish, Progress, Retry, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.counting import cap_response
+from llm_spec.counting import cut_response_to_max_tokens
 from llm_spec.deadline import Deadline
 from llm_spec.errors import LlmSpecError, TargetError, TransientError, format_error_line
 from llm_spec.recorder import AnswerRecorder
@@ -40,7 +40,7 @@ class TargetCall:
         self.log_context = RequestLogContext()
 
     @property
-    def deadline_reached(self) -> bool:
+    def is_deadline_reached(self) -> bool:
         """Whether the deadline ended the answer."""
         return self.deadline.is_reached and self.recorder.finish is None
 
@@ -53,10 +53,10 @@ class TargetCall:
         place.
         """
         attempts = _AnswerAttempts(self, run, plain, is_whole=is_whole)
-        return attempts.events() if self.config.deadline_s is None else self._events_in_time(attempts)
+        return attempts.events() if self.config.deadline_s is None else self._stream_events_until_deadline(attempts)
 
-    async def _events_in_time(self, attempts: _AnswerAttempts) -> AsyncGenerator[StreamEvent]:
-        async with aclosing(self.deadline.limit_stream(attempts.events())) as events:
+    async def _stream_events_until_deadline(self, attempts: _AnswerAttempts) -> AsyncGenerator[StreamEvent]:
+        async with aclosing(self.deadline.end_stream_at_deadline(attempts.events())) as events:
             async for event in events:
                 yield event
         for progress in attempts.take_progress_events():
@@ -65,25 +65,25 @@ class TargetCall:
     async def complete(self, on_retry: Callable[[TransientError, float], None]) -> ChatResponse:
         """The whole answer in one call, without a deadline; `on_retry` is called before each retry."""
         policy, breaker = self.config.retry, self.breaker
-        async with self.hold_place():
+        async with self.hold_answer_place():
             attempts = retry_transient(
-                self._call_target, policy, breaker, max_attempts=policy.max_attempts, on_retry=on_retry
+                self._complete_once, policy, breaker, max_attempts=policy.max_attempts, on_retry=on_retry
             )
-            response = await self.run_step(attempts)
+            response = await self.await_strategy_step(attempts)
         breaker.record_outcome(None)
         return response
 
-    async def _call_target(self) -> ChatResponse:
+    async def _complete_once(self) -> ChatResponse:
         with self.breaker.guard_attempt():
             request = self.recorder.request
-            return cap_response(await self.target.complete(request), request.max_tokens)
+            return cut_response_to_max_tokens(await self.target.complete(request), request.max_tokens)
 
-    def hold_place(self) -> AbstractAsyncContextManager[None]:
+    def hold_answer_place(self) -> AbstractAsyncContextManager[None]:
         """The answer's place, where there is a limit; waits for it."""
         limit = self.config.limit
         return nullcontext() if limit is None else limit.hold_place()
 
-    async def run_step(self, awaitable: Awaitable[T]) -> T:
+    async def await_strategy_step(self, awaitable: Awaitable[T]) -> T:
         """Await one thing of the strategy; an error that is not ours becomes TargetError."""
         try:
             if not self.log_context.is_request_logged:
@@ -96,7 +96,7 @@ class TargetCall:
     def make_event_reader(self, events: AsyncIterator[StreamEvent]) -> Callable[[], Awaitable[StreamEvent | None]]:
         """What reads the next event, None after the last; its errors come as they are (`raise_with_text_so_far`)."""
         following = partial(anext, events, None)
-        return (lambda: self.run_step(following())) if self.log_context.is_request_logged else following
+        return (lambda: self.await_strategy_step(following())) if self.log_context.is_request_logged else following
 
     def raise_with_text_so_far(self, error: Exception) -> NoReturn:
         """Raise an error of the target with the text so far; one that is not ours becomes TargetError."""
@@ -136,10 +136,10 @@ class _AnswerAttempts:
 
     async def events(self) -> AsyncGenerator[StreamEvent]:
         target_call = self._target_call
-        async with target_call.hold_place():
+        async with target_call.hold_answer_place():
             try:
                 while True:
-                    events, event = await self._next_attempt()
+                    events, event = await self._open_next_attempt()
                     for progress in self.take_progress_events():
                         yield progress
                     read = target_call.make_event_reader(events)
@@ -160,9 +160,9 @@ class _AnswerAttempts:
                             yield event
                         return
             finally:
-                await self._close()
+                await self._close_attempt()
 
-    async def _next_attempt(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+    async def _open_next_attempt(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         """The next attempt that comes to an event; raises the error that the others end with."""
         try:
             return await self._retry_until_begun()
@@ -178,9 +178,9 @@ class _AnswerAttempts:
     async def _retry_until_begun(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         target_call, policy = self._target_call, self._target_call.config.retry
         num_attempts_left = policy.max_attempts - self._num_attempts
-        return await target_call.run_step(
+        return await target_call.await_strategy_step(
             retry_transient(
-                self._begin_attempt,
+                self._open_one_attempt,
                 policy,
                 target_call.breaker,
                 max_attempts=num_attempts_left,
@@ -193,11 +193,11 @@ class _AnswerAttempts:
         progress, self._progress = self._progress, []
         return progress
 
-    async def _begin_attempt(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
+    async def _open_one_attempt(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
         """One attempt, up to the first event that belongs to the answer."""
         target_call = self._target_call
         self._num_attempts += 1
-        await self._close()  # the attempt before
+        await self._close_attempt()  # the attempt before
         self._is_circuit_trial = target_call.breaker.begin_attempt()
         try:
             if self._break_error is not None and not await can_continue(target_call.target):
@@ -216,7 +216,7 @@ class _AnswerAttempts:
                 raise
             self._progress.append(Fallback.from_error(error))
         self._run, self._plain = self._plain, None
-        await self._close_run()
+        await self._close_opened_run()
         return await self._open_to_first_event()
 
     async def _open_to_first_event(self) -> tuple[AsyncIterator[StreamEvent], StreamEvent | None]:
@@ -229,14 +229,14 @@ class _AnswerAttempts:
             event = await anext(events, None)
         return events, event
 
-    async def _close_run(self) -> None:
+    async def _close_opened_run(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
             await self._target_call.close_logging_errors(opened)
 
-    async def _close(self) -> None:
+    async def _close_attempt(self) -> None:
         try:
-            await self._close_run()
+            await self._close_opened_run()
         finally:
             if self._is_circuit_trial:
                 self._is_circuit_trial = False

@@ -34,14 +34,14 @@ class RequestLogContext:
     """
 
     def __init__(self) -> None:
-        structlog = _find_structlog()
+        structlog = _get_loaded_structlog()
         # by others, in what a provider logs
         self.is_request_logged: bool = structlog is not None and structlog.is_configured()
         self._tokens: list[tuple[Token[str | None], Mapping[str, Any]]] = []
         self._request_id = new_request_id()
 
     def __enter__(self) -> None:
-        structlog = _find_structlog()
+        structlog = _get_loaded_structlog()
         bound: Mapping[str, Any] = {}
         if structlog is not None:
             bound = structlog.contextvars.bind_contextvars(request_id=self._request_id)
@@ -51,12 +51,12 @@ class RequestLogContext:
         token, bound = self._tokens.pop()
         _REQUEST_ID.reset(token)
         if bound:
-            _find_structlog().contextvars.reset_contextvars(**bound)
+            _get_loaded_structlog().contextvars.reset_contextvars(**bound)
 
 
 def is_log_enabled(level: int = logging.INFO) -> bool:
     """Whether events of this level are logged at all; otherwise what only the log needs is not computed."""
-    structlog = _find_structlog()
+    structlog = _get_loaded_structlog()
     return _STDLIB.isEnabledFor(level) or (structlog is not None and structlog.is_configured())
 
 
@@ -64,7 +64,7 @@ def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     """Log one event; `request_id` and whatever else structlog's contextvars hold come along."""
     if not is_log_enabled(level):
         return
-    structlog = _find_structlog()
+    structlog = _get_loaded_structlog()
     if structlog is not None:
         fields = {**structlog.contextvars.get_contextvars(), **fields}
     elif (request_id := _REQUEST_ID.get()) is not None:
@@ -75,6 +75,6 @@ def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
         _STDLIB.log(level, "%s %s", event, " ".join(f"{name}={value!r}" for name, value in fields.items()))
 
 
-def _find_structlog() -> Any:
+def _get_loaded_structlog() -> Any:
     """The module, where it is loaded: whoever has configured it, or bound something, has imported it; else None."""
     return sys.modules.get("structlog")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from llm_spec.chat import TokenLogprob
-from llm_spec.contract.local import BytesTokenizer, Tokenizer
+from llm_spec.contract.local import TokenBytesTokenizer, Tokenizer
 from llm_spec.tokens.chosen_logprobs import ChosenLogprob
 
 __all__ = ["TokenNames"]
@@ -30,7 +30,7 @@ class TokenNames:
         return TokenLogprob(text, logprob, token_bytes, top)
 
     def _find_token_name(self, token_id: int) -> tuple[str, bytes]:
-        if isinstance(self._tokenizer, BytesTokenizer):
+        if isinstance(self._tokenizer, TokenBytesTokenizer):
             token_bytes = self._tokenizer.token_bytes(token_id)
             return token_bytes.decode(errors="replace"), token_bytes
         text = self._tokenizer.decode([token_id])

@@ -9,7 +9,7 @@ from typing import Any, cast
 from llm_spec.chat import ChatRequest
 from llm_spec.errors import InvalidRequestError
 
-__all__ = ["Tool", "ToolUse", "read_tool_use"]
+__all__ = ["Tool", "ToolUse", "parse_tool_use"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class ToolUse:
         return self.must_call or any(tool.is_strict for tool in self.tools)
 
 
-def read_tool_use(request: ChatRequest) -> ToolUse:
+def parse_tool_use(request: ChatRequest) -> ToolUse:
     """The tools of a request, in OpenAI's form; raises InvalidRequestError naming the field that is wrong."""
-    tools = tuple(_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools))
+    tools = tuple(_parse_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools))
     choice = request.tool_choice
-    fields = _get_object_or_empty(choice)
+    fields = _as_mapping_or_empty(choice)
     if fields.get("type") == "allowed_tools":
-        choice, tools = _read_allowed_tools(fields, tools)
+        choice, tools = _parse_allowed_tools(fields, tools)
     max_calls = 1 if request.extra.get("parallel_tool_calls") is False else None
     if choice is None or choice == "auto":
         return ToolUse(tools, max_calls=max_calls)
@@ -60,32 +60,32 @@ def read_tool_use(request: ChatRequest) -> ToolUse:
         raise InvalidRequestError(f"tool_choice is {choice!r}, and the request has no tools")
     if choice in ("required", "any"):
         return ToolUse(tools, must_call=True, max_calls=max_calls)
-    name = _read_chosen_tool_name(choice)
+    name = _parse_chosen_tool_name(choice)
     named = tuple(tool for tool in tools if tool.name == name)
     if not named:
         raise InvalidRequestError(f"tool_choice names {name!r}, which is not one of the request's tools")
     return ToolUse(named, must_call=True, max_calls=1)
 
 
-def _read_allowed_tools(choice: Mapping[str, Any], tools: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:
+def _parse_allowed_tools(choice: Mapping[str, Any], tools: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:
     """The mode and the tools of OpenAI's `{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}`."""
-    allowed = _get_object_or_empty(choice.get("allowed_tools"))
+    allowed = _as_mapping_or_empty(choice.get("allowed_tools"))
     mode, listed = allowed.get("mode"), allowed.get("tools")
     if mode not in ("auto", "required") or not isinstance(listed, Sequence) or not listed:
         raise InvalidRequestError("tool_choice.allowed_tools must have a mode, auto or required, and a list of tools")
-    names = {_read_chosen_tool_name(tool) for tool in cast("Sequence[object]", listed)}
+    names = {_parse_chosen_tool_name(tool) for tool in cast("Sequence[object]", listed)}
     if unknown := names - {tool.name for tool in tools}:
         raise InvalidRequestError(f"tool_choice names {min(unknown)!r}, which is not one of the request's tools")
     return mode, tuple(tool for tool in tools if tool.name in names)
 
 
-def _get_object_or_empty(value: object) -> Mapping[str, Any]:
+def _as_mapping_or_empty(value: object) -> Mapping[str, Any]:
     """An object as it is, anything else as an empty one."""
     empty: Mapping[str, Any] = {}
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else empty
 
 
-def _read_tool(tool: object, where: str) -> Tool:
+def _parse_tool(tool: object, where: str) -> Tool:
     if not isinstance(tool, Mapping):
         raise InvalidRequestError(f"{where} is of type {type(tool).__name__}; it must be an object")
     fields = cast("Mapping[str, Any]", tool)
@@ -102,7 +102,7 @@ def _read_tool(tool: object, where: str) -> Tool:
     return Tool(name, cast("Mapping[str, Any]", parameters or {}), fields.get("strict") is True)
 
 
-def _read_chosen_tool_name(choice: object) -> str:
+def _parse_chosen_tool_name(choice: object) -> str:
     """The name in OpenAI's `{"type": "function", "function": {"name": …}}`."""
     function: object = cast("Mapping[str, Any]", choice).get("function") if isinstance(choice, Mapping) else None
     name: object = cast("Mapping[str, Any]", function).get("name") if isinstance(function, Mapping) else None

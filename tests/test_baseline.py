@@ -93,15 +93,15 @@ def recorded(open_draft_s: float, round_s: float, consumer_s: float = 0.0) -> Sp
         recorder = AnswerRecorder(ChatRequest.create("tell"))
         await asyncio.sleep(2.0 + open_draft_s + 10 * round_s)
         for index in range(10):
-            recorder.add(TextDelta("word " * 10, token_ids=tuple(range(10))))
-            recorder.add(
+            recorder.add_event(TextDelta("word " * 10, token_ids=tuple(range(10))))
+            recorder.add_event(
                 Round(index=index, num_draft_tokens=9, num_accepted_tokens=9, num_emitted_tokens=10, verify_s=round_s)
             )
         await asyncio.sleep(consumer_s)
         recorder.consumer_wait_s = consumer_s
         finish = Finish("stop", Usage(input_tokens=50, output_tokens=100), "eos")
         for event in (LocalTimings(2.0, open_draft_s, {"lookahead": 9}), finish):
-            recorder.add(event)
+            recorder.add_event(event)
         return recorder.build_result(
             finish,
             strategy_choice=StrategyChoice(TOKENS),

@@ -24,7 +24,7 @@ from support.tiny_models import TINY, write_tiny_model
 from llm_spec import ChatRequest, open_provider
 from llm_spec.cli import main
 from llm_spec.cli_screen import Spinner, escape_control_characters
-from llm_spec.testing.server import ModelServer, ServerLatency
+from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 PROMPT = "def test_spawnl(self):"
 LLM_SPEC = str(Path(sys.executable).parent / "llm-spec")
@@ -174,7 +174,7 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 @pytest.mark.parametrize("where", ["here", "at a server"])
 async def test_interrupt(where: str) -> None:
     """Ctrl-C ends it without a traceback, and without waiting for the rest of the answer."""
-    async with ModelServer("one two three", latency=ServerLatency(token_s=1e6)) as server:
+    async with ScriptedModelServer("one two three", latency=ServerLatency(token_s=1e6)) as server:
         target = "builtin:target" if where == "here" else f"generic:any@{server.url}"
         process = subprocess.Popen(  # noqa: ASYNC220 - does not wait
             [LLM_SPEC, "run", "class Test:", "--target", target, "--max-tokens", "4000", "--no-speculation"],

@@ -202,8 +202,8 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     out, pipe = Terminal(), io.StringIO()
     for stream in (out, pipe):
         with ProgressBar(stream) as bar:
-            bar.show(0, 4, "plain")
-            bar.show(3, 4, f"a name\x1b[2J {'x' * 80}")
+            bar.show_progress(0, 4, "plain")
+            bar.show_progress(3, 4, f"a name\x1b[2J {'x' * 80}")
     shown = out.getvalue().split("\r")[1:]
     assert shown[0] == f"[{'.' * 24}] 0 of 4: plain"
     assert shown[1].startswith(f"[{'#' * 18}{'.' * 6}] 3 of 4, ")

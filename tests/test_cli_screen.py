@@ -7,7 +7,7 @@ import io
 import pytest
 
 from llm_spec.chat import TextDelta
-from llm_spec.cli_screen import Screen
+from llm_spec.cli_screen import AnswerScreen
 
 
 class Terminal(io.StringIO):
@@ -18,9 +18,9 @@ class Terminal(io.StringIO):
 
 
 def show(out: io.StringIO, *, silent: bool = False) -> str:
-    screen = Screen(out, silent=silent)
-    screen.print_delta(TextDelta("drafted\x1b[2J", "accepted"))
-    screen.finish_line()
+    screen = AnswerScreen(out, silent=silent)
+    screen.print_answer_delta(TextDelta("drafted\x1b[2J", "accepted"))
+    screen.end_line()
     return out.getvalue()
 
 

@@ -18,7 +18,7 @@ import pytest
 from support.serving import HANGS_S, RULES, Asking, Reply, ask, remote, serving, until
 
 from llm_spec.server import Server, ServerConfig
-from llm_spec.testing.server import ModelServer, ServerLatency
+from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 CHAT: Final = "/v1/chat/completions"
 LLM_SPEC: Final = str(Path(sys.executable).parent / "llm-spec")
@@ -81,7 +81,7 @@ async def served(*arguments: str, config: str = "", folder: Path | None = None) 
             await process.wait()  # until nobody writes to its output any more: its workers have ended, too
 
 
-def upstream_config(upstream: ModelServer, *, server: str = "", keys: str = "") -> str:
+def upstream_config(upstream: ScriptedModelServer, *, server: str = "", keys: str = "") -> str:
     return f"""
 [server]
 {server}
@@ -99,7 +99,7 @@ async def begun(asking: Asking, number: int) -> Sequence[asyncio.Task[Reply]]:
 async def test_a_signal_loses_no_answer(workers: int, tmp_path: Path) -> None:
     """SIGTERM in the middle of streams lets all of them end; then the process ends well."""
     async with (
-        ModelServer(TEXT, latency=ServerLatency(token_s=0.04)) as upstream,
+        ScriptedModelServer(TEXT, latency=ServerLatency(token_s=0.04)) as upstream,
         served("--workers", str(workers), config=upstream_config(upstream), folder=tmp_path) as server,
     ):
         streams = await begun(server.asking, 6)
@@ -115,7 +115,7 @@ async def test_a_signal_loses_no_answer(workers: int, tmp_path: Path) -> None:
 
 async def test_an_answer_that_does_not_end_is_cut(tmp_path: Path) -> None:
     """Running answers have `shutdown_s` seconds; then the process ends all the same, and the upstream's work."""
-    async with ModelServer(TEXT, latency=ServerLatency(token_s=1000.0)) as upstream:
+    async with ScriptedModelServer(TEXT, latency=ServerLatency(token_s=1000.0)) as upstream:
         config = upstream_config(upstream, server="shutdown_s = 0.2")
         async with served(config=config, folder=tmp_path) as server:
             streams = await begun(server.asking, 1)
@@ -135,7 +135,7 @@ max_tokens = 100
 key = "secret-of-one"
 max_concurrent = 2
 """
-    async with ModelServer("one two three four", latency=ServerLatency(token_s=0.0)) as upstream:
+    async with ScriptedModelServer("one two three four", latency=ServerLatency(token_s=0.0)) as upstream:
         config = upstream_config(upstream, keys=keys)
         async with served("--workers", "2", config=config, folder=tmp_path) as server:
             asking = server.asking
@@ -271,7 +271,10 @@ def test_an_open_address_without_keys_is_refused() -> None:
 
 async def test_a_server_lets_answers_end_when_it_is_left() -> None:
     """In a program of one's own, too: leaving the context waits for running streams."""
-    async with ModelServer(TEXT, latency=ServerLatency(token_s=0.01)) as upstream, aiohttp.ClientSession() as session:
+    async with (
+        ScriptedModelServer(TEXT, latency=ServerLatency(token_s=0.01)) as upstream,
+        aiohttp.ClientSession() as session,
+    ):
         async with Server(ServerConfig(models={"fast": remote(upstream.url)}, port=0)) as server:
             (stream,) = await begun(Asking(server.url, session), 1)
             await until(lambda: len(upstream.requests) == 1)
@@ -282,7 +285,10 @@ async def test_a_server_lets_answers_end_when_it_is_left() -> None:
 @pytest.mark.parametrize("shutdown_s", [0.0, 0.05])
 async def test_a_server_that_is_left_does_not_wait_for_ever(shutdown_s: float) -> None:
     """Running answers have `shutdown_s` seconds, and none where that is 0."""
-    async with ModelServer(TEXT, latency=ServerLatency(token_s=1000.0)) as upstream, aiohttp.ClientSession() as session:
+    async with (
+        ScriptedModelServer(TEXT, latency=ServerLatency(token_s=1000.0)) as upstream,
+        aiohttp.ClientSession() as session,
+    ):
         config = ServerConfig(models={"fast": remote(upstream.url)}, port=0, shutdown_s=shutdown_s)
         server = await Server(config).__aenter__()
         (stream,) = await begun(Asking(server.url, session), 1)

@@ -35,7 +35,7 @@ from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies.resume_plain import CannotContinueError, continue_by_text
 from llm_spec.testing import ScriptedProvider
-from llm_spec.testing.server import ModelServer, ServerFaults
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 
 WEEK = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday."
 CONTINUES = Capabilities(continue_prefix=True)
@@ -214,7 +214,7 @@ def test_a_server_that_refuses_does_not_go_on(error: Exception) -> None:
 @pytest.mark.parametrize("tokens_per_frame", [1, 5])
 async def test_dialects_and_servers(dialect: str, mode: Any, *, is_continuing: bool, tokens_per_frame: int) -> None:
     """What a dialect says is not believed of a server that does otherwise."""
-    async with ModelServer(WEEK, continues_prefix=mode, tokens_per_frame=tokens_per_frame) as server:
+    async with ScriptedModelServer(WEEK, continues_prefix=mode, tokens_per_frame=tokens_per_frame) as server:
         provider = HttpProvider("m", base_url=server.url, dialect=DIALECTS[dialect])
         assert provider.capabilities.continue_prefix
         for _ in range(2):
@@ -226,7 +226,7 @@ async def test_dialects_and_servers(dialect: str, mode: Any, *, is_continuing: b
 
 async def test_a_dialect_that_cannot_is_not_tried() -> None:
     """Nobody knows how to ask."""
-    async with ModelServer(WEEK, continues_prefix="repeats") as server:
+    async with ScriptedModelServer(WEEK, continues_prefix="repeats") as server:
         provider = HttpProvider("m", base_url=server.url)
         await provider.discover("continue_prefix")
         assert not provider.capabilities.continue_prefix
@@ -298,7 +298,7 @@ def test_a_decoder_tries_its_target() -> None:
 async def test_a_broken_answer_is_not_continued_by_a_server_that_begins_anew() -> None:
     """The error of the break, with the text so far; in a race as alone."""
     faults = ServerFaults(drop_after=10, num_requests=1)
-    async with ModelServer(WEEK, faults=faults) as server:
+    async with ScriptedModelServer(WEEK, faults=faults) as server:
         provider = HttpProvider("m", base_url=server.url, dialect=DIALECTS["vllm"])
         with pytest.raises(TransientError, match="broke the connection") as caught:
             await complete_from_stream(SpeculativeDecoder(None, provider), ChatRequest.create("q", temperature=0.0))

@@ -11,7 +11,7 @@ import pytest
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder, TextDelta
 from llm_spec.chat import Finish, ReasoningDelta, StreamEvent, ToolCallDelta
 from llm_spec.contract.chat import Capabilities
-from llm_spec.counting import TokenCap, count_answer_tokens, count_input_tokens
+from llm_spec.counting import MaxTokensCutter, count_answer_tokens, estimate_request_tokens
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import ScriptedProvider
 
@@ -39,13 +39,13 @@ def parts(*others: dict[str, Any]) -> list[dict[str, Any]]:
 )
 def test_all_that_is_sent_counts(messages: Any, options: dict[str, Any], low: int, high: int) -> None:
     """Text by its bytes at least, tools and schemas too; an image as a large one, not by its bytes."""
-    assert low <= count_input_tokens(ChatRequest.create(messages, **options)) <= high
+    assert low <= estimate_request_tokens(ChatRequest.create(messages, **options)) <= high
 
 
 def test_tool_calls_of_a_conversation_count() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "x" * 400}}
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    assert count_input_tokens(ChatRequest.create(messages)) >= 100
+    assert estimate_request_tokens(ChatRequest.create(messages)) >= 100
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_came_counts(event: StreamEvent, number: int) -> None:
 
 def capped(texts: Sequence[str], max_tokens: int) -> str:
     """All that a cap lets through of some texts, up to where it cuts them."""
-    cap, kept = TokenCap(max_tokens), ""
+    cap, kept = MaxTokensCutter(max_tokens), ""
     for text in texts:
         delta = cap.cut_delta(TextDelta(text))
         kept += "" if delta is None else delta.text
@@ -109,7 +109,7 @@ def test_text_without_spaces_is_cut_too() -> None:
 
 def test_tokens_with_ids_are_counted() -> None:
     """One at a time, so that their ids stay those of their text."""
-    cap = TokenCap(2)
+    cap = MaxTokensCutter(2)
     deltas = [TextDelta("a b c", token_ids=(number,)) for number in range(3)]
     assert [cap.cut_delta(delta) for delta in deltas] == [deltas[0], deltas[1], None]
 
@@ -146,7 +146,7 @@ def test_a_whole_answer_is_cut_as_a_stream_is() -> None:
 def test_a_cap_cuts_at_the_same_place_however_the_text_comes(text: str, size: int) -> None:
     """Words are counted late, and all at once, where the limit is far; what is kept is the same."""
     for max_tokens in range(1, 12):
-        cap, kept = TokenCap(max_tokens), ""
+        cap, kept = MaxTokensCutter(max_tokens), ""
         for start in range(0, len(text), size):
             delta = TextDelta(text[start : start + size])
             shown = cap.cut_delta(delta)

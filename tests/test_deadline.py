@@ -218,7 +218,7 @@ def test_items_pass_as_they_are(seconds: float | None) -> None:
             done.append("closed")
 
     async def read() -> None:
-        async with aclosing(Deadline(seconds).limit_stream(items())) as bounded:
+        async with aclosing(Deadline(seconds).end_stream_at_deadline(items())) as bounded:
             async for item in bounded:
                 await asyncio.sleep(1.0)
                 assert done == list(range(item + 1))
@@ -241,6 +241,6 @@ def test_nothing_is_begun_after_the_deadline() -> None:
     async def check() -> None:
         deadline = Deadline(1.0)
         await deadline.wait_for(asyncio.sleep(2.0))
-        assert [item async for item in deadline.limit_stream(items())] == []
+        assert [item async for item in deadline.end_stream_at_deadline(items())] == []
 
     run_virtual(check())

@@ -14,7 +14,7 @@ from llm_spec.errors import (
     TransientError,
     UnsupportedError,
     format_error_line,
-    is_refusal,
+    is_permanent_refusal,
 )
 
 
@@ -45,7 +45,7 @@ def test_wrong_values_are_value_errors(class_: type[Exception]) -> None:
 )
 def test_a_refusal_does_not_pass_by_itself(error: Exception, expected: bool) -> None:
     """What will pass, and what was never sent, says nothing about the call."""
-    assert is_refusal(error) is expected
+    assert is_permanent_refusal(error) is expected
 
 
 def test_an_error_is_formatted_in_one_line() -> None:

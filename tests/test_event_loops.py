@@ -129,7 +129,7 @@ def test_something_given_belongs_to_the_first_loop() -> None:
     given = SingleLoopGuard("the session", "give another")
 
     async def use() -> None:
-        given.check()
+        given.check_running_loop()
         assert given.explain_loop_error(RuntimeError("something else")) is None  # the loop is the right one
         with (
             ThreadPoolExecutor(1) as pool,
@@ -140,7 +140,7 @@ def test_something_given_belongs_to_the_first_loop() -> None:
     asyncio.run(use())
 
     async def use_again() -> None:
-        given.check()
+        given.check_running_loop()
         assert given.explain_loop_error(OSError("the network")) is None
         wrapped = OSError("as some libraries hide it")
         wrapped.__cause__ = RuntimeError("Event loop is closed")
@@ -151,4 +151,4 @@ def test_something_given_belongs_to_the_first_loop() -> None:
 
 
 async def _check(given: SingleLoopGuard) -> None:
-    given.check()
+    given.check_running_loop()

@@ -62,7 +62,7 @@ def test_the_public_names_are_these() -> None:
         GrammarTokenizer GuaranteeWeakened InvalidRequestError JudgeConfig LlmProvider LlmSpecError LocalTimings
         LookaheadPolicy MissingExtraError ModelLoadError ModelOutputError NativeMessage PLAIN_REASONS PerRequestDraft
         PlainReason PrefixReusingSession Price PromptLookup ProviderDraft ProviderEntry Ready ReasoningDelta
-        ReasoningDetail ReferenceDraft Refusal RequestLimitedModel Retry RetryPolicy Round SampledToken Sampling
+        ReasoningDetail ReferenceDraft Refusal RequestAdmittingModel Retry RetryPolicy Round SampledToken Sampling
         SpeculativeConfig SpeculativeDecoder SpeculativeFinish SpeculativeResult SpeculativeStats StopMatcher
         StrategyContext StrategyEntry StreamEvent SuffixDraft TargetError TargetFeature TargetStream TextDelta
         TextGuarantee Threshold Timeouts Timings TokenDraft TokenDrafter TokenEndpoint TokenLogprob TokenModel

@@ -127,7 +127,7 @@ class Target(SimulatedTarget):
         text = "".join(self._texts[i] for i in prefix[1:])
         if not TEXT.startswith(text):
             return SampledToken(self._encode_pieces([FOREIGN])[0], FOREIGN)
-        return self._next_token_after(prefix)
+        return self._get_answer_token_after(prefix)
 
     async def _heard(
         self, number: int, request: ChatRequest, events: AsyncIterator[StreamEvent]

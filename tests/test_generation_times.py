@@ -168,7 +168,7 @@ def test_a_device_works_ahead_unless_a_draft_here_is_asked_first(has_companion: 
     prompt_ids = target.tokenizer.encode_chat(ChatRequest.create("tell"))
 
     def open_companion() -> TokenDraft:
-        return companion.open_token_draft(target, rule.choose, prompt_ids)
+        return companion.open_token_draft(target, rule.choose_draft_token, prompt_ids)
 
     rule = SlowRule(Seconds(), target)
     generation = Generation(

@@ -42,7 +42,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing import ScriptedProvider
-from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
 
 FILES: Final = Path("/proc/self/fd")
 WORDS: Final = " ".join(f"word{i}" for i in range(40))
@@ -84,7 +84,7 @@ class Server(Protocol):
     def num_open_answers(self) -> int: ...
 
 
-class Model(ModelServer):
+class Model(ScriptedModelServer):
     def num_open_answers(self) -> int:
         return self.num_open_streams
 

@@ -173,14 +173,14 @@ def test_those_of_a_server_are_read() -> None:
     """Of chat, where a token may come without text; and of plain completions."""
     entry = {"token": "é", "logprob": -0.5, "bytes": [0xA9], "top_logprobs": [{"token": "a", "logprob": -1}]}
     reader = ChunkReader(has_logprobs=True)
-    assert reader.read({"choices": [{"delta": {"content": ""}, "logprobs": {"content": [entry]}}]}) == []
-    [delta] = reader.read({"choices": [{"delta": {"content": "é"}, "logprobs": {"content": [entry]}}]})
+    assert reader.read_chunk({"choices": [{"delta": {"content": ""}, "logprobs": {"content": [entry]}}]}) == []
+    [delta] = reader.read_chunk({"choices": [{"delta": {"content": "é"}, "logprobs": {"content": [entry]}}]})
     assert isinstance(delta, TextDelta)
     assert delta.logprobs is not None
     assert len(delta.logprobs) == 2
     assert (delta.logprobs[0].token_bytes, delta.logprobs[1].top[0].logprob) == (b"\xa9", -1.0)
     told = {"tokens": ["a", "b"], "token_logprobs": [None, -0.25], "top_logprobs": [None, {"c": -2.0, "b": -0.25}]}
-    [delta] = ChunkReader(has_logprobs=True).read({"choices": [{"text": "ab", "logprobs": told}]})
+    [delta] = ChunkReader(has_logprobs=True).read_chunk({"choices": [{"text": "ab", "logprobs": told}]})
     assert isinstance(delta, TextDelta)
     assert delta.logprobs is not None
     assert [likely.token for likely in delta.logprobs[0].top] == ["b", "c"]

@@ -41,9 +41,9 @@ from llm_spec import (
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.simulation import run_virtual
-from llm_spec.status_errors import make_status_error, read_retry_after
+from llm_spec.status_errors import make_status_error, read_retry_after_s
 from llm_spec.testing import ScriptedProvider
-from llm_spec.testing.server import MODEL, ModelServer, ServerFaults, ServerLatency
+from llm_spec.testing.server import MODEL, ScriptedModelServer, ServerFaults, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -328,15 +328,15 @@ def test_the_server_may_say_whether_to_ask_again() -> None:
     ],
 )
 def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
-    assert read_retry_after(headers) == seconds
+    assert read_retry_after_s(headers) == seconds
 
 
 def test_retry_after_a_date() -> None:
     from datetime import UTC, datetime
 
     now = datetime(2015, 10, 21, 7, 27, 30, tzinfo=UTC)
-    assert read_retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, now) == 30.0
-    assert read_retry_after({"retry-after": "Wed, 21 Oct 2015 07:27:00 GMT"}, now) == 0.0
+    assert read_retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, now) == 30.0
+    assert read_retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:27:00 GMT"}, now) == 0.0
 
 
 # ------------------------------------------------------------------------------------------ counted at the server
@@ -363,7 +363,7 @@ FAILURES = [
 async def test_requests_are_as_many_as_the_policy_says(faults: ServerFaults, num_failures: int) -> None:
     """One for each failure and one for the answer, or as many as are allowed."""
     faults = replace(faults, num_requests=num_failures)
-    async with ModelServer(WORDS, latency=ServerLatency(), faults=faults) as server:
+    async with ScriptedModelServer(WORDS, latency=ServerLatency(), faults=faults) as server:
         if num_failures < 3:
             assert (await asked(server.url, retry=replace(NO_WAIT, max_attempts=3))).content == WORDS
         else:
@@ -374,7 +374,7 @@ async def test_requests_are_as_many_as_the_policy_says(faults: ServerFaults, num
 
 async def test_a_silent_server_is_asked_again() -> None:
     faults = ServerFaults(stall_after=0, num_requests=1)
-    async with ModelServer(WORDS, latency=ServerLatency(), faults=faults) as server:
+    async with ScriptedModelServer(WORDS, latency=ServerLatency(), faults=faults) as server:
         result = await asked(server.url, retry=NO_WAIT, timeouts=Timeouts(first_chunk_s=0.2))
         assert (result.content, len(server.requests)) == (WORDS, 2)
 
@@ -383,7 +383,7 @@ async def test_a_silent_server_is_asked_again() -> None:
 async def test_a_dropped_stream_is_continued_by_one_request(after: int) -> None:
     """Which holds what was emitted, once two have found out that the server goes on from a text."""
     faults = ServerFaults(drop_after=after, num_requests=1)
-    async with ModelServer(WORDS, latency=ServerLatency(), faults=faults, continues_prefix="fields") as server:
+    async with ScriptedModelServer(WORDS, latency=ServerLatency(), faults=faults, continues_prefix="fields") as server:
         result = await asked(server.url, retry=NO_WAIT)
         assert (result.content, result.guarantee) == (WORDS, "exact-text")
         first, *others, last = (body["messages"] for body in server.requests)
@@ -417,8 +417,8 @@ async def test_nobody_listens() -> None:
 async def test_a_draft_is_asked_once() -> None:
     """Its failures are nobody's to repeat."""
     async with (
-        ModelServer(WORDS, latency=ServerLatency(first_token_s=0.05), continues_prefix="fields") as server,
-        ModelServer(WORDS, faults=ServerFaults(status=500), continues_prefix="fields") as broken,
+        ScriptedModelServer(WORDS, latency=ServerLatency(first_token_s=0.05), continues_prefix="fields") as server,
+        ScriptedModelServer(WORDS, faults=ServerFaults(status=500), continues_prefix="fields") as broken,
     ):
         target = HttpProvider(MODEL, base_url=server.url, dialect=DIALECTS["vllm"])
         draft = HttpProvider(MODEL, base_url=broken.url, dialect=DIALECTS["vllm"])

@@ -27,7 +27,7 @@ from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.simulation import SimulatedDraft
-from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -41,8 +41,8 @@ async def replicas(**settings: Any) -> AsyncGenerator[Balancer]:
     """A balancer before two servers of the same model."""
     settings = {"latency": LATENCY, "continues_prefix": "fields", **settings}
     async with (
-        ModelServer(WORDS, **settings) as one,
-        ModelServer(WORDS, **settings) as other,
+        ScriptedModelServer(WORDS, **settings) as one,
+        ScriptedModelServer(WORDS, **settings) as other,
         balanced(one.url, other.url) as balancer,
     ):
         yield balancer

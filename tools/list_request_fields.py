@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from llm_spec.request_fields import TABLE, FieldGroup
+from llm_spec.request_fields import TABLE, RequestFieldGroup
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "request-fields.md"
 HEAD: Final = "| fields | of | at a server | in this process | why, or how |\n| --- | --- | --- | --- | --- |\n"
@@ -21,7 +21,7 @@ def build_table() -> str:
     return HEAD + "".join(_build_line(row) for row in TABLE)
 
 
-def _build_line(row: FieldGroup) -> str:
+def _build_line(row: RequestFieldGroup) -> str:
     names = ", ".join(f"`{name}`" for name in row.names.split())
     sent = "" if row.is_passed or row.local == "own" or row.is_limit else "; not sent on"
     local = {"own": "kept", "left_out": "left out"}.get(row.local, row.local)

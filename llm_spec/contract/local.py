@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BoundedTokenizer",
-    "BytesTokenizer",
     "DeviceRoundModel",
     "DeviceRoundResult",
     "DeviceRoundRunner",
     "DraftToken",
     "GrammarTokenizer",
-    "MessageTokenizer",
+    "MessageFormatTokenizer",
     "PrefixReusingSession",
+    "RequestAdmittingModel",
     "RequestAwareDrafter",
-    "RequestLimitedModel",
+    "TokenBytesTokenizer",
     "TokenDraft",
     "TokenDrafter",
     "TokenModel",
@@ -71,7 +71,7 @@ class GrammarTokenizer(Tokenizer, Protocol):
 
 
 @runtime_checkable
-class MessageTokenizer(Tokenizer, Protocol):
+class MessageFormatTokenizer(Tokenizer, Protocol):
     """A tokenizer that knows how its model writes reasoning and tool calls; needed for tools, else optional.
 
     `encode_chat` then puts `tools`, calls and their results into the prompt.
@@ -107,7 +107,7 @@ class BoundedTokenizer(Protocol):
 
 
 @runtime_checkable
-class BytesTokenizer(Protocol):
+class TokenBytesTokenizer(Protocol):
     """A tokenizer that knows what its tokens are made of; optional beside `Tokenizer`.
 
     Log-probabilities name tokens by it; without it, by the text that an id decodes to alone.
@@ -191,7 +191,7 @@ class PrefixReusingSession(Protocol):
 
 
 @runtime_checkable
-class RequestLimitedModel(Protocol):
+class RequestAdmittingModel(Protocol):
     """A token model that has room for so many requests at once; optional beside `TokenModel`."""
 
     def admit_request(self) -> AbstractAsyncContextManager[None]:

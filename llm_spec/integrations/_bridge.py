@@ -36,7 +36,7 @@ class _StreamEnd:
 
     error: BaseException | None
 
-    def raise_error(self, name: str) -> None:
+    def raise_if_failed(self, name: str) -> None:
         """Raise the error, if any."""
         if isinstance(self.error, asyncio.CancelledError):  # not the caller's own: the home loop was ended
             raise RuntimeError(f"{name} was closed while it answered") from self.error
@@ -90,7 +90,7 @@ class EventLoopBridge:
         try:
             while not isinstance(item := items.get(), _StreamEnd):
                 yield item.value
-            item.raise_error(self._name)
+            item.raise_if_failed(self._name)
         finally:
             home_task.cancel()
             # a forgotten stream may be collected at home, and when the process ends home does not run any more
@@ -100,7 +100,7 @@ class EventLoopBridge:
     def astream(self, open_stream: OpenStream[T]) -> AsyncGenerator[T] | _HomeLoopItems[T]:
         """As `stream`, for a coroutine, which has to close it."""
         if self._is_on_home_loop(may_become=True):
-            return _iterate_here(open_stream)
+            return _iterate_on_this_loop(open_stream)
         return _HomeLoopItems(partial(self._start_on_home_loop, open_stream), self._name)
 
     # -------------------------------------------------------------------------------------------- ending
@@ -150,12 +150,12 @@ class EventLoopBridge:
         if running is None:
             return False
         with self._lock:
-            self._check_open()
+            self._raise_if_closed()
             if may_become and self._home_loop is None and not self._owns_loop:
                 self._home_loop = running
             return self._home_loop is running
 
-    def _check_open(self) -> None:
+    def _raise_if_closed(self) -> None:
         if self._is_closed:
             raise RuntimeError(f"{self._name} is closed")
 
@@ -164,7 +164,7 @@ class EventLoopBridge:
     ) -> _HomeLoopTask[T]:
         """Start the work as a task at home; its items and its end are given to `put` there."""
         with self._lock:  # so that it is begun, and then cancelled, before a loop that is being closed has ended
-            self._check_open()
+            self._raise_if_closed()
             if self._home_loop is None:
                 self._thread = _LoopThread(self._name)
                 self._home_loop = self._thread.loop
@@ -193,10 +193,10 @@ class _HomeLoopTask(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self, tasks: set[asyncio.Task[None]]) -> None:
-        self._task = self._loop.create_task(self._put_items())
+        self._task = self._loop.create_task(self._put_stream_items())
         tasks.add(self._task)
         self._task.add_done_callback(tasks.discard)
-        self._task.add_done_callback(self._put_end)
+        self._task.add_done_callback(self._put_stream_end)
 
     def is_on_home_loop(self) -> bool:
         """Whether this is the thread that does the work."""
@@ -205,22 +205,22 @@ class _HomeLoopTask(Generic[T]):
     def cancel(self) -> None:
         """End the work, from any thread; after its end this does nothing."""
         if self._task is None or not self._task.done():
-            self._loop.call_soon_threadsafe(self._cancel)
+            self._loop.call_soon_threadsafe(self._cancel_on_its_loop)
 
-    def _cancel(self) -> None:  # runs after `start`: a loop keeps the order of its callbacks
+    def _cancel_on_its_loop(self) -> None:  # runs after `start`: a loop keeps the order of its callbacks
         if self._task is not None:
             self._task.cancel()
 
-    async def _put_items(self) -> None:
+    async def _put_stream_items(self) -> None:
         async with self._opens() as values:
             async for value in values:
                 self._put(_StreamItem(value))
 
-    def _put_end(self, task: asyncio.Task[None]) -> None:
+    def _put_stream_end(self, task: asyncio.Task[None]) -> None:
         self._put(_StreamEnd(asyncio.CancelledError() if task.cancelled() else task.exception()))
 
 
-async def _iterate_here(open_stream: OpenStream[T]) -> AsyncGenerator[T]:
+async def _iterate_on_this_loop(open_stream: OpenStream[T]) -> AsyncGenerator[T]:
     async with open_stream() as values:
         async for value in values:
             yield value
@@ -251,7 +251,7 @@ class _HomeLoopItems(Generic[T]):
         if isinstance(item, _StreamItem):
             return item.value
         self._has_ended = True
-        item.raise_error(self._name)
+        item.raise_if_failed(self._name)
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
@@ -266,7 +266,9 @@ class _LoopThread:
 
     def __init__(self, name: str) -> None:
         ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-        self._thread = threading.Thread(target=_run_loop, args=(ready,), name=f"llm_spec {name}", daemon=True)
+        self._thread = threading.Thread(
+            target=_run_loop_until_stopped, args=(ready,), name=f"llm_spec {name}", daemon=True
+        )
         self._thread.start()
         self.loop, self._stopping = ready.result()
 
@@ -281,7 +283,7 @@ class _LoopThread:
             self._thread.join(_CLOSE_TIMEOUT_S)
 
 
-def _run_loop(ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+def _run_loop_until_stopped(ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
     async def wait_for_stop() -> None:
         stopping = asyncio.Event()
         ready.set_result((asyncio.get_running_loop(), stopping))
@@ -300,8 +302,8 @@ def _get_running_loop() -> asyncio.AbstractEventLoop | None:
 async def _open_single_item_stream(work: Callable[[], Awaitable[T]]) -> AsyncGenerator[AsyncIterator[T]]:
     """The result of `work()` as a stream of one item; `work` is done before the context is left."""
 
-    async def values() -> AsyncGenerator[T]:
+    async def iterate_single_value() -> AsyncGenerator[T]:
         yield await work()
 
-    async with aclosing(values()) as stream:
+    async with aclosing(iterate_single_value()) as stream:
         yield stream

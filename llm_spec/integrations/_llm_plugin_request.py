@@ -69,27 +69,27 @@ def convert_prompt_to_request(prompt: llm.Prompt, *, max_tokens: int | None = No
         options["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif chosen.json_object:
         options["response_format"] = {"type": "json_object"}
-    options["tools"] = [_convert_tool(tool) for tool in prompt.tools if isinstance(tool, llm.Tool)]
+    options["tools"] = [_convert_llm_tool(tool) for tool in prompt.tools if isinstance(tool, llm.Tool)]
     if chosen.tool_choice is not None:
         is_name = chosen.tool_choice not in _TOOL_CHOICES
         named = {"type": "function", "function": {"name": chosen.tool_choice}}
         options["tool_choice"] = named if is_name else chosen.tool_choice
     extra = {"parallel_tool_calls": chosen.parallel_tool_calls, "reasoning_effort": chosen.reasoning_effort}
     options["extra"] = {name: value for name, value in extra.items() if value is not None}
-    return ChatRequest.create(_convert_messages(prompt.messages), **cast("RequestOptions", options))
+    return ChatRequest.create(_convert_llm_messages(prompt.messages), **cast("RequestOptions", options))
 
 
-def _convert_tool(tool: llm.Tool) -> Mapping[str, Any]:
+def _convert_llm_tool(tool: llm.Tool) -> Mapping[str, Any]:
     function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
     return {"type": "function", "function": function}
 
 
-def _convert_messages(messages: Sequence[Message]) -> list[ChatMessage]:
+def _convert_llm_messages(messages: Sequence[Message]) -> list[ChatMessage]:
     """All messages; a system prompt that comes again with every turn of a conversation is said once."""
     out: list[ChatMessage] = []
     system: ChatMessage | None = None
     for message in messages:
-        for mapped in _convert_message(message):
+        for mapped in _convert_llm_message(message):
             if mapped.role == "system" and mapped == system:
                 continue
             system = mapped if mapped.role == "system" else system
@@ -97,7 +97,7 @@ def _convert_messages(messages: Sequence[Message]) -> list[ChatMessage]:
     return out
 
 
-def _convert_message(message: Message) -> Iterator[ChatMessage]:
+def _convert_llm_message(message: Message) -> Iterator[ChatMessage]:
     for part in message.parts:
         if isinstance(part, ToolResultPart):
             yield ChatMessage("tool", part.output, tool_call_id=part.tool_call_id)
@@ -110,12 +110,12 @@ def _convert_message(message: Message) -> Iterator[ChatMessage]:
     attached = [part.attachment for part in message.parts if isinstance(part, AttachmentPart) and part.attachment]
     if attached:
         content: list[Mapping[str, Any]] = [{"type": "text", "text": text}] if text else []
-        content += [{"type": "image_url", "image_url": {"url": _get_image_url(image)}} for image in attached]
+        content += [{"type": "image_url", "image_url": {"url": _get_llm_image_url(image)}} for image in attached]
         yield ChatMessage(cast("Role", message.role), tuple(content))
     elif text or calls:
         yield ChatMessage(cast("Role", message.role), text or None, tool_calls=calls)
 
 
-def _get_image_url(image: llm.Attachment) -> str:
+def _get_llm_image_url(image: llm.Attachment) -> str:
     untyped: Any = image
     return image.url or f"data:{untyped.resolve_type()};base64,{untyped.base64_content()}"

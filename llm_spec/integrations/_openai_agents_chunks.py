@@ -10,14 +10,14 @@ from uuid import uuid4
 from openai.types.chat import ChatCompletionChunk
 
 from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.integrations._shared import describe_finish, to_openai_usage
+from llm_spec.integrations._shared import convert_usage_to_openai, describe_finish_as_json
 from llm_spec.openai_logprobs import build_chat_logprobs
 
 __all__ = ["ChatChunkStream"]
 
 
 class ChatChunkStream:
-    """The chunks of one answer. `describe_finish` and `raw_usage` are there once the last chunk has come.
+    """The chunks of one answer. `describe_finish_as_json` and `raw_usage` are there once the last chunk has come.
 
     The Agents SDK takes a call's id for the call itself, for a whole run: where a server gives none, or one that the
     conversation has already, the call gets a new one.
@@ -42,26 +42,26 @@ class ChatChunkStream:
             match event:
                 case TextDelta():
                     logprobs = build_chat_logprobs(event.logprobs)
-                    yield self._build_chunk({"content": event.text}, logprobs=logprobs)
+                    yield self._build_chat_chunk({"content": event.text}, logprobs=logprobs)
                 case ReasoningDelta():
-                    yield self._build_chunk({"reasoning_content": event.text})
+                    yield self._build_chat_chunk({"reasoning_content": event.text})
                 case ToolCallDelta():
-                    yield self._build_chunk({"tool_calls": [self._build_call_delta(event)]})
+                    yield self._build_chat_chunk({"tool_calls": [self._build_tool_call_delta(event)]})
                 case Finish():
-                    self.figures = describe_finish(event)
-                    self.raw_usage = None if event.usage is None else to_openai_usage(event.usage)
-                    yield self._build_chunk({}, event)
+                    self.figures = describe_finish_as_json(event)
+                    self.raw_usage = None if event.usage is None else convert_usage_to_openai(event.usage)
+                    yield self._build_chat_chunk({}, event)
                 case _:
                     pass
 
-    def _build_chunk(
+    def _build_chat_chunk(
         self, delta: dict[str, Any], finish: Finish | None = None, *, logprobs: dict[str, Any] | None = None
     ) -> ChatCompletionChunk:
         reason = None if finish is None else finish.finish_reason
         choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
         return ChatCompletionChunk.model_validate({**self._envelope, "choices": [choice], "usage": self.raw_usage})
 
-    def _build_call_delta(self, event: ToolCallDelta) -> dict[str, Any]:
+    def _build_tool_call_delta(self, event: ToolCallDelta) -> dict[str, Any]:
         call: dict[str, Any] = {"index": event.index, "type": "function", "function": {"arguments": event.arguments}}
         if event.index not in self._started_calls:
             self._started_calls.add(event.index)

@@ -69,7 +69,7 @@ def convert_messages_to_request(
         ours: chosen[theirs] for theirs, ours in _OPTIONS.items() if chosen.get(theirs) is not None
     }
     options["logit_bias"] = {int(token): bias for token, bias in (settings.get("logit_bias") or {}).items()}
-    options["tools"], options["tool_choice"] = _convert_tools(settings, parameters)
+    options["tools"], options["tool_choice"] = _convert_pydantic_ai_tools(settings, parameters)
     options["response_format"] = _build_response_format(parameters, has_json_mode)
     options["extra"] = _build_extra_fields(settings, parameters, uses_tools=bool(options["tools"]))
     typed = cast("RequestOptions", convert_logprob_options(options))  # keys as in _OPTIONS and above
@@ -93,7 +93,9 @@ def _build_extra_fields(
 # ------------------------------------------------------------------------------------------- tools and output
 
 
-def _convert_tools(settings: ModelSettings, parameters: ModelRequestParameters) -> tuple[list[dict[str, Any]], Any]:
+def _convert_pydantic_ai_tools(
+    settings: ModelSettings, parameters: ModelRequestParameters
+) -> tuple[list[dict[str, Any]], Any]:
     resolved = resolve_tool_choice(settings, parameters)
     offered_tools = parameters.declared_tool_defs
     choice: Any = resolved
@@ -103,10 +105,10 @@ def _convert_tools(settings: ModelSettings, parameters: ModelRequestParameters) 
             choice = {"type": "function", "function": {"name": next(iter(names))}}
         else:  # chat completions can force one tool or any, not some
             offered_tools = {name: tool for name, tool in offered_tools.items() if name in names}
-    return [_convert_tool(tool) for tool in offered_tools.values()], choice if offered_tools else None
+    return [_convert_pydantic_ai_tool(tool) for tool in offered_tools.values()], choice if offered_tools else None
 
 
-def _convert_tool(tool: ToolDefinition) -> dict[str, Any]:
+def _convert_pydantic_ai_tool(tool: ToolDefinition) -> dict[str, Any]:
     function: dict[str, Any] = {
         "name": tool.name,
         "description": tool.description or "",
@@ -136,24 +138,26 @@ def _build_response_format(parameters: ModelRequestParameters, has_json_mode: bo
 
 def _insert_instructions(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> Iterator[ChatMessage]:
     """All messages; the run's instructions follow the system prompts at the beginning of the conversation."""
-    mapped = [out for message in messages for out in _convert_message(message)]
+    mapped = [out for message in messages for out in _convert_pydantic_ai_message(message)]
     first = next((at for at, message in enumerate(mapped) if message.role != "system"), len(mapped))
     yield from mapped[:first]
-    for instruction in _get_instructions(messages, parameters):
+    for instruction in _get_instruction_parts(messages, parameters):
         yield ChatMessage("system", instruction.content)
     yield from mapped[first:]
 
 
-def _get_instructions(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> list[InstructionPart]:
+def _get_instruction_parts(
+    messages: Sequence[ModelMessage], parameters: ModelRequestParameters
+) -> list[InstructionPart]:
     if parameters.instruction_parts is not None:
         return parameters.instruction_parts
     given = (m.instructions for m in reversed(messages) if isinstance(m, ModelRequest) and m.instructions)
     return [InstructionPart(content=text) for text in given][:1]
 
 
-def _convert_message(message: ModelMessage) -> Iterator[ChatMessage]:
+def _convert_pydantic_ai_message(message: ModelMessage) -> Iterator[ChatMessage]:
     if isinstance(message, ModelResponse):
-        yield from _convert_response(message)
+        yield from _convert_response_to_assistant_message(message)
         return
     files: list[UserContent] = []
     for part in message.parts:
@@ -162,17 +166,18 @@ def _convert_message(message: ModelMessage) -> Iterator[ChatMessage]:
             files += found
             yield ChatMessage("tool", text, tool_call_id=part.tool_call_id)
         else:
-            yield _convert_request_part(part)
+            yield _convert_pydantic_ai_request_part(part)
     if files:  # a tool message is text alone
-        yield ChatMessage("user", tuple(_convert_content(files)))
+        yield ChatMessage("user", tuple(_convert_user_content_to_openai(files)))
 
 
-def _convert_request_part(part: ModelRequestPart) -> ChatMessage:
+def _convert_pydantic_ai_request_part(part: ModelRequestPart) -> ChatMessage:
     if isinstance(part, SystemPromptPart):
         return ChatMessage("system", part.content)
     if isinstance(part, UserPromptPart):
         return ChatMessage(
-            "user", part.content if isinstance(part.content, str) else tuple(_convert_content(part.content))
+            "user",
+            part.content if isinstance(part.content, str) else tuple(_convert_user_content_to_openai(part.content)),
         )
     if isinstance(part, RetryPromptPart):
         if part.tool_name is None:
@@ -183,7 +188,7 @@ def _convert_request_part(part: ModelRequestPart) -> ChatMessage:
     )
 
 
-def _convert_content(items: Sequence[UserContent]) -> Iterator[Mapping[str, Any]]:
+def _convert_user_content_to_openai(items: Sequence[UserContent]) -> Iterator[Mapping[str, Any]]:
     for item in items:
         match item:
             case str():
@@ -191,21 +196,21 @@ def _convert_content(items: Sequence[UserContent]) -> Iterator[Mapping[str, Any]
             case TextContent():
                 yield {"type": "text", "text": item.content}
             case ImageUrl():
-                yield _convert_image(item.url, item.vendor_metadata)
+                yield _convert_image_to_openai(item.url, item.vendor_metadata)
             case BinaryContent() if item.is_image:
-                yield _convert_image(item.data_uri, item.vendor_metadata)
+                yield _convert_image_to_openai(item.data_uri, item.vendor_metadata)
             case CachePoint():
                 pass
             case _:
                 raise UserError(f"{type(item).__name__} cannot be sent as chat content; texts and images can")
 
 
-def _convert_image(url: str, metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _convert_image_to_openai(url: str, metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
     detail = {"detail": metadata["detail"]} if metadata and "detail" in metadata else {}
     return {"type": "image_url", "image_url": {"url": url, **detail}}
 
 
-def _convert_response(response: ModelResponse) -> Iterator[ChatMessage]:
+def _convert_response_to_assistant_message(response: ModelResponse) -> Iterator[ChatMessage]:
     """The assistant's message; its reasoning is not sent back, nor what other providers' own tools did."""
     texts = [part.content for part in response.parts if isinstance(part, TextPart)]
     calls = tuple(

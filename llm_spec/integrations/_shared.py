@@ -23,11 +23,11 @@ __all__ = [
     "BridgedSource",
     "ProviderSource",
     "StreamClosedError",
-    "TaskStream",
+    "TaskReadEventStream",
     "build_request_options",
     "convert_logprob_options",
-    "describe_finish",
-    "to_openai_usage",
+    "convert_usage_to_openai",
+    "describe_finish_as_json",
 ]
 
 
@@ -62,7 +62,7 @@ class ProviderSource:
         """The events of an answer; half of one must not pass for a whole: without a Finish it raises TargetError."""
         async with (
             self.provider.stream(request) as events,
-            aclosing(_require_finish(events, self.name)) as checked_events,
+            aclosing(_require_finish_event(events, self.name)) as checked_events,
         ):
             yield checked_events
 
@@ -73,7 +73,7 @@ class ProviderSource:
             await decoder.aclose()
 
 
-async def _require_finish(events: AsyncIterator[StreamEvent], name: str) -> AsyncGenerator[StreamEvent]:
+async def _require_finish_event(events: AsyncIterator[StreamEvent], name: str) -> AsyncGenerator[StreamEvent]:
     has_finished = False
     async for event in events:
         has_finished |= isinstance(event, Finish)
@@ -105,7 +105,7 @@ class StreamClosedError(Exception):
     """The stream was closed while, or before, its next event was waited for."""
 
 
-class TaskStream:
+class TaskReadEventStream:
     """The events of `stream_context`, read by a task of its own, at most one event ahead.
 
     Frameworks may open a stream in one task, read it in another and close it in a third, also while an event is being
@@ -120,7 +120,7 @@ class TaskStream:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._read_events())
+        self._task = asyncio.create_task(self._read_events_into_queue())
         self._task.add_done_callback(lambda _: self._event_arrived.set())
         return self
 
@@ -163,7 +163,7 @@ class TaskStream:
         if not self._task.cancelled():
             self._task.exception()  # it has been raised, or nobody is left to whom it matters
 
-    async def _read_events(self) -> None:
+    async def _read_events_into_queue(self) -> None:
         async with self._open_context as events:
             async for event in events:
                 self._events.append(event)
@@ -172,7 +172,7 @@ class TaskStream:
                 await self._event_taken.wait()
 
 
-def describe_finish(finish: Finish) -> dict[str, Any]:
+def describe_finish_as_json(finish: Finish) -> dict[str, Any]:
     """How an answer ended and, where a decoder gave it, how it came about, as JSON values."""
     fields: dict[str, Any] = {"finish_reason": finish.finish_reason, "stopped_by": finish.stopped_by}
     if isinstance(finish, SpeculativeFinish) and finish.result is not None:
@@ -183,7 +183,7 @@ def describe_finish(finish: Finish) -> dict[str, Any]:
     return fields
 
 
-def to_openai_usage(usage: Usage) -> dict[str, Any]:
+def convert_usage_to_openai(usage: Usage) -> dict[str, Any]:
     """Usage in the words of OpenAI's chat completions."""
     return {
         "prompt_tokens": usage.input_tokens,

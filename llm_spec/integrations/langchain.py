@@ -41,7 +41,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import InvalidRequestError
 from llm_spec.integrations._bridge import OpenStream
-from llm_spec.integrations._shared import BridgedSource, convert_logprob_options, describe_finish
+from llm_spec.integrations._shared import BridgedSource, convert_logprob_options, describe_finish_as_json
 from llm_spec.openai_logprobs import build_chat_logprobs
 from llm_spec.request_fields import EXTRA_FIELDS
 
@@ -216,7 +216,7 @@ class SpeculativeChatModel(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         with closing(self._bridge.stream(self._build_stream_opener(messages, stop, kwargs))) as events:
             for event in events:
-                yield from _convert_event(event, self.model_name)
+                yield from _convert_event_to_langchain_chunk(event, self.model_name)
 
     async def _astream(
         self,
@@ -227,7 +227,7 @@ class SpeculativeChatModel(BaseChatModel):
     ) -> AsyncGenerator[ChatGenerationChunk]:
         async with aclosing(self._bridge.astream(self._build_stream_opener(messages, stop, kwargs))) as events:
             async for event in events:
-                for chunk in _convert_event(event, self.model_name):
+                for chunk in _convert_event_to_langchain_chunk(event, self.model_name):
                     yield chunk
 
     def _build_stream_opener(
@@ -243,7 +243,7 @@ class SpeculativeChatModel(BaseChatModel):
             fields = {name: call_options.pop(name) for name in given}
             call_options["extra"] = {**call_options.get("extra", {}), **fields}
         request_options = cast("RequestOptions", convert_logprob_options(call_options))
-        request = ChatRequest.create(_convert_messages(messages), **request_options)
+        request = ChatRequest.create(_convert_langchain_messages(messages), **request_options)
         return partial(self._bridge.source.stream, request)
 
     # ------------------------------------------------------------------------------ tools and structure
@@ -262,7 +262,9 @@ class SpeculativeChatModel(BaseChatModel):
         None as the model likes, "none" or False for none. `strict` goes into the tools; `kwargs` are call keywords.
         """
         functions = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
-        choice = _convert_tool_choice(tool_choice, [function["function"]["name"] for function in functions])
+        choice = _convert_tool_choice_from_langchain(
+            tool_choice, [function["function"]["name"] for function in functions]
+        )
         return self.bind(tools=functions, **({} if choice is None else {"tool_choice": choice}), **kwargs)
 
     def with_structured_output(
@@ -308,7 +310,7 @@ class SpeculativeChatModel(BaseChatModel):
         return _return_raw_and_parsed(answer_chain, parser) if include_raw else answer_chain | parser
 
 
-def _convert_tool_choice(
+def _convert_tool_choice_from_langchain(
     choice: str | dict[str, Any] | bool | None, names: Sequence[str]
 ) -> str | dict[str, Any] | None:
     """A tool choice in OpenAI's words."""
@@ -342,7 +344,7 @@ def _return_raw_and_parsed(
 # ------------------------------------------------------------------------------------------------ messages
 
 
-def _convert_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+def _convert_langchain_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Messages in OpenAI's form."""
     converted = convert_to_openai_messages(messages)
     for message in converted:
@@ -353,7 +355,7 @@ def _convert_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     return converted
 
 
-def _convert_event(event: StreamEvent, model_name: str) -> Iterator[ChatGenerationChunk]:
+def _convert_event_to_langchain_chunk(event: StreamEvent, model_name: str) -> Iterator[ChatGenerationChunk]:
     """An event as LangChain's chunk, if it is of those that have one; the finish is the one with usage."""
     match event:
         case TextDelta():
@@ -372,9 +374,9 @@ def _convert_event(event: StreamEvent, model_name: str) -> Iterator[ChatGenerati
                 response_metadata={
                     "model_name": model_name,
                     "finish_reason": event.finish_reason,
-                    "llm_spec": describe_finish(event),
+                    "llm_spec": describe_finish_as_json(event),
                 },
-                usage_metadata=None if event.usage is None else _convert_usage(event.usage),
+                usage_metadata=None if event.usage is None else _convert_usage_to_langchain(event.usage),
                 chunk_position="last",
             )
             yield ChatGenerationChunk(message=message)
@@ -382,7 +384,7 @@ def _convert_event(event: StreamEvent, model_name: str) -> Iterator[ChatGenerati
             pass  # rounds, fallbacks and retries are no part of an answer
 
 
-def _convert_usage(usage: Usage) -> UsageMetadata:
+def _convert_usage_to_langchain(usage: Usage) -> UsageMetadata:
     return UsageMetadata(
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,

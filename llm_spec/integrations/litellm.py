@@ -59,7 +59,12 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 from llm_spec.integrations._bridge import OpenStream
-from llm_spec.integrations._shared import BridgedSource, build_request_options, describe_finish, to_openai_usage
+from llm_spec.integrations._shared import (
+    BridgedSource,
+    build_request_options,
+    convert_usage_to_openai,
+    describe_finish_as_json,
+)
 from llm_spec.openai_logprobs import build_chat_logprobs
 
 __all__ = ["SpeculativeLLM", "register"]
@@ -96,7 +101,7 @@ def register(
     if llm is not None and not isinstance(llm, SpeculativeLLM):
         raise ConfigError(f"name is {name!r}, which is another custom provider's; choose another")
     found = llm or SpeculativeLLM(name)
-    found.add(model, BridgedSource(target, draft, config))
+    found.add_model(model, BridgedSource(target, draft, config))
     if llm is None:
         litellm.custom_provider_map.append({"provider": name, "custom_handler": found})
     return found
@@ -116,7 +121,7 @@ class SpeculativeLLM(CustomLLM):
         self.name = name
         self._bridges: dict[str | None, BridgedSource] = {}
 
-    def add(self, model: str | None, bridge: BridgedSource) -> None:
+    def add_model(self, model: str | None, bridge: BridgedSource) -> None:
         """Serve one more model."""
         if model in self._bridges:
             bridge.close()
@@ -155,27 +160,27 @@ class SpeculativeLLM(CustomLLM):
     # ------------------------------------------------------- what litellm calls, by keywords alone
 
     def completion(self, *_: Any, **keywords: Any) -> ModelResponse:
-        with self._prepare_call(keywords) as call:
+        with self._prepare_completion(keywords) as call:
             return call.build_response(call.bridge.run(call.collect_events))
 
     async def acompletion(self, *_: Any, **keywords: Any) -> ModelResponse:
-        with self._prepare_call(keywords) as call:
+        with self._prepare_completion(keywords) as call:
             return call.build_response(await call.bridge.arun(call.collect_events))
 
     def streaming(self, *_: Any, **keywords: Any) -> Generator[Chunk]:  # type: ignore[override]  # litellm reads both
-        with self._prepare_call(keywords) as call, closing(call.bridge.stream(call.open_events)) as events:
+        with self._prepare_completion(keywords) as call, closing(call.bridge.stream(call.open_events)) as events:
             for event in events:
-                yield from _convert_event(event, call.model)
+                yield from _convert_event_to_litellm_chunk(event, call.model)
 
     async def astreaming(self, *_: Any, **keywords: Any) -> AsyncGenerator[Chunk]:  # type: ignore[override]  # as above
-        with self._prepare_call(keywords) as call:
+        with self._prepare_completion(keywords) as call:
             async with aclosing(call.bridge.astream(call.open_events)) as events:
                 async for event in events:
-                    for chunk in _convert_event(event, call.model):
+                    for chunk in _convert_event_to_litellm_chunk(event, call.model):
                         yield chunk
 
     @contextmanager
-    def _prepare_call(self, keywords: Mapping[str, Any]) -> Iterator[_PreparedCall]:
+    def _prepare_completion(self, keywords: Mapping[str, Any]) -> Iterator[_PreparedCompletion]:
         """What a call asks for; errors become litellm's."""
         model = str(keywords["model"])
         try:
@@ -183,17 +188,17 @@ class SpeculativeLLM(CustomLLM):
             if bridge is None:
                 known = ", ".join(str(name) for name in self._bridges)
                 raise NotFoundError(f"no model {model!r} in {self.name}; it has: {known}", model, self.name)
-            request = _build_request(keywords["messages"], keywords["optional_params"])
+            request = _build_request_from_litellm(keywords["messages"], keywords["optional_params"])
             timeout = keywords.get("timeout")
             timeout_s = timeout.read if isinstance(timeout, httpx.Timeout) else timeout
             open_stream = partial(bridge.source.stream, request)
-            yield _PreparedCall(model, bridge, open_stream, timeout_s, keywords["model_response"])
+            yield _PreparedCompletion(model, bridge, open_stream, timeout_s, keywords["model_response"])
         except (LlmSpecError, TimeoutError) as error:
             raise _to_litellm_error(error, model, self.name) from error
 
 
 @dataclass(frozen=True, slots=True)
-class _PreparedCall:
+class _PreparedCompletion:
     model: str
     bridge: BridgedSource
     open_stream: OpenStream[StreamEvent]
@@ -229,17 +234,17 @@ class _PreparedCall:
                 for _, call in sorted(calls.items())
             ]
             or None,
-            provider_specific_fields={"llm_spec": describe_finish(finish)},
+            provider_specific_fields={"llm_spec": describe_finish_as_json(finish)},
         )
         (choice,) = self.response.choices
         choice.message = message
         choice.finish_reason = finish.finish_reason
         logprobs = [event.logprobs for event in events if isinstance(event, TextDelta) and event.logprobs is not None]
         if logprobs:
-            choice.logprobs = _build_logprobs(list(chain.from_iterable(logprobs)))
+            choice.logprobs = _build_litellm_logprobs(list(chain.from_iterable(logprobs)))
         self.response.model = self.model
         if finish.usage is not None:
-            self.response.usage = LiteLLMUsage(**to_openai_usage(finish.usage))  # type: ignore[attr-defined]  # a field by assignment
+            self.response.usage = LiteLLMUsage(**convert_usage_to_openai(finish.usage))  # type: ignore[attr-defined]  # a field by assignment
         return self.response
 
 
@@ -259,7 +264,7 @@ async def _limit_wait_for_events(
 # ---------------------------------------------------------------------------------- to and from litellm
 
 
-def _build_request(messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> ChatRequest:
+def _build_request_from_litellm(messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> ChatRequest:
     """A request of the options that litellm passes on."""
     options = {name: value for name, value in params.items() if value is not None and name not in _IGNORED_OPTIONS}
     for name in _REFUSED_OPTIONS:
@@ -272,19 +277,19 @@ def _build_request(messages: Sequence[Mapping[str, Any]], params: Mapping[str, A
     return ChatRequest.create(messages, **build_request_options(options))
 
 
-def _convert_event(event: StreamEvent, model: str) -> Iterator[Chunk]:
+def _convert_event_to_litellm_chunk(event: StreamEvent, model: str) -> Iterator[Chunk]:
     """An event as litellm's chunk, if it is of those that have one."""
     match event:
         case TextDelta(text=text, logprobs=tuple() as logprobs):  # for which the generic chunk has no place
-            choice = StreamingChoices(index=0, delta=Delta(content=text), logprobs=_build_logprobs(logprobs))
+            choice = StreamingChoices(index=0, delta=Delta(content=text), logprobs=_build_litellm_logprobs(logprobs))
             yield ModelResponseStream(model=model, choices=[choice])
         case TextDelta():
-            yield _build_chunk(event.text)
+            yield _build_litellm_chunk(event.text)
         case ReasoningDelta():  # the generic chunk has no place for it
             delta = Delta(content=None, reasoning_content=event.text)
             yield ModelResponseStream(model=model, choices=[StreamingChoices(index=0, delta=delta)])
         case ToolCallDelta():
-            yield _build_chunk(
+            yield _build_litellm_chunk(
                 tool_use={
                     "id": event.id,
                     "type": "function",
@@ -293,22 +298,22 @@ def _convert_event(event: StreamEvent, model: str) -> Iterator[Chunk]:
                 }
             )
         case Finish():
-            yield _build_chunk(finish=event)
+            yield _build_litellm_chunk(finish=event)
         case _:
             pass  # rounds, fallbacks and retries are no part of an answer
 
 
-def _build_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
+def _build_litellm_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
     return ChoiceLogprobs.model_validate(build_chat_logprobs(logprobs))
 
 
-def _build_chunk(
+def _build_litellm_chunk(
     text: str = "",
     *,
     tool_use: ChatCompletionToolCallChunk | None = None,
     finish: Finish | None = None,
 ) -> GenericStreamingChunk:
-    usage = None if finish is None or finish.usage is None else to_openai_usage(finish.usage)
+    usage = None if finish is None or finish.usage is None else convert_usage_to_openai(finish.usage)
     return GenericStreamingChunk(
         text=text,
         tool_use=tool_use,
@@ -316,7 +321,7 @@ def _build_chunk(
         finish_reason="" if finish is None else finish.finish_reason,
         usage=cast("ChatCompletionUsageBlock | None", usage),
         index=0,
-        provider_specific_fields=None if finish is None else {"llm_spec": describe_finish(finish)},
+        provider_specific_fields=None if finish is None else {"llm_spec": describe_finish_as_json(finish)},
     )
 
 
@@ -327,7 +332,9 @@ def _to_litellm_error(error: LlmSpecError | TimeoutError, model: str, name: str)
         case InvalidRequestError() | UnsupportedError() | ConfigError():
             return _to_bad_request_error(error, message, model, name)
         case TransientError(status=429):
-            return RateLimitError(message, name, model, response=_build_http_response(429, error.retry_after_s))
+            return RateLimitError(
+                message, name, model, response=_build_response_with_retry_after(429, error.retry_after_s)
+            )
         case TimeoutError() | TransientError(status=408 | 504):
             return Timeout(message, model, name)
         case TransientError(status=None):
@@ -346,7 +353,7 @@ def _to_bad_request_error(error: LlmSpecError, message: str, model: str, name: s
     return BadRequestError(message, model, name, body={"message": message, "code": error.code, "param": error.param})
 
 
-def _build_http_response(status: int, retry_after_s: float | None) -> httpx.Response:
+def _build_response_with_retry_after(status: int, retry_after_s: float | None) -> httpx.Response:
     """A response whose headers say how long to wait, where litellm looks for that."""
     headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:g}"}
     return httpx.Response(status, headers=headers, request=httpx.Request("POST", "http://llm_spec"))

@@ -42,8 +42,8 @@ from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.integrations._bridge import EventLoopBridge, OpenStream
 from llm_spec.integrations._llm_plugin_request import SpeculativeOptions, convert_prompt_to_request
-from llm_spec.integrations._shared import ProviderSource, describe_finish
-from llm_spec.openai_logprobs import describe_logprobs
+from llm_spec.integrations._shared import ProviderSource, describe_finish_as_json
+from llm_spec.openai_logprobs import convert_logprobs_to_openai
 
 __all__ = ["AsyncSpeculativeModel", "ModelSpec", "SpeculativeModel", "read_model_specs", "register_models"]
 
@@ -117,7 +117,7 @@ def register_models(register: Callable[..., None]) -> None:
         click.echo(f"llm-spec: {error}", err=True)
         return
     for spec in specs:
-        pair = _ModelPair(spec)
+        pair = _LazyTargetDraftPair(spec)
         register(SpeculativeModel(spec, pair), AsyncSpeculativeModel(spec, pair))
 
 
@@ -133,8 +133,8 @@ class _SpeculativeModelBase:
     supports_schema: bool
     attachment_types: set[str] | frozenset[str]
 
-    def __init__(self, spec: ModelSpec, pair: _ModelPair | None = None) -> None:
-        self._pair = pair or _ModelPair(spec)
+    def __init__(self, spec: ModelSpec, pair: _LazyTargetDraftPair | None = None) -> None:
+        self._pair = pair or _LazyTargetDraftPair(spec)
         self._max_tokens = spec.max_tokens
         self.model_id = f"llm-spec/{spec.name}"
         self.supports_tools = spec.tools
@@ -206,18 +206,18 @@ class _ResponseWriter:
     def convert_event(self, event: chat.StreamEvent) -> Iterator[StreamEvent]:
         match event:
             case chat.TextDelta():
-                self._logprobs += describe_logprobs(event.logprobs)
+                self._logprobs += convert_logprobs_to_openai(event.logprobs)
                 yield StreamEvent(type="text", chunk=event.text)
             case chat.ReasoningDelta():
                 yield StreamEvent(type="reasoning", chunk=event.text)
             case chat.ToolCallDelta():
-                yield from self._convert_call(event)
+                yield from self._convert_tool_call_delta(event)
             case chat.Finish():
-                self._record_finish(event)
+                self._record_finish_in_response(event)
             case _:
                 pass
 
-    def _convert_call(self, delta: chat.ToolCallDelta) -> Iterator[StreamEvent]:
+    def _convert_tool_call_delta(self, delta: chat.ToolCallDelta) -> Iterator[StreamEvent]:
         is_new = delta.index not in self._calls
         call = append_tool_call_delta(self._calls.get(delta.index), delta)
         if not call.id:
@@ -228,7 +228,7 @@ class _ResponseWriter:
         if delta.arguments:
             yield StreamEvent(type="tool_call_args", chunk=delta.arguments, tool_call_id=call.id)
 
-    def _record_finish(self, finish: chat.Finish) -> None:
+    def _record_finish_in_response(self, finish: chat.Finish) -> None:
         response = self._response
         for call in self._calls.values():
             try:
@@ -236,7 +236,7 @@ class _ResponseWriter:
             except ValueError as error:
                 raise llm.ModelError(f"the model called {call.name} with what is not JSON: {error}") from error
             response.add_tool_call(llm.ToolCall(name=call.name, arguments=arguments, tool_call_id=call.id))
-        response.response_json = describe_finish(finish)
+        response.response_json = describe_finish_as_json(finish)
         if self._logprobs:
             response.response_json["logprobs"] = {"content": self._logprobs}
         usage = finish.usage
@@ -249,7 +249,7 @@ class _ResponseWriter:
 # ------------------------------------------------------------------------------------------- where they live
 
 
-class _ModelPair:
+class _LazyTargetDraftPair:
     """A target and its draft, opened on the home loop at first use, with whichever strategy is requested."""
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -261,10 +261,10 @@ class _ModelPair:
         self, request: chat.ChatRequest, strategy: str | None
     ) -> AsyncGenerator[AsyncIterator[chat.StreamEvent]]:
         """The events of an answer by that strategy, by default the one that the model was configured with."""
-        async with self._get_source(strategy or self._spec.strategy).stream(request) as events:
+        async with self._get_or_open_source(strategy or self._spec.strategy).stream(request) as events:
             yield events
 
-    def _get_source(self, strategy: str) -> ProviderSource:
+    def _get_or_open_source(self, strategy: str) -> ProviderSource:
         spec = self._spec
         if self._source is None:
             config = None if spec.strategy == "auto" else SpeculativeConfig(strategy=cast("Any", spec.strategy))

@@ -51,7 +51,7 @@ from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.errors import TransientError
 from llm_spec.integrations._openai_agents_chunks import ChatChunkStream
-from llm_spec.integrations._shared import ProviderSource, TaskStream, build_request_options
+from llm_spec.integrations._shared import ProviderSource, TaskReadEventStream, build_request_options
 
 __all__ = ["SpeculativeModel", "SpeculativeModelProvider"]
 
@@ -120,7 +120,7 @@ class SpeculativeModel(Model):
             raise ModelBehaviorError(f"{self.model} gave no answer")
         return ModelResponse(
             output=completed.output,
-            usage=_convert_usage(completed),
+            usage=_convert_usage_to_agents_sdk(completed),
             response_id=None,
             raw_usage=raw_usage if model_settings.preserve_raw_usage else None,
         )
@@ -173,7 +173,7 @@ class SpeculativeModel(Model):
         self, request: ChatRequest, settings: ModelSettings, tracing: ModelTracing
     ) -> AsyncGenerator[tuple[TResponseStreamEvent, ChatChunkStream]]:
         with self._open_span(request, settings, tracing) as span:
-            async with TaskStream(self._source.stream(request)) as stream:
+            async with TaskReadEventStream(self._source.stream(request)) as stream:
                 chunks = ChatChunkStream(stream, request, self.model)
                 async for event in self._iter_response_events(chunks, request, settings):
                     if event.type == "response.completed":
@@ -264,17 +264,17 @@ class SpeculativeModelProvider(ModelProvider):
         config: SpeculativeConfig | None = None,
     ) -> None:
         self._target, self._draft, self._config = target, draft, config
-        self._handle_models: dict[str | None, SpeculativeModel] = {}
+        self._model_by_name: dict[str | None, SpeculativeModel] = {}
 
     def get_model(self, model_name: str | None) -> Model:
-        if model_name not in self._handle_models:
+        if model_name not in self._model_by_name:
             target = self._target if model_name is None else model_name
-            self._handle_models[model_name] = SpeculativeModel(target, draft=self._draft, config=self._config)
-        return self._handle_models[model_name]
+            self._model_by_name[model_name] = SpeculativeModel(target, draft=self._draft, config=self._config)
+        return self._model_by_name[model_name]
 
     async def aclose(self) -> None:
-        while self._handle_models:
-            _, model = self._handle_models.popitem()
+        while self._model_by_name:
+            _, model = self._model_by_name.popitem()
             await model.close()
 
 
@@ -291,7 +291,7 @@ def _refuse_server_state(
             raise UserError(f"{name} names what only OpenAI's Responses API keeps; pass the whole conversation instead")
 
 
-def _convert_usage(completed: Response) -> Usage:
+def _convert_usage_to_agents_sdk(completed: Response) -> Usage:
     counted = completed.usage
     if counted is None:
         return Usage(requests=1)
@@ -315,7 +315,7 @@ def _record_speculation_figures(
     span.span_data.model_config = {**(span.span_data.model_config or {}), "llm_spec": chunks.figures}
     if tracing.include_data():
         span.span_data.output = [completed.model_dump()]
-    usage = _convert_usage(completed)
+    usage = _convert_usage_to_agents_sdk(completed)
     span.span_data.usage = {
         "requests": usage.requests,
         "input_tokens": usage.input_tokens,

@@ -48,8 +48,13 @@ from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.errors import InvalidRequestError, LlmSpecError, TransientError, UnsupportedError
 from llm_spec.integrations._pydantic_ai_messages import convert_messages_to_request
-from llm_spec.integrations._shared import ProviderSource, StreamClosedError, TaskStream, describe_finish
-from llm_spec.openai_logprobs import describe_logprobs
+from llm_spec.integrations._shared import (
+    ProviderSource,
+    StreamClosedError,
+    TaskReadEventStream,
+    describe_finish_as_json,
+)
+from llm_spec.openai_logprobs import convert_logprobs_to_openai
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 
 __all__ = ["SpeculativeModel", "SpeculativeStreamedResponse"]
@@ -145,13 +150,13 @@ class SpeculativeModel(Model[Any]):
             has_json_mode = self.profile.get("supports_json_object_output", False)
             request = convert_messages_to_request(messages, settings or {}, parameters, has_json_mode=has_json_mode)
         except InvalidRequestError as error:
-            raise _to_model_error(self._name, error) from error
-        async with TaskStream(self._source.stream(request)) as stream:
+            raise _convert_error_to_pydantic_ai(self._name, error) from error
+        async with TaskReadEventStream(self._source.stream(request)) as stream:
             try:
                 # what fails at once fails here, where a fallback model can still take over
                 await stream.wait_for_first_event()
             except LlmSpecError as error:
-                raise _to_model_error(self._name, error) from error
+                raise _convert_error_to_pydantic_ai(self._name, error) from error
             yield SpeculativeStreamedResponse(parameters, self._name, stream)
 
     async def aclose(self) -> None:
@@ -169,7 +174,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
     """One answer as it comes. `cancel()` and leaving the stream end the request."""
 
     _name: str
-    _stream: TaskStream
+    _stream: TaskReadEventStream
     _started: datetime = field(default_factory=lambda: datetime.now(UTC))
     _logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]], init=False)
     _usage_received: bool | None = field(default=False, init=False)  # a provider may leave usage out
@@ -186,16 +191,16 @@ class SpeculativeStreamedResponse(StreamedResponse):
         has_begun = False
         try:
             async for event in self._stream:
-                for part_event in self._convert_event(event):
+                for part_event in self._convert_event_to_part_events(event):
                     has_begun = True
                     yield part_event
         except LlmSpecError as error:
-            raise _to_model_error(self._name, error, in_stream=has_begun) from error
+            raise _convert_error_to_pydantic_ai(self._name, error, in_stream=has_begun) from error
 
-    def _convert_event(self, event: StreamEvent) -> Iterator[ModelResponseStreamEvent]:
+    def _convert_event_to_part_events(self, event: StreamEvent) -> Iterator[ModelResponseStreamEvent]:
         match event:
             case TextDelta():
-                self._logprobs += describe_logprobs(event.logprobs)
+                self._logprobs += convert_logprobs_to_openai(event.logprobs)
                 yield from self._parts_manager.handle_text_delta(vendor_part_id="text", content=event.text)
             case ReasoningDelta():
                 yield from self._parts_manager.handle_thinking_delta(vendor_part_id="reasoning", content=event.text)
@@ -207,17 +212,17 @@ class SpeculativeStreamedResponse(StreamedResponse):
                     tool_call_id=event.id,
                 )
             case Finish():
-                self._record_finish(event)
+                self._record_finish_in_response(event)
             case _:
                 pass
 
-    def _record_finish(self, finish: Finish) -> None:
+    def _record_finish_in_response(self, finish: Finish) -> None:
         self.finish_reason = _FINISH_REASONS[finish.finish_reason]
-        self.provider_details = describe_finish(finish)
+        self.provider_details = describe_finish_as_json(finish)
         if self._logprobs:
             self.provider_details["logprobs"] = self._logprobs
         if finish.usage is not None:
-            self._add_usage(_convert_usage(finish.usage), reported=True)
+            self._add_usage(_convert_usage_to_pydantic_ai(finish.usage), reported=True)
         if isinstance(finish, SpeculativeFinish) and finish.result is not None:
             attempts = _list_failed_attempts(finish.result, self._started)
             self.failed_attempts = [*(self.failed_attempts or []), *attempts] or None  # behind a fallback model's own
@@ -239,7 +244,7 @@ class SpeculativeStreamedResponse(StreamedResponse):
         return self._started
 
 
-def _convert_usage(usage: Usage) -> RequestUsage:
+def _convert_usage_to_pydantic_ai(usage: Usage) -> RequestUsage:
     details = {
         "reasoning_tokens": usage.reasoning_tokens,
         "accepted_prediction_tokens": usage.accepted_prediction_tokens,
@@ -266,7 +271,9 @@ def _list_failed_attempts(result: SpeculativeResult, started: datetime) -> list[
             outcome="rejected",
             timestamp=started,
             duration=timedelta(seconds=result.stats.draft_s),
-            usage=_convert_usage(result.draft_usage) if result.draft_usage is not None and result.cost.draft else None,
+            usage=_convert_usage_to_pydantic_ai(result.draft_usage)
+            if result.draft_usage is not None and result.cost.draft
+            else None,
         )
         attempts.append(rejected)
     return attempts
@@ -283,7 +290,7 @@ def _build_failed_attempt(name: str, reason: str, started: datetime) -> ModelReq
     )
 
 
-def _to_model_error(name: str, error: LlmSpecError, *, in_stream: bool = False) -> ModelAPIError:
+def _convert_error_to_pydantic_ai(name: str, error: LlmSpecError, *, in_stream: bool = False) -> ModelAPIError:
     if isinstance(error, InvalidRequestError | UnsupportedError):
         return ModelRequestRejectedError(name, str(error), in_stream=in_stream)
     if not isinstance(error, TransientError):

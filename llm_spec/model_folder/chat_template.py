@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 from llm_spec.chat import ChatMessage, ChatRequest
 from llm_spec.errors import InvalidRequestError, ModelLoadError
 from llm_spec.message_format.formats import find_message_format, find_reasoning_marks
-from llm_spec.model_folder.files import read_text
+from llm_spec.model_folder.files import read_text_file
 
 __all__ = ["ChatTemplate"]
 
@@ -60,25 +60,25 @@ class ChatTemplate:
         if uses_tools:
             variables["tools"] = [dict(tool) for tool in request.tools]
         template = self._with_tools if uses_tools else self._default
-        messages = self._convert_messages(request.messages)
+        messages = self._convert_messages_for_template(request.messages)
         try:
             return str(template.render(**{**variables, "messages": messages, "add_generation_prompt": True}))
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             reason = f"the chat template in {self._folder} refuses these messages"
             raise InvalidRequestError(f"{reason}: {error}") from error
 
-    def _convert_messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    def _convert_messages_for_template(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         """Messages as templates want them: arguments as objects, results with the names of what was called."""
         names: dict[str, str] = {}
         converted: list[dict[str, Any]] = []
         for index, message in enumerate(messages):
-            fields = {**message.to_openai(), "role": _map_role(message), "content": message.text}
+            fields = {**message.to_openai(), "role": _map_developer_role_to_system(message), "content": message.text}
             if message.tool_calls:
                 fields["tool_calls"] = [
                     {
                         "id": self._shorten_call_id(call.id),
                         "type": "function",
-                        "function": {"name": call.name, "arguments": _parse_call_arguments(call.arguments)},
+                        "function": {"name": call.name, "arguments": _parse_tool_call_arguments(call.arguments)},
                     }
                     for call in message.tool_calls
                 ]
@@ -111,9 +111,9 @@ def _read_template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str,
     elif isinstance(found, list):
         sources = {t["name"]: t["template"] for t in cast("list[dict[str, str]]", found)}
     if (folder / "chat_template.jinja").is_file():
-        sources = {"default": read_text(folder / "chat_template.jinja")}
+        sources = {"default": read_text_file(folder / "chat_template.jinja")}
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        sources[path.stem] = read_text(path)
+        sources[path.stem] = read_text_file(path)
     return sources
 
 
@@ -134,7 +134,7 @@ def _compile_template(source: str, folder: Path) -> Any:
 
     extensions: list[Any] = ["jinja2.ext.loopcontrols", GenerationExtension]
     environment: Any = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    environment.globals.update(raise_exception=_raise_template_error, strftime_now=_strftime_now)
     environment.filters["tojson"] = _dump_template_json  # jinja2's own escapes what HTML does not like
     try:
         return environment.from_string(source)
@@ -148,19 +148,19 @@ def _read_template_variables(request: ChatRequest) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"chat_template_kwargs is {given!r}; it must be an object")
     variables = dict(cast("Mapping[str, Any]", given))
-    effort = request.extra.get("reasoning_effort") or _get_extra_text(request, "reasoning", "effort")
+    effort = request.extra.get("reasoning_effort") or _get_extra_field_text(request, "reasoning", "effort")
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
         variables.setdefault("enable_thinking", effort != "none")
     thinking = request.extra.get("enable_thinking")
     if thinking is None:
-        thinking = {"enabled": True, "disabled": False}.get(_get_extra_text(request, "thinking", "type") or "")
+        thinking = {"enabled": True, "disabled": False}.get(_get_extra_field_text(request, "thinking", "type") or "")
     if thinking is not None:
         variables.setdefault("enable_thinking", thinking)
     return variables
 
 
-def _get_extra_text(request: ChatRequest, name: str, part: str) -> str | None:
+def _get_extra_field_text(request: ChatRequest, name: str, part: str) -> str | None:
     """A text of a field of `extra` that is an object; raises InvalidRequestError where it is another."""
     value: Any = request.extra.get(name) or {}
     if not isinstance(value, Mapping):
@@ -171,7 +171,7 @@ def _get_extra_text(request: ChatRequest, name: str, part: str) -> str | None:
     return text
 
 
-def _parse_call_arguments(arguments: str) -> Any:
+def _parse_tool_call_arguments(arguments: str) -> Any:
     """Arguments as an object, which templates write in their own way; other JSON stays text."""
     try:
         value = json.loads(arguments or "{}")
@@ -180,7 +180,7 @@ def _parse_call_arguments(arguments: str) -> Any:
     return cast("Any", value) if isinstance(value, dict) else arguments
 
 
-def _map_role(message: ChatMessage) -> str:
+def _map_developer_role_to_system(message: ChatMessage) -> str:
     """Templates know no developers, whose messages are what those of the system were before."""
     return "system" if message.role == "developer" else message.role
 
@@ -193,7 +193,7 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().astimezone().strftime(pattern)
 
 
-def _raise_exception(message: str) -> NoReturn:
+def _raise_template_error(message: str) -> NoReturn:
     from jinja2 import TemplateError
 
     raise TemplateError(message)

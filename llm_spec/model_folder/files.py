@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from llm_spec.errors import ModelLoadError
 
-__all__ = ["find_file", "read_json", "read_text"]
+__all__ = ["find_file", "read_json", "read_text_file"]
 
 
 def find_file(folder: Path, *names: str) -> Path:
@@ -21,7 +21,7 @@ def find_file(folder: Path, *names: str) -> Path:
     raise ModelLoadError(f"model folder {folder} has no {' or '.join(names)}")
 
 
-def read_text(path: Path) -> str:
+def read_text_file(path: Path) -> str:
     """A text file; raises ModelLoadError when it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.is_file():
         return {}
     try:
-        value = json.loads(read_text(path))
+        value = json.loads(read_text_file(path))
     except json.JSONDecodeError as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
-__all__ = ["TokenBytes"]
+__all__ = ["TokenByteTable"]
 
 _BYTE_NAME: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class TokenBytes:
+class TokenByteTable:
     """The bytes of one tokenizer's tokens.
 
     Byte-level tokenizers (GPT-2's, Llama 3's) name each byte by a character of its own. Others (SentencePiece's) write
@@ -34,7 +34,7 @@ class TokenBytes:
         replaced = (step for step in steps if step.get("type") == "Replace" and step.get("content") == " ")
         self._space = self._space or next((step["pattern"].get("String") for step in replaced), None)
 
-    def find(self, token_id: int) -> bytes:
+    def get_bytes(self, token_id: int) -> bytes:
         """A token's bytes; empty for an id that is not a token."""
         if token_id in self._added:
             return self._added[token_id].encode()

@@ -280,11 +280,11 @@ class ChatStreamEncoder:
             case ReasoningDetail("chat", detail):
                 return {"reasoning_details": [detail]}
             case ToolCallDelta():
-                return {"tool_calls": [self._build_call_delta(event)]}
+                return {"tool_calls": [self._build_tool_call_delta(event)]}
             case _:
                 return None
 
-    def _build_call_delta(self, event: ToolCallDelta) -> Json:
+    def _build_tool_call_delta(self, event: ToolCallDelta) -> Json:
         """A piece of a call: its id and name with the first, and only with that."""
         if event.index in self._started_calls:
             return {"index": event.index, "function": {"arguments": event.arguments}}

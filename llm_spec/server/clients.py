@@ -23,10 +23,10 @@ class _SharedBudget(Budget):
         self._worker = worker
         self._client = client
 
-    def _sum_column(self, column: int) -> float:
+    def _get_counter_total(self, column: int) -> float:
         return self._ledger.sum_over_workers(self._client, column)
 
-    def _add_to_column(self, column: int, value: float) -> None:
+    def _add_to_counter(self, column: int, value: float) -> None:
         self._ledger.add_usage(self._worker, self._client, column, value)
 
 

@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar, cast
 from llm_spec._checks import check_number
 from llm_spec.config import BreakerPolicy, RetryPolicy, SpeculativeConfig, StrategyName, Timeouts
 from llm_spec.errors import ConfigError
-from llm_spec.pricing import Price, read_price
-from llm_spec.registry import NamedProvider, provider_names, strip_credentials
+from llm_spec.pricing import Price, parse_price
+from llm_spec.registry import NamedProvider, list_provider_names, strip_credentials
 from llm_spec.request_fields import LIMIT_FIELDS
 from llm_spec.strategies.registry import AUTO, PLAIN, registered_strategies, strategy_choices
 from llm_spec.tokens.lookahead import Fixed
@@ -220,7 +220,7 @@ class _ConfigReader:
         key_path = ("providers", name)
         settings = self._get_known_settings(table, key_path, [f.name for f in dataclasses.fields(NamedProvider)])
         self._require_key(table, key_path, "type")
-        known = provider_names()
+        known = list_provider_names()
         if settings["type"] not in known:
             raise self._build_config_error(
                 (*key_path, "type"), f"{settings['type']!r} is not known; installed are: {', '.join(known)}"
@@ -268,7 +268,7 @@ class _ConfigReader:
 
     def _check_model_providers(self, config: ServerConfig) -> None:
         """Name the line of a provider that is not there."""
-        known = {*provider_names(), *config.providers}
+        known = {*list_provider_names(), *config.providers}
         for name, model in config.models.items():
             for part, text in (("target", model.target), ("draft", model.draft)):
                 provider = "" if text is None else text.partition(":")[0].partition("+")[0]
@@ -390,7 +390,7 @@ def _list_to_tuple(value: Any) -> Any:
 def _parse_price_table(table: Any) -> Mapping[str, Price]:
     if not isinstance(table, Mapping):
         raise ConfigError('prices must be a table, such as { "openai:gpt-4.1" = "2:8:0.5" }')
-    return {name: read_price(str(price)) for name, price in cast("Table", table).items()}
+    return {name: parse_price(str(price)) for name, price in cast("Table", table).items()}
 
 
 _VALUE_READERS: Final[Mapping[str, Callable[[Any], object]]] = {"lookahead": Fixed, "prices": _parse_price_table}

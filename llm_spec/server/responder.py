@@ -11,7 +11,7 @@ from aiohttp import web
 from llm_spec._clock import clock
 from llm_spec.chat import AnswerStarted, Progress, StreamEvent
 from llm_spec.contract.chat import ChunkStreaming
-from llm_spec.counting import count_input_tokens
+from llm_spec.counting import estimate_request_tokens
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import BudgetError, InvalidRequestError
 from llm_spec.json_text import dumps
@@ -84,7 +84,7 @@ class Responder:
             self._client.budget,
             find_model_price(self._model.target.name, self._model.decoder.config.prices),
         )
-        num_input = sum(count_input_tokens(parsed.request) for parsed in self._parsed_requests)
+        num_input = sum(estimate_request_tokens(parsed.request) for parsed in self._parsed_requests)
         if budget is not None and budget.max_affordable_tokens(num_input, price, held=False) != 0:
             message = (
                 "the rest of this key's budget is reserved by its running requests; try again when they have ended"

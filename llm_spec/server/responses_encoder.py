@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from llm_spec.chat import ReasoningDelta, StreamEvent, TextDelta, TokenLogprob, ToolCall, ToolCallDelta
-from llm_spec.openai_logprobs import describe_logprobs
+from llm_spec.openai_logprobs import convert_logprobs_to_openai
 from llm_spec.result import SpeculativeResult
 from llm_spec.server.encoding import (
     SSE_COMMENT,
@@ -34,7 +34,7 @@ def build_responses_api_response(
     if result.reasoning:
         output.append(_build_reasoning_item(f"rs_{answer_id}", result.reasoning, "completed"))
     if result.content or not (output or result.tool_calls):
-        logprobs = describe_logprobs(result.logprobs)
+        logprobs = convert_logprobs_to_openai(result.logprobs)
         output.append(_build_message_item(f"msg_{answer_id}", result.content, "completed", logprobs))
     for index, call in enumerate(result.tool_calls):
         output.append(_build_function_call_item(f"fc_{answer_id}_{index}", call, "completed"))
@@ -200,7 +200,7 @@ class ResponsesStreamEncoder:
         item = self._current_item
         if item is None or not text:
             return b""
-        item.add_text(text, describe_logprobs(logprobs))
+        item.add_text(text, convert_logprobs_to_openai(logprobs))
         name, fields = item.build_delta_event(text)
         return self._format_numbered_event(name, **fields)
 

@@ -6,7 +6,7 @@ import asyncio
 
 from llm_spec.chat import ChatRequest
 from llm_spec.contract.chat import InputTokenCounting, LlmProvider
-from llm_spec.counting import count_input_tokens
+from llm_spec.counting import estimate_request_tokens
 from llm_spec.errors import InvalidRequestError, LlmSpecError
 
 __all__ = ["count_request_tokens"]
@@ -17,7 +17,7 @@ async def count_request_tokens(target: LlmProvider, request: ChatRequest) -> int
 
     Raises InvalidRequestError for what the server calls invalid.
     """
-    estimate = count_input_tokens(request)
+    estimate = estimate_request_tokens(request)
     try:
         counted = await _count_request_tokens_exactly(target, request, estimate)
     except InvalidRequestError:

@@ -68,15 +68,15 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         """Sleep in a thread of `run_in_executor` by this clock, as `time.sleep` does by real time."""
         woken = threading.Event()
 
-        def count_thread_in() -> None:
+        def count_thread_as_sleeping() -> None:
             self._clock.num_running_threads -= 1  # it holds up the clock no longer
-            self.call_later(seconds, count_thread_out)
+            self.call_later(seconds, count_thread_as_running)
 
-        def count_thread_out() -> None:
+        def count_thread_as_running() -> None:
             self._clock.num_running_threads += 1
             woken.set()
 
-        self.call_soon_threadsafe(count_thread_in)
+        self.call_soon_threadsafe(count_thread_as_sleeping)
         woken.wait()
 
     def _end_thread_wait(self, _: Future[Any]) -> None:
@@ -103,11 +103,11 @@ class _ClockJumpingSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         try:
-            return self._wait(timeout)
+            return self._wait_or_jump_clock(timeout)
         finally:
             self._last_select_end_s = time.monotonic()
 
-    def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+    def _wait_or_jump_clock(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.num_running_threads:
             events = super().select(timeout)
             # the loop's own work since the last call counts

@@ -62,10 +62,10 @@ class SimulatedHostedModel:
 
     async def _stream_reply(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
         prompt = [piece for message in request.messages for piece in split_pieces(message.text)]
-        num_cached = max((_count_shared_pieces(prompt, earlier) for earlier in self._seen_prompts), default=0)
+        num_cached = max((_count_common_prefix_pieces(prompt, earlier) for earlier in self._seen_prompts), default=0)
         self._seen_prompts.append(prompt)
         pieces = split_pieces(self._choose_reply_text(request))
-        predicted = _match_prediction(pieces, split_pieces(request.prediction or ""))
+        predicted = _match_pieces_with_prediction(pieces, split_pieces(request.prediction or ""))
         clock = asyncio.get_running_loop().time
         at = clock() + self._first_token_s + self._read_token_s * (len(prompt) - num_cached)
         for index, piece in enumerate(pieces):
@@ -118,28 +118,28 @@ class _JudgeQuestion(NamedTuple):
 def _parse_judge_question(text: str) -> _JudgeQuestion | None:
     """A question that `judge` asks; None: it is another message."""
 
-    def read_value(mark: str, default: Any = None) -> Any:
+    def read_json_after_mark(mark: str, default: Any = None) -> Any:
         at = text.rfind(mark)
         return default if at < 0 else json.JSONDecoder().raw_decode(text, at + len(mark))[0]
 
-    nonce = read_value("The nonce is ")
+    nonce = read_json_after_mark("The nonce is ")
     if nonce is None:
         return None
     return _JudgeQuestion(
-        answer=read_value("Your answer so far, as a JSON string: "),
-        passages=read_value("numbered from 1: "),
-        num_settled=read_value('"accepted" is a number from '),
-        replaced=read_value("by number: ", {}),
+        answer=read_json_after_mark("Your answer so far, as a JSON string: "),
+        passages=read_json_after_mark("numbered from 1: "),
+        num_settled=read_json_after_mark('"accepted" is a number from '),
+        replaced=read_json_after_mark("by number: ", {}),
         nonce=nonce,
     )
 
 
-def _count_shared_pieces(prompt: Sequence[str], earlier: Sequence[str]) -> int:
+def _count_common_prefix_pieces(prompt: Sequence[str], earlier: Sequence[str]) -> int:
     """How many pieces two prompts begin with together."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, earlier, strict=False)))
 
 
-def _match_prediction(pieces: Sequence[str], prediction: Sequence[str]) -> list[bool]:
+def _match_pieces_with_prediction(pieces: Sequence[str], prediction: Sequence[str]) -> list[bool]:
     """Which pieces of an answer a prediction had, in its order."""
     is_predicted = [False] * len(pieces)
     for block in SequenceMatcher(None, pieces, prediction, autojunk=False).get_matching_blocks():

@@ -1,7 +1,7 @@
 """A target and a draft that know one text and take their time: what a latency model looks like to a strategy.
 
 Their tokens are the pieces of `split_pieces`. Times are `asyncio.sleep`, so that by the virtual clock a long answer
-takes no time; `ModelServer` is the same over real sockets.
+takes no time; `ScriptedModelServer` is the same over real sockets.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class SimulatedTarget:
         return [_PROMPT_ID] * self._num_prompt + self._encode_pieces(split_pieces(request.prefix))
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:  # noqa: ARG002 - greedy
-        self._change_num_open(1)
+        self._change_num_open_calls(1)
         try:
             await asyncio.sleep(self._round_trip_s + self._first_token_s)
         finally:
-            self._change_num_open(-1)
+            self._change_num_open_calls(-1)
         self.num_generated_tokens += len(prefixes)
-        return [self._next_token_after(prefix) for prefix in prefixes]
+        return [self._get_answer_token_after(prefix) for prefix in prefixes]
 
     @asynccontextmanager
     async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -117,7 +117,7 @@ class SimulatedTarget:
     ) -> AsyncGenerator[StreamEvent]:
         rest = self._pieces[len(written) :]
         is_cut = max_tokens is not None and len(rest) >= max_tokens
-        self._change_num_open(1)
+        self._change_num_open_calls(1)
         try:
             at = asyncio.get_running_loop().time() + self._round_trip_s + self._first_token_s
             for piece in rest[:max_tokens]:
@@ -128,14 +128,14 @@ class SimulatedTarget:
             usage = Usage(input_tokens=self._num_prompt + len(written), output_tokens=len(rest[:max_tokens]))
             yield Finish("length" if is_cut else "stop", usage, "max_tokens" if is_cut else "eos")
         finally:
-            self._change_num_open(-1)
+            self._change_num_open_calls(-1)
 
-    def _change_num_open(self, change: int) -> None:
+    def _change_num_open_calls(self, change: int) -> None:
         self.num_open += change
         self.num_calls += change > 0
         self.max_open = max(self.max_open, self.num_open)
 
-    def _next_token_after(self, prefix: Sequence[int]) -> SampledToken:
+    def _get_answer_token_after(self, prefix: Sequence[int]) -> SampledToken:
         at = len(prefix) - self._num_prompt
         if at >= len(self._pieces):
             return SampledToken(_EOS_ID, "", is_end=True)
@@ -171,13 +171,13 @@ class SimulatedDraft:
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         self.num_calls += 1
         start = len(split_pieces(request.prefix))
-        async with aclosing(self._guess_rest(self._pieces[start : start + max_tokens])) as pieces:
+        async with aclosing(self._stream_guessed_rest(self._pieces[start : start + max_tokens])) as pieces:
             yield pieces
 
     async def aclose(self) -> None:
         """Nothing to release."""
 
-    async def _guess_rest(self, rest: Sequence[str]) -> AsyncGenerator[DraftPiece]:
+    async def _stream_guessed_rest(self, rest: Sequence[str]) -> AsyncGenerator[DraftPiece]:
         at = asyncio.get_running_loop().time() + self._first_token_s
         for piece in rest:
             wait_s = at - asyncio.get_running_loop().time()

@@ -23,7 +23,7 @@ from llm_spec.contract.draft import DraftPiece, DraftProvider
 from llm_spec.contract.local import DraftToken, TokenDrafter, TokenModel
 from llm_spec.testing.stream_checks import (
     ConformanceError,
-    ConformanceSubject,
+    SubjectUnderTest,
     cancel_after_turns,
     check_cancellation,
     check_closing_twice,
@@ -61,7 +61,7 @@ async def check_provider(
     for what, check in _PROVIDER_CHECKS.items():
         provider = make()
         opened = None if num_open is None else partial(num_open, provider)
-        subject = _ProviderSubject(num_open=opened, provider=provider, requests=requests, secret=secret)
+        subject = _ProviderUnderTest(num_open=opened, provider=provider, requests=requests, secret=secret)
         await run_check(subject, what, check(subject), patience_s)
 
 
@@ -80,12 +80,12 @@ async def check_draft(
     for what, check in _DRAFT_CHECKS.items():
         draft = make()
         opened = None if num_open is None else partial(num_open, draft)
-        subject = _DraftSubject(num_open=opened, draft=draft, requests=requests, target=target)
+        subject = _DraftUnderTest(num_open=opened, draft=draft, requests=requests, target=target)
         await run_check(subject, what, check(subject), patience_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ProviderSubject(ConformanceSubject):
+class _ProviderUnderTest(SubjectUnderTest):
     provider: LlmProvider
     secret: str | None
 
@@ -99,7 +99,7 @@ class _ProviderSubject(ConformanceSubject):
     async def aclose(self) -> None:
         await self.provider.aclose()
 
-    async def answer(self, request: ChatRequest) -> tuple[list[str], Finish]:
+    async def collect_answer(self, request: ChatRequest) -> tuple[list[str], Finish]:
         """Collect the text deltas of one stream, and its end."""
         async with self.provider.stream(request) as stream:
             events: list[object] = [event async for event in stream]
@@ -115,7 +115,7 @@ class _ProviderSubject(ConformanceSubject):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _DraftSubject(ConformanceSubject):
+class _DraftUnderTest(SubjectUnderTest):
     draft: DraftProvider
     target: TokenModel | None
 
@@ -133,7 +133,7 @@ class _DraftSubject(ConformanceSubject):
 # ------------------------------------------------------------------------------------------- providers
 
 
-async def _check_identity(subject: _ProviderSubject) -> None:
+async def _check_name_and_capabilities(subject: _ProviderUnderTest) -> None:
     name, capabilities = subject.provider.name, subject.provider.capabilities
     is_text = isinstance(name, str)  # pyright: ignore[reportUnnecessaryIsInstance] - what the type promises is checked
     subject.require_promise(is_text and bool(name), f"name must be a text that is not empty; it is {name!r}")
@@ -143,14 +143,14 @@ async def _check_identity(subject: _ProviderSubject) -> None:
     )
 
 
-async def _check_secret_is_hidden(subject: _ProviderSubject) -> None:
+async def _check_secret_is_hidden(subject: _ProviderUnderTest) -> None:
     shown = f"{subject.provider!r} {subject.provider} {subject.name} {subject.provider.capabilities!r}"
     subject.require_promise(
         subject.secret is None or subject.secret not in shown, "its representation must not show a secret"
     )
 
 
-async def _check_ending(subject: _ProviderSubject) -> None:
+async def _check_stream_ends_with_one_finish(subject: _ProviderUnderTest) -> None:
     for index in (0, 1):
         events = await subject.collect_items(index)
         for event in events:
@@ -163,8 +163,8 @@ async def _check_ending(subject: _ProviderSubject) -> None:
         subject.require_one_finish(events)
 
 
-async def _check_complete(subject: _ProviderSubject) -> None:
-    deltas, finish = await subject.answer(subject.requests[0])
+async def _check_complete_equals_stream(subject: _ProviderUnderTest) -> None:
+    deltas, finish = await subject.collect_answer(subject.requests[0])
     response = await subject.provider.complete(subject.requests[0])
     text = "".join(deltas)
     subject.require_promise(
@@ -176,13 +176,13 @@ async def _check_complete(subject: _ProviderSubject) -> None:
     )
 
 
-async def _check_cancelling_complete(subject: _ProviderSubject) -> None:
+async def _check_cancelling_complete(subject: _ProviderUnderTest) -> None:
     await cancel_after_turns(subject, lambda: subject.provider.complete(subject.requests[0]))
 
 
-async def _check_max_tokens(subject: _ProviderSubject) -> None:
-    _, whole = await subject.answer(subject.requests[0])
-    _, cut = await subject.answer(replace(subject.requests[0], max_tokens=2))
+async def _check_max_tokens_is_kept(subject: _ProviderUnderTest) -> None:
+    _, whole = await subject.collect_answer(subject.requests[0])
+    _, cut = await subject.collect_answer(replace(subject.requests[0], max_tokens=2))
     if whole.usage is None or cut.usage is None:
         return
     num = cut.usage.output_tokens
@@ -194,12 +194,12 @@ async def _check_max_tokens(subject: _ProviderSubject) -> None:
         )
 
 
-async def _check_stop(subject: _ProviderSubject) -> None:
-    deltas, _ = await subject.answer(subject.requests[0])
+async def _check_stop_string_ends_answer(subject: _ProviderUnderTest) -> None:
+    deltas, _ = await subject.collect_answer(subject.requests[0])
     stop, text = _find_stop_across_deltas(deltas), "".join(deltas)
     if stop is None:
         return
-    stopped, finish = await subject.answer(replace(subject.requests[0], stop=(stop,)))
+    stopped, finish = await subject.collect_answer(replace(subject.requests[0], stop=(stop,)))
     got, wanted = "".join(stopped), text.partition(stop)[0]
     subject.require_promise(got == wanted, f"text must end before the stop string {stop!r}, {wanted!r}; got {got!r}")
     subject.require_promise(
@@ -215,31 +215,31 @@ def _find_stop_across_deltas(deltas: Sequence[str]) -> str | None:
     return pairs[len(pairs) // 2] if pairs else None
 
 
-async def _check_prefix(subject: _ProviderSubject) -> None:
+async def _check_prefix_is_continued(subject: _ProviderUnderTest) -> None:
     if not subject.provider.capabilities.continue_prefix:
         return
-    text = "".join((await subject.answer(subject.requests[0]))[0])
+    text = "".join((await subject.collect_answer(subject.requests[0]))[0])
     prefix, rest = text[: len(text) // 2].rstrip(), text[len(text) // 2 :]
     if prefix and not rest.lstrip().startswith(prefix):
-        continued = "".join((await subject.answer(replace(subject.requests[0], prefix=prefix)))[0])
+        continued = "".join((await subject.collect_answer(replace(subject.requests[0], prefix=prefix)))[0])
         subject.require_promise(
             not continued.startswith(prefix), f"the prefix {prefix!r} must not be repeated in the answer"
         )
 
 
-_PROVIDER_CHECKS: Final[Mapping[str, Callable[[_ProviderSubject], Coroutine[Any, Any, None]]]] = {
-    "name and capabilities": _check_identity,
+_PROVIDER_CHECKS: Final[Mapping[str, Callable[[_ProviderUnderTest], Coroutine[Any, Any, None]]]] = {
+    "name and capabilities": _check_name_and_capabilities,
     "hiding secrets": _check_secret_is_hidden,
-    "the end of a stream": _check_ending,
-    "complete": _check_complete,
+    "the end of a stream": _check_stream_ends_with_one_finish,
+    "complete": _check_complete_equals_stream,
     "leaving a stream": check_early_exit,
     "leaving a stream by an exception": check_exit_by_exception,
     "two streams at once": check_concurrency,
     "cancelling a stream": check_cancellation,
     "cancelling complete": _check_cancelling_complete,
-    "max_tokens": _check_max_tokens,
-    "stop strings": _check_stop,
-    "continuing a prefix": _check_prefix,
+    "max_tokens": _check_max_tokens_is_kept,
+    "stop strings": _check_stop_string_ends_answer,
+    "continuing a prefix": _check_prefix_is_continued,
     "closing twice": check_closing_twice,
 }
 
@@ -249,7 +249,7 @@ _PROVIDER_CHECKS: Final[Mapping[str, Callable[[_ProviderSubject], Coroutine[Any,
 _DRAFT_TOKENS: Final = 8
 
 
-async def _check_draft_ending(subject: _DraftSubject) -> None:
+async def _check_only_last_draft_piece_is_final(subject: _DraftUnderTest) -> None:
     subject.require_promise(bool(subject.name), "name must not be empty")
     pieces = await subject.collect_items(0)
     for piece in pieces:
@@ -260,7 +260,7 @@ async def _check_draft_ending(subject: _DraftSubject) -> None:
     )
 
 
-async def _check_draft_length(subject: _DraftSubject) -> None:
+async def _check_draft_keeps_to_max_tokens(subject: _DraftUnderTest) -> None:
     pieces = [piece for piece in await subject.collect_items(0) if isinstance(piece, DraftPiece)]
     usage = pieces[-1].usage
     counted = [len(piece.token_ids) if piece.token_ids is not None else int(bool(piece.text)) for piece in pieces]
@@ -268,7 +268,7 @@ async def _check_draft_length(subject: _DraftSubject) -> None:
     subject.require_promise(num <= _DRAFT_TOKENS, f"a draft of at most {_DRAFT_TOKENS} tokens had {num}")
 
 
-async def _check_token_draft(subject: _DraftSubject) -> None:
+async def _check_token_drafts_of_two_requests(subject: _DraftUnderTest) -> None:
     if subject.target is None:
         return
     draft, target = subject.draft, subject.target
@@ -276,10 +276,10 @@ async def _check_token_draft(subject: _DraftSubject) -> None:
         raise ConformanceError(f"{subject.name}: to draft for a target it must be a TokenDrafter")
     refusal = draft.token_draft_refusal(target)
     subject.require_promise(refusal is None, f"it refuses the target {target.name}: {refusal}")
-    await asyncio.to_thread(_propose_side_by_side, subject, draft, target)
+    await asyncio.to_thread(_propose_for_two_requests_at_once, subject, draft, target)
 
 
-def _propose_side_by_side(subject: _DraftSubject, drafter: TokenDrafter, target: TokenModel) -> None:
+def _propose_for_two_requests_at_once(subject: _DraftUnderTest, drafter: TokenDrafter, target: TokenModel) -> None:
     """Draft for two requests at once, as their answers grow, and close the drafts."""
     prompts = [target.tokenizer.encode_chat(request) for request in _REQUESTS]
     drafts = [drafter.open_token_draft(target, _choose_best_token, prompt_ids) for prompt_ids in prompts]
@@ -299,13 +299,13 @@ def _choose_best_token(logits: FloatArray, context_ids: Sequence[int]) -> DraftT
     return DraftToken(int(logits.argmax()))
 
 
-_DRAFT_CHECKS: Final[Mapping[str, Callable[[_DraftSubject], Coroutine[Any, Any, None]]]] = {
-    "the end of a draft": _check_draft_ending,
-    "the length of a draft": _check_draft_length,
+_DRAFT_CHECKS: Final[Mapping[str, Callable[[_DraftUnderTest], Coroutine[Any, Any, None]]]] = {
+    "the end of a draft": _check_only_last_draft_piece_is_final,
+    "the length of a draft": _check_draft_keeps_to_max_tokens,
     "leaving a draft": check_early_exit,
     "leaving a draft by an exception": check_exit_by_exception,
     "two drafts at once": check_concurrency,
     "cancelling a draft": check_cancellation,
-    "drafting by token": _check_token_draft,
+    "drafting by token": _check_token_drafts_of_two_requests,
     "closing twice": check_closing_twice,
 }

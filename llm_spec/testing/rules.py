@@ -61,7 +61,7 @@ class RuleBasedProvider:
         """Nothing to release."""
 
     async def _stream_answer(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        for event in _generate_events(request):
+        for event in _generate_rule_based_answer(request):
             await asyncio.sleep(0)
             yield event
 
@@ -69,28 +69,31 @@ class RuleBasedProvider:
         num_choices = int(request.extra.get("n") or 1)
         async with aclosing(self._stream_answer(request)) as events:
             async for event in events:
-                choice = _make_choice(request, event)
+                choice = _make_openai_choice(request, event)
                 for index in range(num_choices):
-                    yield _make_chunk(request, self.name, [{"index": index, **choice}])
+                    yield _make_openai_chunk(request, self.name, [{"index": index, **choice}])
                 if isinstance(event, Finish) and event.usage is not None:
-                    yield {**_make_chunk(request, self.name, []), "usage": _make_usage(event.usage, num_choices)}
+                    yield {
+                        **_make_openai_chunk(request, self.name, []),
+                        "usage": _make_openai_usage(event.usage, num_choices),
+                    }
 
 
-def _make_chunk(request: ChatRequest, model: str, choices: Sequence[Json]) -> Json:
+def _make_openai_chunk(request: ChatRequest, model: str, choices: Sequence[Json]) -> Json:
     kind = "text_completion" if request.raw else "chat.completion.chunk"
     return {"id": "rules", "object": kind, "created": 0, "model": model, "choices": choices}
 
 
-def _make_choice(request: ChatRequest, event: StreamEvent) -> Json:
+def _make_openai_choice(request: ChatRequest, event: StreamEvent) -> Json:
     """One event as a choice of a chunk, without its index."""
     text = event.text if isinstance(event, TextDelta) else ""
     finish_reason = event.finish_reason if isinstance(event, Finish) else None
-    logprobs = _make_logprobs(request, text) if isinstance(event, TextDelta) else None
-    content: dict[str, Any] = {"text": text} if request.raw else {"delta": _make_delta(event)}
+    logprobs = _make_certain_logprobs(request, text) if isinstance(event, TextDelta) else None
+    content: dict[str, Any] = {"text": text} if request.raw else {"delta": _make_openai_delta(event)}
     return {**content, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _make_delta(event: StreamEvent) -> Json:
+def _make_openai_delta(event: StreamEvent) -> Json:
     match event:
         case TextDelta():
             return {"role": "assistant", "content": event.text}
@@ -104,7 +107,7 @@ def _make_delta(event: StreamEvent) -> Json:
             return {}
 
 
-def _make_logprobs(request: ChatRequest, text: str) -> Json | None:
+def _make_certain_logprobs(request: ChatRequest, text: str) -> Json | None:
     """Of one piece: it was certain, and nothing else was thought of."""
     if request.raw:
         if request.extra.get("logprobs") is None:
@@ -117,13 +120,13 @@ def _make_logprobs(request: ChatRequest, text: str) -> Json | None:
     return {"content": [{**certain, "top_logprobs": [certain] if request.extra.get("top_logprobs") else []}]}
 
 
-def _make_usage(usage: Usage, num_choices: int) -> Json:
+def _make_openai_usage(usage: Usage, num_choices: int) -> Json:
     num_output = usage.output_tokens * num_choices
     total = usage.input_tokens + num_output
     return {"prompt_tokens": usage.input_tokens, "completion_tokens": num_output, "total_tokens": total}
 
 
-def _generate_events(request: ChatRequest) -> Iterator[StreamEvent]:
+def _generate_rule_based_answer(request: ChatRequest) -> Iterator[StreamEvent]:
     num_input = count_prompt_pieces(request)
     called = _choose_function(request)
     if called is not None:
@@ -177,7 +180,7 @@ def _write_answer_text(request: ChatRequest) -> str:
 
 def _choose_function(request: ChatRequest) -> Json | None:
     """The function to call, if any."""
-    functions = [_get_function(tool) for tool in request.tools if tool.get("type") == "function"]
+    functions = [_get_tool_function(tool) for tool in request.tools if tool.get("type") == "function"]
     choice = request.tool_choice
     if isinstance(choice, Mapping):
         function_name = cast("Json", choice.get("function") or {}).get("name")
@@ -195,7 +198,7 @@ def _choose_function(request: ChatRequest) -> Json | None:
     return next((f for f in functions if words & _find_long_words(str(f["name"]))), None)
 
 
-def _get_function(tool: Json) -> Json:
+def _get_tool_function(tool: Json) -> Json:
     function = tool.get("function")
     if not isinstance(function, Mapping) or not isinstance(cast("Json", function).get("name"), str):
         raise InvalidRequestError(f"tools holds {tool!r}; a function needs a name")

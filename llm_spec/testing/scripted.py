@@ -93,7 +93,7 @@ class ScriptedProvider:
         """Give a text as an honest model does."""
         if self.capabilities.continue_prefix:
             text = text.removeprefix(request.prefix)
-        pieces = self._split_pieces(text)
+        pieces = self._split_text_into_pieces(text)
         finish_reason, stopped_by = self._end.finish_reason, self._end.stopped_by
         if request.max_tokens is not None and len(pieces) > request.max_tokens:
             del pieces[request.max_tokens :]
@@ -101,17 +101,17 @@ class ScriptedProvider:
         text = "".join(pieces)
         found = [at for stop in request.stop if (at := text.find(stop)) >= 0]
         if found:
-            pieces = self._split_pieces(text[: min(found)])
+            pieces = self._split_text_into_pieces(text[: min(found)])
             finish_reason, stopped_by = "stop", "stop_string"
         finish = Finish(finish_reason, self._count_usage(request, pieces), stopped_by)
         return [*map(TextDelta, pieces), finish]
 
-    def _split_pieces(self, text: str) -> list[str]:
+    def _split_text_into_pieces(self, text: str) -> list[str]:
         size = self._piece_size
         return split_pieces(text) if size is None else [text[i : i + size] for i in range(0, len(text), size)]
 
     def _count_usage(self, request: ChatRequest, pieces: Sequence[str]) -> Usage | None:
         if isinstance(self._usage, str):
-            num_input = sum(len(self._split_pieces(message.text)) for message in request.messages)
+            num_input = sum(len(self._split_text_into_pieces(message.text)) for message in request.messages)
             return Usage(input_tokens=num_input, output_tokens=len(pieces))
         return self._usage

@@ -14,7 +14,7 @@ from llm_spec.contract.draft import DraftPiece
 
 __all__ = [
     "ConformanceError",
-    "ConformanceSubject",
+    "SubjectUnderTest",
     "cancel_after_turns",
     "check_cancellation",
     "check_closing_twice",
@@ -33,7 +33,7 @@ class ConformanceError(AssertionError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConformanceSubject(ABC):
+class SubjectUnderTest(ABC):
     """What is checked."""
 
     requests: Sequence[ChatRequest]
@@ -76,9 +76,7 @@ class ConformanceSubject(ABC):
         return f"{num_open} streams are open" if num_open else ""
 
 
-async def run_check(
-    subject: ConformanceSubject, what: str, check: Coroutine[Any, Any, None], patience_s: float
-) -> None:
+async def run_check(subject: SubjectUnderTest, what: str, check: Coroutine[Any, Any, None], patience_s: float) -> None:
     """Run one check within its time, and close what was checked."""
     timeout = asyncio.timeout(patience_s)
     try:
@@ -92,7 +90,7 @@ async def run_check(
             await subject.aclose()
 
 
-async def check_early_exit(subject: ConformanceSubject) -> None:
+async def check_early_exit(subject: SubjectUnderTest) -> None:
     """Leave before the first piece and after it: no more may come, and nothing may go on."""
     before = asyncio.all_tasks()
     for num_read in (0, 1):
@@ -106,7 +104,7 @@ async def check_early_exit(subject: ConformanceSubject) -> None:
         await subject.require_idle(before, "leaving a stream early")
 
 
-async def check_exit_by_exception(subject: ConformanceSubject) -> None:
+async def check_exit_by_exception(subject: SubjectUnderTest) -> None:
     """Raise inside the context: the same exception must come out."""
     before = asyncio.all_tasks()
     texts_read: BaseException | None = None
@@ -123,7 +121,7 @@ async def check_exit_by_exception(subject: ConformanceSubject) -> None:
     await subject.require_idle(before, "an exception inside the context")
 
 
-async def check_concurrency(subject: ConformanceSubject) -> None:
+async def check_concurrency(subject: SubjectUnderTest) -> None:
     """Read two side by side, and leave one while the other goes on: each must say what it says alone."""
     alone = [_join_item_texts(await subject.collect_items(index)) for index in (0, 1)]
     async with subject.open_stream(0) as first, subject.open_stream(1) as second:
@@ -141,7 +139,7 @@ async def check_concurrency(subject: ConformanceSubject) -> None:
     )
 
 
-async def check_cancellation(subject: ConformanceSubject) -> None:
+async def check_cancellation(subject: SubjectUnderTest) -> None:
     """Cancel at several moments: CancelledError must come out, and nothing may go on."""
     await cancel_after_turns(subject, lambda: subject.collect_items(0))
     before = asyncio.all_tasks()
@@ -152,7 +150,7 @@ async def check_cancellation(subject: ConformanceSubject) -> None:
     await subject.require_idle(before, "cancellation")
 
 
-async def _read_expecting_cancel(subject: ConformanceSubject, started_event: asyncio.Event) -> None:
+async def _read_expecting_cancel(subject: SubjectUnderTest, started_event: asyncio.Event) -> None:
     try:
         async with subject.open_stream(0) as items:
             async for _ in items:
@@ -161,7 +159,7 @@ async def _read_expecting_cancel(subject: ConformanceSubject, started_event: asy
         started_event.set()
 
 
-async def cancel_after_turns(subject: ConformanceSubject, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+async def cancel_after_turns(subject: SubjectUnderTest, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
     """Cancel a piece of work again and again, each time some turns of the loop later."""
     before = asyncio.all_tasks()
     for num_turns in _NUM_LOOP_TURNS:
@@ -172,7 +170,7 @@ async def cancel_after_turns(subject: ConformanceSubject, work: Callable[[], Cor
         await subject.require_idle(before, "cancellation")
 
 
-async def _cancel_and_check(subject: ConformanceSubject, task: asyncio.Task[Any]) -> None:
+async def _cancel_and_check(subject: SubjectUnderTest, task: asyncio.Task[Any]) -> None:
     if not task.cancel():
         task.result()  # it had ended by itself; an error of its own is the caller's to see
         return
@@ -184,7 +182,7 @@ async def _cancel_and_check(subject: ConformanceSubject, task: asyncio.Task[Any]
         subject.require_promise(is_kept=False, promise=f"cancellation must pass through; it was {became}")
 
 
-async def check_closing_twice(subject: ConformanceSubject) -> None:
+async def check_closing_twice(subject: SubjectUnderTest) -> None:
     """Close again after use."""
     before = asyncio.all_tasks()
     await subject.collect_items(0)

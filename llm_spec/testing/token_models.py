@@ -49,7 +49,7 @@ class ByteTokenizer:
         return bytes([token_id]) if token_id < self.eos_token_id else b""
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
-        return [*self.encode(_join_messages(request)), self.answer_token_id, *self.encode(request.prefix)]
+        return [*self.encode(_join_message_texts(request)), self.answer_token_id, *self.encode(request.prefix)]
 
 
 class CharTokenizer:
@@ -77,7 +77,7 @@ class CharTokenizer:
         return "".join(self._alphabet[i] for i in token_ids if i < self.eos_token_id)
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
-        return [*self.encode(_join_messages(request)), self.answer_token_id, *self.encode(request.prefix)]
+        return [*self.encode(_join_message_texts(request)), self.answer_token_id, *self.encode(request.prefix)]
 
 
 class TableModel:
@@ -171,7 +171,7 @@ class _TableSession:
 
     def forward(self, token_ids: Sequence[int], *, num_rows: int) -> FloatArray:
         model, start = self._model, len(self._ids)
-        self._check_forward(token_ids, num_rows)
+        self._check_forward_arguments(token_ids, num_rows)
         model.widths.append(len(token_ids))
         if model.forward_s > 0:  # to sleep for no time takes a tenth of a millisecond
             model.sleep(model.forward_s)
@@ -201,7 +201,7 @@ class _TableSession:
             return np.full(self._model.vocab_size, np.nan, dtype=np.float32)
         return self._model.logits(self._ids[: position + 1])
 
-    def _check_forward(self, token_ids: Sequence[int], num_rows: int) -> None:
+    def _check_forward_arguments(self, token_ids: Sequence[int], num_rows: int) -> None:
         model, width = self._model, len(token_ids)
         if self._closed:
             raise RuntimeError("this session is closed")
@@ -236,5 +236,5 @@ class LocalProvider:
         """Nothing to release."""
 
 
-def _join_messages(request: ChatRequest) -> str:
+def _join_message_texts(request: ChatRequest) -> str:
     return "".join(message.text for message in request.messages)

@@ -41,7 +41,7 @@ async def read_http_answer_events(
     try:
         while block := await event_data.read_data_block():
             for data in block:
-                for event in stripper.strip_events(reader.read(client.parse_chunk(data))):
+                for event in stripper.strip_events(reader.read_chunk(client.parse_chunk(data))):
                     if type(event) is TextDelta:
                         texts.append(event.text)
                     yield event
@@ -51,9 +51,9 @@ async def read_http_answer_events(
         raise
     except (aiohttp.ClientError, ValueError) as error:
         raise client.build_connection_error(error, "".join(texts)) from error
-    finish = reader.finish(is_done=event_data.is_done)
+    finish = reader.make_finish(is_done=event_data.is_done)
     if finish is None:
-        raise TransientError(client.format_error_message(reader.failure), partial_text="".join(texts))
+        raise TransientError(client.format_error_message(reader.failure_message), partial_text="".join(texts))
     if held := stripper.flush():
         yield TextDelta(held)
     yield finish
@@ -84,15 +84,17 @@ def read_whole_http_answer(
     """An answer that came at once; raises TransientError for one without a finish reason."""
     choices: list[Mapping[str, Any]] = answer.get("choices") or []
     reader, stripper = ChunkReader(has_logprobs=has_logprobs), RepeatedPrefixStripper(repeated)
-    events = reader.read({**answer, "choices": [{**choice, "delta": choice.get("message")} for choice in choices]})
-    builder, finish = ChatResponseBuilder(), reader.finish()
+    events = reader.read_chunk(
+        {**answer, "choices": [{**choice, "delta": choice.get("message")} for choice in choices]}
+    )
+    builder, finish = ChatResponseBuilder(), reader.make_finish()
     for event in stripper.strip_events(events):
-        builder.add(event)
+        builder.add_event(event)
     if held := stripper.flush():
-        builder.add(TextDelta(held))
-    response = None if finish is None else builder.add(finish)
+        builder.add_event(TextDelta(held))
+    response = None if finish is None else builder.add_event(finish)
     if response is None:
-        raise TransientError(client.format_error_message(reader.failure), partial_text=builder.text)
+        raise TransientError(client.format_error_message(reader.failure_message), partial_text=builder.text)
     return response
 
 

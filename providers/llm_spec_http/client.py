@@ -169,7 +169,7 @@ class HttpClient:
     async def _get_loop_session(self) -> aiohttp.ClientSession:
         if self._given_session is None:
             return await self._loop_sessions.get()
-        self._given_loop.check()
+        self._given_loop.check_running_loop()
         return self._given_session
 
     async def _raise_for_status(self, response: aiohttp.ClientResponse) -> NoReturn:

@@ -25,7 +25,7 @@ async def read_sdk_answer_events(
     text: list[str] = []
     try:
         async for value in stream:
-            for event in reader.read(_check_chunk_object(client, value, text)):
+            for event in reader.read_chunk(_check_chunk_object(client, value, text)):
                 if isinstance(event, TextDelta):
                     text.append(event.text)
                 yield event
@@ -33,9 +33,9 @@ async def read_sdk_answer_events(
         raise client.convert_sdk_error(
             error, "".join(text)
         ) from None  # an SDK's error holds the request, and with it the key
-    finish = reader.finish(is_done=stream.is_done)
+    finish = reader.make_finish(is_done=stream.is_done)
     if finish is None:
-        raise TransientError(client.format_error_message(reader.failure), partial_text="".join(text))
+        raise TransientError(client.format_error_message(reader.failure_message), partial_text="".join(text))
     yield finish
 
 

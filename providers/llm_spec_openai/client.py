@@ -112,7 +112,7 @@ class OpenAIChatClient:
         """The running loop's client."""
         if self._loop_clients is not None:
             return await self._loop_clients.get()
-        self._given_loop.check()
+        self._given_loop.check_running_loop()
         return self._client
 
     def _create_loop_client(self) -> AsyncOpenAI:

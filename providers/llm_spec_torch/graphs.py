@@ -22,7 +22,7 @@ _CAPTURE_LOCK: Final = threading.Lock()
 
 
 class CudaGraphs:
-    """The recorded steps of one lane."""
+    """The recorded steps of one engine."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -21,9 +21,9 @@ from llm_spec.integrations._shared import (
     BridgedSource,
     ProviderSource,
     StreamClosedError,
-    TaskStream,
+    TaskReadEventStream,
     build_request_options,
-    describe_finish,
+    describe_finish_as_json,
 )
 from llm_spec.testing import ScriptedProvider
 
@@ -34,7 +34,7 @@ WORDS = "one two three four five"
 async def test_it_gives_the_providers_events() -> None:
     """All events come, in their order, and the end ends."""
     provider = ScriptedProvider(WORDS)
-    async with TaskStream(provider.stream(REQUEST)) as stream:
+    async with TaskReadEventStream(provider.stream(REQUEST)) as stream:
         events = [event async for event in stream]
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == WORDS
     assert isinstance(events[-1], Finish)
@@ -44,7 +44,7 @@ async def test_it_gives_the_providers_events() -> None:
 async def test_it_reads_one_event_ahead_and_no_more() -> None:
     """A reader that stops holds the upstream back: what comes after the next event is not asked for."""
     provider = ScriptedProvider(WORDS, fail_at={2: TargetError("broken")})
-    async with TaskStream(provider.stream(REQUEST)) as stream:
+    async with TaskReadEventStream(provider.stream(REQUEST)) as stream:
         await anext(stream)
         for _ in range(20):
             await asyncio.sleep(0)
@@ -58,7 +58,7 @@ async def test_it_reads_one_event_ahead_and_no_more() -> None:
 async def test_another_task_may_close_it_while_a_reader_waits() -> None:
     """The reader is released with StreamClosedError, and the upstream has ended when `aclose` returns."""
     provider = ScriptedProvider(WORDS, delay_first_s=3600.0)
-    async with TaskStream(provider.stream(REQUEST)) as stream:
+    async with TaskReadEventStream(provider.stream(REQUEST)) as stream:
         reader = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         closer = asyncio.create_task(stream.aclose())
@@ -73,13 +73,13 @@ async def test_another_task_may_close_it_while_a_reader_waits() -> None:
 
 async def test_it_may_be_entered_and_left_by_different_tasks() -> None:
     """A provider's stream belongs to one task; whoever opens, reads and closes need not be one."""
-    stream = TaskStream(SpeculativeDecoder(None, ScriptedProvider(WORDS)).stream(REQUEST))
+    stream = TaskReadEventStream(SpeculativeDecoder(None, ScriptedProvider(WORDS)).stream(REQUEST))
     await asyncio.create_task(stream.__aenter__())
     assert await asyncio.create_task(_next(stream)) == TextDelta("one")
     await asyncio.create_task(stream.aclose())
 
 
-async def _next(stream: TaskStream) -> object:
+async def _next(stream: TaskReadEventStream) -> object:
     return await anext(stream)
 
 
@@ -87,7 +87,7 @@ async def test_an_error_comes_where_it_happened() -> None:
     """`wait_for_first_event` raises what comes before the first event, reading what comes later."""
     for at in (0, 2):
         provider = ScriptedProvider(WORDS, fail_at={at: TargetError("broken")})
-        async with TaskStream(provider.stream(REQUEST)) as stream:
+        async with TaskReadEventStream(provider.stream(REQUEST)) as stream:
             if at == 0:
                 with pytest.raises(TargetError, match="broken"):
                     await stream.wait_for_first_event()
@@ -122,10 +122,10 @@ async def test_a_source_closes_what_it_made_and_nothing_else() -> None:
 
 async def test_figures_are_json() -> None:
     """A decoder's answer has figures, a plain provider's only says why it ended."""
-    assert describe_finish(Finish("stop")) == {"finish_reason": "stop", "stopped_by": None}
+    assert describe_finish_as_json(Finish("stop")) == {"finish_reason": "stop", "stopped_by": None}
     async with SpeculativeDecoder(None, ScriptedProvider(WORDS)).stream(REQUEST) as events:
         ends = [event async for event in events if isinstance(event, SpeculativeFinish)]
-    told = describe_finish(ends[0])
+    told = describe_finish_as_json(ends[0])
     assert (told["strategy"], told["acceptance_rate"]) == ("plain", None)
     assert json.loads(json.dumps(told)) == told
 

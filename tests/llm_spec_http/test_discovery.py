@@ -24,14 +24,14 @@ from llm_spec import (
 )
 from llm_spec.contract.endpoint import Feature
 from llm_spec.simulation import SimulatedDraft
-from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency
 
 ANSWER = "The cat sat on the mat, all day long."
 Json: TypeAlias = dict[str, Any]
 Change: TypeAlias = Callable[[str, Json, Any], Any]
 
 
-class Odd(ModelServer):
+class Odd(ScriptedModelServer):
     """A server whose requests and answers go through `on_request(path, body)` and `on_reply(path, body, reply)`."""
 
     def __init__(self, *, on_request: Change | None = None, on_reply: Change | None = None) -> None:
@@ -40,7 +40,7 @@ class Odd(ModelServer):
         self.on_reply = on_reply
 
     @web.middleware
-    async def _handle_request(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _handle_with_latency_and_faults(self, request: web.Request, handler: Any) -> web.StreamResponse:
         body: Json = await request.json() if request.can_read_body else {}
         if self.on_request is not None:
             try:
@@ -48,7 +48,7 @@ class Odd(ModelServer):
             except InvalidRequestError as error:
                 return web.json_response({"error": {"message": str(error)}}, status=400)
             request._read_bytes = json.dumps(changed).encode()
-        response = await super()._handle_request(request, handler)
+        response = await super()._handle_with_latency_and_faults(request, handler)
         if self.on_reply is not None and isinstance(response, web.Response) and response.body is not None:
             reply = json.loads(response.text or "null")
             return web.json_response(self.on_reply(request.path, body, reply), status=response.status)
@@ -56,7 +56,7 @@ class Odd(ModelServer):
 
 
 @asynccontextmanager
-async def opened(server: ModelServer, dialect: str = "vllm") -> AsyncGenerator[HttpProvider]:
+async def opened(server: ScriptedModelServer, dialect: str = "vllm") -> AsyncGenerator[HttpProvider]:
     provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS[dialect])
     try:
         yield provider
@@ -64,7 +64,7 @@ async def opened(server: ModelServer, dialect: str = "vllm") -> AsyncGenerator[H
         await provider.aclose()
 
 
-async def found(server: ModelServer) -> tuple[bool, bool]:
+async def found(server: ScriptedModelServer) -> tuple[bool, bool]:
     """Whether the server works on tokens, and whether it scores them."""
     async with server, opened(server) as provider:
         await provider.discover("token_endpoint")
@@ -78,21 +78,21 @@ async def found(server: ModelServer) -> tuple[bool, bool]:
 
 async def test_a_server_that_works_is_found_to() -> None:
     """By ids and with scores, also where its frames hold several tokens or an answer is one token long."""
-    assert await found(ModelServer(ANSWER)) == (True, True)
-    assert await found(ModelServer(ANSWER, tokens_per_frame=3)) == (True, True)
-    assert await found(ModelServer("Yes")) == (True, True)
+    assert await found(ScriptedModelServer(ANSWER)) == (True, True)
+    assert await found(ScriptedModelServer(ANSWER, tokens_per_frame=3)) == (True, True)
+    assert await found(ScriptedModelServer("Yes")) == (True, True)
 
 
 async def test_the_test_server_scores() -> None:
     """It gives prompt logprobs, so it is there for tests of `score`."""
-    assert await found(ModelServer(ANSWER)) == (True, True)
+    assert await found(ScriptedModelServer(ANSWER)) == (True, True)
 
 
 @pytest.mark.parametrize("feature", ["token_endpoint", "token_scorer"])
 async def test_discovery_happens_once(feature: Feature) -> None:
     """Concurrent first requests share it, later ones know, and it takes a handful of calls."""
     num_calls: list[int] = []
-    async with ModelServer(ANSWER, latency=ServerLatency(round_trip_s=0.002)) as server:
+    async with ScriptedModelServer(ANSWER, latency=ServerLatency(round_trip_s=0.002)) as server:
         for num_callers in (1, 8):
             forget_servers()
             async with opened(server) as provider:
@@ -106,7 +106,7 @@ async def test_discovery_happens_once(feature: Feature) -> None:
 
 async def test_a_process_remembers_a_server() -> None:
     """What one client has found out, others know: at the same address, with the same model and key."""
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         async with opened(server) as first:
             await first.discover("token_endpoint")
         num_calls = len(server.paths)
@@ -121,7 +121,7 @@ async def test_a_process_remembers_a_server() -> None:
 
 async def test_other_servers_are_not_confused_with_it() -> None:
     """Another model, another key, another dialect, or a session that may lead anywhere: each is tried for itself."""
-    async with ModelServer(ANSWER) as server, opened(server) as known, aiohttp.ClientSession() as session:
+    async with ScriptedModelServer(ANSWER) as server, opened(server) as known, aiohttp.ClientSession() as session:
         await known.discover("token_endpoint")
         others = [
             HttpProvider("other", base_url=server.url, dialect=DIALECTS["vllm"]),
@@ -153,7 +153,10 @@ async def test_a_server_that_refuses_to_tell_ids_is_asked_without() -> None:
 
 async def test_concurrent_first_requests_share_it() -> None:
     """Each begins beside it."""
-    async with ModelServer(ANSWER, latency=ServerLatency(round_trip_s=0.002)) as server, opened(server) as provider:
+    async with (
+        ScriptedModelServer(ANSWER, latency=ServerLatency(round_trip_s=0.002)) as server,
+        opened(server) as provider,
+    ):
         config = SpeculativeConfig(strategy="race", max_extra_cost=0.0)
         decoder = SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config)
         results = await asyncio.gather(*(decoder.decode("q", temperature=0.0) for _ in range(6)))
@@ -164,14 +167,14 @@ async def test_concurrent_first_requests_share_it() -> None:
 
 async def test_scores_can_be_discovered_alone() -> None:
     """Whoever needs a scorer asks for that."""
-    async with ModelServer(ANSWER) as server, opened(server) as provider:
+    async with ScriptedModelServer(ANSWER) as server, opened(server) as provider:
         await provider.discover("token_scorer")
         assert provider.capabilities.token_scorer is not None
 
 
 async def test_a_dialect_without_token_ids_is_not_tried() -> None:
     """No request is made for what nobody knows how to ask."""
-    async with ModelServer(ANSWER) as server, opened(server, "generic") as provider:
+    async with ScriptedModelServer(ANSWER) as server, opened(server, "generic") as provider:
         await provider.discover("token_endpoint")
         await provider.discover("token_scorer")
         assert server.paths == []
@@ -274,7 +277,7 @@ async def test_answers_that_are_wrong(fault: Change) -> None:
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/completions", "/v1/chat/completions"])
 async def test_calls_that_are_missing(path: str) -> None:
     """A 404 is an answer, not an error."""
-    assert await found(ModelServer(ANSWER, faults=ServerFaults(missing=frozenset([path])))) == (False, False)
+    assert await found(ScriptedModelServer(ANSWER, faults=ServerFaults(missing=frozenset([path])))) == (False, False)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +286,7 @@ async def test_calls_that_are_missing(path: str) -> None:
 )
 async def test_servers_that_fail(faults: ServerFaults) -> None:
     """Nothing is raised."""
-    assert await found(ModelServer(ANSWER, faults=faults)) == (False, False)
+    assert await found(ScriptedModelServer(ANSWER, faults=faults)) == (False, False)
 
 
 async def test_a_server_that_cannot_be_reached() -> None:
@@ -297,7 +300,7 @@ async def test_a_server_that_cannot_be_reached() -> None:
 # ------------------------------------------------------------------------------------------ callers at the same time
 
 
-class Gate(ModelServer):
+class Gate(ScriptedModelServer):
     """It answers once `is_open`; `num_waiting` requests wait for that."""
 
     def __init__(self) -> None:
@@ -306,13 +309,13 @@ class Gate(ModelServer):
         self.num_waiting = 0
 
     @web.middleware
-    async def _handle_request(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _handle_with_latency_and_faults(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.num_waiting += 1
         try:
             await self.is_open.wait()
         finally:
             self.num_waiting -= 1
-        return await super()._handle_request(request, handler)
+        return await super()._handle_with_latency_and_faults(request, handler)
 
 
 async def waiting(server: Gate, number: int) -> None:
@@ -338,7 +341,7 @@ async def test_a_caller_may_leave_it_to_the_others() -> None:
 
 
 async def _num_calls_alone() -> int:
-    async with ModelServer(ANSWER) as server, opened(server) as provider:
+    async with ScriptedModelServer(ANSWER) as server, opened(server) as provider:
         await provider.discover("token_endpoint")
         return len(server.paths)
 
@@ -405,13 +408,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-async def is_tried(server: ModelServer, provider: HttpProvider) -> bool:
+async def is_tried(server: ScriptedModelServer, provider: HttpProvider) -> bool:
     before = len(server.paths)
     await provider.discover("token_endpoint")
     return len(server.paths) > before
 
 
-async def pause_until_tried(clock: Clock, server: ModelServer, provider: HttpProvider) -> float:
+async def pause_until_tried(clock: Clock, server: ScriptedModelServer, provider: HttpProvider) -> float:
     """Seconds until the provider tries again, to the nearest ten."""
     since_s = clock.now_s
     while not await is_tried(server, provider):
@@ -425,7 +428,7 @@ MISSING = ServerFaults(missing=frozenset(["/v1/completions"]))
 
 async def test_a_server_that_cannot_yet_is_tried_again(clock: Clock) -> None:
     """After a minute, then later and later, up to an hour; once it can it is believed."""
-    async with ModelServer(ANSWER, faults=MISSING) as server, opened(server) as provider:
+    async with ScriptedModelServer(ANSWER, faults=MISSING) as server, opened(server) as provider:
         assert await is_tried(server, provider)
         pauses = [await pause_until_tried(clock, server, provider) for _ in range(8)]
         assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600]
@@ -437,7 +440,7 @@ async def test_a_server_that_cannot_yet_is_tried_again(clock: Clock) -> None:
         assert not await is_tried(server, provider)
 
 
-async def mark_feature_lost(server: ModelServer, provider: HttpProvider) -> None:
+async def mark_feature_lost(server: ScriptedModelServer, provider: HttpProvider) -> None:
     """A call fails because the server does not know it any more; afterwards it does again."""
     tokens = provider.capabilities.token_endpoint
     assert tokens is not None
@@ -450,7 +453,7 @@ async def mark_feature_lost(server: ModelServer, provider: HttpProvider) -> None
 
 async def test_what_was_lost_is_found_again(clock: Clock) -> None:
     """After a minute; later where it is lost again soon, and after a minute again where it had been there for long."""
-    async with ModelServer(ANSWER) as server, opened(server) as provider:
+    async with ScriptedModelServer(ANSWER) as server, opened(server) as provider:
         await provider.discover("token_scorer")
         clock.now_s = 5000.0
         for pause_s, good_s in ((60, 10.0), (120, 200.0), (60, 0.0)):
@@ -485,7 +488,7 @@ async def test_scores_are_lost_and_found_alone(clock: Clock) -> None:
 
 async def test_a_continuation_is_tried_again(clock: Clock) -> None:
     """A server that did not go on from a text may do so after an update; one that fails is tried by the next caller."""
-    async with ModelServer(ANSWER, continues_prefix=None) as server, opened(server) as provider:
+    async with ScriptedModelServer(ANSWER, continues_prefix=None) as server, opened(server) as provider:
         server.faults = ServerFaults(status=503)
         with pytest.raises(TransientError, match="503"):
             await provider.discover("continue_prefix")
@@ -505,7 +508,7 @@ async def test_a_continuation_is_tried_again(clock: Clock) -> None:
 @pytest.mark.parametrize("feature", ["token_endpoint", "token_scorer", "continue_prefix"])
 async def test_whoever_calls_may_say_that_something_is_lost(clock: Clock, feature: Feature) -> None:
     """What a refusal meant the provider cannot always tell; the others stay, but for scores, which need token ids."""
-    async with ModelServer(ANSWER, continues_prefix="fields") as server, opened(server) as provider:
+    async with ScriptedModelServer(ANSWER, continues_prefix="fields") as server, opened(server) as provider:
 
         def can() -> dict[Feature, bool]:
             can = provider.capabilities
@@ -527,7 +530,7 @@ async def test_whoever_calls_may_say_that_something_is_lost(clock: Clock, featur
 
 async def test_a_vocabulary_is_forgotten_with_it(clock: Clock) -> None:
     """Behind the address there may be another model by then."""
-    async with ModelServer(ANSWER) as server, opened(server) as provider:
+    async with ScriptedModelServer(ANSWER) as server, opened(server) as provider:
         await provider.discover("token_endpoint")
         tokens = provider.capabilities.token_endpoint
         assert tokens is not None

@@ -27,7 +27,7 @@ from llm_spec import (
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.simulation import SimulatedDraft
-from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -41,7 +41,7 @@ QUESTION = "Tell me."
 
 
 @asynccontextmanager
-async def opened(server: ModelServer) -> AsyncGenerator[HttpProvider]:
+async def opened(server: ScriptedModelServer) -> AsyncGenerator[HttpProvider]:
     provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
     try:
         await provider.discover("token_endpoint")
@@ -58,13 +58,13 @@ def agreeing(answer: str = WORDS, agreement: float = 1.0, token_s: float = 0.000
 
 
 async def probed(
-    server: ModelServer, draft: DraftProvider, request: ChatRequest | str = QUESTION, **options: Any
+    server: ScriptedModelServer, draft: DraftProvider, request: ChatRequest | str = QUESTION, **options: Any
 ) -> SpeculativeResult:
     async with opened(server) as target:
         return await patient(draft, target, **options).decode(request)
 
 
-async def none_open(server: ModelServer) -> bool:
+async def none_open(server: ScriptedModelServer) -> bool:
     """Whether the server sees within 50 ms that nobody waits for it any more."""
     end_s = asyncio.get_running_loop().time() + 0.05
     while server.num_open_streams and asyncio.get_running_loop().time() < end_s:  # noqa: ASYNC110 - it tells no news
@@ -83,7 +83,7 @@ async def test_the_text_is_the_targets_own(answer: str, kind: str) -> None:
         "lookup": PromptLookup(),
         "given": ReferenceDraft(make_disagreeing_draft(answer, 0.8, 2)),
     }
-    async with ModelServer(answer, latency=QUICK) as server:
+    async with ScriptedModelServer(answer, latency=QUICK) as server:
         result = await probed(server, drafts[kind])
         assert (result.content, result.finish_reason, result.fallbacks) == (answer, "stop", ())
         assert await none_open(server)
@@ -91,7 +91,7 @@ async def test_the_text_is_the_targets_own(answer: str, kind: str) -> None:
 
 async def test_a_cap_and_a_stop_string_end_it_as_they_end_the_plain_answer() -> None:
     """The stop string is matched here and never sent with a round."""
-    async with ModelServer(WORDS, latency=QUICK) as server:
+    async with ScriptedModelServer(WORDS, latency=QUICK) as server:
         result = await probed(server, agreeing(), ChatRequest.create(QUESTION, max_tokens=7))
         assert (result.content, result.stopped_by) == ("".join(split_pieces(WORDS)[:7]), "max_tokens")
         result = await probed(server, agreeing(), ChatRequest.create(QUESTION, stop=["d17 w"]))
@@ -101,7 +101,7 @@ async def test_a_cap_and_a_stop_string_end_it_as_they_end_the_plain_answer() -> 
 
 async def test_a_round_is_one_request_of_growing_prefixes() -> None:
     """Each asks for one token after lookahead + 1 prefixes at most, without a seed."""
-    async with ModelServer(WORDS, latency=QUICK) as server:
+    async with ScriptedModelServer(WORDS, latency=QUICK) as server:
         request = ChatRequest.create(QUESTION, temperature=0.7, top_p=0.9)
         result = await probed(server, agreeing(), request, lookahead=Fixed(5), max_concurrent_streams=3)
         assert result.content == WORDS
@@ -118,7 +118,7 @@ async def test_a_round_is_one_request_of_growing_prefixes() -> None:
 # ------------------------------------------------------------------------------------------ faults
 
 
-class Faulty(ModelServer):
+class Faulty(ScriptedModelServer):
     """Answers rounds wrongly from a number of text requests on."""
 
     mode: Literal["drop", "choices", "no_ids", "no_json"] | None = None
@@ -155,7 +155,7 @@ async def test_a_server_that_answers_rounds_wrongly_is_asked_plainly(mode: Any, 
 @pytest.mark.parametrize("continues", [False, True])
 async def test_one_refused_request_costs_no_text(status: int, continues: bool) -> None:
     """The next ones are served: the answer is whole."""
-    async with ModelServer(WORDS, latency=QUICK, continues_prefix="fields" if continues else None) as server:
+    async with ScriptedModelServer(WORDS, latency=QUICK, continues_prefix="fields" if continues else None) as server:
         result, shown = await spoiled(server, ServerFaults(status=status, num_requests=1 << 30), after=6, heals=True)
         assert shown == WORDS
         assert result is not None
@@ -163,7 +163,7 @@ async def test_one_refused_request_costs_no_text(status: int, continues: bool) -
 
 
 async def spoiled(
-    server: ModelServer, faults: ServerFaults, *, after: int, heals: bool = False
+    server: ScriptedModelServer, faults: ServerFaults, *, after: int, heals: bool = False
 ) -> tuple[SpeculativeResult | None, str]:
     """The server breaks when so many pieces are shown (heals: until the fallback); what was shown in the end."""
     shown, num_shown = "", 0
@@ -184,7 +184,7 @@ async def spoiled(
 
 async def test_a_server_that_refuses_everything_midway_is_an_error_with_the_text_so_far() -> None:
     """Neither rounds, nor ids, nor text go on: TargetError, whose partial text is what was shown."""
-    async with ModelServer(WORDS, latency=QUICK, continues_prefix="fields") as server:
+    async with ScriptedModelServer(WORDS, latency=QUICK, continues_prefix="fields") as server:
         with pytest.raises(TargetError) as caught:
             await spoiled(server, ServerFaults(status=500), after=8)
         text = caught.value.partial_text
@@ -197,7 +197,7 @@ async def test_a_server_that_refuses_everything_midway_is_an_error_with_the_text
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/completions", "/detokenize"])
 async def test_a_server_that_loses_a_path_midway_goes_on(path: str) -> None:
     """What it does not know any more is not needed for the rest; the next request is plain, and says why."""
-    async with ModelServer(WORDS, latency=QUICK, continues_prefix="fields") as server, opened(server) as target:
+    async with ScriptedModelServer(WORDS, latency=QUICK, continues_prefix="fields") as server, opened(server) as target:
         decoder = patient(ReferenceDraft(make_disagreeing_draft(WORDS, 0.7, 3)), target, lookahead=Fixed(3))
         shown, num_fallbacks = "", 0
         async with decoder.stream(QUESTION, rounds=True) as events:
@@ -216,7 +216,7 @@ async def test_a_server_that_loses_a_path_midway_goes_on(path: str) -> None:
         assert auto.content == WORDS
 
 
-class NoTokens(ModelServer):
+class NoTokens(ScriptedModelServer):
     """`/tokenize` answers a text with something else from a number of calls on."""
 
     num_left = 1 << 30
@@ -242,7 +242,7 @@ async def test_an_answer_of_another_form_to_tokenize_costs_no_text(num_left: int
 
 async def test_the_context_length_is_kept_to() -> None:
     """The answer ends where the context does; no request asks for more than there is room for."""
-    async with ModelServer(WORDS, latency=QUICK, context_length=30) as server:
+    async with ScriptedModelServer(WORDS, latency=QUICK, context_length=30) as server:
         result = await probed(server, agreeing(), lookahead=Fixed(4))
         assert (result.finish_reason, result.stopped_by) == ("length", "context_length")
         assert WORDS.startswith(result.content)
@@ -255,7 +255,7 @@ async def test_the_context_length_is_kept_to() -> None:
 
 async def test_the_costs_are_those_of_the_server() -> None:
     """Tokens read and written by all rounds, as the server's log of requests has them."""
-    async with ModelServer(WORDS, latency=QUICK) as server:
+    async with ScriptedModelServer(WORDS, latency=QUICK) as server:
         request = ChatRequest.create(QUESTION, max_tokens=50)
         result = await probed(server, agreeing(WORDS, 0.8), request, lookahead=Fixed(3), max_concurrent_streams=1)
         usage = result.usage
@@ -279,7 +279,7 @@ SLOW = ServerLatency(first_token_s=0.08, token_s=0.01)
 @pytest.mark.parametrize("after_s", [0.0, 0.003, 0.02, 0.05, 0.1, 0.13, 0.2])
 async def test_cancelling_closes_every_connection(after_s: float) -> None:
     """Within 50 ms the server sees that all rounds have been left."""
-    async with ModelServer(WORDS, latency=SLOW) as server, opened(server) as target:
+    async with ScriptedModelServer(WORDS, latency=SLOW) as server, opened(server) as target:
         before = asyncio.all_tasks()
         decoder = patient(agreeing(token_s=0.005), target, lookahead=Fixed(3))
         task = asyncio.create_task(decoder.decode(QUESTION))
@@ -296,7 +296,7 @@ async def test_cancelling_closes_every_connection(after_s: float) -> None:
 async def test_rounds_behind_a_rejection_are_left_at_once() -> None:
     """Their connections are closed when the difference is known: the server sees them go before it has answered."""
     draft = SimulatedDraft(WORDS.replace("word2 ", "wordX "), 1.0, 0, token_s=0.01)
-    async with ModelServer(WORDS, latency=ServerLatency(first_token_s=0.1)) as server, opened(server) as target:
+    async with ScriptedModelServer(WORDS, latency=ServerLatency(first_token_s=0.1)) as server, opened(server) as target:
         decoder = patient(draft, target, lookahead=Fixed(2), max_concurrent_streams=4)
         async with decoder.stream(QUESTION, rounds=True) as events:
             async for event in events:
@@ -310,7 +310,7 @@ async def test_rounds_behind_a_rejection_are_left_at_once() -> None:
 async def test_a_deadline_leaves_the_server() -> None:
     """The text so far, and nothing open behind it."""
     answer = " ".join(f"word{i}" for i in range(1_000))  # many times what any machine answers within the deadline
-    async with ModelServer(answer, latency=SLOW) as server:
+    async with ScriptedModelServer(answer, latency=SLOW) as server:
         result = await probed(server, agreeing(answer), lookahead=Fixed(2), deadline_s=1.0)
         assert result.stopped_by == "deadline"
         assert answer.startswith(result.content)

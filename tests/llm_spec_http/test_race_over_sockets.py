@@ -30,7 +30,7 @@ from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing import run_virtual
-from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -55,7 +55,7 @@ class Believed(HttpProvider):
 
 @asynccontextmanager
 async def opened(
-    server: ModelServer, dialect: str = "vllm", kind: type[HttpProvider] = HttpProvider
+    server: ScriptedModelServer, dialect: str = "vllm", kind: type[HttpProvider] = HttpProvider
 ) -> AsyncGenerator[HttpProvider]:
     provider = kind("scripted", base_url=server.url, dialect=DIALECTS[dialect])
     try:
@@ -79,7 +79,7 @@ def agreeing(answer: str = WORDS) -> DraftProvider:
 
 
 async def raced(
-    server: ModelServer,
+    server: ScriptedModelServer,
     draft: DraftProvider,
     *,
     dialect: str = "vllm",
@@ -95,13 +95,13 @@ async def raced(
     return result
 
 
-async def plain(server: ModelServer, dialect: str = "vllm", **options: Any) -> SpeculativeResult:
+async def plain(server: ScriptedModelServer, dialect: str = "vllm", **options: Any) -> SpeculativeResult:
     options.setdefault("temperature", 0.0)
     async with opened(server, dialect) as target:
         return await SpeculativeDecoder(None, target, SpeculativeConfig(strategy="plain")).decode(QUESTION, **options)
 
 
-async def assert_all_closed(server: ModelServer) -> None:
+async def assert_all_closed(server: ScriptedModelServer) -> None:
     """At the server's side, within 50 ms."""
     loop = asyncio.get_running_loop()
     end = loop.time() + 0.05
@@ -110,7 +110,7 @@ async def assert_all_closed(server: ModelServer) -> None:
     assert server.num_open_streams == 0
 
 
-def children_of(server: ModelServer) -> list[dict[str, Any]]:
+def children_of(server: ScriptedModelServer) -> list[dict[str, Any]]:
     """The bodies of the later streams of an answer that was raced by ids (discovery asks for 2 tokens at most)."""
     return [
         body for body in server.requests if "prompt" in body and body.get("stream") and body.get("max_tokens", 9) > 2
@@ -126,8 +126,8 @@ MODES: dict[str, tuple[str, str | None]] = {
 }
 
 
-def server_for(mode: str, answer: str, **options: Any) -> ModelServer:
-    return ModelServer(answer, continues_prefix=MODES[mode][1], **{"latency": LATENCY, **options})  # type: ignore[arg-type]
+def server_for(mode: str, answer: str, **options: Any) -> ScriptedModelServer:
+    return ScriptedModelServer(answer, continues_prefix=MODES[mode][1], **{"latency": LATENCY, **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -304,7 +304,7 @@ async def test_usage_is_what_the_server_counted(agreement: float) -> None:
     assert abs(num_generated - num_answer - usage.cancelled_output_tokens) <= 4 * len(bodies)
 
 
-class Counting(ModelServer):
+class Counting(ScriptedModelServer):
     """Also tells how many streams were ever open at once."""
 
     max_open_streams = 0
@@ -387,14 +387,14 @@ async def leave_after(decoder: SpeculativeDecoder, after_s: float) -> None:
 # ------------------------------------------------------------------------------------------ faults
 
 
-class Spoiled(ModelServer):
+class Spoiled(ScriptedModelServer):
     """A server with faults for the later streams of a race only: completions by ids, or chats that continue."""
 
     later = ServerFaults()
     num_later = 0
 
     async def _read_request(self, request: web.Request) -> tuple[dict[str, Any], ServerFaults]:
-        body, faults = await super()._read_request(request)
+        body, faults = await super()._read_body_and_faults(request)
         is_later = (
             body.get("stream")
             and body.get("max_tokens", 9) > 3  # discovery asks for fewer
@@ -404,7 +404,7 @@ class Spoiled(ModelServer):
         if is_later and self.later.status is not None:
             self.faults = self.later
             try:
-                await super()._read_request(request)
+                await super()._read_body_and_faults(request)
             finally:
                 self.faults = ServerFaults()
         return body, self.later if is_later else faults
@@ -451,7 +451,7 @@ async def show(decoder: SpeculativeDecoder, shown: list[str]) -> None:
 @pytest.mark.parametrize("fault", ["drop_after", "malformed_after"])
 async def test_a_first_stream_that_fails(fault: str) -> None:
     """TargetError, as of plain, with the text that was shown."""
-    async with ModelServer(WORDS, latency=LATENCY) as server, opened(server) as target:
+    async with ScriptedModelServer(WORDS, latency=LATENCY) as server, opened(server) as target:
         await target.discover("token_endpoint")
         server.faults = ServerFaults(**{fault: 20})  # type: ignore[arg-type]
         shown: list[str] = []
@@ -483,14 +483,14 @@ async def test_the_partial_text_is_the_whole_answer_so_far(mode: str) -> None:
 async def test_a_server_without_a_call_is_raced_by_text(path: str) -> None:
     """Where it continues a text; the answer says that it was so."""
     faults = ServerFaults(missing=frozenset([path]))
-    async with ModelServer(WORDS, latency=LATENCY, faults=faults, continues_prefix="fields") as server:
+    async with ScriptedModelServer(WORDS, latency=LATENCY, faults=faults, continues_prefix="fields") as server:
         result = await raced(server, agreeing())
     assert (result.content, result.strategy, result.guarantee) == (WORDS, "race", "exact-text")
 
 
 async def test_a_server_that_can_neither_is_refused_by_name_and_plain_by_auto() -> None:
     """A clear error names what is missing."""
-    async with ModelServer(WORDS) as server, opened(server, "generic") as target:
+    async with ScriptedModelServer(WORDS) as server, opened(server, "generic") as target:
         with pytest.raises(UnsupportedError, match="neither continue token ids nor an assistant's text"):
             await racing(agreeing(), target).decode(QUESTION, temperature=0.0)
         result = await SpeculativeDecoder(agreeing(), target).decode(QUESTION, temperature=0.0)
@@ -501,7 +501,10 @@ async def test_a_server_that_can_neither_is_refused_by_name_and_plain_by_auto() 
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03, 0.06])
 async def test_a_server_that_loses_a_call_midway(after_s: float, path: str) -> None:
     """The plain answer, nothing twice and nothing lost; the next one is raced by text or plain."""
-    async with ModelServer(WORDS, latency=LATENCY, continues_prefix="fields") as server, opened(server) as target:
+    async with (
+        ScriptedModelServer(WORDS, latency=LATENCY, continues_prefix="fields") as server,
+        opened(server) as target,
+    ):
         await target.discover("token_endpoint")
         decoder = racing(ReferenceDraft(make_disagreeing_draft(WORDS, 0.9, 1)), target)
         task = asyncio.create_task(decoder.decode(QUESTION, temperature=0.0))

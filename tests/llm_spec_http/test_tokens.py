@@ -27,7 +27,7 @@ from llm_spec import (
 )
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.testing import run_virtual
-from llm_spec.testing.server import EOS_ID, ModelServer, ServerFaults
+from llm_spec.testing.server import EOS_ID, ScriptedModelServer, ServerFaults
 
 ANSWER = "The cat sat on the mat, naïve and 日本語 😀 all day long in the warm sun of the year."
 QUESTION = ChatRequest.create("Tell me.", temperature=0.0)
@@ -37,7 +37,7 @@ GREEDY = Sampling(temperature=0.0)
 class Setup:
     """A server, a provider that found it out, and its endpoint."""
 
-    def __init__(self, server: ModelServer, provider: HttpProvider, tokens: HttpTokenEndpoint) -> None:
+    def __init__(self, server: ScriptedModelServer, provider: HttpProvider, tokens: HttpTokenEndpoint) -> None:
         self.server = server
         self.provider = provider
         self.tokens = tokens
@@ -48,7 +48,7 @@ class Setup:
 
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
-    async with ModelServer(ANSWER, continues_prefix="fields", context_length=500) as server:
+    async with ScriptedModelServer(ANSWER, continues_prefix="fields", context_length=500) as server:
         provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
         await provider.discover("token_endpoint")
         await provider.discover("token_scorer")
@@ -101,7 +101,7 @@ def test_encoding_in_stretches_is_encoding_the_whole(texts: list[str]) -> None:
     """The ids are those of one call for the whole text, remembered or not, and decode to it."""
 
     async def check() -> None:
-        async with ModelServer(ANSWER) as server:
+        async with ScriptedModelServer(ANSWER) as server:
             provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
             await provider.discover("token_endpoint")
             tokens = provider.capabilities.token_endpoint
@@ -240,8 +240,8 @@ def test_a_row_that_cannot_be_ranked_is_an_error(row: dict[str, float]) -> None:
 
 async def test_scores_of_fewer_positions_than_given_are_not_taken_for_others(setup: Setup) -> None:
     """The last rows would be those of earlier tokens: nobody knows which are missing."""
-    cut = setup.server._model.score_prompt
-    setup.server._model.score_prompt = lambda ids, top: cut(ids, top)[:3]  # type: ignore[method-assign]
+    cut = setup.server._model.make_prompt_logprobs
+    setup.server._model.make_prompt_logprobs = lambda ids, top: cut(ids, top)[:3]  # type: ignore[method-assign]
     prompt = await setup.tokens.encode_chat(QUESTION)
     with pytest.raises(TargetError, match="3 prompt logprobs for"):
         await setup.tokens.score([*prompt, *await setup.tokens.encode(ANSWER)], num_rows=2, top=2)

@@ -22,7 +22,7 @@ from llm_spec import (
     Usage,
 )
 from llm_spec.testing import check_provider
-from llm_spec.testing.server import ModelServer
+from llm_spec.testing.server import ScriptedModelServer
 
 DONE = b"data: [DONE]\n\n"
 
@@ -239,5 +239,5 @@ async def test_malformed_frame(wire: OpenAIWire, data: bytes) -> None:
 
 async def test_conformance() -> None:
     """It keeps what `LlmProvider` promises, against a server that streams."""
-    async with ModelServer("One two three, four five six. Seven!") as server:
+    async with ScriptedModelServer("One two three, four five six. Seven!") as server:
         await check_provider(lambda: provider_of(server), num_open=lambda _: server.num_open_streams, secret=KEY)

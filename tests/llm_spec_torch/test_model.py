@@ -360,7 +360,7 @@ async def test_out_of_memory_is_one_clear_error(tiny_folder: Path, monkeypatch: 
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(TransformerNetwork, "hidden", exhausted)
+        patched.setattr(TransformerNetwork, "compute_hidden_states", exhausted)
         with pytest.raises(TargetError, match="give cache_gib or max_requests less"):
             await provider.complete(ChatRequest.create("x", max_tokens=3))
     assert (await provider.complete(ChatRequest.create("x", max_tokens=3))).usage is not None

@@ -13,7 +13,7 @@ from llm_spec import Round, SpeculativeConfig, SpeculativeDecoder, SpeculativeSt
 from llm_spec.server import KeyConfig, ModelConfig
 from llm_spec.server.acceptance import build_acceptance_fields
 from llm_spec.testing import RuleBasedProvider
-from llm_spec.testing.server import ModelServer
+from llm_spec.testing.server import ScriptedModelServer
 
 PROMPT: Final = "def test_spawnl(self):"
 PAIR: Final = ModelConfig(
@@ -151,7 +151,7 @@ async def test_counters_of_other_keys_models_are_not_told() -> None:
 async def test_rounds_at_a_server_are_counted() -> None:
     """A target behind a server tells the same."""
     speculative = SpeculativeConfig(strategy="regenerate")
-    async with ModelServer("one two three four five six") as upstream:
+    async with ScriptedModelServer("one two three four five six") as upstream:
         model = remote(upstream.url, draft=f"vllm:tiny@{upstream.url}", speculative=speculative)
         async with serving(model) as server:
             acceptance = (await answer(server, "/v1/chat/completions", stream=False))["metrics"]["speculative_decoding"]

@@ -16,7 +16,7 @@ from llm_spec.server.clients import ApiClient
 from llm_spec.server.problems import convert_error_to_problem, redact_server_details
 from llm_spec.server.relay import ChunkMerger
 from llm_spec.telemetry import RequestLogContext
-from llm_spec.testing.server import ModelServer, ServerLatency
+from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 CHAT: Final = "/v1/chat/completions"
 KEY: Final = "sk-alice-0123"
@@ -28,7 +28,7 @@ WORDS: Final = " ".join(f"word{i}" for i in range(200))
 async def test_the_operators_caps_hold_for_several_choices(number: int) -> None:
     """`max_total_tokens` reaches the target, however many choices are asked for, whatever the client says."""
     capped = SpeculativeConfig(max_total_tokens=7)
-    async with ModelServer(WORDS) as upstream, serving(remote(upstream.url, speculative=capped)) as server:
+    async with ScriptedModelServer(WORDS) as upstream, serving(remote(upstream.url, speculative=capped)) as server:
         assert (await server.chat(n=number, max_tokens=5000)).status == 200
     assert upstream.requests[-1]["max_tokens"] == 7
 
@@ -37,7 +37,7 @@ async def test_a_deadline_ends_several_choices_too() -> None:
     """A target's own chunks are waited for no longer than any answer."""
     soon = SpeculativeConfig(deadline_s=0.2)
     async with (
-        ModelServer(WORDS, latency=ServerLatency(token_s=0.05)) as upstream,
+        ScriptedModelServer(WORDS, latency=ServerLatency(token_s=0.05)) as upstream,
         serving(remote(upstream.url, speculative=soon)) as server,
     ):
         reply = await server.chat(n=2)
@@ -59,7 +59,7 @@ async def test_who_leaves_pays_for_what_came(number: int, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ApiClient, "can_use_model", watched)
     async with (
-        ModelServer(WORDS, latency=ServerLatency(token_s=0.01)) as upstream,
+        ScriptedModelServer(WORDS, latency=ServerLatency(token_s=0.01)) as upstream,
         serving(remote(upstream.url), keys=keys) as server,
     ):
         body = ask(CHAT, n=number, stream=True)
@@ -96,7 +96,7 @@ async def test_a_budget_too_small_for_the_prompt_is_said() -> None:
 )
 async def test_what_this_library_says_to_a_target_is_not_the_clients(path: str, fields: dict[str, Any]) -> None:
     """A field of another API would pass by caps, budgets and the names of models."""
-    async with ModelServer(WORDS) as upstream, serving(remote(upstream.url)) as server:
+    async with ScriptedModelServer(WORDS) as upstream, serving(remote(upstream.url)) as server:
         reply = await server.post(path, ask(path, **fields))
     assert reply.status == 400
     assert next(iter(fields)) in reply.data.decode()
@@ -112,7 +112,7 @@ async def test_prompts_are_counted() -> None:
 
 async def test_log_probabilities_of_a_prompt_are_asked_for() -> None:
     """`echo` goes to the target with `logprobs`, also where none but those of the text itself are wanted."""
-    async with ModelServer(WORDS) as upstream, serving(remote(upstream.url)) as server:
+    async with ScriptedModelServer(WORDS) as upstream, serving(remote(upstream.url)) as server:
         body = {"model": "fast", "prompt": "word0", "echo": True, "logprobs": 0, "max_tokens": 2}
         await server.post("/v1/completions", body)
     assert (upstream.requests[-1]["echo"], upstream.requests[-1]["logprobs"]) == (True, 0)

@@ -12,7 +12,7 @@ from support.serving import HANGS_S, Asking, ask, remote
 from llm_spec.budget import RESERVED_OUTPUT_TOKENS
 from llm_spec.server import KeyConfig, Server, ServerConfig
 from llm_spec.server.usage_ledger import UsageLedger
-from llm_spec.testing.server import ModelServer, ServerLatency
+from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -23,7 +23,7 @@ BUDGET: Final = 2000
 NUM_REQUESTS: Final = 200
 
 
-async def ask_at_once(upstream: ModelServer, num_workers: int, **fields: Any) -> tuple[list[int], int]:
+async def ask_at_once(upstream: ScriptedModelServer, num_workers: int, **fields: Any) -> tuple[list[int], int]:
     """The statuses of many streams, by turns at servers that share a ledger as workers do, and what they have spent."""
     keys = {"poor": KeyConfig(key=KEY, max_tokens=BUDGET)}
     config = ServerConfig(models={"fast": remote(upstream.url)}, keys=keys, port=0, shutdown_s=0.2)
@@ -50,7 +50,7 @@ async def ask_at_once(upstream: ModelServer, num_workers: int, **fields: Any) ->
 @pytest.mark.parametrize("fields", [{"max_tokens": 800}, {}])
 async def test_many_at_once_use_a_budget_and_little_more(num_workers: int, fields: dict[str, Any]) -> None:
     """200 streams that want 160,000 tokens of 2,000: by the upstream's own count, and by ours."""
-    async with ModelServer(TEXT, latency=ServerLatency(first_token_s=1.0, token_s=0.05)) as upstream:
+    async with ScriptedModelServer(TEXT, latency=ServerLatency(first_token_s=1.0, token_s=0.05)) as upstream:
         statuses, num_spent = await ask_at_once(upstream, num_workers, **fields)
         num_answered = statuses.count(200)
         assert set(statuses) == {200, 429}

@@ -10,7 +10,7 @@ from support.serving import RULES, ask, remote, serving
 
 from llm_spec import SpeculativeConfig
 from llm_spec.server import ModelConfig
-from llm_spec.testing.server import ModelServer, ServerFaults
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 
 PATH: Final = "/v1/chat/completions"
 PAIR: Final = ModelConfig(
@@ -184,7 +184,7 @@ async def test_json_is_answered_with_json() -> None:
 @pytest.mark.parametrize("content", ["one two", [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]])
 async def test_a_prediction_reaches_a_target_that_takes_it(content: Any) -> None:
     """A `prediction`, text or parts, is passed on where the target knows what to do with it."""
-    async with ModelServer("one two three") as upstream:
+    async with ScriptedModelServer("one two three") as upstream:
         model = ModelConfig(target=f"mistral:tiny@{upstream.url}")
         async with serving(model) as server:
             reply = await server.chat(prediction={"type": "content", "content": content})
@@ -215,7 +215,7 @@ async def test_what_a_remote_target_knows_is_passed_on_untouched() -> None:
     """Fields that this server does not read, and its operator passes on, go to a remote target as they are."""
     odd = {"service_tier": "flex", "mystery": {"deep": [1, None, "x"]}, "parallel_tool_calls": False}
     passing = ("service_tier", "mystery")
-    async with ModelServer("Fine.") as upstream, serving(remote(upstream.url, extra_fields=passing)) as server:
+    async with ScriptedModelServer("Fine.") as upstream, serving(remote(upstream.url, extra_fields=passing)) as server:
         assert (await server.chat(**odd)).status == 200
         assert upstream.requests[-1].items() >= odd.items()
 
@@ -287,7 +287,7 @@ async def test_no_trace_unless_it_is_asked_for() -> None:
 async def test_a_trace_tells_of_retries() -> None:
     """A second call of the target is reported as `retry`, with the wait."""
     faults = ServerFaults(num_requests=1, status=503)
-    async with ModelServer("Fine, thank you.", faults=faults) as upstream:
+    async with ScriptedModelServer("Fine, thank you.", faults=faults) as upstream:
         chunks = await traced(remote(upstream.url))
     (retry,) = [chunk["llm_spec"]["retry"] for chunk in chunks if "retry" in chunk.get("llm_spec", ())]
     assert retry.keys() >= {"reason", "wait_s", "is_continued", "t"}
@@ -296,7 +296,7 @@ async def test_a_trace_tells_of_retries() -> None:
 
 async def test_a_trace_tells_of_a_draft_that_was_given_up() -> None:
     """A draft that fails is reported as `fallback`, without its address, and the answer is whole all the same."""
-    async with ModelServer("one two three four") as upstream, ModelServer("x") as draft:
+    async with ScriptedModelServer("one two three four") as upstream, ScriptedModelServer("x") as draft:
         draft.faults = ServerFaults(status=500)
         speculative = SpeculativeConfig(strategy="probe")
         model = remote(upstream.url, draft=f"vllm:tiny@{draft.url}", speculative=speculative)
@@ -311,7 +311,7 @@ async def test_a_trace_tells_of_a_draft_that_was_given_up() -> None:
 async def test_a_trace_tells_of_racing_streams() -> None:
     """Streams of a race are reported as `upstream`, each with what became of it."""
     text = " ".join(f"word{i}" for i in range(60))
-    async with ModelServer(text, continues_prefix="fields") as upstream:
+    async with ScriptedModelServer(text, continues_prefix="fields") as upstream:
         model = remote(upstream.url, draft="lookup", speculative=SpeculativeConfig(strategy="race"))
         chunks = await traced(model, text)
     upstreams = [chunk["llm_spec"]["upstream"] for chunk in chunks if "upstream" in chunk.get("llm_spec", ())]

@@ -15,7 +15,7 @@ from llm_spec.server import clients as clients_module
 from llm_spec.server.clients import ApiClient, ClientRegistry
 from llm_spec.server.problems import HttpProblem
 from llm_spec.server.usage_ledger import UsageLedger
-from llm_spec.testing.server import ModelServer, ServerLatency
+from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -101,7 +101,7 @@ async def test_a_key_has_its_requests_at_once() -> None:
     """One more than `max_concurrent` gets 429 and a wait; other keys, and the same one later, are answered."""
     keys = {"one": KeyConfig(key="secret-of-one", max_concurrent=1), "ann": ANN}
     async with (
-        ModelServer("one two", latency=ServerLatency(first_token_s=30.0)) as upstream,
+        ScriptedModelServer("one two", latency=ServerLatency(first_token_s=30.0)) as upstream,
         serving({"slow": remote(upstream.url), "fast": RULES}, keys=keys) as server,
     ):
         path = ENDPOINTS[0]

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from support.serving import ask, remote, serving
 
-from llm_spec.testing.server import ModelServer
+from llm_spec.testing.server import ScriptedModelServer
 
 PATH: Final = "/v1/completions"
 
@@ -72,7 +72,7 @@ async def test_the_default_limit_is_openais() -> None:
 
 async def test_a_prompt_is_continued_without_a_template() -> None:
     """The upstream gets the prompt as it is, at its own completions."""
-    async with ModelServer("one two three") as upstream, serving(remote(upstream.url)) as server:
+    async with ScriptedModelServer("one two three") as upstream, serving(remote(upstream.url)) as server:
         reply = await server.post(PATH, ask(PATH, "one two"))
         assert upstream.paths[-1] == "/v1/completions"
         assert upstream.requests[-1]["prompt"] == "one two"

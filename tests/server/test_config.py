@@ -11,7 +11,7 @@ import pytest
 from llm_spec import BreakerPolicy, ConfigError, Fixed
 from llm_spec.cli import main
 from llm_spec.server import KeyConfig, ModelConfig, Server, ServerConfig, load_config
-from llm_spec.testing.server import ModelServer, ServerFaults
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 
 WHOLE = """
 [server]
@@ -204,7 +204,7 @@ async def check_against(written: Written, url: str, draft: str) -> int:
 
 async def test_a_check_asks_every_server_once(written: Written, capsys: pytest.CaptureFixture[str]) -> None:
     """A target and a draft that two models have are asked once each, for little."""
-    async with ModelServer("yes") as server:
+    async with ScriptedModelServer("yes") as server:
         assert await check_against(written, server.url, f"generic:m@{server.url}") == 0
         (asked,) = server.requests
     assert asked["max_tokens"] == 16
@@ -213,7 +213,7 @@ async def test_a_check_asks_every_server_once(written: Written, capsys: pytest.C
 
 async def test_a_check_says_what_cannot_be_reached(written: Written, capsys: pytest.CaptureFixture[str]) -> None:
     """The model, which part of it, and why: nobody listens, or the key is refused."""
-    async with ModelServer("yes", faults=ServerFaults(status=401)) as server:
+    async with ScriptedModelServer("yes", faults=ServerFaults(status=401)) as server:
         assert await check_against(written, "http://127.0.0.1:9/v1", f"vllm:m@{server.url}") != 0
     err = capsys.readouterr().err
     assert "models.one: generic:m cannot answer: " in err

@@ -12,7 +12,7 @@ import pytest
 from support.serving import ENDPOINTS, HANGS_S, OPENAI, RULES, ask, check_error, raw, remote, serving, until
 
 from llm_spec.server import KeyConfig, ModelConfig
-from llm_spec.testing.server import ModelServer, ServerLatency
+from llm_spec.testing.server import ScriptedModelServer, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -329,7 +329,7 @@ async def test_no_header_can_be_injected() -> None:
 async def test_more_requests_than_it_may_have_are_told_to_come_again() -> None:
     """At `max_requests` another gets 503 with Retry-After, and one that comes later is answered."""
     async with (
-        ModelServer("one two", latency=ServerLatency(first_token_s=30.0)) as upstream,
+        ScriptedModelServer("one two", latency=ServerLatency(first_token_s=30.0)) as upstream,
         serving({"slow": remote(upstream.url), "fast": RULES}, max_requests=1) as server,
     ):
         slow = asyncio.create_task(server.chat(model="slow"))
@@ -351,7 +351,7 @@ async def test_a_failing_handler_is_told_as_an_error_object(monkeypatch: pytest.
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("the secret prompt")
 
-    monkeypatch.setattr(responder, "build_metric_headers", fail)
+    monkeypatch.setattr(responder, "build_figure_headers", fail)
     async with serving(ModelConfig(target="rules:any")) as server:
         reply = await server.chat()
     assert reply.status == 500

@@ -13,7 +13,7 @@ from support.serving import HANGS_S, Asking, ask, check_error, serving_in_thread
 
 from llm_spec import TokenLogprob, open_provider
 from llm_spec.chat import ChatRequest
-from llm_spec.openai_logprobs import describe_logprobs
+from llm_spec.openai_logprobs import convert_logprobs_to_openai
 from llm_spec.server import ModelConfig
 from llm_spec.server.logprobs import CompletionLogprobsBuilder
 
@@ -79,7 +79,7 @@ async def test_chat_completions(client: openai.AsyncOpenAI, model: str) -> None:
     [choice] = whole.choices
     assert choice.logprobs is not None
     entries = choice.logprobs.content or []
-    check_told(dump(entries), describe_logprobs(await told_by_provider(2, temperature=0.7, seed=3)), model)
+    check_told(dump(entries), convert_logprobs_to_openai(await told_by_provider(2, temperature=0.7, seed=3)), model)
     assert bytes(i for entry in entries for i in entry.bytes or ()).decode() == choice.message.content
 
     chunks = [chunk async for chunk in await client.chat.completions.create(**options, top_logprobs=2, stream=True)]
@@ -129,7 +129,7 @@ async def test_responses(client: openai.AsyncOpenAI, model: str) -> None:
     message: Any = whole.output[0]
     [part] = message.content
     expected = dump(part.logprobs)
-    check_told(expected, describe_logprobs(await told_by_provider(2)), model)
+    check_told(expected, convert_logprobs_to_openai(await told_by_provider(2)), model)
     assert whole.top_logprobs == 2
 
     told: list[Any] = []
@@ -185,7 +185,7 @@ async def test_what_is_wrong_is_one_clear_error(url: str, path: str, fields: dic
 def test_what_is_impossible_has_openais_number() -> None:
     """JSON has no infinity."""
     told = [TokenLogprob("a", float("-inf"), b"a")]
-    assert describe_logprobs(told)[0]["logprob"] == -9999.0
+    assert convert_logprobs_to_openai(told)[0]["logprob"] == -9999.0
     completion = CompletionLogprobsBuilder().build_next(told)
     assert completion is not None
     assert completion["token_logprobs"] == [-9999.0]

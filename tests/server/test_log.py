@@ -11,7 +11,7 @@ from support.serving import ENDPOINTS, ask, raw, remote, serving, until
 from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.registry import NamedProvider
 from llm_spec.server import KeyConfig, ModelConfig
-from llm_spec.testing.server import ModelServer, ServerFaults
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -37,7 +37,7 @@ def secrets_in(logged: pytest.LogCaptureFixture, *wants_more: str) -> list[str]:
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_answers_are_not_logged(path: str, logged: pytest.LogCaptureFixture) -> None:
     """Of an answered request the log has its figures alone."""
-    async with ModelServer(ANSWER) as upstream:
+    async with ScriptedModelServer(ANSWER) as upstream:
         near = {"near": NamedProvider(type="vllm", base_url=upstream.url, api_key=UPSTREAM_KEY)}
         model = ModelConfig(target="near:tiny", speculative=ONCE)
         async with serving(model, providers=near, keys={"ann": KeyConfig(key=KEY)}) as server:
@@ -64,7 +64,7 @@ async def test_failures_are_logged_without_secrets(
     path: str, faults: ServerFaults, logged: pytest.LogCaptureFixture
 ) -> None:
     """A target that fails, at once or in the middle, is logged without what was said and where it is."""
-    async with ModelServer(ANSWER, faults=faults) as upstream:
+    async with ScriptedModelServer(ANSWER, faults=faults) as upstream:
         near = {"near": NamedProvider(type="vllm", base_url=upstream.url, api_key=UPSTREAM_KEY)}
         model = ModelConfig(target="near:tiny", speculative=ONCE)
         async with serving(model, providers=near, keys={"ann": KeyConfig(key=KEY)}) as server:
@@ -77,7 +77,10 @@ async def test_failures_are_logged_without_secrets(
 
 async def test_a_draft_that_fails_is_logged_without_secrets(logged: pytest.LogCaptureFixture) -> None:
     """Nor does a draft that was given up tell where it was."""
-    async with ModelServer(ANSWER) as upstream, ModelServer(ANSWER, faults=ServerFaults(status=500)) as draft:
+    async with (
+        ScriptedModelServer(ANSWER) as upstream,
+        ScriptedModelServer(ANSWER, faults=ServerFaults(status=500)) as draft,
+    ):
         speculative = SpeculativeConfig(strategy="probe")
         model = remote(upstream.url, draft=f"vllm:tiny@{draft.url}", speculative=speculative)
         async with serving(model) as server:
@@ -112,7 +115,7 @@ async def test_a_mistake_is_logged_by_its_place(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError(f"{PROMPT} {KEY}")
 
-    monkeypatch.setattr(responder, "build_metric_headers", fail)
+    monkeypatch.setattr(responder, "build_figure_headers", fail)
     async with serving() as server:
         assert (await server.chat(PROMPT)).status == 500
     assert "RuntimeError" in logged.text
@@ -139,7 +142,7 @@ async def test_a_header_that_is_none_is_not_logged(line: bytes, logged: pytest.L
 async def test_a_client_that_leaves_is_logged_without_secrets(logged: pytest.LogCaptureFixture) -> None:
     """A cancelled request is only that."""
     async with (
-        ModelServer(ANSWER, faults=ServerFaults(stall_after=1)) as upstream,
+        ScriptedModelServer(ANSWER, faults=ServerFaults(stall_after=1)) as upstream,
         serving(remote(upstream.url)) as server,
     ):
         path = ENDPOINTS[0]

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from support.serving import Reply, ask, remote, serving
 
-from llm_spec.testing.server import ModelServer, ServerFaults
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 
 PATH: Final = "/v1/messages"
 ADD: Final[dict[str, Any]] = {
@@ -74,7 +74,7 @@ async def test_a_tools_result_is_read() -> None:
 async def test_system_comes_as_text_or_blocks() -> None:
     """`system` reaches the target as a message of the system, in either form."""
     for system in ("Be kind.", [{"type": "text", "text": "Be kind."}]):
-        async with ModelServer("Fine.") as upstream, serving(remote(upstream.url)) as server:
+        async with ScriptedModelServer("Fine.") as upstream, serving(remote(upstream.url)) as server:
             await server.post(PATH, ask(PATH, system=system))
             assert upstream.requests[-1]["messages"][0] == {"role": "system", "content": "Be kind."}
 
@@ -119,7 +119,7 @@ async def test_errors_have_that_apis_form(path: str, body: Any, status: int, kin
 async def test_a_stream_that_breaks_says_so() -> None:
     """An error in the middle ends the stream with an event `error`, which tells no address."""
     async with (
-        ModelServer("one two three", faults=ServerFaults(malformed_after=2)) as upstream,
+        ScriptedModelServer("one two three", faults=ServerFaults(malformed_after=2)) as upstream,
         serving(remote(upstream.url)) as server,
     ):
         reply = await server.post(PATH, ask(PATH, stream=True))
@@ -134,7 +134,7 @@ async def test_a_last_message_of_the_assistant_is_continued() -> None:
     """What the assistant has begun is passed on as the answer's beginning."""
     messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "one two"}]
     async with (
-        ModelServer("one two three four", continues_prefix="fields") as upstream,
+        ScriptedModelServer("one two three four", continues_prefix="fields") as upstream,
         serving(remote(upstream.url)) as server,
     ):
         reply = await server.post(PATH, ask(PATH, messages=messages))

@@ -13,7 +13,7 @@ from llm_spec import RetryPolicy, SpeculativeConfig, SpeculativeDecoder, Usage
 from llm_spec.server import ModelConfig
 from llm_spec.server.metrics import ServerMetrics
 from llm_spec.testing import RuleBasedProvider
-from llm_spec.testing.server import ModelServer, ServerFaults
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 
 KINDS: Final = ("draft", "accepted", "wasted", "input", "output", "answer")
 SAMPLE: Final = re.compile(r"^(\w+)(\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -90,8 +90,8 @@ async def test_failures_are_told() -> None:
     """Drafts that were abandoned, targets that were asked again, and streams that broke."""
     quick = RetryPolicy(first_wait_s=0.0, max_wait_s=0.0)
     async with (
-        ModelServer("one two three", faults=ServerFaults(num_requests=1, status=500)) as upstream,
-        ModelServer("x", faults=ServerFaults(status=500)) as draft,
+        ScriptedModelServer("one two three", faults=ServerFaults(num_requests=1, status=500)) as upstream,
+        ScriptedModelServer("x", faults=ServerFaults(status=500)) as draft,
     ):
         speculative = SpeculativeConfig(strategy="probe", retry=quick)
         model = remote(upstream.url, draft=f"vllm:tiny@{draft.url}", speculative=speculative)
@@ -109,7 +109,7 @@ async def test_a_broken_stream_is_an_error() -> None:
     """A stream whose 200 was sent already counts as an error, too."""
     once = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
     async with (
-        ModelServer("one two three", faults=ServerFaults(malformed_after=2)) as upstream,
+        ScriptedModelServer("one two three", faults=ServerFaults(malformed_after=2)) as upstream,
         serving(remote(upstream.url, speculative=once)) as server,
     ):
         await server.chat(stream=True)
@@ -121,7 +121,7 @@ async def test_a_target_that_is_left_alone_is_told() -> None:
     """The circuit breaker's state is a gauge of its own, for target and draft; its errors are 503."""
     once = SpeculativeConfig(retry=RetryPolicy(max_attempts=1))
     async with (
-        ModelServer("one", faults=ServerFaults(status=503)) as upstream,
+        ScriptedModelServer("one", faults=ServerFaults(status=503)) as upstream,
         serving(remote(upstream.url, speculative=once)) as server,
     ):
         before = await told(server)

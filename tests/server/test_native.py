@@ -18,7 +18,7 @@ from llm_spec.server import ModelConfig
 from llm_spec.server.messages_parser import parse_messages_request
 from llm_spec.strategies.base import find_multi_call_refusal
 from llm_spec.testing import ScriptedProvider
-from llm_spec.testing.server import ModelServer
+from llm_spec.testing.server import ScriptedModelServer
 
 PATH: Final = "/v1/messages"
 CACHED: Final[dict[str, Any]] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -125,7 +125,7 @@ async def test_other_targets_get_none_of_anthropics_words() -> None:
     request = parse_messages_request(body, target_api="chat").request
     assert request.extra == {}
     assert find_multi_call_refusal(request) is None
-    async with ModelServer("Fine.") as upstream, serving(remote(upstream.url)) as server:
+    async with ScriptedModelServer("Fine.") as upstream, serving(remote(upstream.url)) as server:
         reply = await server.post(PATH, ask(PATH, messages=CONVERSATION[:1], **fields), anthropic_beta="x")
         assert reply.status == 200
         sent = upstream.requests[-1]
@@ -186,7 +186,7 @@ async def test_reasoning_of_earlier_turns_reaches_a_chat_target() -> None:
         turn | {"refusal": None, "annotations": []},  # as SDKs dump a message
         {"role": "tool", "tool_call_id": "c1", "content": "ok"},
     ]
-    async with ModelServer("Fine.") as upstream, serving(remote(upstream.url)) as server:
+    async with ScriptedModelServer("Fine.") as upstream, serving(remote(upstream.url)) as server:
         await server.chat(messages=messages)
         assert upstream.requests[-1]["messages"] == [messages[0], turn, messages[2]]
 

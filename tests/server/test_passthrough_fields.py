@@ -13,7 +13,7 @@ from llm_spec.request_fields import LIMIT_FIELDS
 from llm_spec.server import ModelConfig, load_config
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import ScriptedProvider
-from llm_spec.testing.server import ModelServer
+from llm_spec.testing.server import ScriptedModelServer
 
 CHAT: Final = "/v1/chat/completions"
 SAFE: Final[dict[str, Any]] = {
@@ -48,7 +48,7 @@ LIMITS: Final[dict[str, Any]] = {
 async def sent(model_fields: dict[str, Any], path: str = CHAT, **fields: Any) -> tuple[dict[str, Any], str]:
     """What reaches a target of a request with these fields, and what its client is told of the others."""
     async with (
-        ModelServer("one two three four five six seven") as upstream,
+        ScriptedModelServer("one two three four five six seven") as upstream,
         serving(remote(upstream.url, **model_fields)) as server,
     ):
         reply = await server.post(path, ask(path, **{"max_tokens": 5, **fields}))

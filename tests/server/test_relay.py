@@ -9,7 +9,7 @@ from support.serving import RULES, ask, check_error, remote, serving
 
 from llm_spec.server import ModelConfig
 from llm_spec.server.relay import ChunkMerger, rewrite_chunk_for_client
-from llm_spec.testing.server import ModelServer, ServerFaults
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -82,7 +82,7 @@ async def test_completions_are_passed_on_as_completions() -> None:
 
 async def test_a_remote_target_is_asked_for_them() -> None:
     """`n`, `logprobs` and `top_logprobs` go to the target as they are."""
-    async with ModelServer("one two") as upstream, serving(remote(upstream.url)) as server:
+    async with ScriptedModelServer("one two") as upstream, serving(remote(upstream.url)) as server:
         reply = await server.chat(n=2, logprobs=True, top_logprobs=3)
         asked = upstream.requests[-1]
     assert (asked["n"], asked["logprobs"], asked["top_logprobs"]) == (2, True, 3)
@@ -102,7 +102,7 @@ async def test_a_local_target_refuses_several_choices(stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_target_that_fails_at_once_has_its_status(stream: bool) -> None:
     """An error before the first chunk is no stream."""
-    async with ModelServer("one", faults=ServerFaults(status=429, retry_after_s=3.0)) as upstream:
+    async with ScriptedModelServer("one", faults=ServerFaults(status=429, retry_after_s=3.0)) as upstream:
         async with serving(remote(upstream.url)) as server:
             reply = await server.chat(n=2, stream=stream)
         address = upstream.url.split("/")[2]
@@ -114,7 +114,7 @@ async def test_a_target_that_fails_at_once_has_its_status(stream: bool) -> None:
 
 async def test_a_target_that_fails_in_the_middle_ends_the_stream() -> None:
     """What breaks behind the first chunk is an error object, then [DONE]."""
-    async with ModelServer("one two three four", faults=ServerFaults(malformed_after=2)) as upstream:
+    async with ScriptedModelServer("one two three four", faults=ServerFaults(malformed_after=2)) as upstream:
         async with serving(remote(upstream.url)) as server:
             reply = await server.chat(n=2, stream=True)
         address = upstream.url.split("/")[2]
@@ -157,10 +157,10 @@ def test_calls_are_put_together() -> None:
 async def test_a_whole_answer_that_breaks_off_is_asked_for_again() -> None:
     """Its client has been given nothing; one that is streamed breaks off there, too."""
     faults = ServerFaults(num_requests=1, drop_after=2)
-    async with ModelServer(TEXT, faults=faults) as upstream, serving(remote(upstream.url)) as server:
+    async with ScriptedModelServer(TEXT, faults=faults) as upstream, serving(remote(upstream.url)) as server:
         whole = await server.chat(n=2)
         assert [choice["message"]["content"] for choice in whole.json["choices"]] == [TEXT]  # it knows no `n`
         assert len(upstream.requests) == 2
-    async with ModelServer(TEXT, faults=faults) as upstream, serving(remote(upstream.url)) as server:
+    async with ScriptedModelServer(TEXT, faults=faults) as upstream, serving(remote(upstream.url)) as server:
         assert (await server.chat(n=2, stream=True)).chunks[-1]["error"]
         assert len(upstream.requests) == 1

@@ -17,7 +17,7 @@ from llm_spec import RetryPolicy, SpeculativeConfig
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.registry import open_draft, open_provider
 from llm_spec.server import ModelConfig
-from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -70,7 +70,10 @@ async def test_a_request_may_choose_its_strategy(strategy: str) -> None:
 
 async def test_a_prediction_can_be_asked_to_be_used() -> None:
     """With the strategy `predict` a target that takes predictions is given the request's own."""
-    async with ModelServer(TEXT) as upstream, serving(ModelConfig(target=f"mistral:tiny@{upstream.url}")) as server:
+    async with (
+        ScriptedModelServer(TEXT) as upstream,
+        serving(ModelConfig(target=f"mistral:tiny@{upstream.url}")) as server,
+    ):
         body = ask(CHAT, prediction={"type": "content", "content": TEXT})
         reply = await server.post(CHAT, body, x_llm_spec_strategy="predict")
         assert upstream.requests[-1]["prediction"]["content"] == TEXT
@@ -96,7 +99,7 @@ async def test_a_strategy_that_cannot_be_is_refused(strategy: str, stream: bool)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_error_before_the_answer_has_its_status(path: str, stream: bool) -> None:
     """A stream's 200 is not sent before the target's first byte: a target that fails is reported as such."""
-    async with ModelServer(TEXT, faults=ServerFaults(status=503, retry_after_s=7.0)) as upstream:
+    async with ScriptedModelServer(TEXT, faults=ServerFaults(status=503, retry_after_s=7.0)) as upstream:
         async with serving(remote(upstream.url, speculative=ONCE)) as server:
             reply = await server.post(path, ask(path, stream=stream))
         address = upstream.url.split("/")[2]
@@ -114,7 +117,7 @@ async def test_an_error_before_the_answer_has_its_status(path: str, stream: bool
 async def test_a_targets_status_is_told_in_this_servers_words(upstreams: int, ours: int) -> None:
     """Overload and rate limits are passed on; what is this server's own trouble with its target is a bad gateway."""
     async with (
-        ModelServer(TEXT, faults=ServerFaults(status=upstreams)) as upstream,
+        ScriptedModelServer(TEXT, faults=ServerFaults(status=upstreams)) as upstream,
         serving(remote(upstream.url, speculative=ONCE)) as server,
     ):
         reply = await server.chat()
@@ -124,7 +127,7 @@ async def test_a_targets_status_is_told_in_this_servers_words(upstreams: int, ou
 
 async def test_what_a_target_calls_invalid_is_the_clients_fault() -> None:
     """A 400 of the target is a 400 here, with its words."""
-    async with ModelServer(TEXT, context_length=3) as upstream:
+    async with ScriptedModelServer(TEXT, context_length=3) as upstream:
         async with serving(remote(upstream.url)) as server:
             reply = await server.chat()
         address = upstream.url.split("/")[2]
@@ -155,7 +158,7 @@ async def test_a_target_out_of_reach_is_told_without_its_address(
 async def test_a_target_that_drops_at_once_is_asked_again() -> None:
     """Retries are this server's own: its client sees one whole answer."""
     retry = SpeculativeConfig(retry=RetryPolicy(first_wait_s=0.0, max_wait_s=0.0))
-    async with ModelServer(TEXT, faults=ServerFaults(num_requests=1, status=500)) as upstream:
+    async with ScriptedModelServer(TEXT, faults=ServerFaults(num_requests=1, status=500)) as upstream:
         async with serving(remote(upstream.url, speculative=retry)) as server:
             reply = await server.chat(stream=True)
         assert len(upstream.requests) == 2
@@ -168,7 +171,7 @@ async def test_a_target_that_drops_at_once_is_asked_again() -> None:
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 async def test_an_error_in_the_middle_ends_the_stream(path: str) -> None:
     """What breaks after the first byte is reported as an error object, then [DONE]; nothing comes twice."""
-    async with ModelServer(TEXT, faults=ServerFaults(drop_after=3)) as upstream:
+    async with ScriptedModelServer(TEXT, faults=ServerFaults(drop_after=3)) as upstream:
         async with serving(remote(upstream.url, speculative=ONCE)) as server:
             reply = await server.post(path, ask(path, stream=True))
         address = upstream.url.split("/")[2]
@@ -188,7 +191,7 @@ async def test_an_error_in_the_middle_ends_the_stream(path: str) -> None:
 async def test_a_pause_is_bridged(path: str) -> None:
     """While an answer pauses, clients are sent something to pass over; behind its end comes nothing."""
     async with (
-        ModelServer("one two", latency=ServerLatency(token_s=0.2)) as upstream,
+        ScriptedModelServer("one two", latency=ServerLatency(token_s=0.2)) as upstream,
         serving(remote(upstream.url), keep_alive_s=0.02) as server,
     ):
         reply = await server.post(path, ask(path, stream=True))
@@ -264,7 +267,7 @@ async def test_characters_of_all_kinds_come_through() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_target_is_asked_as_the_client_asks(path: str, stream: bool) -> None:
     """Who waits for the whole answer has the target send it at once, which costs it less."""
-    async with ModelServer(TEXT) as upstream, serving(remote(upstream.url)) as server:
+    async with ScriptedModelServer(TEXT) as upstream, serving(remote(upstream.url)) as server:
         reply = await server.post(path, ask(path, stream=stream))
     assert reply.status == 200
     assert TEXT.split()[-1] in reply.data.decode()
@@ -277,7 +280,7 @@ async def test_a_target_is_asked_as_the_client_asks(path: str, stream: bool) -> 
 async def test_a_target_is_asked_for_a_stream_all_the_same(settings: dict[str, Any]) -> None:
     """Where the config says so, or something of it needs the pieces."""
     async with (
-        ModelServer(TEXT) as upstream,
+        ScriptedModelServer(TEXT) as upstream,
         serving(remote(upstream.url, speculative=SpeculativeConfig(**settings))) as server,
     ):
         assert TEXT in (await server.chat()).data.decode()
@@ -291,7 +294,7 @@ async def test_a_target_is_asked_for_a_stream_all_the_same(settings: dict[str, A
 async def test_a_client_that_leaves_a_stream_ends_the_work(path: str) -> None:
     """The upstream's stream is closed as soon as nobody reads it."""
     async with (
-        ModelServer(TEXT, latency=ServerLatency(token_s=5.0)) as upstream,
+        ScriptedModelServer(TEXT, latency=ServerLatency(token_s=5.0)) as upstream,
         serving(remote(upstream.url)) as server,
     ):
         async with server.open(path, ask(path, stream=True)) as response:
@@ -305,7 +308,7 @@ async def test_a_client_that_leaves_a_stream_ends_the_work(path: str) -> None:
 async def test_a_client_that_does_not_wait_ends_the_work(path: str) -> None:
     """So it is where the whole answer was asked for."""
     async with (
-        ModelServer(TEXT, latency=ServerLatency(token_s=5.0)) as upstream,
+        ScriptedModelServer(TEXT, latency=ServerLatency(token_s=5.0)) as upstream,
         serving(remote(upstream.url)) as server,
     ):
         task = asyncio.create_task(server.post(path, ask(path)))
@@ -320,7 +323,7 @@ async def test_a_client_that_does_not_wait_ends_the_work(path: str) -> None:
 async def test_a_client_that_leaves_a_passed_on_answer_ends_the_work(fields: dict[str, Any]) -> None:
     """Chunks that are only passed on are no exception."""
     async with (
-        ModelServer(TEXT, latency=ServerLatency(token_s=5.0)) as upstream,
+        ScriptedModelServer(TEXT, latency=ServerLatency(token_s=5.0)) as upstream,
         serving(remote(upstream.url)) as server,
     ):
         task = asyncio.create_task(server.chat(**fields))
@@ -334,7 +337,7 @@ async def test_a_client_that_leaves_a_passed_on_answer_ends_the_work(fields: dic
 async def test_clients_that_left_are_counted_and_leave_nothing() -> None:
     """No request stays open for a client that is gone."""
     async with (
-        ModelServer(TEXT, latency=ServerLatency(token_s=5.0)) as upstream,
+        ScriptedModelServer(TEXT, latency=ServerLatency(token_s=5.0)) as upstream,
         serving(remote(upstream.url)) as server,
     ):
         async with server.open(CHAT, ask(CHAT, stream=True)) as response:
@@ -362,7 +365,7 @@ async def test_a_slow_reader_holds_up_nobody_else() -> None:
 async def test_a_reader_who_takes_nothing_is_left() -> None:
     """After `body_timeout_s` its connection is closed at once and the upstream's work ended, however much is unsent."""
     text = ("x" * 500 + " ") * 40_000
-    async with ModelServer(text) as upstream, serving(remote(upstream.url), body_timeout_s=0.3) as server:
+    async with ScriptedModelServer(text) as upstream, serving(remote(upstream.url), body_timeout_s=0.3) as server:
         host, port = server.url.removeprefix("http://").split(":")
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -399,7 +402,7 @@ async def test_a_whole_answer_that_breaks_off_once_is_given_all_the_same(path: s
     """Its client has been given nothing, so that the target is asked again instead of the client."""
     faults = ServerFaults(num_requests=1, drop_after=2)
     async with (
-        ModelServer("one two three", faults=faults) as upstream,
+        ScriptedModelServer("one two three", faults=faults) as upstream,
         serving(remote(upstream.url, draft="lookup")) as server,
     ):
         reply = await server.post(path, ask(path))

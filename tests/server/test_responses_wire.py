@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 from support.serving import Reply, ask, remote, serving
 
-from llm_spec.testing.server import ModelServer, ServerFaults
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults
 
 PATH: Final = "/v1/responses"
 ADD: Final[dict[str, Any]] = {
@@ -126,7 +126,7 @@ async def test_json_comes_by_the_texts_format() -> None:
 async def test_a_stream_that_breaks_says_that_it_failed() -> None:
     """An error in the middle ends the stream with response.failed, which tells no address."""
     async with (
-        ModelServer("one two three", faults=ServerFaults(malformed_after=2)) as upstream,
+        ScriptedModelServer("one two three", faults=ServerFaults(malformed_after=2)) as upstream,
         serving(remote(upstream.url)) as server,
     ):
         reply = await server.post(PATH, ask(PATH, stream=True))
@@ -141,7 +141,7 @@ async def test_a_stream_that_breaks_says_that_it_failed() -> None:
 async def test_what_tells_an_upstream_whose_cache_to_use_arrives() -> None:
     """`prompt_cache_key` and `safety_identifier` mean the same in chat completions; `store` does not."""
     async with (
-        ModelServer("one two") as upstream,
+        ScriptedModelServer("one two") as upstream,
         serving({"far": remote(upstream.url)}) as server,
     ):
         labels = {"prompt_cache_key": "mine", "safety_identifier": "me"}

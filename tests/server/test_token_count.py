@@ -9,10 +9,10 @@ from support.messages_wire import MessagesWire, serve
 from support.serving import RULES, ask, remote, serving
 
 from llm_spec import ChatMessage, ChatRequest, NativeMessage, open_provider
-from llm_spec.counting import count_input_tokens
+from llm_spec.counting import estimate_request_tokens
 from llm_spec.registry import NamedProvider
 from llm_spec.server import ModelConfig
-from llm_spec.testing.server import ModelServer
+from llm_spec.testing.server import ScriptedModelServer
 
 PATH: Final = "/v1/messages/count_tokens"
 MESSAGES: Final = [{"role": "user", "content": [{"type": "text", "text": "q", "cache_control": {"type": "ephemeral"}}]}]
@@ -66,7 +66,7 @@ async def test_a_local_model_counts_by_its_tokenizer() -> None:
 
 async def test_other_targets_are_estimated_and_not_asked() -> None:
     """In both places of the path; errors are in Anthropic's form."""
-    async with ModelServer("one") as upstream, serving(remote(upstream.url)) as server:
+    async with ScriptedModelServer("one") as upstream, serving(remote(upstream.url)) as server:
         for path in (PATH, PATH.removeprefix("/v1")):
             reply = await server.post(path, ask("/v1/messages", "Good morning to you"))
             assert reply.json == {"input_tokens": 4}
@@ -85,7 +85,7 @@ def test_native_blocks_are_counted() -> None:
 
     def count(*blocks: dict[str, Any]) -> int:
         native = NativeMessage("messages", {"role": "user", "content": [{"type": "text", "text": "q"}, *blocks]})
-        return count_input_tokens(ChatRequest(messages=(ChatMessage("user", "q", native=native),)))
+        return estimate_request_tokens(ChatRequest(messages=(ChatMessage("user", "q", native=native),)))
 
     document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x" * 4000}}
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x" * 400_000}}
@@ -95,7 +95,7 @@ def test_native_blocks_are_counted() -> None:
     assert count(document) > 1000
     assert 1600 <= count(result) < 1700
     chat = NativeMessage("chat", {"role": "assistant", "content": "q", "reasoning_content": "x" * 4000})
-    assert count_input_tokens(ChatRequest(messages=(ChatMessage("assistant", "q", native=chat),))) > 1000
+    assert estimate_request_tokens(ChatRequest(messages=(ChatMessage("assistant", "q", native=chat),))) > 1000
 
 
 async def test_health() -> None:

@@ -225,7 +225,7 @@ class Lingering(Target):
             await asyncio.sleep(self.close_s)
             self.num_open -= 1
 
-    def _change_num_open(self, change: int) -> None:
+    def _change_num_open_calls(self, change: int) -> None:
         self.num_calls += change > 0  # open streams are counted above
 
 

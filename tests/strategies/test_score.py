@@ -41,7 +41,7 @@ class Scorer(SimulatedTarget):
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
         self.num_scored += 1
         ends = range(len(token_ids) - num_rows + 1, len(token_ids) + 1)
-        best = [self._next_token_after(token_ids[:end]).token_id for end in ends]
+        best = [self._get_answer_token_after(token_ids[:end]).token_id for end in ends]
         rows = [TopTokens(tuple((token_id + n, -50.0 * n) for n in range(top))) for token_id in best]
         return rows if self.num_scored <= self._num_good else self._spoil(rows)
 

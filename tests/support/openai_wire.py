@@ -10,7 +10,7 @@ from llm_spec_openai import OpenAIProvider
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from llm_spec import ChatRequest, StreamEvent
-from llm_spec.testing.server import ModelServer
+from llm_spec.testing.server import ScriptedModelServer
 from support.wire import Wire
 
 KEY = "sk-very-secret"
@@ -80,7 +80,7 @@ def openai_itself(wire: Wire) -> AsyncOpenAI:
     )
 
 
-def provider_of(wire: Wire | ModelServer, model: str = "gpt-4.1") -> OpenAIProvider:
+def provider_of(wire: Wire | ScriptedModelServer, model: str = "gpt-4.1") -> OpenAIProvider:
     return OpenAIProvider(model, base_url=wire.url, api_key=KEY)
 
 

@@ -145,9 +145,9 @@ def drop_with_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     propose = Proposer.propose
 
     def propose_all_or_nothing(self: Proposer, lookahead: LookaheadController, draft_room: int) -> list[DraftToken]:
-        was_open = self.is_open
+        was_open = self.has_open_draft
         proposal = propose(self, lookahead, draft_room)
-        return [] if was_open and not self.is_open else proposal
+        return [] if was_open and not self.has_open_draft else proposal
 
     monkeypatch.setattr(Proposer, "propose", propose_all_or_nothing)
 

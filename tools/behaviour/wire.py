@@ -33,7 +33,7 @@ from llm_spec import (
     Timeouts,
 )
 from llm_spec.simulation import SimulatedDraft
-from llm_spec.testing.server import ModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
+from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
 from llm_spec.tokens.lookahead import CostAware, Fixed
 
 __all__ = ["draw_wires", "record_wire"]
@@ -268,7 +268,7 @@ def _config(scene: _Scene) -> SpeculativeConfig:
 @asynccontextmanager
 async def _scripted(name: str, scene: _Scene) -> AsyncGenerator[Any]:
     wire = _WIRES[name]
-    server = ModelServer(
+    server = ScriptedModelServer(
         _ANSWER,
         latency=ServerLatency(**scene.latency),
         faults=ServerFaults(**scene.faults),

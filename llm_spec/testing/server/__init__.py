@@ -5,11 +5,11 @@ Tests and benchmarks talk to it. It stands for a greedy model that knows one tex
 last `<|assistant|>` is the beginning of the answer, whether it comes as messages, as text or as token ids.
 """
 
-from llm_spec.testing.server.app import ModelServer
+from llm_spec.testing.server.app import ScriptedModelServer
 from llm_spec.testing.server.faults import ServerFaults
 from llm_spec.testing.server.latency import ServerLatency
 from llm_spec.testing.server.replies import MODEL
 from llm_spec.testing.server.script import make_disagreeing_draft
 from llm_spec.testing.server.vocabulary import EOS_ID
 
-__all__ = ["EOS_ID", "MODEL", "ModelServer", "ServerFaults", "ServerLatency", "make_disagreeing_draft"]
+__all__ = ["EOS_ID", "MODEL", "ScriptedModelServer", "ServerFaults", "ServerLatency", "make_disagreeing_draft"]

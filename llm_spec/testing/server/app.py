@@ -15,9 +15,9 @@ from llm_spec.testing.server.bodies import (
     Json,
     compute_answer_room,
     parse_max_tokens,
-    parse_messages,
-    parse_stops,
+    read_chat_messages,
     read_json_body,
+    read_stop_strings,
     render_messages,
 )
 from llm_spec.testing.server.faults import ServerFaults
@@ -28,14 +28,14 @@ from llm_spec.testing.server.replies import (
     Kind,
     ScriptedFailure,
     StreamFrame,
-    make_choice,
     make_error_response,
-    make_response,
     make_stream_frames,
-    make_usage,
+    make_usage_fields,
+    make_whole_choice,
+    make_whole_response,
 )
 
-__all__ = ["ModelServer"]
+__all__ = ["ScriptedModelServer"]
 
 _MALFORMED: Final = b'data: {"choices": [{"del\n\n'
 _NO_FAULTS: Final = ServerFaults()
@@ -44,7 +44,7 @@ _NO_LATENCY: Final = ServerLatency()
 ContinuesPrefix: TypeAlias = Literal["fields", "repeats"] | None
 
 
-class ModelServer:
+class ScriptedModelServer:
     """Answers every prompt with `answer`, on a free port of 127.0.0.1, inside its `async with`.
 
     continues_prefix: whether a last message of the assistant is continued: with `continue_final_message` ("fields"),
@@ -88,7 +88,7 @@ class ModelServer:
         return self._model.script.text
 
     async def __aenter__(self) -> Self:
-        app = web.Application(middlewares=[self._handle_request], client_max_size=1 << 28)
+        app = web.Application(middlewares=[self._handle_with_latency_and_faults], client_max_size=1 << 28)
         app.router.add_post("/v1/chat/completions", self._handle_chat)
         app.router.add_post("/v1/completions", self._handle_completions)
         app.router.add_get("/v1/models", self._handle_models)
@@ -108,15 +108,17 @@ class ModelServer:
     # ------------------------------------------------------------------------------------------ endpoints
 
     async def _handle_chat(self, request: web.Request) -> web.StreamResponse:
-        body, faults = await self._read_request(request)
-        prefix = self._find_prefix(body)
+        body, faults = await self._read_body_and_faults(request)
+        prefix = self._find_continued_prefix(body)
         prompt_ids = self._model.vocabulary.encode(render_messages(body, continued=prefix is not None))
         answer = self._make_answer(body, prompt_ids, prefix or "", parse_max_tokens(body, None))
         return await self._respond_with_answers(request, body, "chat", [answer], faults)
 
     async def _handle_completions(self, request: web.Request) -> web.StreamResponse:
-        body, faults = await self._read_request(request)
-        answers = [self._complete_prompt(body, prompt_ids) for prompt_ids in self._parse_prompts(body.get("prompt"))]
+        body, faults = await self._read_body_and_faults(request)
+        answers = [
+            self._make_completion_answer(body, prompt_ids) for prompt_ids in self._parse_prompts(body.get("prompt"))
+        ]
         if body.get("stream") and len(answers) > 1:
             raise InvalidRequestError("this server streams no batches")
         return await self._respond_with_answers(request, body, "text", answers, faults)
@@ -126,14 +128,14 @@ class ModelServer:
     ) -> web.StreamResponse:
         async with self._hold_stream_place():
             num_cached = self._count_cached_tokens(body, answers)
-            start = self._find_first_token_time(answers, num_cached)
-            usage = make_usage(answers, num_cached)
+            start = self._compute_first_token_time(answers, num_cached)
+            usage = make_usage_fields(answers, num_cached)
             if body.get("stream"):
                 frames = make_stream_frames(body, kind, answers[0], usage, self.tokens_per_frame)
                 return await self._stream_frames(request, frames, start, faults)
             await self._wait_for_generation(answers, start)
         choices = [self._make_choice(body, kind, index, answer) for index, answer in enumerate(answers)]
-        return make_response(body, kind, answers, choices, usage)
+        return make_whole_response(body, kind, answers, choices, usage)
 
     async def _handle_tokenize(self, request: web.Request) -> web.Response:
         body = await read_json_body(request)
@@ -154,7 +156,7 @@ class ModelServer:
     # ------------------------------------------------------------------------------------------ requests
 
     @web.middleware
-    async def _handle_request(
+    async def _handle_with_latency_and_faults(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         self.paths.append(request.path)
@@ -168,7 +170,7 @@ class ModelServer:
         except ScriptedFailure as failure:
             return failure.response
 
-    async def _read_request(self, request: web.Request) -> tuple[Json, ServerFaults]:
+    async def _read_body_and_faults(self, request: web.Request) -> tuple[Json, ServerFaults]:
         """The body of a request for text, and the faults its answer has."""
         body = await read_json_body(request)
         self.requests.append(body)
@@ -181,9 +183,9 @@ class ModelServer:
 
     # ------------------------------------------------------------------------------------------ answers
 
-    def _find_prefix(self, body: Json) -> str | None:
+    def _find_continued_prefix(self, body: Json) -> str | None:
         """The text that a chat request wants continued."""
-        last = parse_messages(body)[-1]
+        last = read_chat_messages(body)[-1]
         requested_model = self.continues_prefix == "repeats" or (
             self.continues_prefix == "fields" and bool(body.get("continue_final_message"))
         )
@@ -199,7 +201,7 @@ class ModelServer:
             return [prompts]
         return [self._model.vocabulary.encode(p) if isinstance(p, str) else p for p in prompts]
 
-    def _complete_prompt(self, body: Json, prompt_ids: Sequence[int]) -> ScriptedAnswer:
+    def _make_completion_answer(self, body: Json, prompt_ids: Sequence[int]) -> ScriptedAnswer:
         return self._make_answer(
             body, prompt_ids, self._model.find_answer_prefix(prompt_ids), parse_max_tokens(body, 16)
         )
@@ -211,14 +213,16 @@ class ModelServer:
             prompt_ids,
             prefix,
             max_tokens=compute_answer_room(self.context_length, len(prompt_ids), max_tokens),
-            stops=parse_stops(body),
+            stops=read_stop_strings(body),
             is_repeating=self.continues_prefix == "repeats" and "messages" in body,
         )
 
     def _make_choice(self, body: Json, kind: Kind, index: int, answer: ScriptedAnswer) -> Json:
-        choice = make_choice(body, kind, index, answer)
+        choice = make_whole_choice(body, kind, index, answer)
         if kind == "text" and body.get("prompt_logprobs") is not None:
-            choice["prompt_logprobs"] = self._model.score_prompt(answer.prompt_ids, int(body["prompt_logprobs"]))
+            choice["prompt_logprobs"] = self._model.make_prompt_logprobs(
+                answer.prompt_ids, int(body["prompt_logprobs"])
+            )
         return choice
 
     # ------------------------------------------------------------------------------------------ time
@@ -245,7 +249,7 @@ class ModelServer:
         num_cached = sum([self._cache.count_cached_and_add_prompt(answer.prompt_ids) for answer in answers])
         return num_cached if body.get("prompt_logprobs") is None else 0
 
-    def _find_first_token_time(self, answers: Sequence[ScriptedAnswer], num_cached: int) -> float:
+    def _compute_first_token_time(self, answers: Sequence[ScriptedAnswer], num_cached: int) -> float:
         num_computed = sum(len(answer.prompt_ids) for answer in answers) - num_cached
         return asyncio.get_running_loop().time() + self.latency.compute_first_token_s(num_computed)
 
@@ -266,7 +270,7 @@ class ModelServer:
             if index == faults.drop_after and request.transport is not None:
                 request.transport.abort()
                 break
-            await _apply_faults(response, faults, index)
+            await _apply_stream_faults(response, faults, index)
             self.num_generated_tokens += num_tokens - num_sent
             num_sent = num_tokens
             await response.write(line)
@@ -278,7 +282,7 @@ async def _sleep_until_loop_time(at: float) -> None:
     await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
 
 
-async def _apply_faults(response: web.StreamResponse, faults: ServerFaults, index: int) -> None:
+async def _apply_stream_faults(response: web.StreamResponse, faults: ServerFaults, index: int) -> None:
     if index == faults.malformed_after:
         await response.write(_MALFORMED)
     if index == faults.stall_after:

@@ -16,9 +16,9 @@ __all__ = [
     "Json",
     "compute_answer_room",
     "parse_max_tokens",
-    "parse_messages",
-    "parse_stops",
+    "read_chat_messages",
     "read_json_body",
+    "read_stop_strings",
     "render_messages",
     "wants_token_ids",
     "wants_usage",
@@ -37,7 +37,7 @@ async def read_json_body(request: web.Request) -> Json:
     return cast("Json", body)
 
 
-def parse_messages(body: Json) -> list[ChatMessage]:
+def read_chat_messages(body: Json) -> list[ChatMessage]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequestError("messages must be a list of at least one")
@@ -46,7 +46,7 @@ def parse_messages(body: Json) -> list[ChatMessage]:
 
 def render_messages(body: Json, *, continued: bool) -> str:
     """The messages as one text; continued: the last one is left open, and no mark of an answer follows."""
-    text = "".join(f"<|{message.role}|>{message.text}<|end|>" for message in parse_messages(body))
+    text = "".join(f"<|{message.role}|>{message.text}<|end|>" for message in read_chat_messages(body))
     if continued:
         return text.removesuffix("<|end|>")
     return text + (ASSISTANT if body.get("add_generation_prompt", True) else "")
@@ -75,7 +75,7 @@ def compute_answer_room(context_length: int, num_prompt_tokens: int, max_tokens:
     return room if max_tokens is None else max_tokens
 
 
-def parse_stops(body: Json) -> list[str]:
+def read_stop_strings(body: Json) -> list[str]:
     stop: str | list[str] = body.get("stop") or []
     return [stop] if isinstance(stop, str) else stop
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.testing.server.script import AnswerScript
-from llm_spec.testing.server.vocabulary import ASSISTANT, EOS_ID, Vocabulary
+from llm_spec.testing.server.vocabulary import ASSISTANT, EOS_ID, GrowingVocabulary
 
 __all__ = ["ScriptedAnswer", "ScriptedModel", "make_other_token_ids"]
 
@@ -40,7 +40,7 @@ class ScriptedModel:
 
     def __init__(self, text: str) -> None:
         self.script = AnswerScript(text)
-        self.vocabulary = Vocabulary()
+        self.vocabulary = GrowingVocabulary()
 
     def find_answer_prefix(self, prompt_ids: Sequence[int]) -> str:
         """The beginning of the answer: what follows the last mark, or all."""
@@ -66,17 +66,17 @@ class ScriptedModel:
             repeated=prefix if is_repeating else "",
         )
 
-    def score_prompt(self, prompt_ids: Sequence[int], top: int) -> list[dict[str, Any] | None]:
+    def make_prompt_logprobs(self, prompt_ids: Sequence[int], top: int) -> list[dict[str, Any] | None]:
         """As vLLM has them: by position the token itself and the likeliest `top`; the first token has none."""
         pieces = self.vocabulary.get_pieces(prompt_ids)
         first = len(pieces) - pieces[::-1].index(ASSISTANT) if ASSISTANT in pieces else 0
         entries: list[dict[str, Any] | None] = []
         for at, token_id in enumerate(prompt_ids):
-            likeliest = token_id if at < first else self._find_next_id("".join(pieces[first:at]))
+            likeliest = token_id if at < first else self._find_next_token_id("".join(pieces[first:at]))
             entries.append(self._make_logprobs_entry(likeliest, token_id, top) if at else None)
         return entries
 
-    def _find_next_id(self, prefix: str) -> int:
+    def _find_next_token_id(self, prefix: str) -> int:
         return next(iter(self.vocabulary.get_ids(self.script.find_rest(prefix)[:1])), EOS_ID)
 
     def _make_logprobs_entry(self, likeliest: int, token_id: int, top: int) -> dict[str, Any]:

@@ -17,11 +17,11 @@ __all__ = [
     "Kind",
     "ScriptedFailure",
     "StreamFrame",
-    "make_choice",
     "make_error_response",
-    "make_response",
     "make_stream_frames",
-    "make_usage",
+    "make_usage_fields",
+    "make_whole_choice",
+    "make_whole_response",
 ]
 
 MODEL: Final = "scripted"
@@ -52,7 +52,7 @@ def make_error_response(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
 
-def make_usage(answers: Sequence[ScriptedAnswer], num_cached_tokens: int) -> Json:
+def make_usage_fields(answers: Sequence[ScriptedAnswer], num_cached_tokens: int) -> Json:
     num_prompt = sum(len(answer.prompt_ids) for answer in answers)
     num_answer = sum(len(answer.pieces) for answer in answers)
     return {
@@ -66,7 +66,7 @@ def make_usage(answers: Sequence[ScriptedAnswer], num_cached_tokens: int) -> Jso
 # ---------------------------------------------------------------------------------------------- whole answers
 
 
-def make_response(
+def make_whole_response(
     body: Json, kind: Kind, answers: Sequence[ScriptedAnswer], choices: Sequence[Json], usage: Json
 ) -> web.Response:
     whole: Json = {"id": MODEL, "object": _OBJECTS[kind], "model": MODEL, "choices": choices, "usage": usage}
@@ -75,7 +75,7 @@ def make_response(
     return web.json_response(whole)
 
 
-def make_choice(body: Json, kind: Kind, index: int, answer: ScriptedAnswer) -> Json:
+def make_whole_choice(body: Json, kind: Kind, index: int, answer: ScriptedAnswer) -> Json:
     choice: Json = {"index": index, "finish_reason": answer.finish_reason}
     if kind == "chat":
         choice["message"] = {"role": "assistant", "content": answer.text}

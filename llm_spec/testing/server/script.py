@@ -42,11 +42,11 @@ class AnswerScript:
         recent = pieces[: -_NUM_COMPARED_PIECES - 1 : -1]  # the last one first
         alike = {end + back for back, piece in enumerate(recent) for end in self._ends.get(piece, ())}
 
-        def similarity(end: int) -> tuple[int, int]:
+        def measure_similarity(end: int) -> tuple[int, int]:
             there = self._pieces[max(0, end - len(recent)) : end][::-1]
             return sum(a == b for a, b in zip(there, recent, strict=False)), -abs(end - len(pieces))
 
-        return max((end for end in alike if end <= len(self._pieces)), key=similarity, default=0)
+        return max((end for end in alike if end <= len(self._pieces)), key=measure_similarity, default=0)
 
 
 def make_disagreeing_draft(text: str, agreement: float, seed: int) -> str:

@@ -9,14 +9,14 @@ from typing import Final
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.errors import InvalidRequestError
 
-__all__ = ["ASSISTANT", "EOS_ID", "Vocabulary"]
+__all__ = ["ASSISTANT", "EOS_ID", "GrowingVocabulary"]
 
 ASSISTANT: Final = "<|assistant|>"
 EOS_ID: Final = 0
 _MARK: Final = re.compile(r"(<\|\w+\|>)")
 
 
-class Vocabulary:
+class GrowingVocabulary:
     """Ids of pieces, given out in the order in which they are seen; the mark of the end has EOS_ID and no text."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ from llm_spec import (
 )
 from llm_spec.integrations.langchain import SpeculativeChatModel
 from llm_spec.testing import RuleBasedProvider, ScriptedProvider
-from llm_spec.testing.server import MODEL, ModelServer
+from llm_spec.testing.server import MODEL, ScriptedModelServer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "langchain_agent.py"
 CODE = "def test_spawnl(self):"
@@ -102,13 +102,13 @@ async def test_the_text_is_the_decoders() -> None:
     for answer in answers:
         assert answer.response_metadata["finish_reason"] == expected.finish_reason
         assert answer.response_metadata["model_name"] == decoder.name
-        describe_finish = answer.response_metadata["llm_spec"]
-        assert (describe_finish["strategy"], describe_finish["guarantee"], describe_finish["same_text"]) == (
+        figures = answer.response_metadata["llm_spec"]
+        assert (figures["strategy"], figures["guarantee"], figures["same_text"]) == (
             "tokens",
             "exact",
             True,
         )
-        assert 0 < describe_finish["acceptance_rate"] <= 1
+        assert 0 < figures["acceptance_rate"] <= 1
 
 
 async def test_one_chunk_has_the_usage_and_it_is_the_last() -> None:
@@ -308,7 +308,7 @@ def test_a_model_of_strings_outlives_event_loops() -> None:
 async def test_a_servers_connections_stay_on_one_loop() -> None:
     """Threads, this loop and others ask one server through one model, whose connections outlive each of them."""
     async with (
-        ModelServer("So it goes.") as server,
+        ScriptedModelServer("So it goes.") as server,
         SpeculativeChatModel(target=f"generic:{MODEL}@{server.url}") as model,
     ):
         answers = [await asyncio.to_thread(model.invoke, "Hi"), await model.ainvoke("Hi")]

@@ -94,13 +94,13 @@ async def test_the_text_is_the_decoders() -> None:
         assert expected.usage is not None
         assert answer.usage.prompt_tokens == expected.usage.input_tokens
         assert answer.usage.completion_tokens == expected.usage.output_tokens
-        describe_finish = choice.message.provider_specific_fields["llm_spec"]
-        assert (describe_finish["strategy"], describe_finish["guarantee"], describe_finish["same_text"]) == (
+        figures = choice.message.provider_specific_fields["llm_spec"]
+        assert (figures["strategy"], figures["guarantee"], figures["same_text"]) == (
             "tokens",
             "exact",
             True,
         )
-        assert 0 < describe_finish["acceptance_rate"] <= 1
+        assert 0 < figures["acceptance_rate"] <= 1
 
 
 async def test_usage_comes_in_one_chunk_where_it_is_asked_for() -> None:

@@ -12,7 +12,7 @@ import litellm
 
 from llm_spec import SpeculativeDecoder
 from llm_spec.integrations.litellm import register
-from llm_spec.openai_logprobs import describe_logprobs
+from llm_spec.openai_logprobs import convert_logprobs_to_openai
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of litellm's own models
 
@@ -33,7 +33,7 @@ def describe(content: list[Any]) -> list[dict[str, Any]]:
 async def test_choices_have_them(top_logprobs: int | None) -> None:
     async with SpeculativeDecoder(None, "builtin:target") as decoder:
         plain = await decoder.decode(CODE, max_tokens=12, top_logprobs=top_logprobs or 0)
-    expected = describe_logprobs(plain.logprobs)
+    expected = convert_logprobs_to_openai(plain.logprobs)
     options: dict[str, Any] = {
         "model": "probable/fast",
         "messages": [{"role": "user", "content": CODE}],

@@ -8,7 +8,7 @@ pytest.importorskip("llm")
 
 from llm_spec import SpeculativeDecoder
 from llm_spec.integrations.llm_plugin import ModelSpec, SpeculativeModel
-from llm_spec.openai_logprobs import describe_logprobs
+from llm_spec.openai_logprobs import convert_logprobs_to_openai
 
 CODE = "def test_spawnl(self):"
 
@@ -20,7 +20,7 @@ async def test_a_response_has_them(stream: bool) -> None:
     model = SpeculativeModel(ModelSpec(name="pair", target="builtin:target", draft="lookup+builtin:draft"))
     response = model.prompt(CODE, stream=stream, max_tokens=12, top_logprobs=2)
     assert response.text() == plain.content
-    assert response.response_json["logprobs"] == {"content": describe_logprobs(plain.logprobs)}
+    assert response.response_json["logprobs"] == {"content": convert_logprobs_to_openai(plain.logprobs)}
     without = model.prompt(CODE, stream=stream, max_tokens=12)
     assert without.text()
     assert "logprobs" not in without.response_json

@@ -13,7 +13,7 @@ from openai.types.responses import Response, ResponseCompletedEvent, ResponseOut
 
 from llm_spec import SpeculativeDecoder
 from llm_spec.integrations.openai_agents import SpeculativeModel
-from llm_spec.openai_logprobs import describe_logprobs
+from llm_spec.openai_logprobs import convert_logprobs_to_openai
 
 CODE = "def test_spawnl(self):"
 
@@ -41,7 +41,7 @@ async def test_output_texts_have_them(top_logprobs: int) -> None:
         if isinstance(event, ResponseCompletedEvent):
             completed = event.response
     await model.close()
-    expected = describe_logprobs(plain.logprobs)
+    expected = convert_logprobs_to_openai(plain.logprobs)
     assert plain.finish_reason == "stop"
     assert expected
     assert completed is not None

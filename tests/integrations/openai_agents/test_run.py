@@ -104,10 +104,10 @@ async def test_items_tell_how_the_answer_came_about() -> None:
     """`provider_data` of the output holds the figures, as JSON values."""
     async with SpeculativeDecoder("builtin:draft", "builtin:target") as decoder:
         result = await Runner.run(agent_of(decoder, model_settings=ModelSettings(max_tokens=48)), PROMPT)
-    describe_finish = result.raw_responses[0].output[0].model_dump()["provider_data"]["llm_spec"]
-    assert (describe_finish["strategy"], describe_finish["guarantee"]) == ("tokens", "exact")
-    assert 0 < describe_finish["acceptance_rate"] <= 1
-    assert json.dumps(describe_finish)
+    figures = result.raw_responses[0].output[0].model_dump()["provider_data"]["llm_spec"]
+    assert (figures["strategy"], figures["guarantee"]) == ("tokens", "exact")
+    assert 0 < figures["acceptance_rate"] <= 1
+    assert json.dumps(figures)
 
 
 async def test_streaming_gives_the_same_text_in_pieces() -> None:

@@ -102,10 +102,10 @@ def parts_of(lane: dict[str, Any]) -> list[Part]:
 
 async def recorded(asked: Asked, server: ScriptedServer) -> AsyncIterator[Part]:
     """The built-in pair, at the recording's pace."""
-    needs_no_penalties = asked.strategy == "plain"
-    yield started("plain" if needs_no_penalties else "tokens")
+    is_plain = asked.strategy == "plain"
+    yield started("plain" if is_plain else "tokens")
     now = 0.0
-    for part in parts_of(RECORDING["lanes"][needs_no_penalties]):
+    for part in parts_of(RECORDING["lanes"][is_plain]):
         t = part.get("t") or part.get("round", {}).get("t") or now
         await asyncio.sleep(max(0.0, t - now) / server.speed)
         now = t
@@ -133,14 +133,12 @@ async def alone(asked: Asked) -> AsyncIterator[Part]:
 
 async def behind(asked: Asked) -> AsyncIterator[Part]:
     """A draft that costs more than it saves, and says by how much."""
-    needs_no_penalties = asked.strategy == "plain"
-    yield started("plain" if needs_no_penalties else "tokens")
-    total_s = 1.0 if needs_no_penalties else 1.5
-    yield {"text": "One two three.", "origin": "plain" if needs_no_penalties else "accepted", "t": total_s}
+    is_plain = asked.strategy == "plain"
+    yield started("plain" if is_plain else "tokens")
+    total_s = 1.0 if is_plain else 1.5
+    yield {"text": "One two three.", "origin": "plain" if is_plain else "accepted", "t": total_s}
     yield {"finish_reason": "stop", "num_tokens": 4}
-    told = (
-        {} if needs_no_penalties else {"speedup": 0.8, "speedup_basis": "measured on 7 of its own tokens", "seed": 41}
-    )
+    told = {} if is_plain else {"speedup": 0.8, "speedup_basis": "measured on 7 of its own tokens", "seed": 41}
     yield result(timings={"total_s": total_s, "first_text_s": total_s}, **told)
 
 

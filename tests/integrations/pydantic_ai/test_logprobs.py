@@ -12,7 +12,7 @@ from pydantic_ai import Agent
 
 from llm_spec import SpeculativeDecoder
 from llm_spec.integrations.pydantic_ai import SpeculativeModel
-from llm_spec.openai_logprobs import describe_logprobs
+from llm_spec.openai_logprobs import convert_logprobs_to_openai
 
 PROMPT = "def area(radius):"
 
@@ -29,7 +29,7 @@ async def test_provider_details_have_them(top_logprobs: int | None) -> None:
         async with agent.run_stream(PROMPT, model_settings=settings) as answer:
             await answer.get_output()
         without = (await agent.run(PROMPT, model_settings={"max_tokens": 12})).response
-    expected = describe_logprobs(plain.logprobs)
+    expected = convert_logprobs_to_openai(plain.logprobs)
     assert len(expected) == 12
     for response in (whole, answer.response):
         assert response.provider_details is not None

@@ -53,8 +53,8 @@ def _strategy(outcome: Outcome, shown: Shown, result: SpeculativeResult) -> Iter
             result.plain_reason == "discovery" and case.num_failing_trials > 0
         )
         is_tried = is_tried or (result.plain_reason == "target" and not case.continues)
-        needs_no_penalties = case.draft == "none" or can_be_plain(case, shown) or has_ended_before(shown) or is_tried
-        if not (needs_no_penalties and name == "plain"):
+        is_plain = case.draft == "none" or can_be_plain(case, shown) or has_ended_before(shown) or is_tried
+        if not (is_plain and name == "plain"):
             yield f"strategy {case.strategy} was configured, the result says {name}"
     if name == "plain" and result.plain_reason is None:
         yield "the answer is plain, and nothing says why"

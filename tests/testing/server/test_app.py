@@ -1,4 +1,4 @@
-"""ModelServer over real sockets: the wire, the time, the faults."""
+"""ScriptedModelServer over real sockets: the wire, the time, the faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from llm_spec_http import DIALECTS, HttpProvider
 
 from llm_spec import ChatRequest, Finish, InvalidRequestError, TargetError, TextDelta
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.testing.server import EOS_ID, MODEL, ModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
+from llm_spec.testing.server import (
+    EOS_ID,
+    MODEL,
+    ScriptedModelServer,
+    ServerFaults,
+    ServerLatency,
+    make_disagreeing_draft,
+)
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -27,13 +34,15 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def post(session: aiohttp.ClientSession, server: ModelServer, path: str, **body: Any) -> dict[str, Any]:
+async def post(session: aiohttp.ClientSession, server: ScriptedModelServer, path: str, **body: Any) -> dict[str, Any]:
     url = server.url.removesuffix("/v1") + path
     async with session.post(url, json=body) as response:
         return {"status": response.status, **await response.json()}
 
 
-async def ask(server: ModelServer, dialect: str = "generic", prefix: str = "", **options: Any) -> tuple[str, Finish]:
+async def ask(
+    server: ScriptedModelServer, dialect: str = "generic", prefix: str = "", **options: Any
+) -> tuple[str, Finish]:
     """Text and finish by the library's own client."""
     provider = HttpProvider(MODEL, base_url=server.url, dialect=DIALECTS[dialect])
     text, finish = "", None
@@ -55,7 +64,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_stream_is_the_script_with_its_usage() -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         text, finish = await ask(server)
         assert (text, finish.finish_reason) == (ANSWER, "stop")
         assert finish.usage is not None
@@ -66,7 +75,7 @@ async def test_a_stream_is_the_script_with_its_usage() -> None:
 
 async def test_usage_comes_only_when_asked_for(session: aiohttp.ClientSession) -> None:
     async with (
-        ModelServer("Yes.") as server,
+        ScriptedModelServer("Yes.") as server,
         session.post(f"{server.url}/chat/completions", json={"messages": MESSAGES, "stream": True}) as response,
     ):
         lines = (await response.text()).split("\n\n")
@@ -76,7 +85,7 @@ async def test_usage_comes_only_when_asked_for(session: aiohttp.ClientSession) -
 
 
 async def test_an_answer_that_is_not_streamed(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         answer = await post(session, server, "/v1/chat/completions", messages=MESSAGES)
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": ANSWER}
     assert answer["usage"]["completion_tokens"] == NUM_TOKENS
@@ -93,7 +102,7 @@ async def test_an_answer_that_is_not_streamed(session: aiohttp.ClientSession) ->
     ],
 )
 async def test_limits(options: dict[str, Any], text: str, reason: str) -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         answer, finish = await ask(server, **options)
     assert (answer, finish.finish_reason) == (text, reason)
 
@@ -111,27 +120,27 @@ async def test_limits(options: dict[str, Any], text: str, reason: str) -> None:
     ],
 )
 async def test_a_prefix_is_continued(prefix: str, rest: str) -> None:
-    async with ModelServer(ANSWER, continues_prefix="fields") as server:
+    async with ScriptedModelServer(ANSWER, continues_prefix="fields") as server:
         assert (await ask(server, "vllm", prefix))[0] == rest
-    async with ModelServer(ANSWER, continues_prefix="repeats") as server:
+    async with ScriptedModelServer(ANSWER, continues_prefix="repeats") as server:
         assert (await ask(server, "llamacpp", prefix))[0] == rest
 
 
 async def test_a_repeated_prefix_is_on_the_wire_and_costs_nothing(session: aiohttp.ClientSession) -> None:
     continued = [*MESSAGES, {"role": "assistant", "content": "The cat"}]
-    async with ModelServer(ANSWER, continues_prefix="repeats") as server:
+    async with ScriptedModelServer(ANSWER, continues_prefix="repeats") as server:
         answer = await post(session, server, "/v1/chat/completions", messages=continued, max_tokens=1)
     assert answer["choices"][0]["message"]["content"] == "The cat sat"
     assert answer["usage"]["completion_tokens"] == 1 == server.num_generated_tokens
 
 
 async def test_a_server_that_cannot_continue_answers_from_the_start() -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         assert (await ask(server, "vllm", "The cat"))[0] == ANSWER
 
 
 async def test_a_batch_of_token_ids_gives_the_next_token_of_each(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         prompt = (await post(session, server, "/tokenize", messages=MESSAGES))["tokens"]
         script = (await post(session, server, "/tokenize", prompt=ANSWER))["tokens"]
         batch = [prompt + script[:n] for n in range(len(script) + 1)]
@@ -145,7 +154,7 @@ async def test_a_batch_of_token_ids_gives_the_next_token_of_each(session: aiohtt
 async def test_token_ids_are_the_chats_own_prompt_and_stable(session: aiohttp.ClientSession) -> None:
     continued = [*MESSAGES, {"role": "assistant", "content": "The cat"}]
     options = {"continue_final_message": True, "add_generation_prompt": False}
-    async with ModelServer(ANSWER, continues_prefix="fields") as server:
+    async with ScriptedModelServer(ANSWER, continues_prefix="fields") as server:
         tokens = (await post(session, server, "/tokenize", messages=continued, **options))["tokens"]
         prompt = (await post(session, server, "/tokenize", messages=MESSAGES))["tokens"]
         prefix = (await post(session, server, "/tokenize", prompt="The cat"))["tokens"]
@@ -158,7 +167,7 @@ async def test_token_ids_are_the_chats_own_prompt_and_stable(session: aiohttp.Cl
 
 
 async def test_prompt_logprobs_rank_the_scripts_token_first(session: aiohttp.ClientSession) -> None:
-    async with ModelServer("Yes, sir.") as server:
+    async with ScriptedModelServer("Yes, sir.") as server:
         prompt = (await post(session, server, "/tokenize", prompt="<|assistant|>Yes; sir."))["tokens"]
         comma = (await post(session, server, "/tokenize", prompt=","))["tokens"][0]
         answer = await post(session, server, "/v1/completions", prompt=prompt, max_tokens=1, prompt_logprobs=1)
@@ -169,12 +178,15 @@ async def test_prompt_logprobs_rank_the_scripts_token_first(session: aiohttp.Cli
 
 
 async def test_models(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER, context_length=4096) as server, session.get(f"{server.url}/models") as response:
+    async with (
+        ScriptedModelServer(ANSWER, context_length=4096) as server,
+        session.get(f"{server.url}/models") as response,
+    ):
         assert (await response.json())["data"] == [{"id": MODEL, "object": "model", "max_model_len": 4096}]
 
 
 async def test_every_request_leaves_its_path(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER, faults=ServerFaults(missing=frozenset({"/tokenize"}))) as server:
+    async with ScriptedModelServer(ANSWER, faults=ServerFaults(missing=frozenset({"/tokenize"}))) as server:
         await ask(server)
         await post(session, server, "/tokenize", prompt="")
         async with session.get(f"{server.url}/unheard_of"):
@@ -187,7 +199,7 @@ async def test_time_to_first_token_prefill_and_time_per_token() -> None:
     loop = asyncio.get_running_loop()
     num_prompt = 6  # two marks of the user's message, " Tell", " me", ".", and the assistant's
     latency = ServerLatency(first_token_s=0.02, token_s=0.01, prefill_tokens_per_s=num_prompt / 0.03)
-    async with ModelServer(ANSWER, latency=latency) as server:
+    async with ScriptedModelServer(ANSWER, latency=latency) as server:
         provider = HttpProvider(MODEL, base_url=server.url)
         times = [loop.time()]
         async with provider.stream(ChatRequest.create("Tell me.", max_tokens=4)) as events:
@@ -198,7 +210,7 @@ async def test_time_to_first_token_prefill_and_time_per_token() -> None:
 
 
 async def test_only_so_many_streams_at_once() -> None:
-    async with ModelServer("Yes.", latency=ServerLatency(first_token_s=0.03, max_streams=1)) as server:
+    async with ScriptedModelServer("Yes.", latency=ServerLatency(first_token_s=0.03, max_streams=1)) as server:
         start = asyncio.get_running_loop().time()
         asked = [asyncio.create_task(ask(server)) for _ in range(2)]
         await until(lambda: server.num_open_streams == 2)
@@ -207,7 +219,7 @@ async def test_only_so_many_streams_at_once() -> None:
 
 
 async def test_who_leaves_is_counted_waiting_or_not() -> None:
-    async with ModelServer(ANSWER, latency=ServerLatency(first_token_s=5, max_streams=1)) as server:
+    async with ScriptedModelServer(ANSWER, latency=ServerLatency(first_token_s=5, max_streams=1)) as server:
         asked = [asyncio.create_task(ask(server)) for _ in range(2)]
         await until(lambda: server.num_open_streams == 2)
         for task in asked:
@@ -219,7 +231,7 @@ async def test_who_leaves_is_counted_waiting_or_not() -> None:
 
 async def test_a_status_with_retry_after_for_the_first_requests(session: aiohttp.ClientSession) -> None:
     faults = ServerFaults(status=429, retry_after_s=0.5, num_requests=1)
-    async with ModelServer(ANSWER, faults=faults) as server:
+    async with ScriptedModelServer(ANSWER, faults=faults) as server:
         async with session.post(f"{server.url}/chat/completions", json={"messages": MESSAGES}) as response:
             assert (response.status, response.headers["Retry-After"]) == (429, "0.5")
         assert (await ask(server))[0] == ANSWER
@@ -229,7 +241,7 @@ async def test_a_status_with_retry_after_for_the_first_requests(session: aiohttp
 
 
 async def test_a_dropped_connection_leaves_the_frames_before_it() -> None:
-    async with ModelServer(ANSWER, faults=ServerFaults(drop_after=2)) as server:
+    async with ScriptedModelServer(ANSWER, faults=ServerFaults(drop_after=2)) as server:
         with pytest.raises(TargetError) as caught:
             await ask(server)
     assert caught.value.partial_text == "The cat"
@@ -237,14 +249,14 @@ async def test_a_dropped_connection_leaves_the_frames_before_it() -> None:
 
 
 async def test_a_malformed_frame() -> None:
-    async with ModelServer(ANSWER, faults=ServerFaults(malformed_after=1)) as server:
+    async with ScriptedModelServer(ANSWER, faults=ServerFaults(malformed_after=1)) as server:
         with pytest.raises(TargetError, match="no JSON") as caught:
             await ask(server)
     assert caught.value.partial_text == "The"
 
 
 async def test_a_stall_lasts_until_the_client_leaves() -> None:
-    async with ModelServer(ANSWER, faults=ServerFaults(stall_after=1)) as server:
+    async with ScriptedModelServer(ANSWER, faults=ServerFaults(stall_after=1)) as server:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await ask(server)
@@ -253,7 +265,7 @@ async def test_a_stall_lasts_until_the_client_leaves() -> None:
 
 
 async def test_the_server_ends_while_an_answer_stalls() -> None:
-    async with ModelServer(ANSWER, faults=ServerFaults(stall_after=0)) as server:
+    async with ScriptedModelServer(ANSWER, faults=ServerFaults(stall_after=0)) as server:
         asked = asyncio.create_task(ask(server))
         await until(lambda: server.num_open_streams == 1)
     with pytest.raises(TargetError):
@@ -261,13 +273,13 @@ async def test_the_server_ends_while_an_answer_stalls() -> None:
 
 
 async def test_missing_paths(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER, faults=ServerFaults(missing=frozenset({"/tokenize"}))) as server:
+    async with ScriptedModelServer(ANSWER, faults=ServerFaults(missing=frozenset({"/tokenize"}))) as server:
         assert (await post(session, server, "/tokenize", prompt=""))["status"] == 404
         assert (await ask(server))[0] == ANSWER
 
 
 async def test_a_path_that_gets_lost_and_comes_back_while_a_stream_runs(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER, latency=ServerLatency(token_s=0.005)) as server:
+    async with ScriptedModelServer(ANSWER, latency=ServerLatency(token_s=0.005)) as server:
         asked = asyncio.create_task(ask(server))
         await until(lambda: server.num_generated_tokens > 0)
         statuses = [(await post(session, server, "/v1/completions", prompt="", max_tokens=1))["status"]]
@@ -289,7 +301,7 @@ async def test_a_path_that_gets_lost_and_comes_back_while_a_stream_runs(session:
     ],
 )
 async def test_what_is_no_request_gets_a_400(session: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         assert (await post(session, server, path, **body))["status"] == 400
         with pytest.raises(InvalidRequestError):
             await ask(server, extra={"messages": []})
@@ -312,8 +324,8 @@ def test_a_draft_disagrees_as_often_as_it_is_told_to(agreement: float) -> None:
         lambda: ServerLatency(prefill_tokens_per_s=0),
         lambda: ServerLatency(max_streams=0),
         lambda: ServerLatency(round_trip_s=-1),
-        lambda: ModelServer(ANSWER, context_length=0),
-        lambda: ModelServer(ANSWER, tokens_per_frame=0),
+        lambda: ScriptedModelServer(ANSWER, context_length=0),
+        lambda: ScriptedModelServer(ANSWER, tokens_per_frame=0),
         lambda: ServerFaults(status=200),
         lambda: ServerFaults(drop_after=-1),
         lambda: make_disagreeing_draft("a", 1.5, 0),

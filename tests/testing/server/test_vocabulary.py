@@ -1,4 +1,4 @@
-"""ModelServer's token ids, frames of several tokens, and its context, as vLLM has them."""
+"""ScriptedModelServer's token ids, frames of several tokens, and its context, as vLLM has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.testing.server import EOS_ID, ModelServer, ServerLatency
+from llm_spec.testing.server import EOS_ID, ScriptedModelServer, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -30,12 +30,14 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def post(session: aiohttp.ClientSession, server: ModelServer, path: str, **body: Any) -> dict[str, Any]:
+async def post(session: aiohttp.ClientSession, server: ScriptedModelServer, path: str, **body: Any) -> dict[str, Any]:
     async with session.post(server.url.removesuffix("/v1") + path, json=body) as response:
         return {"status": response.status, **await response.json()}
 
 
-async def stream(session: aiohttp.ClientSession, server: ModelServer, path: str, **body: Any) -> list[dict[str, Any]]:
+async def stream(
+    session: aiohttp.ClientSession, server: ScriptedModelServer, path: str, **body: Any
+) -> list[dict[str, Any]]:
     """The chunks of a stream."""
     url = server.url.removesuffix("/v1") + path
     async with session.post(url, json={**body, "stream": True}) as response:
@@ -44,7 +46,7 @@ async def stream(session: aiohttp.ClientSession, server: ModelServer, path: str,
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
-async def tokenized(session: aiohttp.ClientSession, server: ModelServer, **body: Any) -> list[int]:
+async def tokenized(session: aiohttp.ClientSession, server: ScriptedModelServer, **body: Any) -> list[int]:
     tokens: list[int] = (await post(session, server, "/tokenize", **body))["tokens"]
     return tokens
 
@@ -55,7 +57,7 @@ def choices(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("request_", [CHAT, TEXT])
 async def test_every_chunk_has_its_token_ids(session: aiohttp.ClientSession, request_: dict[str, Any]) -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         chunks = await stream(session, server, **request_, **IDS)
         script = await tokenized(session, server, prompt=ANSWER)
     assert [choice["token_ids"] for choice in choices(chunks)] == [[i] for i in [*script, EOS_ID]]
@@ -64,14 +66,14 @@ async def test_every_chunk_has_its_token_ids(session: aiohttp.ClientSession, req
 
 @pytest.mark.parametrize("options", [{"max_tokens": 2}, {"max_tokens": 5, "stop": " sat"}])
 async def test_an_answer_that_is_cut_has_no_end(session: aiohttp.ClientSession, options: dict[str, Any]) -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         chunks = await stream(session, server, **CHAT, **IDS, **options)
         script = await tokenized(session, server, prompt=ANSWER)
     assert [choice["token_ids"] for choice in choices(chunks)] == [[script[0]], [script[1]], []]
 
 
 async def test_the_first_chunk_of_a_chat_has_the_prompts_ids(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         chunks = await stream(session, server, **CHAT, **IDS)
         prompt = await tokenized(session, server, messages=QUESTION)
     assert chunks[0]["prompt_token_ids"] == prompt
@@ -80,7 +82,7 @@ async def test_the_first_chunk_of_a_chat_has_the_prompts_ids(session: aiohttp.Cl
 
 async def test_the_first_choice_of_a_completion_has_the_prompts_ids(session: aiohttp.ClientSession) -> None:
     """vLLM puts them there, streamed or not, because a batch has one for each choice."""
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         chunks = await stream(session, server, **TEXT, **IDS)
         whole = await post(session, server, **TEXT, **IDS)
         prompt = await tokenized(session, server, messages=QUESTION)
@@ -90,7 +92,7 @@ async def test_the_first_choice_of_a_completion_has_the_prompts_ids(session: aio
 
 @pytest.mark.parametrize("request_", [CHAT, TEXT])
 async def test_an_answer_that_is_not_streamed(session: aiohttp.ClientSession, request_: dict[str, Any]) -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         whole = await post(session, server, **request_, **IDS)
         script = await tokenized(session, server, prompt=ANSWER)
         prompt = await tokenized(session, server, messages=QUESTION)
@@ -100,14 +102,14 @@ async def test_an_answer_that_is_not_streamed(session: aiohttp.ClientSession, re
 
 @pytest.mark.parametrize("request_", [CHAT, TEXT])
 async def test_ids_come_only_when_asked_for(session: aiohttp.ClientSession, request_: dict[str, Any]) -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         chunks = await stream(session, server, **request_, return_token_ids=False)
         whole = await post(session, server, **request_)
     assert not any("token_ids" in json.dumps(each) for each in (*chunks, whole))
 
 
 async def test_an_empty_answer_is_its_end_alone(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER) as server:
+    async with ScriptedModelServer(ANSWER) as server:
         prompt = TEXT["prompt"] + ANSWER
         chunks = await stream(session, server, **{**TEXT, "prompt": prompt}, **IDS)
         asked = await tokenized(session, server, prompt=prompt)
@@ -117,7 +119,7 @@ async def test_an_empty_answer_is_its_end_alone(session: aiohttp.ClientSession) 
 
 async def test_a_repeated_prefix_has_no_ids(session: aiohttp.ClientSession) -> None:
     """It comes as text with the first tokens, or in a frame of its own where there are none."""
-    async with ModelServer(ANSWER, continues_prefix="repeats") as server:
+    async with ScriptedModelServer(ANSWER, continues_prefix="repeats") as server:
         chunks = await stream(session, server, "/v1/chat/completions", messages=CONTINUED, **IDS)
         whole = [*QUESTION, {"role": "assistant", "content": ANSWER}]
         others = await stream(session, server, "/v1/chat/completions", messages=whole, **IDS)
@@ -129,7 +131,7 @@ async def test_a_repeated_prefix_has_no_ids(session: aiohttp.ClientSession) -> N
 
 
 async def test_a_busy_server_puts_several_tokens_into_a_frame(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER, tokens_per_frame=3) as server:
+    async with ScriptedModelServer(ANSWER, tokens_per_frame=3) as server:
         chunks = await stream(session, server, **CHAT, **IDS)
         script = await tokenized(session, server, prompt=ANSWER)
         assert server.num_generated_tokens == len(PIECES) == 7
@@ -139,7 +141,7 @@ async def test_a_busy_server_puts_several_tokens_into_a_frame(session: aiohttp.C
 
 async def test_a_frame_is_sent_when_its_last_token_is_there(session: aiohttp.ClientSession) -> None:
     loop = asyncio.get_running_loop()
-    async with ModelServer(ANSWER, tokens_per_frame=5, latency=ServerLatency(token_s=0.01)) as server:
+    async with ScriptedModelServer(ANSWER, tokens_per_frame=5, latency=ServerLatency(token_s=0.01)) as server:
         start = loop.time()
         body = {"messages": QUESTION, "stream": True}
         async with session.post(f"{server.url}/chat/completions", json=body) as response:
@@ -162,7 +164,7 @@ async def test_a_frame_is_sent_when_its_last_token_is_there(session: aiohttp.Cli
 async def test_tokenize_renders_messages(session: aiohttp.ClientSession, options: dict[str, Any], text: str) -> None:
     """With the fields that govern it, and whatever others there are."""
     unknown = {"model": "any", "add_special_tokens": False, "unheard_of": 1}
-    async with ModelServer(ANSWER, context_length=99) as server:
+    async with ScriptedModelServer(ANSWER, context_length=99) as server:
         answer = await post(session, server, "/tokenize", messages=CONTINUED, **options, **unknown)
         tokens = await tokenized(session, server, prompt=text, **unknown)
     assert answer == {"status": 200, "tokens": tokens, "count": len(tokens), "max_model_len": 99}
@@ -171,7 +173,7 @@ async def test_tokenize_renders_messages(session: aiohttp.ClientSession, options
 @pytest.mark.parametrize("request_", [CHAT, TEXT, {**TEXT, "prompt": ["a", TEXT["prompt"]]}])
 async def test_a_prompt_that_does_not_fit_is_refused(session: aiohttp.ClientSession, request_: dict[str, Any]) -> None:
     """As by vLLM: at least one token of the answer has to fit too."""
-    async with ModelServer(ANSWER, context_length=6) as server:
+    async with ScriptedModelServer(ANSWER, context_length=6) as server:
         body = {**request_, "max_tokens": 1}
         assert len(await tokenized(session, server, messages=QUESTION)) == 6
         refusal = await post(session, server, **body)
@@ -183,7 +185,7 @@ async def test_a_prompt_that_does_not_fit_is_refused(session: aiohttp.ClientSess
 
 
 async def test_max_tokens_that_do_not_fit_are_refused(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER, context_length=10) as server:
+    async with ScriptedModelServer(ANSWER, context_length=10) as server:
         refusal = await post(session, server, **CHAT, max_tokens=5)
     assert refusal["status"] == 400
     assert "'max_tokens' or 'max_completion_tokens' is too large: 5." in refusal["error"]["message"]
@@ -191,7 +193,7 @@ async def test_max_tokens_that_do_not_fit_are_refused(session: aiohttp.ClientSes
 
 
 async def test_the_context_cuts_an_answer(session: aiohttp.ClientSession) -> None:
-    async with ModelServer(ANSWER, context_length=9) as server:
+    async with ScriptedModelServer(ANSWER, context_length=9) as server:
         answer = await post(session, server, **CHAT)
     assert answer["choices"][0]["message"]["content"] == "The cat sat"
     assert answer["choices"][0]["finish_reason"] == "length"
