@@ -393,7 +393,7 @@ class Spoiled(ScriptedModelServer):
     later = ServerFaults()
     num_later = 0
 
-    async def _read_request(self, request: web.Request) -> tuple[dict[str, Any], ServerFaults]:
+    async def _read_body_and_faults(self, request: web.Request) -> tuple[dict[str, Any], ServerFaults]:
         body, faults = await super()._read_body_and_faults(request)
         is_later = (
             body.get("stream")
