@@ -186,7 +186,7 @@ def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
     class Busy(UsageLedger):
         """Between a count and what follows from it, the other worker is asked."""
 
-        def get_total(self, client: int, column: int) -> float:
+        def sum_over_workers(self, client: int, column: int) -> float:
             counted, others[:], waiting = super().sum_over_workers(client, column), [], list(others)
             for other in waiting:
                 enter(other)
