@@ -38,6 +38,7 @@ READ: Final = ("/v1/models", "/v1/models/fast", "/metrics", "/health/live", "/he
 MAX_MB: Final = 300
 TOKEN_S: Final = 0.01
 HANGS_S: Final = 120.0
+SLOW_S: Final = 0.03  # a request that takes less holds nobody up
 CONFIG: Final = """
 [server]
 workers = 2
@@ -282,13 +283,15 @@ class StreamGaps:
     """The pauses of a stream, in seconds, beyond those of its source."""
 
     worst_s: float = 0.0
+    worst_from_s: float = 0.0  # when the worst began, by a clock that all processes share
     num_over: int = 0  # longer than 100 ms
     num: int = 0
 
-    def add(self, gap_s: float) -> None:
+    def add(self, from_s: float, gap_s: float) -> None:
         """One more pause."""
         self.num += 1
-        self.worst_s = max(self.worst_s, gap_s - TOKEN_S)
+        if gap_s - TOKEN_S > self.worst_s:
+            self.worst_s, self.worst_from_s = gap_s - TOKEN_S, from_s
         self.num_over += gap_s - TOKEN_S > 0.1
 
     def __str__(self) -> str:
@@ -304,7 +307,7 @@ async def read_stream(session: aiohttp.ClientSession, url: str, gaps: dict[str, 
         while await response.content.readany():
             now_s = time.perf_counter()
             if last_s is not None:
-                gaps[name].add(now_s - last_s)
+                gaps[name].add(last_s, now_s - last_s)
             last_s = now_s
     raise RuntimeError("a stream ended that has no end")
 
@@ -346,12 +349,28 @@ class FuzzOutcome:
     """What became of the requests."""
 
     statuses: collections.Counter[int] = field(default_factory=collections.Counter[int])
+    slow: list[tuple[float, float, str]] = field(
+        default_factory=list[tuple[float, float, str]]
+    )  # from, to, what it was
     wrong: list[str] = field(default_factory=list[str])
 
     def fail(self, what: str) -> None:
         """Something that must not be."""
         if len(self.wrong) < 20:
             self.wrong.append(what)
+
+    def add_time(self, from_s: float, what: str) -> None:
+        """A request took from then to now; those that may have held up others are kept."""
+        if (to_s := time.perf_counter()) - from_s > SLOW_S:
+            self.slow.append((from_s, to_s, what))
+
+    def list_slow_during(self, from_s: float, to_s: float) -> list[str]:
+        """Those that were under way then."""
+        return [
+            f"{(began_s - from_s) * 1e3:.0f} to {(ended_s - from_s) * 1e3:.0f} ms: {what}"
+            for began_s, ended_s, what in self.slow
+            if began_s < to_s and ended_s > from_s
+        ]
 
 
 def list_children(pid: int) -> list[int]:
@@ -373,6 +392,7 @@ async def send(
     """One request; what its answer must not be is told."""
     method, path, headers, data = bodies.request()
     what = f"{method} {path} {data[:300]!r}"
+    from_s = time.perf_counter()
     try:
         async with session.request(method, url + path, data=data, headers=headers) as response:
             seen.statuses[response.status] += 1
@@ -382,6 +402,8 @@ async def send(
     except (aiohttp.ClientError, TimeoutError) as error:
         seen.fail(f"{type(error).__name__}: {error} after {what}")
         return
+    finally:
+        seen.add_time(from_s, f"{len(data)} bytes, {what}")
     if response.status == 500 or b'"code":"internal"' in text.replace(b" ", b""):
         seen.fail(f"{response.status} {text[:300]!r} after {what}")
     if response.status >= 400 and method == "POST" and b'"error"' not in text:
@@ -480,7 +502,11 @@ def run(
         seen.fail(f"a worker had {max(memory):.0f} MB")
     own_ms = (busy["server"].worst_s - busy["source"].worst_s) * 1e3
     if options.stall_ms is not None and own_ms > options.stall_ms:
-        seen.fail(f"a stream paused for {own_ms:.0f} ms longer than its source")
+        worst = busy["server"]
+        seen.fail(
+            f"a stream paused for {own_ms:.0f} ms longer than its source; from its pause's beginning, there were:"
+        )
+        seen.wrong += seen.list_slow_during(worst.worst_from_s, worst.worst_from_s + worst.worst_s)
     print(f"{options.requests} requests in {took_s:.0f} s, by status: {dict(sorted(seen.statuses.items()))}")
     print(f"memory of the workers: {', '.join(f'{mb:.0f} MB' for mb in memory)}")
     print(f"pauses before, through the server: {quiet['server']}; from the source: {quiet['source']}")

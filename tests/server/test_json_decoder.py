@@ -74,6 +74,7 @@ def lists(number: int) -> str:
         (f'{{"messages": {lists(MAX_MEMBERS + 1)}}}', "10001 members"),
         (json.dumps(dict.fromkeys(map(str, range(MAX_MEMBERS + 1)))), "10001 members"),
         (json.dumps(list(range(MAX_MEMBERS + 1))), None),
+        (json.dumps({str(index): 0 for index in range(MAX_VALUES // 4)}), "values, where a key counts as 4"),
         (json.dumps([[0] * 9] * (MAX_VALUES // 10)), "members"),
         (json.dumps([0] * (MAX_VALUES - 1)), None),
         (json.dumps([0] * MAX_VALUES), None),
@@ -114,23 +115,36 @@ async def test_other_threads_run_while_a_long_body_is_read() -> None:
     assert turns >= 5
 
 
-ESCAPED = ["\\n", "\\\\", '\\"', "\\u00e9", "\\ud83d\\ude00", "\\uD83E\\uDD89", "x", "é", "🦉", " ", "\\\\" * 7]
+ESCAPED = [
+    "\\n",
+    "\\\\",
+    '\\"',
+    "\\u00e9",
+    "\\ud83d\\ude00",
+    "\\uD83E\\uDD89",
+    "x",
+    "é",
+    "🦉",
+    " ",
+    "\\\\" * 7,
+    ",[{:",
+    ":,",
+]
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_long_text_is_read_in_steps_that_part_no_escape(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever a step ends, the value is that of a text read at once; so are errors, and where they are."""
-    monkeypatch.setattr(json_decoder, "_STEP_CHARS", 16)
+def test_values_are_counted_outside_of_texts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a piece ends, what stands in a text counts for nothing."""
     chance = random.Random(seed)  # noqa: S311 - not for secrets
-    text = "".join(chance.choices(ESCAPED, k=200))
-    whole = f'{{"a": ["{text}", "x{text}"]}}'
+    texts = ["".join(chance.choices(ESCAPED, k=chance.randrange(40))) for _ in range(20)]
+    whole = "[" + ", ".join(f'{{"{text}": ["{text}", 1]}}' for text in texts) + "]"
+    num_values = 1 + 19 + 20 * (1 + 4 + 2)  # a list, its commas, and 20 objects with a key, a list and a comma each
+    monkeypatch.setattr(json_decoder, "_PIECE_BYTES", chance.randrange(1, 30))
+    monkeypatch.setattr(json_decoder, "MAX_VALUES", num_values)
     assert decode_long_json(whole.encode()) == json.loads(whole)
-    broken = whole[: chance.randrange(10, len(whole) - 3)] + chance.choice(["", "\\q", "\x01", "\\u12"])
-    with pytest.raises(json.JSONDecodeError) as at_once:
-        json.loads(broken)
-    with pytest.raises(json.JSONDecodeError) as in_steps:
-        decode_long_json(broken.encode())
-    assert str(in_steps.value) == str(at_once.value)
+    monkeypatch.setattr(json_decoder, "MAX_VALUES", num_values - 1)
+    with pytest.raises(ValueError, match="values, where a key counts as 4"):
+        decode_long_json(whole.encode())
 
 
 def test_a_bytearray_is_not_kept_beside_its_text() -> None:
