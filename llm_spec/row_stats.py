@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from llm_spec.tokens.statistics import CostLine, ExponentialMovingAverage
 
-__all__ = ["Agreement", "Cycle", "RowStats"]
+__all__ = ["Agreement", "Cycle", "ReadingStats", "RowStats"]
 
 _HALF_LIFE: Final = 512.0  # half-life, in tokens, of how well a draft agrees
 _CALL_HALF_LIFE: Final = 64.0  # of calls
@@ -76,6 +76,23 @@ class Agreement:
         return (self.num_agreed + weight * prior) / (num_tokens + weight)
 
 
+class ReadingStats:
+    """How late a stream is where another call reads a prompt beside it: `late_s` for `num_tokens`, the most so far."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.late_s = 0.0
+
+    def add(self, num_tokens: int, late_s: float) -> None:
+        """So many tokens were read."""
+        if num_tokens >= self.num_tokens:
+            self.num_tokens, self.late_s = num_tokens, late_s
+
+    def estimate_late_s(self, num_tokens: int) -> float | None:
+        """The same for so many tokens; None: nothing was read yet."""
+        return self.late_s * num_tokens / self.num_tokens if self.num_tokens else None
+
+
 class RowStats:
     """Figures of a target's rows and of the draft for them. Kept across requests, on one event loop."""
 
@@ -85,7 +102,9 @@ class RowStats:
         self.draft_start_s = ExponentialMovingAverage(half_life=_START_HALF_LIFE)  # until its first token is encoded
         self._drafted = [0.0, 0.0]  # tokens of the draft after its first ones, and the seconds that they took
         self.agreement = Agreement()
-        self._plain_s = 0.0  # of answers that have ended
+        self.reading = ReadingStats()
+        self._plain_s = 0.0  # of answers that have ended, …
+        self._num_answers = 0  # … so many
         self._lost_s = 0.0
 
     @property
@@ -138,9 +157,15 @@ class RowStats:
     def add_answer(self, plain_s: float) -> None:
         """An answer has ended, for which the target alone takes so long."""
         self._plain_s += plain_s
+        self._num_answers += 1
+
+    def estimate_answer_s(self, step_s: float, max_tokens: int | None) -> float:
+        """How long the target alone takes for an answer of at most `max_tokens`: as for those before, on average."""
+        mean_s = self._plain_s / self._num_answers if self._num_answers else _EXPECTED_TOKENS * step_s
+        return mean_s if max_tokens is None else min(mean_s, max_tokens * step_s)
 
     def add_loss(self, seconds: float) -> None:
-        """An answer is later than the target's own by so much, since rows were tried."""
+        """An answer is later than the target's own by so much, since rows were tried; earlier, if negative."""
         self._lost_s += seconds
 
     def estimate_allowance(self, elapsed_s: float, step_s: float, max_tokens: int | None) -> float:

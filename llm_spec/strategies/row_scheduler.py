@@ -29,17 +29,20 @@ from llm_spec.chat import Origin
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.pair_stats import PairStats
 from llm_spec.row_stats import Agreement
+from llm_spec.strategies.prompt_trial import PromptTrial
 
 __all__ = ["ConfirmedToken", "Decision", "RowCall", "RowScheduler"]
 
 _MIN_USE: Final = 0.03  # a row that is less likely to be of use is not worth its tokens
 _MIN_SECONDS: Final = 1e-9
+_MIN_WAIT_S: Final = 1e-4
 _MAX_AHEAD: Final = 1024  # tokens, of an answer without a limit
 _MIN_SPEEDUP: Final = 1.08  # of rows over the stream, in the long run, to begin with them …
 _KEPT_SPEEDUP: Final = 1.0  # … and to go on
 _MIN_JUDGED: Final = 4  # tokens of the draft that a stream has judged, before a server is asked for its first row
 _MIN_JUDGED_OF_PAIR: Final = 24  # tokens of a draft that were judged, before it may be found to be no good
 _WATCHED_SPEEDUP: Final = 0.8  # of rows, below which nothing that the draft says is expected to change that soon
+_MAX_STAKE: Final = 0.15  # of an answer's time, that may be lost where rows end its stream
 _MIN_LEAD: Final = 2  # tokens that rows are ahead of a stream before it is closed
 _FIRST_PAUSE: Final = 32  # tokens that a stream writes after rows did not pay, twice as many each time
 _MAX_GAP: Final = 1.5  # times its usual step, beyond which a stream waits because of rows
@@ -88,10 +91,14 @@ class ConfirmedToken(NamedTuple):
 
 @dataclass(slots=True)
 class Decision:
-    """What to do now; `wait_s`: when to decide again, unless something happens before (None: only then)."""
+    """What to do now; `wait_s`: when to decide again, unless something happens before (None: only then).
+
+    `num_trial_tokens`: a call is to read so many tokens of the prompt, after which `prompt_trial` is told.
+    """
 
     closes_stream: bool = False
     opens_stream: bool = False
+    num_trial_tokens: int | None = None
     calls: list[RowCall] = field(default_factory=list["RowCall"])
     wait_s: float | None = None
 
@@ -118,7 +125,9 @@ class RowScheduler:
         self.ids: list[int] = []  # confirmed
         self.calls: list[RowCall] = []  # that may still tell something, in the order in which they were sent
         self.stream_at: int | None = 0  # the position that the stream writes next; None: there is none
-        self.can_send = False  # whether the prompt is known
+        self.can_send = False  # whether the prompt is known, …
+        self.num_prompt_tokens = 0  # … which has so many tokens
+        self.prompt_trial = PromptTrial(pair_stats.rows.reading)
         self.can_leave = True  # whether a stream can go on from what is confirmed
         self.num_closing = 0  # calls and streams that are not needed, and still open
         self.max_tokens = max_tokens
@@ -142,7 +151,9 @@ class RowScheduler:
         self._stream_last_s = now_s
         self._rows_from: int | None = None  # the first position of sampled text that the stream may not write
         self._send_at_s = now_s  # when the next call is due
-        self._phase_s, self._phase_at = now_s, 0  # when rows were left alone, and how many tokens there were
+        self._phase_s, self._phase_at = now_s, 0  # when rows were left alone, and how many tokens there were, …
+        self._closed_at = 0  # … and those that the stream had come to
+        self._late_s = 0.0  # that the answer is by rows that were alone
         self._pause_tokens = _FIRST_PAUSE
         self._resume_at = 0  # tokens that the answer has when rows may be tried again
 
@@ -183,8 +194,10 @@ class RowScheduler:
 
     def end_stream(self, now_s: float) -> None:
         """The stream writes no more, or nobody reads it: rows are alone."""
-        self.stream_at = None
         self._phase_s, self._phase_at = now_s, len(self.ids)
+        self._closed_at = len(self.ids) if self.stream_at is None else self.stream_at
+        self.stream_at = None
+        self.prompt_trial.stop()
 
     def take_from_stream(self, token_ids: Sequence[int], now_s: float) -> range:
         """Tokens of the stream, confirmed where it may write them; gives which of them were.
@@ -286,7 +299,7 @@ class RowScheduler:
     def decide(self, now_s: float) -> Decision:
         """What is to be done now; calls that are to be sent count as sent."""
         decision = Decision()
-        if self._should_close_stream():
+        if self._should_close_stream(now_s):
             decision.closes_stream = True
             self.end_stream(now_s)
             self.num_closing += 1
@@ -296,14 +309,20 @@ class RowScheduler:
                 decision.opens_stream = True
                 return decision
             self._send_calls(self._count_sent(), now_s, decision)
+            self._secure_lead(now_s, decision)
         elif self.can_send and not self._is_off:
             first = self._count_sent() if self.calls else self._count_lead(now_s)
-            if self.calls or self._should_begin(first, now_s):
+            is_trial = bool(self.calls) and not self._is_greedy and self._rows_from is None
+            is_paused = is_trial or len(self.ids) < self._resume_at
+            if not is_paused and (self.calls or self._should_begin(first, now_s)):
                 if self._max_open == 1:
                     decision.closes_stream = True
                     self.end_stream(now_s)
                 else:
                     self._send_calls(first, now_s, decision)
+            elif not self._rows.is_measured and self._is_first_row_promising() and self._max_open > 1:
+                num_tokens, allowance_s = self.num_prompt_tokens + len(self.ids), self._estimate_allowance(now_s)
+                decision.num_trial_tokens = self.prompt_trial.begin(num_tokens, allowance_s, self._stream_last_s)
         return decision
 
     def _send_calls(self, first: int, now_s: float, decision: Decision) -> None:
@@ -331,8 +350,13 @@ class RowScheduler:
         self._send_calls(first + num_rows, now_s, decision)
 
     def _count_sent(self) -> int:
-        """How many positions after the confirmed ones have a row."""
-        return max((call.end for call in self.calls), default=len(self.ids)) - len(self.ids)
+        """How many positions after the confirmed ones will be written; a stream writes those before the first row."""
+        if self.stream_at is not None:
+            return max((call.end for call in self.calls), default=len(self.ids)) - len(self.ids)
+        end = len(self.ids)
+        for call in self.calls:  # the stream may have ended before it came to the first of them
+            end = max(end, call.end) if call.start <= end else end
+        return end - len(self.ids)
 
     def _count_room(self) -> int:
         """How many tokens the answer may still have."""
@@ -362,28 +386,49 @@ class RowScheduler:
         """Whether rows are likely to overtake the stream, and may be tried."""
         num_drafted = len(self._drafted_ids)
         is_known = self._pair_stats.token_s.value is not None and self._pair_stats.first_token_s.value is not None
-        if not (is_known and num_drafted) or len(self.ids) < self._resume_at:
+        if not (is_known and num_drafted):
             return False
         if self._max_open == 1:  # nothing may run beside the stream: neither a trial nor rows that gain once
             return self._estimate_speedup() >= _MIN_SPEEDUP
         if not self._rows.is_measured:
             return self._should_try_first_row(now_s)
-        if first > num_drafted:
+        if first > num_drafted or not self._can_stake(now_s):
             return False
-        if self._estimate_speedup() >= _MIN_SPEEDUP:
-            return True
         gain_s = (self._estimate_run(num_drafted) + 1.0 - first - _MIN_LEAD) * self._pair_stats.target_token_s
-        return gain_s > (0.0 if self._is_greedy else self._estimate_first_s())
+        least_s = 0.0 if self._is_greedy else self._estimate_first_s()
+        return self._estimate_speedup() >= _MIN_SPEEDUP or gain_s > least_s
+
+    def _can_stake(self, now_s: float) -> bool:
+        """Whether what is lost where rows are of no use is little: of sampled text they end the stream, at a price."""
+        first_s = self._estimate_first_s()
+        is_affordable = first_s <= self._estimate_allowance(now_s)
+        return self._is_greedy or (is_affordable and first_s + self._rows.estimate_call_s() <= self._limit_stake())
+
+    def _limit_stake(self) -> float:
+        return _MAX_STAKE * self._rows.estimate_answer_s(self._pair_stats.target_token_s, self.max_tokens)
+
+    def _tolerate_late(self, now_s: float) -> float:
+        """How late an answer may be where its stream is closed: a wrong token of the draft is no reason to open it."""
+        usual_s = max(2.0 * self._rows.estimate_call_s(), self._estimate_allowance(now_s))
+        return min(usual_s + self._estimate_first_s(), self._limit_stake() - self._late_s)
 
     def _should_try_first_row(self, now_s: float) -> bool:
         """Whether a row may be asked for although nobody knows what it costs: a prompt that is read again, at worst."""
+        num_tokens = self.num_prompt_tokens + len(self.ids)
+        is_trial_due = self._is_first_row_promising() and not self.prompt_trial.is_running
+        return is_trial_due and self.prompt_trial.may_read(num_tokens, self._estimate_allowance(now_s))
+
+    def _is_first_row_promising(self) -> bool:
+        """Whether the draft has been right of more than every other token."""
         if self._stream_opened_s is not None or self._rows.agreement.num_judged < _MIN_JUDGED:
             return False
-        covered, step_s = self._agreement.estimate_covered(), self._pair_stats.target_token_s
-        is_promising = covered / max(1e-9, 1.0 - covered) >= 1.0  # more than every other token is drafted rightly
-        return is_promising and self._estimate_first_s() / 2.0 <= self._rows.estimate_allowance(
-            now_s - self._began_s, step_s, self.max_tokens
-        )
+        covered = self._agreement.estimate_covered()
+        return covered / max(1e-9, 1.0 - covered) >= 1.0
+
+    def _estimate_allowance(self, now_s: float) -> float:
+        """How much may be lost now."""
+        step_s = self._pair_stats.target_token_s
+        return self._rows.estimate_allowance(now_s - self._began_s, step_s, self.max_tokens)
 
     def is_draft_promising(self) -> bool:
         """Whether the draft is worth being asked at once where it was wrong, and not only now and then."""
@@ -397,7 +442,7 @@ class RowScheduler:
         is_known = self._is_greedy and self.can_send and not self._is_off and self._rows.is_measured
         return is_known and self._estimate_speedup() >= _MIN_SPEEDUP
 
-    def _should_close_stream(self) -> bool:
+    def _should_close_stream(self, now_s: float) -> bool:
         if self.stream_at is None or self._is_off:
             return False
         if not self._is_greedy:
@@ -405,7 +450,27 @@ class RowScheduler:
         lead, step_s = len(self.ids) - self.stream_at, self._pair_stats.target_token_s
         if lead < _MIN_LEAD or not self.can_leave:
             return False
-        return self._estimate_speedup() >= _MIN_SPEEDUP or (lead - _MIN_LEAD) * step_s >= self._estimate_first_s()
+        needed_s = self._estimate_first_s() + self._rows.estimate_call_s()
+        if self._estimate_speedup() >= _MIN_SPEEDUP:
+            needed_s -= self._tolerate_late(now_s)
+        return (lead - _MIN_LEAD) * step_s >= needed_s
+
+    def _is_insured(self) -> bool:
+        """Whether a stream can be opened beside rows: greedily both write one text."""
+        return self._is_greedy and self._max_open > 1
+
+    def _secure_lead(self, now_s: float, decision: Decision) -> None:
+        """Open a stream beside the rows while it can still come in time to what the closed one would have written."""
+        if not (self._is_insured() and self.can_leave):
+            return
+        lead_s = (len(self.ids) - self._closed_at) * self._pair_stats.target_token_s - (now_s - self._phase_s)
+        left_s = lead_s - self._estimate_first_s() + self._tolerate_late(now_s)
+        if left_s <= _MIN_WAIT_S:
+            self._charge_phase(now_s, self._estimate_first_s())
+            self._pause()
+            decision.opens_stream = True
+        else:
+            decision.wait_s = left_s if decision.wait_s is None else min(left_s, decision.wait_s)
 
     def _should_leave_rows(self, now_s: float) -> bool:
         """Whether the target's own stream is the better way to go on."""
@@ -413,8 +478,8 @@ class RowScheduler:
             return False
         step_s = self._pair_stats.target_token_s
         lost_s = (now_s - self._phase_s) - (len(self.ids) - self._phase_at) * step_s
-        allowance_s = self._rows.estimate_allowance(now_s - self._began_s, step_s, self.max_tokens)
-        if lost_s > max(2.0 * self._rows.estimate_call_s(), allowance_s):
+        allowance_s = min(self._estimate_allowance(now_s), self._limit_stake()) - self._estimate_first_s()
+        if not self._is_insured() and lost_s > max(self._rows.estimate_call_s(), allowance_s):
             self._pause()
             return True
         if self.calls or not (self._drafted_ids or self._is_draft_idle):
@@ -425,7 +490,7 @@ class RowScheduler:
         return self._estimate_speedup() < _KEPT_SPEEDUP and gain_s < 0.0
 
     def _leave_rows(self, now_s: float) -> None:
-        self._charge_phase(now_s)
+        self._charge_phase(now_s, self._estimate_first_s())
         self._dropped_calls += self.calls
         self.calls.clear()
 
@@ -448,20 +513,23 @@ class RowScheduler:
         accepted = self._agreement.estimate_accepted()
         return num_drafted if accepted >= 1.0 else accepted * (1.0 - accepted**num_drafted) / (1.0 - accepted)
 
-    def _charge_phase(self, now_s: float) -> None:
+    def _charge_phase(self, now_s: float, first_s: float = 0.0) -> None:
         """Rows were alone until now: what was lost by it, with the first token of the stream that follows."""
-        gained_s = (len(self.ids) - self._phase_at) * self._pair_stats.target_token_s
-        self._rows.add_loss(max(0.0, now_s - self._phase_s - gained_s))
+        gained_s = (len(self.ids) - self._closed_at) * self._pair_stats.target_token_s
+        late_s = now_s - self._phase_s - gained_s + first_s
+        self._rows.add_loss(late_s)
+        self._late_s += max(0.0, late_s)
 
     def _charge_slow_stream(self, num_tokens: int, now_s: float) -> None:
         """A stream that waits while rows are under way waits because of them: its server has no room."""
         gap_s, step_s = now_s - self._stream_last_s, self._pair_stats.target_token_s * num_tokens
+        self._rows.add_loss(self.prompt_trial.add_streamed(num_tokens, now_s, self._pair_stats.target_token_s))
         is_first, self._stream_opened_s = self._stream_opened_s is not None, None
         self._stream_last_s = now_s
         if is_first or not self.calls or gap_s <= _MAX_GAP * step_s:
             return
         self._rows.add_loss(gap_s - step_s)  # a hiccup counts as well: nobody can tell
-        if self._rows.estimate_allowance(now_s - self._began_s, self._pair_stats.target_token_s, self.max_tokens) < 0:
+        if self._estimate_allowance(now_s) < 0:
             self._pause()
             self._dropped_calls += self.calls
             self.calls.clear()

@@ -154,6 +154,7 @@ class _ServerRounds:
         self._prompt_ids: list[int] | None = None
         self._stream: StreamReader | None = None
         self._tasks: dict[RowCall, asyncio.Task[None]] = {}
+        self._prompt_trial: asyncio.Task[None] | None = None
         self._encoding: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()  # calls and streams that are not needed, and still open
         self._output: list[StreamEvent] = []  # that was not given yet
@@ -191,7 +192,7 @@ class _ServerRounds:
         self._close_stream()
         for call in list(self._tasks):
             self._cancel_call(call)
-        others = [*self._closing, *filter(None, [self._encoding])]
+        others = [*self._closing, *filter(None, [self._encoding, self._prompt_trial])]
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -220,6 +221,8 @@ class _ServerRounds:
             self._close_stream()
         for call in decision.calls:
             self._send(call)
+        if decision.num_trial_tokens is not None:
+            self._prompt_trial = asyncio.create_task(self._try_prompt(decision.num_trial_tokens))
         self._report_rounds(scheduler.take_dropped())
         if decision.opens_stream:
             await self._open_rest()
@@ -287,7 +290,7 @@ class _ServerRounds:
     async def _encode_prompt(self) -> None:
         try:
             self._prompt_ids = await self._endpoint.encode_chat(self._request)
-            self._scheduler.can_send = True
+            self._scheduler.num_prompt_tokens, self._scheduler.can_send = len(self._prompt_ids), True
         except Exception as error:  # noqa: BLE001 - only speculation needs it
             self._give_up_rows(error)
         self._changed.set()
@@ -296,7 +299,17 @@ class _ServerRounds:
         """Whether the server has other work of ours beside its stream; it has where it is found out what it can do."""
         endpoint = self._endpoint
         is_discovering = isinstance(endpoint, UntriedEndpoint) and endpoint.is_being_tried
-        return bool(self._tasks) or (is_discovering and not self._has_given_up)
+        is_trying = is_discovering and not self._has_given_up
+        return bool(self._tasks) or is_trying or self._scheduler.prompt_trial.is_running
+
+    async def _try_prompt(self, num_tokens: int) -> None:
+        """Have the beginning of the prompt and the answer read."""
+        context_ids = [*(self._prompt_ids or ()), *self._scheduler.ids]
+        try:
+            await self._endpoint.sample_next([context_ids[:num_tokens]], self._request.sampling)
+            self._scheduler.prompt_trial.note_answer()
+        except Exception as error:  # noqa: BLE001 - the target goes on alone
+            self._give_up_rows(error)
 
     def _send(self, call: RowCall) -> None:
         context_ids = [*(self._prompt_ids or ()), *self._scheduler.ids, *call.assumed_ids[: call.first]]

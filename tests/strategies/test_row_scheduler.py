@@ -113,17 +113,83 @@ def test_a_draft_that_is_wrong_never_costs_a_row() -> None:
     assert (run.num_closed, run.num_opened) == (0, 0)
 
 
-def test_a_trial_that_the_budget_does_not_allow_waits() -> None:
-    """Half a first token may be lost by it, and so much was lost before."""
-    stats = paced(calls=False)
-    stats.rows.add_loss(5.0)
-    run = Run(stats)
+def prompted(*, late_s: float) -> Run:
+    """An answer to a long prompt, the beginning of which was read, so that the stream was late."""
+    run = Run(paced(calls=False))
+    run.scheduler.num_prompt_tokens = 150
+    run.stream(6)
+    decision = run.decide()
+    assert (decision.num_trial_tokens, decision.calls) == (8, [])
+    run.stream()
+    assert run.decide() == Decision()  # it is under way
+    run.scheduler.prompt_trial.note_answer()
+    run.now_s += late_s
+    run.stream()
+    return run
+
+
+def test_the_beginning_of_a_prompt_is_read_before_a_row_reads_all_of_it() -> None:
+    run = prompted(late_s=0.0)
+    decision = run.decide()
+    assert decision.num_trial_tokens is None
+    assert [call.num_rows for call in decision.calls] == [1]
+
+
+def test_a_prompt_that_takes_too_long_to_read_is_not_read_again() -> None:
+    """A row would hold up the stream by two seconds; once the budget allows that it is tried."""
+    run = prompted(late_s=0.12)
+    for _ in range(50):
+        assert run.decide() == Decision()
+        run.stream()
+    run.stats.rows.add_answer(1000.0)
+    assert len(run.decide().calls) == 1
+
+
+def test_a_longer_trial_costs_what_may_be_lost() -> None:
+    """It is lengthened from what is known, before all of the prompt is read."""
+    run = prompted(late_s=0.0325)
+    assert run.decide().num_trial_tokens == 43  # 8 tokens took 20 ms, a step's half is chance; 108 ms are left
+
+
+def test_what_a_closed_stream_would_have_written_is_asked_for() -> None:
+    """Rows begin behind what the stream was to write until they are answered; without it somebody else has to."""
+    run = Run(paced())
+    run.stream(2)
+    run.decide()
+    assert run.calls[0].start > len(run.scheduler.ids)
+    run.scheduler.end_stream(run.now_s)
+    run.decide()
+    assert run.calls[-1].start <= len(run.scheduler.ids) < run.calls[-1].end
+
+
+def test_a_stream_is_opened_beside_rows_that_fall_behind() -> None:
+    """In time to be no later than the one that was closed, but for what an answer may lose; the rows stay."""
+    run = Run(paced())
+    run.stream(2)
+    while not run.num_closed:
+        run.decide()
+        for call in [call for call in run.scheduler.calls if call.tokens is None]:
+            run.answer(call)
+        run.stream()
+    closed_s, lead = run.now_s, len(run.scheduler.ids)
+    run.decide()
+    while not run.num_opened:
+        run.now_s += 0.001
+        run.decide()
+    assert len(run.scheduler.ids) == lead
+    assert run.scheduler.calls
+    assert run.scheduler.stream_at == lead
+    assert 0.045 < run.now_s - closed_s < 0.15 * 256 * STEP_S + lead * STEP_S
+
+
+def test_sampled_text_is_not_staked_where_a_new_stream_is_dear() -> None:
+    """Rows end its stream, and a first token of five seconds is more than an answer may lose."""
+    stats = paced()
+    stats.first_token_s.update(50.0)
+    run = Run(stats, is_greedy=False)
     for _ in range(50):
         run.stream()
         assert run.decide().calls == []
-    stats.rows.add_answer(1000.0)
-    run.stream()
-    assert len(run.decide().calls) == 1
 
 
 def test_greedily_a_stream_is_closed_once_rows_are_ahead() -> None:
