@@ -120,6 +120,7 @@ class _Race:
         self._readers: dict[RaceStream, StreamReader] = {}
         self._streams: dict[StreamReader, RaceStream] = {}
         self._preparing: asyncio.Task[None] | None = None
+        self._trying_prompt: asyncio.Task[None] | None = None
         self._opened: list[RaceStream] = []
         self._num_failures = 0
         self._error: Exception | None = None
@@ -193,7 +194,8 @@ class _Race:
             num_characters, token_s = count_request_characters(self._request), self._pair_stats.token_s.value
             root.add_times_to(self._pair_stats.baseline, num_characters, token_s)
         self._scheduler.finish()
-        tasks = [*(reader.task for reader in self._readers.values()), *filter(None, [self._preparing])]
+        others = filter(None, [self._preparing, self._trying_prompt])
+        tasks = [*(reader.task for reader in self._readers.values()), *others]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -238,7 +240,8 @@ class _Race:
 
     def _is_disturbed(self) -> bool:
         """Whether the server has other work of ours beside a stream."""
-        return self._num_open > 1 or (self._race_target.is_being_tried and not self._scheduler.is_off)
+        is_trying = self._race_target.is_being_tried and not self._scheduler.is_off
+        return self._num_open > 1 or is_trying or self._scheduler.prompt_trial.is_running
 
     def _is_harmless(self, stream: RaceStream) -> bool:
         """Whether a stream tells the target's pace although others are open beside it."""
@@ -258,8 +261,16 @@ class _Race:
         if was_by_ids and not target.is_by_ids:
             self._chain.output_events.append(_BY_TEXT)
             self._chain.limit_tokens(self._request.max_tokens)
-        self._scheduler.can_begin = True
+        self._scheduler.can_begin, self._scheduler.can_try_prompt = True, target.is_by_ids
         self._changed.set()
+
+    async def _try_prompt(self, num_tokens: int) -> None:
+        """Have the beginning of the prompt read beside the first stream."""
+        try:
+            await self._race_target.try_prompt(self._root, num_tokens)
+            self._scheduler.prompt_trial.note_answer()
+        except Exception as error:  # noqa: BLE001 - only speculation needs it
+            self._stop_racing(error)
 
     # -------------------------------------------------------------------------------------------- news
 
@@ -345,6 +356,9 @@ class _Race:
             request = scheduler.choose_draft_request(has_ended=feed.ended, is_cut=feed.is_cut)
             if request is not None:
                 self._restart_draft(request)
+        num_tokens = scheduler.choose_prompt_trial(self._clock())
+        if num_tokens is not None:
+            self._trying_prompt = asyncio.create_task(self._try_prompt(num_tokens))
         while self._error is None:
             parent = self._chain.tail
             is_whole = feed.ended and feed.is_complete

@@ -467,7 +467,6 @@ class RowScheduler:
         left_s = lead_s - self._estimate_first_s() + self._tolerate_late(now_s)
         if left_s <= _MIN_WAIT_S:
             self._charge_phase(now_s, self._estimate_first_s())
-            self._pause()
             decision.opens_stream = True
         else:
             decision.wait_s = left_s if decision.wait_s is None else min(left_s, decision.wait_s)
@@ -479,7 +478,7 @@ class RowScheduler:
         step_s = self._pair_stats.target_token_s
         lost_s = (now_s - self._phase_s) - (len(self.ids) - self._phase_at) * step_s
         allowance_s = min(self._estimate_allowance(now_s), self._limit_stake()) - self._estimate_first_s()
-        if not self._is_insured() and lost_s > max(self._rows.estimate_call_s(), allowance_s):
+        if not self._is_insured() and lost_s > max(2.0 * self._rows.estimate_call_s(), allowance_s):
             self._pause()
             return True
         if self.calls or not (self._drafted_ids or self._is_draft_idle):

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from llm_spec.drafting.text_pieces import split_pieces
 from llm_spec.pair_stats import PairStats
+from llm_spec.strategies.prompt_trial import PromptTrial
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.stream_chain import StreamChain, find_stream_boundary
 
@@ -89,6 +90,8 @@ class StreamScheduler:
         self.can_begin = False  # whether it is known how further streams are begun
         self.is_off = False  # nothing more is begun
         self.num_opened = 0  # streams beside the first one, in all
+        self.can_try_prompt = False  # whether a part of the prompt can be read by itself
+        self.prompt_trial = PromptTrial(pair_stats.rows.reading)
         self._chain = chain
         self._pair_stats = pair_stats
         self._stats = pair_stats.streams
@@ -195,19 +198,40 @@ class StreamScheduler:
         self.num_opened += 1
         return child
 
+    def choose_prompt_trial(self, now_s: float) -> int | None:
+        """How many tokens of the prompt are to be read now, before a second stream reads all of them; None: none."""
+        is_of_use = self.can_try_prompt and not self.is_off and self._may_try_stream(now_s)
+        if self._stats.num_extra or not is_of_use or self._last_s is None:
+            return None
+        return self.prompt_trial.begin(self._costs.num_prompt_tokens, self._estimate_allowance(now_s), self._last_s)
+
     def _limit_streams(self, now_s: float) -> int:
         """How many streams may be open now."""
         if not self.can_begin or self._num_tokens < self._resume_at:
             return 1
-        num_known, acceptance = self._stats.num_extra, self._pair_stats.acceptance
-        if not num_known:
-            step_s = self._pair_stats.token_s.value
-            if step_s is None or acceptance.accepted + acceptance.rejected < _MIN_JUDGED:
-                return 1
-            allowance_s = self._pair_stats.rows.estimate_allowance(now_s - self._began_s, step_s, self._max_tokens)
-            if _TRIAL_TOKENS * step_s > allowance_s:
-                return 1
+        num_known = self._stats.num_extra
+        if not num_known and not (self._may_try_stream(now_s) and self._may_read_prompt(now_s)):
+            return 1
         return min(self._max_streams, 1 + max(1, _TRIAL_FACTOR * num_known))
+
+    def _may_try_stream(self, now_s: float) -> bool:
+        """Whether a second stream may be opened to see whether the server has room."""
+        step_s, acceptance = self._pair_stats.token_s.value, self._pair_stats.acceptance
+        if step_s is None or acceptance.accepted + acceptance.rejected < _MIN_JUDGED:
+            return False
+        return self._num_tokens >= self._resume_at and _TRIAL_TOKENS * step_s <= self._estimate_allowance(now_s)
+
+    def _may_read_prompt(self, now_s: float) -> bool:
+        if not self.can_try_prompt:
+            return True
+        if self.prompt_trial.is_running:
+            return False
+        return self.prompt_trial.may_read(self._costs.num_prompt_tokens, self._estimate_allowance(now_s))
+
+    def _estimate_allowance(self, now_s: float) -> float:
+        """How much may be lost now."""
+        rows, step_s = self._pair_stats.rows, self._pair_stats.target_token_s
+        return rows.estimate_allowance(now_s - self._began_s, step_s, self._max_tokens)
 
     def _estimate_lead(self) -> float:
         """How many tokens a stream writes while another waits for its first one."""
@@ -249,6 +273,8 @@ class StreamScheduler:
             return
         last_s, self._last_s = self._last_s, arrived_s
         step_s = self._pair_stats.target_token_s * num_new
+        late_s = self.prompt_trial.add_streamed(num_new, arrived_s, self._pair_stats.target_token_s)
+        self._pair_stats.rows.add_loss(late_s)
         if last_s is None or num_open < 2 or self._pair_stats.token_s.value is None:
             self._charge_late()
             return
@@ -258,12 +284,12 @@ class StreamScheduler:
         self._judge_room(arrived_s)
 
     def _judge_room(self, now_s: float) -> None:
-        step_s, rows = self._pair_stats.target_token_s, self._pair_stats.rows
+        step_s = self._pair_stats.target_token_s
         is_trial = self._num_extra > self._stats.num_extra
         has_room = self._late_s <= _MAX_TRIAL_LOSS * step_s
         if is_trial and self._num_beside >= _TRIAL_TOKENS and has_room:
             self._stats.num_extra = self._num_extra
-        allowance_s = rows.estimate_allowance(now_s - self._began_s, step_s, self._max_tokens)
+        allowance_s = self._estimate_allowance(now_s)
         is_refuted = is_trial and self._num_beside >= _TRIAL_TOKENS and not has_room
         if is_refuted or self._late_s > max(allowance_s, _MAX_LATE * step_s):
             self._stats.num_extra = 0
