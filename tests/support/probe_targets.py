@@ -337,6 +337,9 @@ class PatientRows(RowStats):
     def estimate_allowance(self, elapsed_s: float, step_s: float, max_tokens: int | None) -> float:  # noqa: ARG002
         return 1e9
 
+    def estimate_answer_s(self, step_s: float, max_tokens: int | None) -> float:  # noqa: ARG002 - always
+        return 1e10
+
 
 class Patient(PairStats):
     """Figures by which rounds always pay."""
