@@ -12,11 +12,11 @@ import llm_spec as ls
 from llm_spec.testing import ScriptedProvider
 
 
-def prepare(context: ls.StrategyContext) -> ls.Ready | ls.Refusal:
+def prepare(context: ls.StrategyContext) -> ls.ReadyStrategy | ls.Refusal:
     """Any target, any draft. The text is the target's own stream, so it is exact."""
     if context.draft is None:
         return ls.Refusal("there is no draft")
-    return ls.Ready(ls.TextGuarantee("exact", same_text=True), partial(run, context, context.draft))
+    return ls.ReadyStrategy(ls.TextGuarantee("exact", same_text=True), partial(run, context, context.draft))
 
 
 @asynccontextmanager

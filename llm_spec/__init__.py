@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         Round,
         Sampling,
         StreamEvent,
-        TargetStream,
+        TargetStreamReport,
         TextDelta,
         TokenLogprob,
         ToolCall,
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
         SpeculativeStats,
         Timings,
     )
-    from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
+    from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
     from llm_spec.strategies.registry import StrategyEntry, register_strategy
     from llm_spec.text import StopMatcher
     from llm_spec.tokens.lookahead import CostAware, Ewma, Fixed, LookaheadPolicy, Threshold
@@ -161,7 +161,7 @@ __all__ = [
     "PromptLookup",
     "ProviderDraft",
     "ProviderEntry",
-    "Ready",
+    "ReadyStrategy",
     "ReasoningDelta",
     "ReasoningDetail",
     "ReferenceDraft",
@@ -184,7 +184,7 @@ __all__ = [
     "SuffixDraft",
     "TargetError",
     "TargetFeature",
-    "TargetStream",
+    "TargetStreamReport",
     "TextDelta",
     "TextGuarantee",
     "Threshold",
@@ -221,7 +221,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.budget": "Budget",
     "llm_spec.chat": (
         "AnswerStarted ChatMessage ChatRequest ChatResponse Fallback Finish GuaranteeWeakened LocalTimings "
-        "NativeMessage ReasoningDelta ReasoningDetail Retry Round Sampling StreamEvent TargetStream TextDelta "
+        "NativeMessage ReasoningDelta ReasoningDetail Retry Round Sampling StreamEvent TargetStreamReport TextDelta "
         "TokenLogprob ToolCall ToolCallDelta Usage"
     ),
     "llm_spec.chat_response": "complete_from_stream",
@@ -254,7 +254,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.pricing": "Cost Price",
     "llm_spec.registry": "open_draft open_provider registered_providers",
     "llm_spec.result": "PLAIN_REASONS PlainReason SpeculativeFinish SpeculativeResult SpeculativeStats Timings",
-    "llm_spec.strategies.base": "Ready Refusal StrategyContext TextGuarantee",
+    "llm_spec.strategies.base": "ReadyStrategy Refusal StrategyContext TextGuarantee",
     "llm_spec.strategies.registry": "StrategyEntry register_strategy",
     "llm_spec.text": "StopMatcher",
     "llm_spec.tokens.lookahead": "CostAware Ewma Fixed LookaheadPolicy Threshold",

@@ -7,10 +7,10 @@ import sys
 import time
 from collections.abc import Callable
 
-__all__ = ["clock", "now"]
+__all__ = ["get_loop_clock", "now"]
 
 
-def clock() -> Callable[[], float]:
+def get_loop_clock() -> Callable[[], float]:
     """The running event loop's clock, in seconds, which a test may replace.
 
     uvloop's own clock stands still while a callback runs and counts in milliseconds, so `time.monotonic` is used.
@@ -21,4 +21,4 @@ def clock() -> Callable[[], float]:
 
 def now() -> float:
     """Seconds by that clock."""
-    return clock()()
+    return get_loop_clock()()

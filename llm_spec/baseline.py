@@ -1,4 +1,4 @@
-"""Baseline: how long the target takes alone, measured. `SpeculativeResult.speedup` and the planner compare with it.
+"""TargetSpeedBaseline: how long the target takes alone, measured.
 
 A server is timed by answers of its own (`stream_timing.py`), a model in this process by its plain steps: rounds without
 a draft.
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from llm_spec.chat import ChatRequest, Round
-from llm_spec.tokens.statistics import CostLine, TokenCostAverage
+from llm_spec.tokens.statistics import ForwardCostLine, TokenCostAverage
 
-__all__ = ["Baseline", "count_request_characters"]
+__all__ = ["TargetSpeedBaseline", "count_prompt_characters"]
 
 _ANSWER_HALF_LIFE: Final = 4.0  # half-lives: of answers …
 _STEP_HALF_LIFE: Final = 128.0  # … and of plain steps
@@ -21,7 +21,7 @@ _CHARACTERS: Final = 100  # of a prompt; the first token's time is a line over i
 _POSITIONS: Final = 100  # … and a plain step's over the tokens before it
 
 
-class Baseline:
+class TargetSpeedBaseline:
     """The target's own speed, in seconds. One per decoder, on one event loop."""
 
     def __init__(self) -> None:
@@ -29,14 +29,14 @@ class Baseline:
         self.num_steps = 0
         self.is_counted = True  # whether the target counts its tokens; if not, those of answers are pieces of text
         # without evidence for a slope there is none
-        self._first_s = CostLine(half_life=_ANSWER_HALF_LIFE, prior_ratio=1.0)
+        self._first_s = ForwardCostLine(half_life=_ANSWER_HALF_LIFE, prior_ratio=1.0)
         self._token_s = TokenCostAverage(half_life=_ANSWER_HALF_LIFE)
         self._piece_tokens = TokenCostAverage(half_life=_ANSWER_HALF_LIFE)
         # a hiccup of this machine counts, but one among the few steps of an answer must not tell the whole figure
-        self._step_s = CostLine(half_life=_STEP_HALF_LIFE, prior_ratio=1.0, max_outlier=1.25)
+        self._step_s = ForwardCostLine(half_life=_STEP_HALF_LIFE, prior_ratio=1.0, max_outlier=1.25)
 
     @property
-    def num_steps_needed(self) -> int:
+    def num_plain_steps_needed(self) -> int:
         """Plain steps that have to be measured before they tell something."""
         return max(0, _MIN_STEPS - self.num_steps)
 
@@ -79,17 +79,17 @@ class Baseline:
         token_s = self._token_s.value or 0.0
         if not self.num_answers or (num_tokens > 1 and self._token_s.value is None):
             return None
-        first_s = self._first_s.base + self._first_s.slope * (num_characters // _CHARACTERS)
+        first_s = self._first_s.base_s + self._first_s.per_token_s * (num_characters // _CHARACTERS)
         return first_s + max(0, num_tokens - 1) * token_s
 
     def estimate_plain_steps_s(self, num_prompt_tokens: int, num_tokens: int) -> float | None:
         """How long so many plain steps take after a prompt; None: not measured yet."""
-        if self.num_steps_needed:
+        if self.num_plain_steps_needed:
             return None
         middle = (num_prompt_tokens + num_tokens / 2.0) / _POSITIONS
-        return num_tokens * (self._step_s.base + self._step_s.slope * middle)
+        return num_tokens * (self._step_s.base_s + self._step_s.per_token_s * middle)
 
 
-def count_request_characters(request: ChatRequest) -> int:
+def count_prompt_characters(request: ChatRequest) -> int:
     """Characters of a request's text: how long its prompt is, roughly, at no cost."""
     return sum(len(message.text) for message in request.messages) + len(request.prefix)

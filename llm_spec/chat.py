@@ -41,7 +41,7 @@ __all__ = [
     "Sampling",
     "StoppedBy",
     "StreamEvent",
-    "TargetStream",
+    "TargetStreamReport",
     "TextDelta",
     "TokenLogprob",
     "ToolCall",
@@ -445,7 +445,7 @@ class AnswerStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetStream:
+class TargetStreamReport:
     """What became of one of a target's streams that raced for an answer (`race`); comes at the end of the answer.
 
     It went on after `begins_at` tokens of the answer and wrote `num_tokens`. Times are seconds since the first of them
@@ -532,7 +532,7 @@ class Finish:
 
 
 # How an answer comes about, none of its text.
-Progress: TypeAlias = AnswerStarted | Round | TargetStream | LocalTimings | Fallback | Retry | GuaranteeWeakened
+Progress: TypeAlias = AnswerStarted | Round | TargetStreamReport | LocalTimings | Fallback | Retry | GuaranteeWeakened
 StreamEvent: TypeAlias = TextDelta | ReasoningDelta | ReasoningDetail | ToolCallDelta | Progress | Finish
 
 

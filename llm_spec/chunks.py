@@ -12,7 +12,7 @@ from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import ChunkStreaming
 from llm_spec.counting import MaxTokensCutter, estimate_request_tokens
 from llm_spec.deadline import Deadline
-from llm_spec.drafting.text_pieces import count_tokens
+from llm_spec.drafting.text_pieces import count_piece_tokens
 from llm_spec.errors import TransientError
 from llm_spec.openai_chat import parse_usage
 from llm_spec.resilience import CircuitBreaker, wait_within
@@ -121,5 +121,5 @@ def _count_choice_pieces(choice: Mapping[str, Any]) -> int:
     """Pieces of text in a choice, one at least where it brings anything."""
     delta: Mapping[str, Any] = choice.get("delta") or {}
     texts = [choice.get("text"), delta.get("content"), delta.get("reasoning_content")]
-    num_pieces = sum(count_tokens(TextDelta(text)) for text in texts if isinstance(text, str))
+    num_pieces = sum(count_piece_tokens(TextDelta(text)) for text in texts if isinstance(text, str))
     return num_pieces or bool(delta)

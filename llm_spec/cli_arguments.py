@@ -6,7 +6,7 @@ import argparse
 from typing import TypeAlias
 
 from llm_spec import __version__
-from llm_spec.strategies.registry import strategy_choices
+from llm_spec.strategies.registry import list_strategy_choices
 
 __all__ = ["build_argument_parser"]
 
@@ -38,7 +38,7 @@ def _add_run_arguments(commands: _Commands) -> None:
     run.add_argument(
         "--draft", default="lookup+builtin:draft", help="the draft: a model, lookup, or both (%(default)s)"
     )
-    run.add_argument("--strategy", default="auto", choices=strategy_choices(), help="how to verify (%(default)s)")
+    run.add_argument("--strategy", default="auto", choices=list_strategy_choices(), help="how to verify (%(default)s)")
     run.add_argument(
         "--lookahead", default="adaptive", metavar="N", help="tokens a draft proposes, 1 to 32 (%(default)s)"
     )
@@ -137,7 +137,7 @@ def _add_bench_contenders(bench: argparse.ArgumentParser) -> None:
         "--strategy",
         action="append",
         default=[],
-        choices=strategy_choices(),
+        choices=list_strategy_choices(),
         help="how each draft is verified; may be repeated (auto)",
     )
     bench.add_argument(

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from llm_spec._checks import check_number
 from llm_spec.bench.contenders import list_contenders, open_contenders
-from llm_spec.bench.environment import Environment, read_load
-from llm_spec.bench.prompts import BenchPrompt, choose_prompts, default_prompts, load_prompts, prompt_from_text
+from llm_spec.bench.environment import BenchEnvironment, read_system_load
+from llm_spec.bench.prompts import BenchPrompt, get_default_prompts, load_prompts, prompt_from_text, sample_prompts
 from llm_spec.bench.report import BenchReport
-from llm_spec.bench.report_files import check_output, write_report
-from llm_spec.bench.report_text import format_report
+from llm_spec.bench.report_files import check_report_path, write_report
+from llm_spec.bench.report_text import format_text_report
 from llm_spec.bench.run import BenchOptions, BenchRun
 from llm_spec.cli_screen import ProgressBar, Spinner
 from llm_spec.config import SpeculativeConfig
@@ -28,7 +28,7 @@ __all__ = ["run_bench_command"]
 def run_bench_command(arguments: argparse.Namespace) -> int:
     """Measure, and report; also what there is when Ctrl-C ends it. The models are loaded before there is a loop."""
     for path in arguments.output:
-        check_output(path)
+        check_report_path(path)
     prompts, data = _load_bench_prompts(arguments)
     options = BenchOptions(
         concurrency=arguments.concurrency,
@@ -48,14 +48,14 @@ def run_bench_command(arguments: argparse.Namespace) -> int:
         for name, price in _parse_name_value_pairs(arguments.price, "price", "SPEC=IN:OUT").items()
     }
     config = SpeculativeConfig(prices=prices, max_concurrent_streams=options.streams)
-    load_before, models = read_load(), AsyncExitStack()
+    load_before, models = read_system_load(), AsyncExitStack()
     with Spinner("loading the models", sys.stderr):
         contenders = open_contenders(specs, config, models)
     with ProgressBar(sys.stderr) as bar:
         run = BenchRun(contenders, prompts, options, bar.show_progress)
         is_interrupted = _measure_unless_interrupted(run, models)
-    environment = Environment.read()
-    report = BenchReport.of_run(run, data=data, environment=environment, loads=(load_before, read_load()))
+    environment = BenchEnvironment.read_current()
+    report = BenchReport.from_run(run, data=data, environment=environment, loads=(load_before, read_system_load()))
     return _print_and_write_reports(report, arguments.output, is_interrupted=is_interrupted)
 
 
@@ -64,7 +64,7 @@ def _measure_unless_interrupted(run: BenchRun, models: AsyncExitStack) -> bool:
 
     async def measure_and_close() -> None:
         async with models:
-            await run.measure()
+            await run.measure_all_contenders()
 
     try:
         asyncio.run(measure_and_close())
@@ -77,7 +77,7 @@ def _print_and_write_reports(report: BenchReport, paths: Sequence[str], *, is_in
     if report.plain.num_answers == 0 and not is_interrupted:
         raise TargetError(f"{report.plain.target} answered nothing: {report.plain.failure or report.plain.errors[-1]}")
     if report.answers:
-        print(format_report(report))
+        print(format_text_report(report))
         for path in paths:
             write_report(report, path)
             print(f"written: {path}", file=sys.stderr)
@@ -97,8 +97,8 @@ def _load_bench_prompts(arguments: argparse.Namespace) -> tuple[list[BenchPrompt
         given += load_prompts(path)
         sources.append(Path(path).name)
     if not given:
-        given, sources = default_prompts(arguments.target), ["the package"]
-    chosen = choose_prompts(
+        given, sources = get_default_prompts(arguments.target), ["the package"]
+    chosen = sample_prompts(
         given, seed=arguments.seed, num_prompts=arguments.num_prompts, max_turns=arguments.max_turns
     )
     return chosen, " and ".join(sources)

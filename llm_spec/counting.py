@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from llm_spec.chat import ChatMessage, ChatRequest, ChatResponse, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.drafting.text_pieces import count_prompt_pieces, count_tokens, split_pieces
+from llm_spec.drafting.text_pieces import count_piece_tokens, count_prompt_pieces, split_into_pieces
 
-__all__ = ["MaxTokensCutter", "count_answer_tokens", "cut_response_to_max_tokens", "estimate_request_tokens"]
+__all__ = ["MaxTokensCutter", "count_answer_tokens_in_event", "cut_response_to_max_tokens", "estimate_request_tokens"]
 
 _TOKEN_BYTES: Final = 4  # of text in a token, at most, on the average of what is sent
 _IMAGE_TOKENS: Final = 1600  # what vendors count for a large one
@@ -23,15 +23,15 @@ _LONGEST_TOKEN: Final = 128  # bytes; vocabularies have runs of so many spaces a
 _DENSE_TEXT_BYTES: Final = 32  # … but no text has tokens of so many on the average
 
 
-def count_answer_tokens(event: StreamEvent) -> int:
+def count_answer_tokens_in_event(event: StreamEvent) -> int:
     """How many tokens of an answer came with an event: by ids, else in pieces."""
     if isinstance(event, TextDelta):  # nearly always
-        return count_tokens(event)
+        return count_piece_tokens(event)
     match event:
         case ReasoningDelta():
-            return len(split_pieces(event.text))
+            return len(split_into_pieces(event.text))
         case ToolCallDelta():
-            return max(1, len(split_pieces(event.arguments)))
+            return max(1, len(split_into_pieces(event.arguments)))
         case _:
             return 0
 

@@ -55,13 +55,13 @@ from llm_spec.request_log import log_progress, log_request_end, log_request_fail
 from llm_spec.resilience import CircuitBreaker, GuardedDraft, retry_transient
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.session_affinity import bind_session_headers, derive_session_id, stream_with_session_headers
-from llm_spec.strategies.base import Ready, StrategyContext
-from llm_spec.strategies.choice import StrategyChoice, choose_strategy, is_undiscovered
-from llm_spec.strategies.plain import prepare as prepare_plain
-from llm_spec.strategies.registry import AUTO, PLAIN, registered_strategies
-from llm_spec.stream_timing import record_stream_times
+from llm_spec.strategies.base import ReadyStrategy, StrategyContext
+from llm_spec.strategies.choice import StrategyChoice, choose_strategy, has_undiscovered_needs
+from llm_spec.strategies.plain import prepare_or_refuse as prepare_plain
+from llm_spec.strategies.registry import AUTO, PLAIN, get_strategies_by_name
+from llm_spec.stream_timing import record_plain_answer_times
 from llm_spec.target_call import TargetCall
-from llm_spec.tokens.seed import random_seed
+from llm_spec.tokens.seed import draw_random_seed
 
 __all__ = ["SpeculativeDecoder"]
 
@@ -134,7 +134,7 @@ class SpeculativeDecoder:
         is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
         self._may_complete_at_once = not (config.stream_always or is_timed)
         if config.strategy == AUTO and self._unguarded_draft is not None:
-            registered_strategies()  # a package that registers one wrongly is an error now, not in a request
+            get_strategies_by_name()  # a package that registers one wrongly is an error now, not in a request
         self._draft = self._guard_draft(self._unguarded_draft)
         self._cost_tracker = CostTracker(
             target=find_model_price(self._target.name, config.prices),
@@ -205,8 +205,8 @@ class SpeculativeDecoder:
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         """Answer piece by piece, verified text alone; the last event is a `SpeculativeFinish` with the result.
 
-        `rounds=True` also gives the events of `Progress`: `AnswerStarted`, `Round`, `TargetStream`, `LocalTimings`,
-        `Fallback`, `Retry`.
+        `rounds=True` also gives the events of `Progress`: `AnswerStarted`, `Round`, `TargetStreamReport`,
+        `LocalTimings`, `Fallback`, `Retry`.
         Arguments and errors are those of `decode`.
         """
         async with aclosing(
@@ -268,7 +268,7 @@ class SpeculativeDecoder:
     async def discover(self, feature: Feature) -> None:
         """Try whether the target goes on from a text (`Discoverable`); of its other features none are passed on."""
         if feature == "continue_prefix":
-            await self._discovery.wait_for(feature)
+            await self._discovery.wait_until_tried(feature)
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         """The answer as any provider gives it; `decode` says more."""
@@ -302,7 +302,7 @@ class SpeculativeDecoder:
             request = replace(request, max_tokens=max(1, min(caps)), extra=extra)  # at 0 no call is made
         seed = sampling.seed if sampling.seed is not None else self.config.seed
         if seed is None and sampling.temperature and self._target.capabilities.token_model is not None:
-            seed = random_seed()  # so that the result can tell it
+            seed = draw_random_seed()  # so that the result can tell it
         return request if seed == sampling.seed else replace(request, sampling=replace(sampling, seed=seed))
 
     def _build_session_headers(self, request: ChatRequest) -> Mapping[str, str]:
@@ -416,8 +416,12 @@ class SpeculativeDecoder:
         if self._target.capabilities.token_model is not None and (strategy is PLAIN or strategy.is_local):
             recorder.add_plain_steps_to_baseline(self._planner.baseline)
         result = self._build_result(finish, recorder, strategy_choice)
-        if recorder.was_speculation_refused and strategy.features and isinstance(self._target, FeatureLossAware):
-            self._target.mark_feature_lost(strategy.features[0])
+        if (
+            recorder.was_speculation_refused
+            and strategy.discoverable_features
+            and isinstance(self._target, FeatureLossAware)
+        ):
+            self._target.mark_feature_lost(strategy.discoverable_features[0])
         self._planner.record_result(result)
         self.stats.add(result)
         log_request_end(result, target_call)
@@ -475,19 +479,19 @@ class SpeculativeDecoder:
             draft=None if strategy_choice.strategy is PLAIN else recorder.draft_name,
             cost_tracker=self._cost_tracker,
             baseline=self._planner.baseline,
-            is_undiscovered=is_undiscovered(strategy_choice.strategy, self._target, self._discovery),
+            is_undiscovered=has_undiscovered_needs(strategy_choice.strategy, self._target, self._discovery),
         )
 
     def _stream_verified(
-        self, speculation: Ready | None, plain: Ready, target_call: TargetCall, *, is_whole: bool
+        self, speculation: ReadyStrategy | None, plain: ReadyStrategy, target_call: TargetCall, *, is_whole: bool
     ) -> AsyncGenerator[StreamEvent]:
         """The answer's events, up to its Finish or the deadline."""
         if speculation is not None:
-            return target_call.events(speculation.run, plain.run, is_whole=is_whole)
+            return target_call.stream_answer_events(speculation.run, plain.run, is_whole=is_whole)
         run = plain.run
         if self._can_speculate(target_call.recorder.draft_name):  # what speculation gives will be compared with this
-            run = partial(record_stream_times, run, self._planner.pair_stats, target_call.recorder.request)
-        return target_call.events(run, None, is_whole=is_whole)
+            run = partial(record_plain_answer_times, run, self._planner.pair_stats, target_call.recorder.request)
+        return target_call.stream_answer_events(run, None, is_whole=is_whole)
 
     def _build_decoder_finish(
         self, recorder: AnswerRecorder, target_call: TargetCall, original_request: ChatRequest

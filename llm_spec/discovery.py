@@ -14,7 +14,7 @@ from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.endpoint import Discoverable, Feature, TokenIdStreaming
 from llm_spec.errors import LlmSpecError
 
-__all__ = ["FeatureDiscovery", "stream_with_token_ids"]
+__all__ = ["FeatureDiscovery", "stream_with_token_ids_if_possible"]
 
 _MAX_WAIT_S: Final = 10.0
 
@@ -33,7 +33,7 @@ class FeatureDiscovery:
             None  # what `finish_interrupted_trials` may still wait; None: nothing was cut off yet
         )
 
-    async def wait_for(self, feature: Feature | None) -> bool:
+    async def wait_until_tried(self, feature: Feature | None) -> bool:
         """Wait until a feature has been tried; raises what the trial raised. False: it was ended by `aclose`."""
         if self._target is None or feature is None:
             return True
@@ -48,18 +48,18 @@ class FeatureDiscovery:
             raise error
         return True
 
-    async def is_discovered(self, feature: Feature | None) -> bool:
+    async def has_tried_or_start_trial(self, feature: Feature | None) -> bool:
         """Whether a feature has been tried. If not, a trial starts in the background."""
         if self._target is None or feature is None:
             return True
         trial = self._get_or_start_trial(self._target, feature)
         await asyncio.wait([trial], timeout=0)  # one turn of the loop: a target that knows needs no more
-        return _has_ended_well(trial)
+        return _has_trial_succeeded(trial)
 
     def has_tried(self, feature: Feature) -> bool:
         """Whether a trial of it has come to an end here; false also of what the target knew before."""
         trial = self._latest.get(feature)
-        return trial is not None and _has_ended_well(trial)
+        return trial is not None and _has_trial_succeeded(trial)
 
     async def finish_interrupted_trials(self) -> None:
         """Wait for the trials under way, 10 s in all, if one before was cut off by the end of its event loop.
@@ -101,12 +101,12 @@ class FeatureDiscovery:
             trial.exception()  # perhaps nobody waits for it any more
 
 
-def stream_with_token_ids(
+def stream_with_token_ids_if_possible(
     target: LlmProvider, request: ChatRequest
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     """A target's stream, with its token ids if the target can request them before it is discovered."""
     return (target.stream_with_token_ids if isinstance(target, TokenIdStreaming) else target.stream)(request)
 
 
-def _has_ended_well(trial: asyncio.Task[None]) -> bool:
+def _has_trial_succeeded(trial: asyncio.Task[None]) -> bool:
     return trial.done() and not trial.cancelled() and trial.exception() is None

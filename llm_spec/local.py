@@ -23,7 +23,7 @@ from llm_spec.chat import (
     StreamEvent,
     Usage,
 )
-from llm_spec.contract.draft import draft_capabilities
+from llm_spec.contract.draft import get_draft_capabilities
 from llm_spec.contract.local import (
     BoundedTokenizer,
     DeviceRoundModel,
@@ -43,7 +43,7 @@ from llm_spec.tokens.acceptance import make_acceptance_rule
 from llm_spec.tokens.acceptance_name import AcceptanceName
 from llm_spec.tokens.lookahead import CostAware, LookaheadPolicy
 from llm_spec.tokens.sampling import Sampler
-from llm_spec.tokens.seed import random_seed
+from llm_spec.tokens.seed import draw_random_seed
 from llm_spec.tools import ToolUse, parse_tool_use
 from llm_spec.worker import admitted_threads, iterate_in_thread
 
@@ -116,7 +116,7 @@ def _make_sampler(
     target: TokenModel, request: ChatRequest, tool_use: ToolUse, num_prompt_tokens: int, parser: MessageParser | None
 ) -> Sampler:
     """What draws the answer's tokens: by the request's sampling, among those that its format and tools allow."""
-    seed = request.sampling.seed if request.sampling.seed is not None else random_seed()
+    seed = request.sampling.seed if request.sampling.seed is not None else draw_random_seed()
     is_reasoning = parser is not None and parser.is_reasoning
     constraint = build_answer_constraint(target, request, tool_use, is_reasoning=is_reasoning)
     return Sampler(
@@ -174,7 +174,7 @@ def _make_finish(
     finish_reason = _FINISH_REASONS.get(stopped_by, "length")
     if drafter is None:
         return Finish(finish_reason, usage, stopped_by, None)
-    num_drafted, is_free = generation.stats.num_draft_tokens, draft_capabilities(drafter).is_free
+    num_drafted, is_free = generation.stats.num_draft_tokens, get_draft_capabilities(drafter).is_free
     drafted = Usage(output_tokens=num_drafted, free_output_tokens=num_drafted if is_free else 0)
     return Finish(finish_reason, usage, stopped_by, drafted)
 
@@ -232,7 +232,7 @@ def _split_drafter_at_model(
             return None, None
     except Exception:  # noqa: BLE001 - whatever a draft does, the target answers; to open it says what is wrong
         return None, None
-    can = draft_capabilities(drafter)
+    can = get_draft_capabilities(drafter)
     return can.companion, can.token_model
 
 

@@ -14,11 +14,11 @@ from llm_spec.chat_response import complete_from_stream
 from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import Timeouts
 from llm_spec.contract.chat import Capabilities, LlmProvider
-from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
 from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TokenScorer, TopTokens
 from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
 from llm_spec.counting import MaxTokensCutter
-from llm_spec.discovery import FeatureDiscovery, stream_with_token_ids
+from llm_spec.discovery import FeatureDiscovery, stream_with_token_ids_if_possible
 from llm_spec.drafting.optional_members import (
     RequestOptionalDrafter,
     find_token_draft_refusal,
@@ -28,7 +28,7 @@ from llm_spec.drafting.optional_members import (
 from llm_spec.errors import TransientError
 from llm_spec.metering import MeteredCall, TokenMeter
 
-__all__ = ["MeteredDraft", "MeteredTarget", "meter_external_call"]
+__all__ = ["MeteredDraft", "MeteredTarget", "count_call_if_target_is_metered"]
 
 T = TypeVar("T")
 
@@ -97,20 +97,20 @@ class MeteredTarget:
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """With the ids if the target can request them (`TokenIdStreaming`), else without."""
-        return self.count_external_call(stream_with_token_ids(self._target, request), request)
+        return self.count_external_call(stream_with_token_ids_if_possible(self._target, request), request)
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)
 
     async def discover(self, feature: Feature) -> None:
-        if not await self._chunk_timeouts.wait_for_first_chunk(self._discovery.wait_for(feature)):
+        if not await self._chunk_timeouts.wait_for_first_chunk(self._discovery.wait_until_tried(feature)):
             raise TransientError(f"{self.name} could not be tried, because its decoder was closed")
 
     async def aclose(self) -> None:
         await self._target.aclose()
 
 
-def meter_external_call(
+def count_call_if_target_is_metered(
     target: LlmProvider,
     opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
     request: ChatRequest,
@@ -203,7 +203,7 @@ class MeteredDraft(RequestOptionalDrafter):
     @property
     def capabilities(self) -> DraftCapabilities:
         """As the draft itself."""
-        return draft_capabilities(self._draft)
+        return get_draft_capabilities(self._draft)
 
     def for_request(self) -> MeteredDraft:
         return MeteredDraft(open_draft_for_request(self._draft), self._meter)

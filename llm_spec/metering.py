@@ -14,8 +14,8 @@ from typing import Final, Literal
 from llm_spec.budget import AnswerReservation, CallReservation
 from llm_spec.chat import ChatRequest, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.contract.draft import DraftPiece
-from llm_spec.counting import MaxTokensCutter, count_answer_tokens, estimate_request_tokens
-from llm_spec.drafting.text_pieces import check_draft_piece, count_pieces, count_tokens
+from llm_spec.counting import MaxTokensCutter, count_answer_tokens_in_event, estimate_request_tokens
+from llm_spec.drafting.text_pieces import check_draft_piece, count_piece_tokens, count_pieces
 from llm_spec.errors import BudgetError, CircuitOpenError, TargetError, TransientError
 from llm_spec.pricing import Price
 
@@ -165,7 +165,7 @@ class MeteredCall:
     def count_draft_piece(self, piece: DraftPiece) -> DraftPiece:
         """Something came from a draft; raises DraftError for what is not a piece."""
         checked, self.has_drafted = check_draft_piece(piece), True
-        num_tokens = count_tokens(checked)
+        num_tokens = count_piece_tokens(checked)
         if self.is_free or checked.is_free:
             self.num_free_tokens += num_tokens
         else:
@@ -183,7 +183,7 @@ class MeteredCall:
     def _count_event(self, reservation: CallReservation, event: StreamEvent) -> None:
         if isinstance(event, Round):
             self.num_tokens_in_rounds += event.num_emitted_tokens + event.num_draft_tokens * self.counts_drafts
-        self.num_seen_tokens += count_answer_tokens(event)
+        self.num_seen_tokens += count_answer_tokens_in_event(event)
         if not reservation.reserve_output_up_to(max(self.num_seen_tokens, self.num_tokens_in_rounds)):
             self.cut_by = "budget"
 
@@ -222,4 +222,4 @@ class MeteredCall:
     def _estimate_output_tokens(self) -> int:
         """The rounds of a model in this process tell exactly."""
         rounds = [event.num_emitted_tokens for event in self.events if isinstance(event, Round)]
-        return sum(rounds) if rounds else sum(map(count_answer_tokens, self.events))
+        return sum(rounds) if rounds else sum(map(count_answer_tokens_in_event, self.events))

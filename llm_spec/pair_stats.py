@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec._clock import clock
-from llm_spec.baseline import Baseline
-from llm_spec.row_stats import RowStats
-from llm_spec.stream_stats import StreamStats
+from llm_spec._clock import get_loop_clock
+from llm_spec.baseline import TargetSpeedBaseline
+from llm_spec.row_stats import RowCallStats
+from llm_spec.stream_stats import ExtraStreamStats
 from llm_spec.tokens.statistics import AcceptanceEstimate, ExponentialMovingAverage, TokenCostAverage, TokenCostMean
 
 __all__ = ["PairStats", "StreamTimer"]
@@ -29,24 +29,24 @@ class PairStats:
     """
 
     def __init__(self) -> None:
-        self.baseline = Baseline()
+        self.baseline = TargetSpeedBaseline()
         self.first_token_s = ExponentialMovingAverage(half_life=_STREAM_HALF_LIFE)
         self.token_s = TokenCostMean(half_life=_TOKEN_HALF_LIFE)
-        self.rows = RowStats()
-        self.streams = StreamStats()
+        self.rows = RowCallStats()
+        self.streams = ExtraStreamStats()
         self.draft_token_s = TokenCostAverage(half_life=_TOKEN_HALF_LIFE)
         self.acceptance = AcceptanceEstimate(
             half_life=_TOKEN_HALF_LIFE, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_TOKENS
         )
 
-    def add_answer(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:
-        """The target alone answered; the arguments are those of `Baseline.add_answer`."""
+    def add_plain_answer(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:
+        """The target alone answered; the arguments are those of `TargetSpeedBaseline.add_answer`."""
         self.baseline.add_answer(num_characters, num_tokens, first_s, rest_s)
         self.first_token_s.update(first_s)
         if num_tokens > 1:
             self.token_s.update(num_tokens - 1, rest_s)
 
-    def open_stream(self) -> StreamTimer:
+    def start_stream_timer(self) -> StreamTimer:
         """A stream of the target was opened now."""
         return StreamTimer(self)
 
@@ -62,7 +62,7 @@ class PairStats:
         return self.token_s.value or _PRIOR_TOKEN_S
 
     @property
-    def tokens_per_first_token(self) -> float:
+    def num_tokens_per_first_token_wait(self) -> float:
         """How many tokens a stream writes while another waits for its first one."""
         return min(_MAX_FIRST_TOKEN_TOKENS, (self.first_token_s.value or 0.0) / self.target_token_s)
 
@@ -72,13 +72,13 @@ class StreamTimer:
 
     def __init__(self, pair_stats: PairStats) -> None:
         self._pair_stats = pair_stats
-        self._clock = clock()
+        self._clock = get_loop_clock()
         self.opened_s = self._clock()
         self.first_s: float | None = None
         self.last_s = self.opened_s
         self._is_timing = True
 
-    def stop(self) -> None:
+    def stop_timing(self) -> None:
         """What comes from now on comes when its consumer lets it."""
         self._is_timing = False
 

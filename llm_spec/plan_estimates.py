@@ -21,7 +21,7 @@ from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price
 from llm_spec.simulation import SimulatedDraft, SimulatedHostedModel, SimulatedTarget, run_virtual
-from llm_spec.strategies.registry import PLAIN, Simulation, StrategyEntry, find_strategy, registered_strategies
+from llm_spec.strategies.registry import PLAIN, Simulation, StrategyEntry, find_strategy, get_strategies_by_name
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
 __all__ = [
@@ -95,7 +95,7 @@ class AnswerEstimate(NamedTuple):
 
 def list_simulated_strategies() -> tuple[StrategyEntry, ...]:
     """The strategies that can be simulated."""
-    return tuple(entry for entry in registered_strategies().values() if entry.simulation is not None)
+    return tuple(entry for entry in get_strategies_by_name().values() if entry.simulation is not None)
 
 
 @cache

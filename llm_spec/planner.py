@@ -58,7 +58,7 @@ class StrategyPlanner:
         self._strategy_records: dict[str, _StrategyPerformance] = {}
         self._since_plain = 0
 
-    def choose(self, names: Sequence[str], baseline_every: int) -> PlannerChoice:
+    def choose_strategy_that_pays(self, names: Sequence[str], baseline_every: int) -> PlannerChoice:
         """The strategy to use, out of those that the request allows (at least one); plain where none of them pays.
 
         After `baseline_every` requests without one the target is measured again; 0: never again.
@@ -67,7 +67,7 @@ class StrategyPlanner:
         self._since_plain = 0 if plan.name == PLAIN.name else self._since_plain + 1
         return plan
 
-    def choose_named(self, name: str, baseline_every: int) -> PlannerChoice:
+    def choose_named_or_baseline(self, name: str, baseline_every: int) -> PlannerChoice:
         """The same for a strategy that the caller has named: plain for a baseline alone."""
         is_first = not self.baseline.num_answers and self._since_plain > 0
         is_due = baseline_every > 0 and (is_first or self._is_baseline_due(self._get_value_ratio(name), baseline_every))

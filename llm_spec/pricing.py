@@ -14,7 +14,7 @@ from typing import Final
 
 from llm_spec._checks import check_number
 from llm_spec.chat import Usage
-from llm_spec.contract.draft import DraftProvider, draft_capabilities
+from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
 from llm_spec.errors import ConfigError
 
 __all__ = [
@@ -85,11 +85,11 @@ def find_draft_price(draft: DraftProvider, prices: Mapping[str, Price]) -> Price
 
     Of several drafts joined it is that of those that ask one; None where these have different prices.
     """
-    can = draft_capabilities(draft)
+    can = get_draft_capabilities(draft)
     if draft.name in prices or not can.drafts:
         price = find_model_price(draft.name, prices)
         return FREE if price is None and can.is_free else price
-    found = {find_draft_price(part, prices) for part in can.drafts if not draft_capabilities(part).is_free}
+    found = {find_draft_price(part, prices) for part in can.drafts if not get_draft_capabilities(part).is_free}
     return found.pop() if len(found) == 1 else None if found else FREE
 
 

@@ -34,7 +34,7 @@ Local models
 - `MAX_LOOKAHEAD`: the most tokens that are drafted in one round.
 
 Sampling on a device
-- `philox4x32`, `Purpose`: the random numbers of coupled sampling, and what each of them is drawn for.
+- `philox4x32`, `NoisePurpose`: the random numbers of coupled sampling, and what each of them is drawn for.
 - `is_greedy`, `needs_no_penalties`: what a `Sampling` asks for.
 
 Options
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from llm_spec.session_affinity import get_session_headers
     from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
     from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
-    from llm_spec.tokens.noise import Purpose
+    from llm_spec.tokens.noise import NoisePurpose
     from llm_spec.tokens.philox import philox4x32
     from llm_spec.tokens.sampling import is_greedy, needs_no_penalties
 
@@ -76,8 +76,8 @@ __all__ = [
     "ContinuationTest",
     "FinishReason",
     "FolderTokenizer",
+    "NoisePurpose",
     "PerLoopResource",
-    "Purpose",
     "ReadTokenIds",
     "SingleLoopGuard",
     "StoppedBy",
@@ -118,7 +118,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.session_affinity": "get_session_headers",
     "llm_spec.status_errors": "make_status_error mask_secrets read_stream_error_status",
     "llm_spec.tokens.lookahead": "MAX_LOOKAHEAD",
-    "llm_spec.tokens.noise": "Purpose",
+    "llm_spec.tokens.noise": "NoisePurpose",
     "llm_spec.tokens.philox": "philox4x32",
     "llm_spec.tokens.sampling": "is_greedy needs_no_penalties",
 }

@@ -7,8 +7,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from llm_spec._clock import clock
-from llm_spec.baseline import Baseline, count_request_characters
+from llm_spec._clock import get_loop_clock
+from llm_spec.baseline import TargetSpeedBaseline, count_prompt_characters
 from llm_spec.budget import AnswerReservation, CostTracker
 from llm_spec.chat import (
     ChatRequest,
@@ -30,8 +30,8 @@ from llm_spec.chat import (
     Usage,
 )
 from llm_spec.chat_response import append_tool_call_delta
-from llm_spec.counting import count_answer_tokens
-from llm_spec.drafting.text_pieces import count_tokens, split_pieces
+from llm_spec.counting import count_answer_tokens_in_event
+from llm_spec.drafting.text_pieces import count_piece_tokens, split_into_pieces
 from llm_spec.metering import TokenMeter
 from llm_spec.result import PlainReason, SpeculativeResult, SpeculativeStats, Timings
 from llm_spec.strategies.base import TextGuarantee, find_multi_call_refusal
@@ -67,7 +67,7 @@ class AnswerRecorder:
         self.draft_meter = TokenMeter(
             request, self.allowance, None if cost_tracker is None else cost_tracker.draft_price
         )
-        self._clock = clock()
+        self._clock = get_loop_clock()
         self._started_s = self._clock()
         self.draft_name: str | None = None  # of what drafts for this request; None: nothing does
         self.consumer_wait_s = 0.0  # that the consumer of the events took
@@ -102,7 +102,7 @@ class AnswerRecorder:
 
     @property
     def _num_emitted_tokens(self) -> int:
-        return sum(map(count_tokens, self._texts)) + sum(map(count_answer_tokens, self._other_deltas))
+        return sum(map(count_piece_tokens, self._texts)) + sum(map(count_answer_tokens_in_event, self._other_deltas))
 
     @property
     def has_output(self) -> bool:
@@ -159,7 +159,9 @@ class AnswerRecorder:
         if (self.text_guarantee.guarantee == "judged" or self.is_read_from_scores) and (
             counted is None or self.is_continued
         ):
-            num_approved = sum(count_tokens(delta) for delta in self._texts if self._is_unwritten_by_target(delta))
+            num_approved = sum(
+                count_piece_tokens(delta) for delta in self._texts if self._is_unwritten_by_target(delta)
+            )
             num_own -= num_approved
         # a verdict is not part of the answer
         is_whole = meter.num_calls == 1 and self.text_guarantee.guarantee != "judged"
@@ -289,7 +291,7 @@ class AnswerRecorder:
         self._calls = dict(enumerate(response.message.tool_calls))
         self.finish = Finish(response.finish_reason, response.usage, response.stopped_by)
 
-    def add_plain_steps_to_baseline(self, baseline: Baseline) -> None:
+    def add_plain_steps_to_baseline(self, baseline: TargetSpeedBaseline) -> None:
         """Add the plain steps of this answer, by a model in this process."""
         if self.finish is not None and self.finish.usage is not None:
             baseline.add_plain_steps(self.finish.usage.input_tokens, self._rounds)
@@ -312,7 +314,7 @@ class AnswerRecorder:
         target: str,
         draft: str | None,
         cost_tracker: CostTracker,
-        baseline: Baseline,
+        baseline: TargetSpeedBaseline,
         is_undiscovered: bool = False,
     ) -> SpeculativeResult:
         """The whole, now that it has ended."""
@@ -381,7 +383,7 @@ class AnswerRecorder:
         return "nothing_drafted"
 
     def _estimate_plain_answer_time(
-        self, strategy_choice: StrategyChoice, usage: Usage | None, total_s: float, baseline: Baseline
+        self, strategy_choice: StrategyChoice, usage: Usage | None, total_s: float, baseline: TargetSpeedBaseline
     ) -> _Comparison:
         """What the target alone takes for this answer, and by which measurement."""
         if strategy_choice.plain_reason in ("configured", "no_draft"):
@@ -390,7 +392,9 @@ class AnswerRecorder:
             return max(0.0, total_s - self.choosing_strategy_s), "this answer is its own"
         num_tokens = self._num_emitted_tokens
         if not baseline.is_counted:  # as its answers are
-            num_tokens = len(split_pieces(self.content)) + sum(map(count_answer_tokens, self._other_deltas))
+            num_tokens = len(split_into_pieces(self.content)) + sum(
+                map(count_answer_tokens_in_event, self._other_deltas)
+            )
         elif usage is not None:
             num_tokens = usage.answer_tokens - (usage.reasoning_tokens if not self._reasoning else 0)
             if self.text_guarantee.guarantee == "judged":  # what is approved is counted in pieces
@@ -401,17 +405,17 @@ class AnswerRecorder:
                 f"measured on {baseline.num_steps} of its own tokens",
             )
         else:
-            alone_s = baseline.estimate_answer_s(count_request_characters(self.request), num_tokens)
+            alone_s = baseline.estimate_answer_s(count_prompt_characters(self.request), num_tokens)
             basis = f"measured on {baseline.num_answers} of its own answers"
         if alone_s is None:
             return None, None
         # with a slow consumer the target alone has to wait for it, too
         return max(
             alone_s,
-            (baseline.estimate_answer_s(count_request_characters(self.request), 1) or 0.0) + self.consumer_wait_s,
+            (baseline.estimate_answer_s(count_prompt_characters(self.request), 1) or 0.0) + self.consumer_wait_s,
         ), basis
 
-    def _estimate_plain_steps_s(self, num_tokens: int, total_s: float, baseline: Baseline) -> float | None:
+    def _estimate_plain_steps_s(self, num_tokens: int, total_s: float, baseline: TargetSpeedBaseline) -> float | None:
         """The same answer in plain steps: what is part of neither a round nor the draft takes as long with them."""
         num_prompt = 0 if self.finish is None or self.finish.usage is None else self.finish.usage.input_tokens
         steps_s = baseline.estimate_plain_steps_s(num_prompt, num_tokens)

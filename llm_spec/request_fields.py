@@ -17,11 +17,11 @@ __all__ = [
     "PASSED_FIELDS",
     "TABLE",
     "RequestFieldGroup",
+    "allows_prediction",
     "find_local_field_refusal",
     "find_local_field_use",
-    "goes_with_prediction",
     "is_default_value",
-    "is_plain",
+    "prevents_multi_call_answer",
 ]
 
 # metadata: says nothing of the text, and goes along with every call. kept: speculation keeps to it. plain: such a
@@ -342,7 +342,7 @@ def is_default_value(name: str, value: object) -> bool:
     return row is not None and any(value == known and type(value) is type(known) for known in row.defaults)
 
 
-def is_plain(name: str, value: object) -> bool:
+def prevents_multi_call_answer(name: str, value: object) -> bool:
     """Whether this field keeps an answer from being put together from several calls of a server.
 
     In `extra` that is all but what says nothing of the text: what else speculation keeps to, it reads elsewhere.
@@ -369,7 +369,7 @@ def find_local_field_refusal(name: str, value: object, target_name: str = "it") 
     return f"{name} is set; {target_name} is a local model and cannot serve it{reason}"
 
 
-def goes_with_prediction(name: str, value: object) -> bool:
+def allows_prediction(name: str, value: object) -> bool:
     """Whether a request with this field may have a predicted output, as OpenAI documents it."""
     row = FIELDS.get(name)
     is_reward = isinstance(value, int | float) and value < 0  # a penalty the other way round

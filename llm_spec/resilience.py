@@ -15,11 +15,11 @@ from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asyncco
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from llm_spec._clock import clock, now
+from llm_spec._clock import get_loop_clock, now
 from llm_spec.chat import ChatRequest
 from llm_spec.concurrency_limit import ConcurrencyLimit
 from llm_spec.config import BreakerPolicy, RetryPolicy
-from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
 from llm_spec.drafting.optional_members import open_draft_for_request
 from llm_spec.errors import CircuitOpenError, TransientError
 
@@ -222,7 +222,7 @@ class _DraftHealthWatch:
     def __init__(self, breaker: CircuitBreaker, patience_s: float) -> None:
         self._breaker = breaker
         self._patience_s = patience_s
-        self._clock = clock()
+        self._clock = get_loop_clock()
         self._last_piece_s = self._clock()
         self._is_waiting = True
         self._has_answered = False
@@ -266,7 +266,7 @@ class GuardedDraft:
     @property
     def capabilities(self) -> DraftCapabilities:
         """As the draft itself."""
-        return draft_capabilities(self._draft)
+        return get_draft_capabilities(self._draft)
 
     def for_request(self) -> GuardedDraft:
         return GuardedDraft(open_draft_for_request(self._draft), self._breaker, self._limit, self._patience_s)

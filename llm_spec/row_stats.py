@@ -1,4 +1,4 @@
-"""RowStats: what is known of rows, calls in which a server gives its own token after each of several prefixes.
+"""RowCallStats: what is known of rows, calls in which a server gives its own token after each of several prefixes.
 
 Whether they pay is arithmetic. A draft that is right with probability `a` a token is right for `a / (1 - a)` tokens on
 average before it is wrong, and calls overlap, so a cycle from one wrong token to the next takes
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from llm_spec.tokens.statistics import CostLine, ExponentialMovingAverage
+from llm_spec.tokens.statistics import ExponentialMovingAverage, ForwardCostLine
 
-__all__ = ["Agreement", "Cycle", "ReadingStats", "RowStats"]
+__all__ = ["DraftAgreement", "ReadingStats", "RowCallStats", "RowCycle"]
 
 _HALF_LIFE: Final = 512.0  # half-life, in tokens, of how well a draft agrees
 _CALL_HALF_LIFE: Final = 64.0  # of calls
@@ -29,17 +29,17 @@ _MAX_LOSS: Final = 0.02  # of the target's own time: what finding out that rows 
 _EXPECTED_TOKENS: Final = 256  # … and as much of an answer of so many tokens, or of its limit, before there is one
 
 
-class Cycle(NamedTuple):
+class RowCycle(NamedTuple):
     """From one token that the draft did not have to the next: tokens of the answer, and seconds."""
 
     tokens: float
     seconds: float
 
 
-class Agreement:
+class DraftAgreement:
     """How often a draft had the target's own next token, another one, or none. `earlier`: of the answers before."""
 
-    def __init__(self, earlier: Agreement | None = None) -> None:
+    def __init__(self, earlier: DraftAgreement | None = None) -> None:
         self._earlier = earlier
         self._keep = 0.5 ** (1.0 / _HALF_LIFE)
         self.num_agreed = self.num_different = self.num_missing = 0.0
@@ -49,29 +49,29 @@ class Agreement:
         """Tokens that the draft had said something of."""
         return self.num_agreed + self.num_different
 
-    def add(self, *, has_agreed: bool | None) -> None:
+    def add_next_token(self, *, has_agreed: bool | None) -> None:
         """The target's next token is known; None: the draft had none."""
         self.num_agreed = self._keep * self.num_agreed + (has_agreed is True)
         self.num_different = self._keep * self.num_different + (has_agreed is False)
         self.num_missing = self._keep * self.num_missing + (has_agreed is None)
         if self._earlier is not None:
-            self._earlier.add(has_agreed=has_agreed)
+            self._earlier.add_next_token(has_agreed=has_agreed)
 
-    def estimate_accepted(self) -> float:
+    def estimate_acceptance_rate(self) -> float:
         """The probability that a drafted token is the target's own."""
-        return self._estimate(0.0)
+        return self._estimate_agreement_rate(0.0)
 
-    def estimate_covered(self) -> float:
+    def estimate_coverage_rate(self) -> float:
         """The probability that the next token is drafted, and is the target's own."""
-        return self._estimate(1.0)
+        return self._estimate_agreement_rate(1.0)
 
-    def _estimate(self, weight_of_missing: float) -> float:
+    def _estimate_agreement_rate(self, weight_of_missing: float) -> float:
         num_tokens = self.num_judged + weight_of_missing * self.num_missing
         earlier = self._earlier
         prior, weight = (
             (_PRIOR_AGREEMENT, _PRIOR_TOKENS)
             if earlier is None
-            else (earlier._estimate(weight_of_missing), _LOCAL_PRIOR_TOKENS)  # noqa: SLF001 - one of us
+            else (earlier._estimate_agreement_rate(weight_of_missing), _LOCAL_PRIOR_TOKENS)  # noqa: SLF001 - one of us
         )
         return (self.num_agreed + weight * prior) / (num_tokens + weight)
 
@@ -83,7 +83,7 @@ class ReadingStats:
         self.num_tokens = 0
         self.late_s = 0.0
 
-    def add(self, num_tokens: int, late_s: float) -> None:
+    def add_reading(self, num_tokens: int, late_s: float) -> None:
         """So many tokens were read."""
         if num_tokens >= self.num_tokens:
             self.num_tokens, self.late_s = num_tokens, late_s
@@ -93,15 +93,15 @@ class ReadingStats:
         return self.late_s * num_tokens / self.num_tokens if self.num_tokens else None
 
 
-class RowStats:
+class RowCallStats:
     """Figures of a target's rows and of the draft for them. Kept across requests, on one event loop."""
 
     def __init__(self) -> None:
-        self.call_s = CostLine(half_life=_CALL_HALF_LIFE)  # of a call, by its rows
+        self.call_s = ForwardCostLine(half_life=_CALL_HALF_LIFE)  # of a call, by its rows
         self.max_rows = 0  # of a call that was measured
         self.draft_start_s = ExponentialMovingAverage(half_life=_START_HALF_LIFE)  # until its first token is encoded
         self._drafted = [0.0, 0.0]  # tokens of the draft after its first ones, and the seconds that they took
-        self.agreement = Agreement()
+        self.agreement = DraftAgreement()
         self.reading = ReadingStats()
         self._plain_s = 0.0  # of answers that have ended, …
         self._num_answers = 0  # … so many
@@ -112,25 +112,25 @@ class RowStats:
         """Whether a call was."""
         return self.max_rows > 0
 
-    def add_call(self, num_rows: int, seconds: float) -> None:
+    def add_call_time(self, num_rows: int, seconds: float) -> None:
         """A call was answered."""
         self.call_s.update(num_rows, seconds)
         self.max_rows = max(self.max_rows, num_rows)
 
     def estimate_call_s(self, num_rows: int = 1) -> float:
         """How long a call of so many rows takes."""
-        return self.call_s.base + (num_rows - 1) * self.call_s.slope
+        return self.call_s.base_s + (num_rows - 1) * self.call_s.per_token_s
 
-    def estimate_cycle(self, covered: float, max_calls: int) -> Cycle:
+    def estimate_cycle(self, covered: float, max_calls: int) -> RowCycle:
         """A cycle where `max_calls` may overlap, and a token is drafted rightly with probability `covered`."""
         run = min(_MAX_RUN, covered / max(1e-9, 1.0 - covered))
         call_s = self.estimate_call_s()
         wait_s = call_s / (2 * max_calls)  # of a drafted token for the next call
         start_s = (self.draft_start_s.value or 0.0) + wait_s
-        drafting_s = run * max(self.draft_token_s, self.call_s.slope)
-        return Cycle(run + 1.0, call_s + covered * start_s + drafting_s)
+        drafting_s = run * max(self.draft_token_s, self.call_s.per_token_s)
+        return RowCycle(run + 1.0, call_s + covered * start_s + drafting_s)
 
-    def estimate_speedup(self, agreement: Agreement, step_s: float, max_calls: int) -> float:
+    def estimate_speedup(self, agreement: DraftAgreement, step_s: float, max_calls: int) -> float:
         """How many times as fast as a stream of `step_s` a token rows are in the long run.
 
         `max_calls` may overlap, with each other or with a stream. With 0, calls one after another, it seldom pays and
@@ -138,7 +138,7 @@ class RowStats:
         """
         if not max_calls:
             return 0.0
-        tokens, seconds = self.estimate_cycle(agreement.estimate_covered(), max_calls)
+        tokens, seconds = self.estimate_cycle(agreement.estimate_coverage_rate(), max_calls)
         return tokens * step_s / max(seconds, _MIN_SECONDS)
 
     @property
@@ -147,14 +147,14 @@ class RowStats:
         num_tokens, seconds = self._drafted
         return seconds / num_tokens if num_tokens else 0.0
 
-    def add_drafted(self, num_tokens: int, seconds: float) -> None:
+    def add_drafted_tokens_time(self, num_tokens: int, seconds: float) -> None:
         """So many tokens more were drafted and encoded, so long after the ones before; often several come at once."""
         keep = 0.5 ** (num_tokens / _HALF_LIFE)
         self._drafted = [keep * self._drafted[0] + num_tokens, keep * self._drafted[1] + seconds]
 
     # ---------------------------------------------------------------------------------------- lost time
 
-    def add_answer(self, plain_s: float) -> None:
+    def add_answer_time(self, plain_s: float) -> None:
         """An answer has ended, for which the target alone takes so long."""
         self._plain_s += plain_s
         self._num_answers += 1
@@ -164,11 +164,11 @@ class RowStats:
         mean_s = self._plain_s / self._num_answers if self._num_answers else _EXPECTED_TOKENS * step_s
         return mean_s if max_tokens is None else min(mean_s, max_tokens * step_s)
 
-    def add_loss(self, seconds: float) -> None:
+    def add_lost_time(self, seconds: float) -> None:
         """An answer is later than the target's own by so much, since rows were tried; earlier, if negative."""
         self._lost_s += seconds
 
-    def estimate_allowance(self, elapsed_s: float, step_s: float, max_tokens: int | None) -> float:
+    def estimate_allowed_loss_s(self, elapsed_s: float, step_s: float, max_tokens: int | None) -> float:
         """How much may be lost now, in an answer of at most `max_tokens` that began `elapsed_s` ago."""
         expected_s = step_s * min(_EXPECTED_TOKENS, max_tokens or _EXPECTED_TOKENS)
         return _MAX_LOSS * (self._plain_s + max(elapsed_s, expected_s)) - self._lost_s

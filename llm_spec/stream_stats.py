@@ -1,4 +1,4 @@
-"""StreamStats: what is known of a target's streams that are open beside its first one."""
+"""ExtraStreamStats: what is known of a target's streams that are open beside its first one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Final
 
 from llm_spec.tokens.statistics import ExponentialMovingAverage
 
-__all__ = ["StreamStats"]
+__all__ = ["ExtraStreamStats"]
 
 _HALF_LIFE: Final = 16.0  # of streams
 
 
-class StreamStats:
+class ExtraStreamStats:
     """Figures of a target's later streams. Kept across requests, on one event loop.
 
     first_s: seconds from the decision to open one to its first token. num_extra: how many were open beside the first

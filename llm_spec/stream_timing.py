@@ -11,23 +11,23 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Final
 
-from llm_spec._clock import clock
-from llm_spec.baseline import count_request_characters
+from llm_spec._clock import get_loop_clock
+from llm_spec.baseline import count_prompt_characters
 from llm_spec.chat import ChatRequest, Finish, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
-from llm_spec.counting import count_answer_tokens
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.counting import count_answer_tokens_in_event
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.pair_stats import PairStats
 
-__all__ = ["record_stream_times"]
+__all__ = ["record_plain_answer_times"]
 
 _MAX_QUEUED_EVENTS: Final = 1024  # events of an answer that may wait for a slow consumer
 
 
-class _StreamTimes:
+class _AnswerPieceTimes:
     """When the pieces of one answer came."""
 
     def __init__(self) -> None:
-        self._clock = clock()
+        self._clock = get_loop_clock()
         self._opened_s = self._clock()
         self._first_s: float | None = None
         self._last_s = 0.0
@@ -38,10 +38,10 @@ class _StreamTimes:
         self._texts: list[str] = []
         self._num_other_tokens = 0  # pieces of what is not text
 
-    def add(self, event: StreamEvent) -> None:
+    def add_event_time(self, event: StreamEvent) -> None:
         if not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
             return
-        num_new_tokens = count_answer_tokens(event)
+        num_new_tokens = count_answer_tokens_in_event(event)
         if isinstance(event, TextDelta):
             self._texts.append(event.text)
         else:
@@ -59,14 +59,14 @@ class _StreamTimes:
         """What comes from now on comes when its consumer lets it."""
         self._is_timing = False
 
-    def add_answer_to(self, pair_stats: PairStats, request: ChatRequest, finish: Finish) -> None:
+    def add_answer_times_to(self, pair_stats: PairStats, request: ChatRequest, finish: Finish) -> None:
         """The answer is whole; its tokens are those that the server counted, else the pieces of its whole text.
 
         Where only its beginning was timed, so much of them.
         """
         if self._first_s is None or not self._num_pieces:
             return
-        num_text_pieces, usage = len(split_pieces("".join(self._texts))), finish.usage
+        num_text_pieces, usage = len(split_into_pieces("".join(self._texts))), finish.usage
         num_tokens = num_text_pieces + self._num_other_tokens
         pair_stats.baseline.is_counted = usage is not None
         if usage is not None:
@@ -82,11 +82,11 @@ class _StreamTimes:
         first_s, rest_s = self._first_s - self._opened_s, self._last_s - self._first_s
         if num_rest:  # several that come at once come with the last of them
             first_s = max(0.0, first_s - (num_first - 1) * rest_s / num_rest)
-        pair_stats.add_answer(count_request_characters(request), 1 + num_rest, first_s, rest_s)
+        pair_stats.add_plain_answer(count_prompt_characters(request), 1 + num_rest, first_s, rest_s)
 
 
 @asynccontextmanager
-async def record_stream_times(
+async def record_plain_answer_times(
     run: Callable[[], AbstractAsyncContextManager[AsyncIterator[StreamEvent]]],
     pair_stats: PairStats,
     request: ChatRequest,
@@ -95,13 +95,13 @@ async def record_stream_times(
     queue: asyncio.Queue[StreamEvent | BaseException | None] = asyncio.Queue(_MAX_QUEUED_EVENTS)
 
     async def read_stream() -> None:
-        stream_times = _StreamTimes()
+        stream_times = _AnswerPieceTimes()
         try:
             async with run() as events:
                 async for event in events:
-                    stream_times.add(event)
+                    stream_times.add_event_time(event)
                     if isinstance(event, Finish):
-                        stream_times.add_answer_to(pair_stats, request, event)
+                        stream_times.add_answer_times_to(pair_stats, request, event)
                     if queue.full():
                         stream_times.stop_timing()
                     await queue.put(event)
@@ -113,14 +113,16 @@ async def record_stream_times(
 
     reader = asyncio.create_task(read_stream())
     try:
-        async with aclosing(_iterate_queue(queue)) as events:
+        async with aclosing(_iterate_queue_until_none(queue)) as events:
             yield events
     finally:
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
 
 
-async def _iterate_queue(queue: asyncio.Queue[StreamEvent | BaseException | None]) -> AsyncGenerator[StreamEvent]:
+async def _iterate_queue_until_none(
+    queue: asyncio.Queue[StreamEvent | BaseException | None],
+) -> AsyncGenerator[StreamEvent]:
     while (event := await queue.get()) is not None:
         if isinstance(event, BaseException):
             raise event

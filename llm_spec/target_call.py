@@ -18,7 +18,7 @@ from llm_spec.errors import LlmSpecError, TargetError, TransientError, format_er
 from llm_spec.recorder import AnswerRecorder
 from llm_spec.resilience import CircuitBreaker, retry_transient
 from llm_spec.strategies.base import OpenStream
-from llm_spec.strategies.resume_plain import CannotContinueError, can_continue, continue_by_text
+from llm_spec.strategies.resume_plain import CannotContinueError, can_target_continue_text, continue_by_text
 from llm_spec.telemetry import RequestLogContext, log_event
 
 __all__ = ["TargetCall"]
@@ -44,7 +44,9 @@ class TargetCall:
         """Whether the deadline ended the answer."""
         return self.deadline.is_reached and self.recorder.finish is None
 
-    def events(self, run: OpenStream, plain: OpenStream | None, *, is_whole: bool) -> AsyncGenerator[StreamEvent]:
+    def stream_answer_events(
+        self, run: OpenStream, plain: OpenStream | None, *, is_whole: bool
+    ) -> AsyncGenerator[StreamEvent]:
         """The answer that `run` gives, up to its Finish or the deadline; everything it opened is closed at the end.
 
         `plain` takes its place where it fails before it has given anything: at once, or (a target that fails for a
@@ -53,10 +55,14 @@ class TargetCall:
         place.
         """
         attempts = _AnswerAttempts(self, run, plain, is_whole=is_whole)
-        return attempts.events() if self.config.deadline_s is None else self._stream_events_until_deadline(attempts)
+        return (
+            attempts.stream_answer_events()
+            if self.config.deadline_s is None
+            else self._stream_events_until_deadline(attempts)
+        )
 
     async def _stream_events_until_deadline(self, attempts: _AnswerAttempts) -> AsyncGenerator[StreamEvent]:
-        async with aclosing(self.deadline.end_stream_at_deadline(attempts.events())) as events:
+        async with aclosing(self.deadline.end_stream_at_deadline(attempts.stream_answer_events())) as events:
             async for event in events:
                 yield event
         for progress in attempts.take_progress_events():
@@ -134,7 +140,7 @@ class _AnswerAttempts:
         self._opened: AbstractAsyncContextManager[object] | None = None  # the attempt that is being made …
         self._is_circuit_trial = False  # … and whether it is the circuit's trial
 
-    async def events(self) -> AsyncGenerator[StreamEvent]:
+    async def stream_answer_events(self) -> AsyncGenerator[StreamEvent]:
         target_call = self._target_call
         async with target_call.hold_answer_place():
             try:
@@ -200,7 +206,7 @@ class _AnswerAttempts:
         await self._close_attempt()  # the attempt before
         self._is_circuit_trial = target_call.breaker.begin_attempt()
         try:
-            if self._break_error is not None and not await can_continue(target_call.target):
+            if self._break_error is not None and not await can_target_continue_text(target_call.target):
                 raise CannotContinueError(f"{target_call.target.name} does not continue a text")
             return await self._open_with_fallback()
         except Exception as error:

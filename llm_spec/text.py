@@ -20,7 +20,7 @@ __all__ = [
     "StopMatcher",
     "find_longest_partial_mark",
     "join_optional_logprobs",
-    "list_prefix_lengths",
+    "list_possible_undecodable_lengths",
     "merge_neighbouring_deltas",
 ]
 
@@ -29,7 +29,7 @@ MAX_CHARACTER_TOKENS: Final = 4  # a character has at most 4 bytes, so at most 4
 _MAX_HELD_TOKENS: Final = 8  # with more tokens than that undecoded, the first ones never will be
 
 
-def list_prefix_lengths(num_held: int) -> range:
+def list_possible_undecodable_lengths(num_held: int) -> range:
     """Of so many undecoded tokens, how many of the first may be bytes of no character; the longest prefix first.
 
     The last ones may begin a character, and few tokens may all be one: then there is none. A prefix is whole where its
@@ -79,7 +79,7 @@ class IncrementalDecoder:
 
     def _release_undecodable(self, text: str) -> str:
         """Give out what no later byte can change: all but the last tokens, cut where no character is split."""
-        for num_tokens in list_prefix_lengths(len(self._held)):
+        for num_tokens in list_possible_undecodable_lengths(len(self._held)):
             part = self._tokenizer.decode(self._shown_end + self._held[:num_tokens])
             if text.startswith(part):
                 return self._release_tokens(part, num_tokens)

@@ -35,7 +35,7 @@ def _each_test_has_new_servers() -> None:
     """What a process knows of servers that are gone does not matter to others at their addresses."""
     discovery = sys.modules.get("llm_spec_http.discovery")
     if discovery is not None:
-        discovery.forget_servers()
+        discovery.forget_all_server_findings()
 
 
 def pytest_collection() -> None:

@@ -24,7 +24,7 @@ from llm_spec import (
     TextDelta,
     Usage,
 )
-from llm_spec.baseline import Baseline
+from llm_spec.baseline import TargetSpeedBaseline
 from llm_spec.budget import Budget, CostTracker
 from llm_spec.config import StrategyName
 from llm_spec.recorder import AnswerRecorder
@@ -38,7 +38,7 @@ TEXT = " ".join(f"word{i}" for i in range(120))
 
 def test_an_answers_time_is_its_first_token_and_so_much_for_each_other() -> None:
     """By the prompts that were measured: the first token of a longer one takes longer, once that was seen."""
-    baseline = Baseline()
+    baseline = TargetSpeedBaseline()
     assert baseline.estimate_answer_s(100, 1) is None
     baseline.add_answer(1000, 1, 0.5, 0.0)
     assert baseline.estimate_answer_s(4000, 1) == pytest.approx(0.5)
@@ -53,7 +53,7 @@ def test_an_answers_time_is_its_first_token_and_so_much_for_each_other() -> None
 
 def test_a_few_plain_steps_tell_nothing_yet() -> None:
     """The first ones are slow; eight are enough. A round with a draft is not a plain step."""
-    baseline = Baseline()
+    baseline = TargetSpeedBaseline()
     plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
     drafted = Round(index=0, num_draft_tokens=4, num_accepted_tokens=4, num_emitted_tokens=5, verify_s=0.5)
     baseline.add_plain_steps(10, [plain, drafted] * 7)
@@ -65,7 +65,7 @@ def test_a_few_plain_steps_tell_nothing_yet() -> None:
 @pytest.mark.parametrize("at", range(8))
 def test_one_hiccup_does_not_tell_the_time_of_plain_steps(at: int) -> None:
     """Wherever it is among the few that an answer has."""
-    baseline = Baseline()
+    baseline = TargetSpeedBaseline()
     plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
     steps = [replace(plain, verify_s=0.05) if index == at else plain for index in range(8)]
     baseline.add_plain_steps(10, steps)
@@ -74,7 +74,7 @@ def test_one_hiccup_does_not_tell_the_time_of_plain_steps(at: int) -> None:
 
 def test_plain_steps_take_longer_behind_a_long_context() -> None:
     """The time of a step is a line over the tokens before it."""
-    baseline = Baseline()
+    baseline = TargetSpeedBaseline()
     for start in (0, 1000, 3000, 6000) * 20:
         seconds = 0.01 + start * 1e-6
         baseline.add_plain_steps(
@@ -87,7 +87,7 @@ def recorded(open_draft_s: float, round_s: float, consumer_s: float = 0.0) -> Sp
     """An answer of 100 tokens in 10 rounds by a model of 10 ms a plain step, its prompt read in 2 s."""
 
     async def run() -> SpeculativeResult:
-        baseline = Baseline()
+        baseline = TargetSpeedBaseline()
         plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
         baseline.add_plain_steps(50, [plain] * 20)
         recorder = AnswerRecorder(ChatRequest.create("tell"))

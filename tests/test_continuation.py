@@ -31,7 +31,7 @@ from llm_spec import (
     complete_from_stream,
 )
 from llm_spec.continuation import ContinuationTest
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies.resume_plain import CannotContinueError, continue_by_text
 from llm_spec.testing import ScriptedProvider
@@ -129,7 +129,7 @@ def test_beginning_anew_is_seen_where_a_repeated_beginning_is_removed(pieces: li
     async def stream(request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async def written() -> AsyncGenerator[StreamEvent]:
             stripper = RepeatedPrefixStripper(request.prefix)
-            for piece in split_pieces(answer)[: request.max_tokens]:
+            for piece in split_into_pieces(answer)[: request.max_tokens]:
                 yield TextDelta(stripper.push(piece))
             yield TextDelta(stripper.flush())
 
@@ -303,7 +303,7 @@ async def test_a_broken_answer_is_not_continued_by_a_server_that_begins_anew() -
         with pytest.raises(TransientError, match="broke the connection") as caught:
             await complete_from_stream(SpeculativeDecoder(None, provider), ChatRequest.create("q", temperature=0.0))
         await provider.aclose()
-    assert caught.value.partial_text == "".join(split_pieces(WEEK)[:10])
+    assert caught.value.partial_text == "".join(split_into_pieces(WEEK)[:10])
 
 
 def test_nothing_continues_a_text_by_itself() -> None:
@@ -359,7 +359,7 @@ def test_what_was_not_tried_to_its_end_is_not_believed() -> None:
             await decoder._discovery.aclose()
         with pytest.raises(TransientError, match="its decoder was closed") as caught:
             await answering
-        assert caught.value.partial_text == "".join(split_pieces(WEEK)[:3])
+        assert caught.value.partial_text == "".join(split_into_pieces(WEEK)[:3])
 
     run_virtual(run())
     assert len(target.requests) == 1
@@ -376,7 +376,7 @@ def test_a_server_that_goes_on_later_is_believed_then() -> None:
     with pytest.raises(TransientError, match="it broke") as caught:
         run_virtual(decoder.decode("q"))
     assert [bool(request.prefix) for request in target.requests[2:]] == [False, True]  # and its rest breaks, too
-    assert caught.value.partial_text == "".join(split_pieces(WEEK)[:6])
+    assert caught.value.partial_text == "".join(split_into_pieces(WEEK)[:6])
 
 
 @pytest.mark.parametrize("strategy", ["plain", "race"])
@@ -403,7 +403,7 @@ def test_a_silent_trial_is_waited_for_no_longer_than_a_first_chunk(strategy: str
                 return error.partial_text, asyncio.get_running_loop().time()
 
     if strategy == "plain":
-        assert run_virtual(run()) == ("".join(split_pieces(WEEK)[:3]), 4.0)
+        assert run_virtual(run()) == ("".join(split_into_pieces(WEEK)[:3]), 4.0)
     else:
         assert run_virtual(run()) == ("discovery", 0.0)
     assert target.features.count("continue_prefix") == 1

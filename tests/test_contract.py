@@ -21,7 +21,7 @@ from llm_spec import (
     ProviderDraft,
     ReferenceDraft,
 )
-from llm_spec.contract.draft import draft_capabilities
+from llm_spec.contract.draft import get_draft_capabilities
 from llm_spec.metered import MeteredDraft
 from llm_spec.metering import TokenMeter
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
@@ -62,7 +62,7 @@ def calls_in_core(function: str) -> Iterator[tuple[Path, ast.Call]]:
 
 def test_a_draft_needs_no_capabilities() -> None:
     """Three members are enough: such a draft continues a prefix, by a model that others run."""
-    assert draft_capabilities(Plain()) == DraftCapabilities(
+    assert get_draft_capabilities(Plain()) == DraftCapabilities(
         continues_prefix=True, is_free=False, drafts=(), token_model=None, companion=None
     )
 
@@ -71,7 +71,7 @@ def test_an_attribute_of_another_kind_is_not_a_drafts_capabilities() -> None:
     """A provider that drafts as well has the capabilities of a provider."""
     plain = Plain()
     plain.capabilities = llm_spec.Capabilities(continue_prefix=True)  # type: ignore[attr-defined]
-    assert draft_capabilities(plain) == DraftCapabilities()
+    assert get_draft_capabilities(plain) == DraftCapabilities()
 
 
 def cascade() -> CascadeDraft:
@@ -85,7 +85,7 @@ def test_wrapped_drafts_keep_their_capabilities(make: Callable[[], DraftProvider
     metered = MeteredDraft(draft, TokenMeter(ChatRequest.create("q")))
     guarded = GuardedDraft(draft, CircuitBreaker("d"), ConcurrencyLimit(1), 30.0)
     for wrapped in (metered, guarded, MeteredDraft(guarded, TokenMeter(ChatRequest.create("q")))):
-        assert comparable(draft_capabilities(wrapped)) == comparable(draft_capabilities(draft))
+        assert comparable(get_draft_capabilities(wrapped)) == comparable(get_draft_capabilities(draft))
 
 
 def comparable(can: DraftCapabilities) -> tuple[object, ...]:
@@ -96,11 +96,11 @@ def comparable(can: DraftCapabilities) -> tuple[object, ...]:
 def test_a_cascade_has_the_model_of_its_last_draft() -> None:
     """A target may run that model, and the drafts before it are its companion."""
     last = local_draft()
-    can = draft_capabilities(CascadeDraft(PromptLookup(), ReferenceDraft("x"), last))
-    assert can.token_model is draft_capabilities(last).token_model is not None
+    can = get_draft_capabilities(CascadeDraft(PromptLookup(), ReferenceDraft("x"), last))
+    assert can.token_model is get_draft_capabilities(last).token_model is not None
     assert isinstance(can.companion, CascadeDraft)
     assert can.companion.name == "lookup+given-text"
-    assert draft_capabilities(CascadeDraft(last, PromptLookup())).token_model is None
+    assert get_draft_capabilities(CascadeDraft(last, PromptLookup())).token_model is None
 
 
 def test_a_metered_draft_proposes_ids_where_its_draft_does() -> None:

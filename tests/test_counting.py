@@ -11,7 +11,7 @@ import pytest
 from llm_spec import ChatRequest, SpeculativeConfig, SpeculativeDecoder, TextDelta
 from llm_spec.chat import Finish, ReasoningDelta, StreamEvent, ToolCallDelta
 from llm_spec.contract.chat import Capabilities
-from llm_spec.counting import MaxTokensCutter, count_answer_tokens, estimate_request_tokens
+from llm_spec.counting import MaxTokensCutter, count_answer_tokens_in_event, estimate_request_tokens
 from llm_spec.simulation import run_virtual
 from llm_spec.testing import ScriptedProvider
 
@@ -61,7 +61,7 @@ def test_tool_calls_of_a_conversation_count() -> None:
     ],
 )
 def test_what_came_counts(event: StreamEvent, number: int) -> None:
-    assert count_answer_tokens(event) == number
+    assert count_answer_tokens_in_event(event) == number
 
 
 # ------------------------------------------------------------------------------------------ the cap

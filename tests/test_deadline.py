@@ -25,7 +25,7 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.deadline import Deadline
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, VirtualClockEventLoop, run_virtual
 
 WORDS = " ".join(f"word{i}" for i in range(40))
@@ -66,7 +66,7 @@ def test_an_answer_ends_at_its_deadline_however_slow_its_consumer(strategy: Any,
         assert WORDS.startswith(result.content)
         assert asyncio.get_running_loop().time() <= max(2.06, 2.05 + pause_s)
         if strategy == "plain":
-            assert len(split_pieces(result.content)) == {0.0: 21, 0.3: 6, 50.0: 1}[pause_s]
+            assert len(split_into_pieces(result.content)) == {0.0: 21, 0.3: 6, 50.0: 1}[pause_s]
 
     run_virtual(check())
 
@@ -81,7 +81,7 @@ def test_pieces_that_wait_are_not_emitted_after_the_deadline() -> None:
 
     decoder = SpeculativeDecoder(None, Instant(""), SpeculativeConfig(deadline_s=1.0))
     result = run_virtual(result_of(decoder, 0.3))
-    assert (len(split_pieces(result.content)), result.stopped_by) == (4, "deadline")
+    assert (len(split_into_pieces(result.content)), result.stopped_by) == (4, "deadline")
     assert result.timings.total_s == pytest.approx(1.2)
 
 

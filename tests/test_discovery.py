@@ -284,7 +284,7 @@ def test_each_who_waits_has_an_error_of_its_own() -> None:
 
     async def check() -> None:
         discovery = FeatureDiscovery(Shy(1.0, failure))
-        waiting = [discovery.wait_for("token_endpoint") for _ in range(3)]
+        waiting = [discovery.wait_until_tried("token_endpoint") for _ in range(3)]
         errors = await asyncio.gather(*waiting, return_exceptions=True)
         assert len({id(error) for error in errors}) == 3
         for error in errors:
@@ -318,7 +318,7 @@ def test_every_event_loop_has_its_own() -> None:
     discovery = FeatureDiscovery(target)
 
     async def begin() -> bool:
-        return await discovery.is_discovered("token_endpoint")
+        return await discovery.has_tried_or_start_trial("token_endpoint")
 
     assert not run_virtual(begin())
     with asyncio.Runner() as other:
@@ -328,7 +328,7 @@ def test_every_event_loop_has_its_own() -> None:
         assert target.num_trying == 1
         other.run(discovery.aclose())
         assert target.num_trying == 0
-    run_virtual(discovery.wait_for("token_endpoint"))
+    run_virtual(discovery.wait_until_tried("token_endpoint"))
     assert run_virtual(begin())
 
 
@@ -356,10 +356,10 @@ def test_what_needs_no_trial_is_known() -> None:
 
     async def check() -> None:
         shy = Shy(trial_s=1.0)
-        assert await FeatureDiscovery(SimulatedTarget(TEXT)).is_discovered("token_endpoint")
-        await FeatureDiscovery(SimulatedTarget(TEXT)).wait_for("token_endpoint")
-        assert await FeatureDiscovery(shy).is_discovered(None)
-        await FeatureDiscovery(shy).wait_for(None)
+        assert await FeatureDiscovery(SimulatedTarget(TEXT)).has_tried_or_start_trial("token_endpoint")
+        await FeatureDiscovery(SimulatedTarget(TEXT)).wait_until_tried("token_endpoint")
+        assert await FeatureDiscovery(shy).has_tried_or_start_trial(None)
+        await FeatureDiscovery(shy).wait_until_tried(None)
         assert shy.features == []
 
     run_virtual(check())

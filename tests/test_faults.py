@@ -38,12 +38,12 @@ from llm_spec import (
     TransientError,
 )
 from llm_spec.config import StrategyName
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedTarget
 from llm_spec.testing import ScriptedProvider, run_virtual
 
 TEXT: Final = "Every piece stands at one place only, to its very end."
-PIECES: Final = split_pieces(TEXT)
+PIECES: Final = split_into_pieces(TEXT)
 NUM: Final = len(PIECES)
 NO_WAIT: Final = RetryPolicy(first_wait_s=0.0, max_wait_s=0.0)
 BROKEN: Final = "the connection broke"
@@ -205,7 +205,7 @@ class Draft:
             await asyncio.sleep(1e6)
 
     async def _pieces(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
-        start = len(split_pieces(request.prefix))
+        start = len(split_into_pieces(request.prefix))
         for index, piece in enumerate(PIECES[start : start + max_tokens]):
             await asyncio.sleep(self._piece_s)
             if index == self._at:

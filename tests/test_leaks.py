@@ -39,7 +39,7 @@ from llm_spec import (
     Timeouts,
 )
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing import ScriptedProvider
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
@@ -196,7 +196,7 @@ class World:
             ("anthropic given", None, ["plain", "regenerate"]),
         ):
             double = await stack.enter_async_context(serve(Hosted()))
-            double.pieces, double.pause_s = split_pieces(WORDS), 0.0006
+            double.pieces, double.pause_s = split_into_pieces(WORDS), 0.0006
             assert isinstance(double, Hosted)
             self.hosted.append(double)
             self.targets.append(

@@ -17,16 +17,16 @@ async def test_nothing_is_estimated_before_it_was_measured() -> None:
 
 async def test_the_target_alone_takes_its_first_token_and_the_others() -> None:
     stats = PairStats()
-    stats.add_answer(40, 11, first_s=0.5, rest_s=1.0)
+    stats.add_plain_answer(40, 11, first_s=0.5, rest_s=1.0)
     assert stats.estimate_plain_s(1) == pytest.approx(0.5)
     assert stats.estimate_plain_s(21) == pytest.approx(2.5)
-    assert stats.tokens_per_first_token == pytest.approx(5.0)
+    assert stats.num_tokens_per_first_token_wait == pytest.approx(5.0)
 
 
 async def test_a_stream_is_timed_from_its_opening() -> None:
     """The first token's time is the wait for it; later ones take the time since the last."""
     stats = PairStats()
-    timer = stats.open_stream()
+    timer = stats.start_stream_timer()
     await asyncio.sleep(0.4)
     timer.add_tokens(1)
     await asyncio.sleep(0.6)
@@ -38,9 +38,9 @@ async def test_a_stream_is_timed_from_its_opening() -> None:
 async def test_a_stopped_timer_measures_no_consumer() -> None:
     """From `stop` on, pieces come when their consumer takes them."""
     stats = PairStats()
-    timer = stats.open_stream()
+    timer = stats.start_stream_timer()
     timer.add_tokens(1)
-    timer.stop()
+    timer.stop_timing()
     await asyncio.sleep(100.0)
     timer.add_tokens(5)
     assert stats.token_s.value is None

@@ -60,7 +60,7 @@ def learn(
     """Let the planner learn of an answer that took so long."""
     if name == "plain":
         first_s = total_s / num_tokens if first_s is None else first_s
-        planner.pair_stats.add_answer(10, num_tokens, first_s, total_s - first_s)
+        planner.pair_stats.add_plain_answer(10, num_tokens, first_s, total_s - first_s)
     else:
         plain_s = planner.baseline.estimate_answer_s(10, num_tokens)
         planner.record_result(answered(name, total_s, num_tokens=num_tokens, **({"plain_s": plain_s} | fields)))
@@ -72,7 +72,7 @@ def chosen(
     """What is chosen when a strategy's answers always take so many seconds."""
     choices: list[str] = []
     for _ in range(num_requests):
-        choices.append(planner.choose(names, EVERY).name)
+        choices.append(planner.choose_strategy_that_pays(names, EVERY).name)
         learn(planner, choices[-1], seconds[choices[-1]])
     return choices
 
@@ -184,7 +184,7 @@ def test_thrown_away_tokens_are_no_answer() -> None:
     for _ in range(10):
         learn(planner, "race", 0.01, usage=usage)
         learn(planner, "probe", 2.0)
-    assert planner.choose(["race"], EVERY).name == "race"  # not tried yet
+    assert planner.choose_strategy_that_pays(["race"], EVERY).name == "race"  # not tried yet
     learn(planner, "race", 2.0)
     learn(planner, "race", 2.0)
     assert Counter(chosen(planner, 20, {"plain": 1.0, "race": 2.0}, ["race"]))["plain"] >= 17
@@ -195,7 +195,7 @@ def test_what_a_request_does_not_allow_is_never_chosen() -> None:
     planner, seconds = StrategyPlanner(), {"plain": 2.0, "race": 1.0, "probe": 0.5}
     for index in range(400):
         names = [("race",), ("probe",), NAMES][index * 7 % 3]
-        name = planner.choose(names, EVERY).name
+        name = planner.choose_strategy_that_pays(names, EVERY).name
         assert name == "plain" or name in names
         learn(planner, name, seconds[name])
     assert Counter(chosen(planner, 20, seconds, ["race"]))["race"] >= 18  # probe, which is better, is not allowed
@@ -216,7 +216,7 @@ def test_a_strategy_that_always_meets_the_deadline_is_given_up() -> None:
     planner = StrategyPlanner()
     choices: list[str] = []
     for _ in range(40):
-        choices.append(planner.choose(["race"], EVERY).name)
+        choices.append(planner.choose_strategy_that_pays(["race"], EVERY).name)
         learn(planner, choices[-1], 1.0, stopped_by="deadline")
     assert Counter(choices)["plain"] > 20
 

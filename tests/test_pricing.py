@@ -29,7 +29,7 @@ from llm_spec.drafting.cascade import CascadeDraft
 from llm_spec.drafting.lookup import PromptLookup
 from llm_spec.drafting.provider_draft import ProviderDraft
 from llm_spec.drafting.suffix import SuffixDraft
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.pricing import FREE, PRICES, Cost, find_draft_price, find_model_price
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel
@@ -365,7 +365,7 @@ def test_an_answer_that_is_left_is_charged_as_one_that_is_read(strategy: Strateg
     run_virtual(check(is_left=False))
     run_virtual(check(is_left=True))
     # the script counts no prefix in its usage, which a stream that was left does not tell
-    assert spent[1] == pytest.approx(spent[0], abs=len(split_pieces(WORDS)))
+    assert spent[1] == pytest.approx(spent[0], abs=len(split_into_pieces(WORDS)))
     assert spent[0] > 1000
 
 

@@ -40,7 +40,7 @@ from llm_spec import (
     SpeculativeFinish,
     SpeculativeResult,
     StreamEvent,
-    TargetStream,
+    TargetStreamReport,
     TextDelta,
     Usage,
 )
@@ -71,7 +71,7 @@ def outcome_of(seed: int) -> tuple[list[tuple[int, Broken]], Counter[str]]:
             ends["accepted"] += result.stats.num_accepted_draft_tokens > 0
             ends["fallback"] += bool(result.fallbacks)
             ends["retry"] += bool(result.retries)
-            takeovers = [e for _, e in shown.events if isinstance(e, TargetStream) and e.is_used and e.begins_at]
+            takeovers = [e for _, e in shown.events if isinstance(e, TargetStreamReport) and e.is_used and e.begins_at]
             ends[f"takeover, {result.guarantee}"] += bool(takeovers)
     found = [(seed, broken) for broken in check(outcome) if known_reason(case, broken) is None]
     return found, ends

@@ -38,7 +38,7 @@ from llm_spec import (
     ToolCallDelta,
     TransientError,
 )
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.resilience import CircuitBreaker, GuardedDraft
 from llm_spec.simulation import run_virtual
 from llm_spec.status_errors import make_status_error, read_retry_after_s
@@ -155,7 +155,7 @@ def test_an_answer_that_breaks_off_goes_on(breaks: list[int], max_tokens: int | 
     target = Failing(*[(at, broken) for at in breaks], capabilities=CONTINUES)
     decoder = plainly(target, retry=replace(NO_WAIT, max_attempts=9))
     events = run_virtual(events_of(decoder, ChatRequest.create("q", max_tokens=max_tokens)))
-    assert text_of(events) == "".join(split_pieces(WORDS)[:max_tokens])
+    assert text_of(events) == "".join(split_into_pieces(WORDS)[:max_tokens])
     finish = events[-1]
     assert isinstance(finish, SpeculativeFinish)
     assert finish.result is not None
@@ -165,7 +165,7 @@ def test_an_answer_that_breaks_off_goes_on(breaks: list[int], max_tokens: int | 
         assert (finish.result.guarantee, finish.result.same_text) == ("exact-text", False)
         usage = finish.result.usage
         assert usage is not None
-        assert usage.output_tokens == len(split_pieces(text_of(events)))
+        assert usage.output_tokens == len(split_into_pieces(text_of(events)))
         assert (usage.input_tokens > usage.extra_input_tokens, usage.cancelled_output_tokens) == (True, 0)
         assert all(event.is_continued for event in events if isinstance(event, Retry))
 
@@ -176,7 +176,7 @@ def test_an_answer_that_breaks_at_its_cap_has_ended(max_tokens: int, capabilitie
     """Only its end was missing: no error, and nothing more is asked."""
     target = Failing((max_tokens, TransientError("it broke")), capabilities=capabilities)
     result = run_virtual(plainly(target, retry=NO_WAIT).decode("q", max_tokens=max_tokens))
-    assert result.content == "".join(split_pieces(WORDS)[:max_tokens])
+    assert result.content == "".join(split_into_pieces(WORDS)[:max_tokens])
     assert (result.finish_reason, result.stopped_by, len(target.requests)) == ("length", "max_tokens", 1)
 
 

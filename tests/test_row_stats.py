@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from llm_spec.row_stats import Agreement, RowStats
+from llm_spec.row_stats import DraftAgreement, RowCallStats
 
 STEP_S = 0.025
 
 
-def measured(*, call_s: float = 0.045, draft_start_s: float = 0.005, draft_token_s: float = 0.0033) -> RowStats:
-    stats = RowStats()
+def measured(*, call_s: float = 0.045, draft_start_s: float = 0.005, draft_token_s: float = 0.0033) -> RowCallStats:
+    stats = RowCallStats()
     for num_rows in (1, 4, 8, 16, 32):
-        stats.add_call(num_rows, call_s)
+        stats.add_call_time(num_rows, call_s)
     stats.draft_start_s.update(draft_start_s)
-    stats.add_drafted(10, 10 * draft_token_s)
+    stats.add_drafted_tokens_time(10, 10 * draft_token_s)
     return stats
 
 
-def agreeing(rate: float, *, num_tokens: int = 400) -> Agreement:
-    agreement = Agreement()
+def agreeing(rate: float, *, num_tokens: int = 400) -> DraftAgreement:
+    agreement = DraftAgreement()
     for index in range(num_tokens):
-        agreement.add(has_agreed=int(index * rate) != int((index + 1) * rate))
+        agreement.add_next_token(has_agreed=int(index * rate) != int((index + 1) * rate))
     return agreement
 
 
@@ -33,46 +33,46 @@ def test_a_cycle_is_a_call_and_the_draft_of_what_was_right(rate: float, speedup:
 
 def test_a_row_that_costs_as_much_as_a_step_pays_for_nobody() -> None:
     """A prompt that is read again with each row, however good the draft."""
-    stats = RowStats()
+    stats = RowCallStats()
     for num_rows in (1, 2, 4, 8) * 5:
-        stats.add_call(num_rows, num_rows * STEP_S)
+        stats.add_call_time(num_rows, num_rows * STEP_S)
     assert stats.estimate_speedup(agreeing(0.95), STEP_S, 4) < 1.08  # no rows are begun below that
 
 
 def test_tokens_without_a_draft_count_against_what_is_covered_alone() -> None:
     """A draft that is silent at every other token, and else right."""
-    agreement = Agreement()
+    agreement = DraftAgreement()
     for _ in range(200):
-        agreement.add(has_agreed=True)
-        agreement.add(has_agreed=None)
-    assert agreement.estimate_accepted() > 0.95
-    assert agreement.estimate_covered() == pytest.approx(0.5, abs=0.03)
+        agreement.add_next_token(has_agreed=True)
+        agreement.add_next_token(has_agreed=None)
+    assert agreement.estimate_acceptance_rate() > 0.95
+    assert agreement.estimate_coverage_rate() == pytest.approx(0.5, abs=0.03)
 
 
 def test_an_answer_knows_what_earlier_ones_showed() -> None:
     """A new answer begins with the pair's agreement, and soon goes by its own."""
     earlier = agreeing(0.9)
-    local = Agreement(earlier)
-    assert local.estimate_accepted() == pytest.approx(0.9, abs=0.02)
+    local = DraftAgreement(earlier)
+    assert local.estimate_acceptance_rate() == pytest.approx(0.9, abs=0.02)
     for _ in range(20):
-        local.add(has_agreed=False)
-    assert local.estimate_accepted() < 0.3
+        local.add_next_token(has_agreed=False)
+    assert local.estimate_acceptance_rate() < 0.3
 
 
 def test_bunches_of_drafted_tokens_are_averaged() -> None:
     """Ten tokens at once and then a pause are the same pace as one at a time."""
-    stats = RowStats()
+    stats = RowCallStats()
     for _ in range(20):
-        stats.add_drafted(10, 0.0)
-        stats.add_drafted(1, 0.033)
+        stats.add_drafted_tokens_time(10, 0.0)
+        stats.add_drafted_tokens_time(1, 0.033)
     assert stats.draft_token_s == pytest.approx(0.003, rel=0.02)
 
 
 def test_lost_time_is_charged_and_earned_again() -> None:
     """Two hundredths of the target's time; before there is any, of the answer that is expected."""
-    stats = RowStats()
-    assert stats.estimate_allowance(0.0, STEP_S, 100) == pytest.approx(0.02 * 100 * STEP_S)
-    stats.add_loss(0.2)
-    assert stats.estimate_allowance(0.0, STEP_S, 100) < 0.0
-    stats.add_answer(10.0)
-    assert stats.estimate_allowance(0.0, STEP_S, 100) == pytest.approx(0.02 * 12.5 - 0.2)
+    stats = RowCallStats()
+    assert stats.estimate_allowed_loss_s(0.0, STEP_S, 100) == pytest.approx(0.02 * 100 * STEP_S)
+    stats.add_lost_time(0.2)
+    assert stats.estimate_allowed_loss_s(0.0, STEP_S, 100) < 0.0
+    stats.add_answer_time(10.0)
+    assert stats.estimate_allowed_loss_s(0.0, STEP_S, 100) == pytest.approx(0.02 * 12.5 - 0.2)

@@ -10,7 +10,7 @@ import pytest
 
 from llm_spec import ChatRequest, Finish, StreamEvent, TextDelta, Usage
 from llm_spec.pair_stats import PairStats
-from llm_spec.stream_timing import record_stream_times
+from llm_spec.stream_timing import record_plain_answer_times
 from llm_spec.testing import run_virtual
 
 QUESTION = ChatRequest.create("q")
@@ -59,7 +59,7 @@ class Answer:
 async def read(answer: Answer, pause_s: float, pair_stats: PairStats) -> tuple[int, int]:
     """Read it with a pause after each event: how many there were, and how many were ahead of the reader at most."""
     num_read = most = 0
-    async with record_stream_times(answer.run, pair_stats, QUESTION) as events:
+    async with record_plain_answer_times(answer.run, pair_stats, QUESTION) as events:
         async for _ in events:
             num_read += 1
             most = max(most, answer.num_given - num_read)
@@ -106,7 +106,7 @@ def test_what_the_answer_raises_comes_behind_its_pieces(num_pieces: int, error: 
 
     async def check() -> None:
         nonlocal num_read
-        async with record_stream_times(answer.run, pair_stats, QUESTION) as events:
+        async with record_plain_answer_times(answer.run, pair_stats, QUESTION) as events:
             async for _ in events:
                 num_read += 1
                 await asyncio.sleep(0.1)
@@ -123,7 +123,7 @@ def test_leaving_closes_it(num_read: int) -> None:
 
     async def check() -> None:
         answer, left = Answer(5000), num_read
-        async with record_stream_times(answer.run, PairStats(), QUESTION) as events:
+        async with record_plain_answer_times(answer.run, PairStats(), QUESTION) as events:
             async for _ in events:
                 await asyncio.sleep(30.0)
                 left -= 1

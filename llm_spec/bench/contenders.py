@@ -17,7 +17,14 @@ from llm_spec.errors import ConfigError, LlmSpecError, UnsupportedError, format_
 from llm_spec.registry import open_draft, open_provider, strip_credentials
 from llm_spec.strategies.registry import PLAIN
 
-__all__ = ["PLAIN_NAME", "Contender", "ContenderSpec", "describe_error", "list_contenders", "open_contenders"]
+__all__ = [
+    "PLAIN_NAME",
+    "Contender",
+    "ContenderSpec",
+    "format_error_without_secrets",
+    "list_contenders",
+    "open_contenders",
+]
 
 PLAIN_NAME: Final = "plain"
 _T = TypeVar("_T", LlmProvider, DraftProvider)
@@ -60,17 +67,17 @@ class Contender:
             None if self.draft is None else copy_draft_for_new_client(self.draft), self.target, self.config
         )
 
-    def note_outcome(self, error: Exception | None) -> None:
+    def drop_if_failing(self, error: Exception | None) -> None:
         """Leave it out where it cannot work, or has failed several times in a row, for what was the first reason."""
         if error is None:
             self.failures_in_a_row.clear()
             return
-        self.failures_in_a_row.append(describe_error(error))
+        self.failures_in_a_row.append(format_error_without_secrets(error))
         if isinstance(error, (UnsupportedError, ConfigError)) or len(self.failures_in_a_row) >= _MAX_FAILURES:
             self.failure = self.failure or self.failures_in_a_row[0]
 
 
-def describe_error(error: Exception) -> str:
+def format_error_without_secrets(error: Exception) -> str:
     """One line without what is secret in an address."""
     line = " ".join(str(error).split()) if isinstance(error, LlmSpecError) else format_error_line(error)
     return strip_credentials(line)
@@ -87,7 +94,7 @@ def list_contenders(
         ContenderSpec(name=PLAIN_NAME, kind="plain", target=target),
         ContenderSpec(name=f"{PLAIN_NAME} again", kind="again", target=target),
     ]
-    names = _name_drafts(list(dict.fromkeys(drafts)))
+    names = _shorten_draft_names(list(dict.fromkeys(drafts)))
     for draft, draft_name in names.items():
         for strategy in dict.fromkeys(strategies):
             name = f"{strategy} with {draft_name}"
@@ -100,7 +107,7 @@ def list_contenders(
     return listed
 
 
-def _name_drafts(drafts: Sequence[str]) -> dict[str, str]:
+def _shorten_draft_names(drafts: Sequence[str]) -> dict[str, str]:
     """Drafts by their strings without addresses and folders, where that tells them apart."""
     names = {draft: _PLACE.sub("", draft) for draft in drafts}
     is_clear = len(set(names.values())) == len(names)
@@ -116,7 +123,7 @@ def open_contenders(
     its own to a server, so that none knows what another has found out. Raises ConfigError for a string that names
     nothing, and whatever keeps the target from being opened.
     """
-    opener = _Opener(stack)
+    opener = _ModelOpener(stack)
     opened: list[Contender] = []
     for spec in specs:
         try:
@@ -127,13 +134,13 @@ def open_contenders(
         except LlmSpecError as error:
             if spec.kind == "plain":
                 raise
-            opened.append(Contender(spec, failure=describe_error(error)))
+            opened.append(Contender(spec, failure=format_error_without_secrets(error)))
         else:
             opened.append(Contender(spec, target, draft, replace(config, strategy=spec.strategy)))
     return opened
 
 
-class _Opener:
+class _ModelOpener:
     """Models by their strings, opened when they are needed first."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
@@ -144,17 +151,17 @@ class _Opener:
     def open_target(self, spec: str) -> LlmProvider:
         if spec in self._local:
             return self._local[spec]
-        provider = self._close_later(open_provider, spec)
+        provider = self._open_and_close_later(open_provider, spec)
         if provider.capabilities.token_model is not None:
             self._local[spec] = provider
         return provider
 
     def open_draft(self, spec: str) -> DraftProvider:
         if spec not in self._drafts:
-            self._drafts[spec] = self._close_later(open_draft, spec)
+            self._drafts[spec] = self._open_and_close_later(open_draft, spec)
         return self._drafts[spec]
 
-    def _close_later(self, open_model: Callable[[str], _T], spec: str) -> _T:
+    def _open_and_close_later(self, open_model: Callable[[str], _T], spec: str) -> _T:
         model = open_model(spec)
         self._stack.push_async_callback(model.aclose)
         return model

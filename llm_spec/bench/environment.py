@@ -13,13 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Environment", "read_load"]
+__all__ = ["BenchEnvironment", "read_system_load"]
 
 _PACKAGES: Final = ("llm-spec", "aiohttp", "openai", "anthropic", "numpy", "onnxruntime", "torch", "transformers")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Environment:
+class BenchEnvironment:
     """The machine and the packages. `cores` are those that this process may use; `accelerator` is torch's, if any."""
 
     date: str
@@ -31,25 +31,25 @@ class Environment:
     packages: dict[str, str]
 
     @classmethod
-    def read(cls) -> Environment:
+    def read_current(cls) -> BenchEnvironment:
         """As it is now; packages that are not installed are left out."""
         return cls(
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             python=platform.python_version(),
             system=platform.platform(terse=True),
-            processor=_find_processor(),
+            processor=_read_cpu_name(),
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-            accelerator=_find_accelerator(),
-            packages=_read_versions(),
+            accelerator=_find_gpu_name(),
+            packages=_read_package_versions(),
         )
 
 
-def read_load() -> float | None:
+def read_system_load() -> float | None:
     """Processes that ran or waited to, on average over the last minute; None where the system does not tell."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def _find_processor() -> str:
+def _read_cpu_name() -> str:
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -57,13 +57,13 @@ def _find_processor() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def _find_accelerator() -> str | None:
+def _find_gpu_name() -> str | None:
     """The GPU, where a model has loaded torch already."""
     torch = sys.modules.get("torch")
     return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
 
 
-def _read_versions() -> dict[str, str]:
+def _read_package_versions() -> dict[str, str]:
     found: dict[str, str] = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):

@@ -10,7 +10,16 @@ from typing import Final
 
 from llm_spec.cli_screen import escape_control_characters
 
-__all__ = ["Curve", "Dot", "Strip", "choose_ticks", "draw_curves", "draw_strips", "escape_text", "make_distribution"]
+__all__ = [
+    "RatioDot",
+    "RatioStrip",
+    "ShareCurve",
+    "choose_axis_ticks",
+    "draw_ratio_strips",
+    "draw_share_curves",
+    "escape_html",
+    "make_cumulative_distribution",
+]
 
 _RATIO_TICKS: Final = (
     (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0),
@@ -22,13 +31,13 @@ _ROW: Final = 54  # pixels
 _TOP, _HEIGHT, _BOTTOM = 10, 150, 24
 
 
-def escape_text(text: str) -> str:
+def escape_html(text: str) -> str:
     """Text for a page, which is nothing but text whatever it holds."""
     return escape(escape_control_characters(text))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dot:
+class RatioDot:
     """A ratio, and what is shown for it."""
 
     value: float
@@ -36,19 +45,19 @@ class Dot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strip:
+class RatioStrip:
     """The ratios of one contender: `index` chooses its colour."""
 
     name: str
     index: int
-    dots: Sequence[Dot]
+    dots: Sequence[RatioDot]
     median: float
     low: float | None
     high: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class ShareCurve:
     """Points (x, y) with y from 0 to 1."""
 
     name: str
@@ -56,7 +65,7 @@ class Curve:
     points: Sequence[tuple[float, float]]
 
 
-def draw_strips(strips: Sequence[Strip]) -> str:
+def draw_ratio_strips(strips: Sequence[RatioStrip]) -> str:
     """A row for each contender: a dot for each prompt on a logarithmic axis, the median and its interval."""
     values = [dot.value for strip in strips for dot in strip.dots] + [0.95, 1.05]
     low, high = math.log(min(values)) - 0.03, math.log(max(values)) + 0.03
@@ -73,7 +82,7 @@ def draw_strips(strips: Sequence[Strip]) -> str:
     ]
     for row, strip in enumerate(strips):
         middle = _ROW * row + 34
-        parts.append(f'<text class="name" x="0" y="{_ROW * row + 14}">{escape_text(strip.name)}</text>')
+        parts.append(f'<text class="name" x="0" y="{_ROW * row + 14}">{escape_html(strip.name)}</text>')
         if strip.low is not None and strip.high is not None:
             ends = f'x1="{place(strip.low)}" x2="{place(strip.high)}"'
             parts.append(f'<line class="interval s{strip.index}" {ends} y1="{middle}" y2="{middle}"/>')
@@ -81,11 +90,11 @@ def draw_strips(strips: Sequence[Strip]) -> str:
             y = middle + (number * 7 % 11 - 5)  # apart, so that dots of one value are seen
             parts.append(
                 f'<circle class="dot s{strip.index}" cx="{place(dot.value)}" cy="{y}" r="3.5">'
-                f"<title>{escape_text(dot.label)}</title></circle>"
+                f"<title>{escape_html(dot.label)}</title></circle>"
             )
         x = place(strip.median)
         parts.append(f'<line class="median s{strip.index}" x1="{x}" x2="{x}" y1="{middle - 11}" y2="{middle + 11}"/>')
-    return _wrap("Speedup by prompt", height + _BOTTOM, parts)
+    return _wrap_in_svg("Speedup by prompt", height + _BOTTOM, parts)
 
 
 def _choose_ratio_ticks(low: float, high: float) -> Sequence[float]:
@@ -99,8 +108,8 @@ def _choose_ratio_ticks(low: float, high: float) -> Sequence[float]:
     return fitting[-1] if fitting else inside[0]
 
 
-def draw_curves(
-    title: str, curves: Sequence[Curve], *, x_ticks: Sequence[tuple[float, str]], points: bool = False
+def draw_share_curves(
+    title: str, curves: Sequence[ShareCurve], *, x_ticks: Sequence[tuple[float, str]], points: bool = False
 ) -> str:
     """Lines over one axis, with shares from 0 to 100 % upwards; `x_ticks` are values and their labels."""
     drawn = [x for curve in curves for x, _ in curve.points] + [x for x, _ in x_ticks]
@@ -116,32 +125,32 @@ def draw_curves(
         parts.append(f'<line class="grid" x1="0" x2="100%" y1="{y:g}" y2="{y:g}"/>')
         parts.append(f'<text class="tick" x="0" y="{y + (11 if percent == 100 else -3):g}">{percent} %</text>')
     parts += [
-        f'<text class="tick" x="{place(x):.2f}%" y="{bottom + 16}" text-anchor="middle">{escape_text(label)}</text>'
+        f'<text class="tick" x="{place(x):.2f}%" y="{bottom + 16}" text-anchor="middle">{escape_html(label)}</text>'
         for x, label in x_ticks
     ]
     parts.append(f'<svg y="{_TOP}" width="100%" height="{_HEIGHT}" viewBox="0 0 100 100" preserveAspectRatio="none">')
     for curve in curves:
         line = " ".join(f"{place(x):.3f},{100 - 100 * y:.2f}" for x, y in curve.points)
-        name = f"<title>{escape_text(curve.name)}</title>"
+        name = f"<title>{escape_html(curve.name)}</title>"
         parts.append(f'<polyline class="curve s{curve.index}" points="{line}">{name}</polyline>')
     parts.append("</svg>")
     for curve in curves if points else ():
         parts += [
             f'<circle class="dot s{curve.index}" cx="{place(x):.2f}%" cy="{bottom - _HEIGHT * y:.1f}" r="3">'
-            f"<title>{escape_text(curve.name)}, {x:g}: {y:.0%}</title></circle>"
+            f"<title>{escape_html(curve.name)}, {x:g}: {y:.0%}</title></circle>"
             for x, y in curve.points
         ]
-    return _wrap(title, bottom + _BOTTOM, parts)
+    return _wrap_in_svg(title, bottom + _BOTTOM, parts)
 
 
-def choose_ticks(end: float) -> list[float]:
+def choose_axis_ticks(end: float) -> list[float]:
     """Four to six round numbers from 0 to less than `end`."""
     step = 10.0 ** math.floor(math.log10(end))
     step = next(step * part for part in (0.2, 0.25, 0.5, 1.0, 2.0) if end / (step * part) < 5.5)
     return [step * number for number in range(math.ceil(0.93 * end / step))]
 
 
-def make_distribution(values: Sequence[float], *, end: float) -> list[tuple[float, float]]:
+def make_cumulative_distribution(values: Sequence[float], *, end: float) -> list[tuple[float, float]]:
     """The share of values up to each, as steps from 0 to `end`; those beyond it are not shown."""
     ordered = sorted(values)
     points = [(0.0, 0.0)]
@@ -152,5 +161,5 @@ def make_distribution(values: Sequence[float], *, end: float) -> list[tuple[floa
     return [*points, (end, points[-1][1])]
 
 
-def _wrap(title: str, height: float, parts: Sequence[str]) -> str:
-    return f'<svg role="img" aria-label="{escape_text(title)}" width="100%" height="{height:g}">{"".join(parts)}</svg>'
+def _wrap_in_svg(title: str, height: float, parts: Sequence[str]) -> str:
+    return f'<svg role="img" aria-label="{escape_html(title)}" width="100%" height="{height:g}">{"".join(parts)}</svg>'

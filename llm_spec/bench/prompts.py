@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, cast
 from llm_spec.chat import ChatMessage
 from llm_spec.errors import InvalidRequestError
 
-__all__ = ["BenchPrompt", "choose_prompts", "default_prompts", "load_prompts", "prompt_from_text"]
+__all__ = ["BenchPrompt", "get_default_prompts", "load_prompts", "prompt_from_text", "sample_prompts"]
 
 _LISTED_FIELDS: Final = "'prompt', 'messages', 'turns' or 'conversations'"
 _HUMANS: Final = ("human", "user")  # in files of ShareGPT
@@ -51,16 +51,16 @@ def load_prompts(path: str) -> list[BenchPrompt]:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
         raise InvalidRequestError(f"the data {path} cannot be read: {error}") from error
-    return _read_prompts(text, path)
+    return _parse_prompts_text(text, path)
 
 
-def default_prompts(target: str) -> list[BenchPrompt]:
+def get_default_prompts(target: str) -> list[BenchPrompt]:
     """The package's own prompts: chat, or, for the built-in models, code that they know."""
     name = "code_prompts.jsonl" if target.startswith("builtin:") else "chat_prompts.jsonl"
-    return _read_prompts((files("llm_spec.bench") / name).read_text(encoding="utf-8"), name)
+    return _parse_prompts_text((files("llm_spec.bench") / name).read_text(encoding="utf-8"), name)
 
 
-def choose_prompts(
+def sample_prompts(
     prompts: Sequence[BenchPrompt], *, seed: int, num_prompts: int | None = None, max_turns: int | None = None
 ) -> list[BenchPrompt]:
     """So many prompts, drawn by the seed, in their order, and so many turns of each."""
@@ -70,12 +70,12 @@ def choose_prompts(
     return [replace(prompt, turns=prompt.turns[:max_turns]) for prompt in prompts]
 
 
-def _read_prompts(text: str, name: str) -> list[BenchPrompt]:
-    iterate = _iterate_array if text.lstrip().startswith("[") else _iterate_lines
+def _parse_prompts_text(text: str, name: str) -> list[BenchPrompt]:
+    iterate = _iterate_json_array if text.lstrip().startswith("[") else _iterate_json_lines
     found: list[BenchPrompt] = []
     for line, value in iterate(text, name):
         try:
-            prompt = _parse_record(value, len(found) + 1)
+            prompt = _parse_prompt_record(value, len(found) + 1)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{name}, line {line}: {error}") from error
         if prompt is not None:
@@ -85,7 +85,7 @@ def _read_prompts(text: str, name: str) -> list[BenchPrompt]:
     return found
 
 
-def _iterate_lines(text: str, name: str) -> Iterator[tuple[int, object]]:
+def _iterate_json_lines(text: str, name: str) -> Iterator[tuple[int, object]]:
     for number, line in enumerate(text.split("\n"), 1):  # not splitlines: U+2028 may stand in a text
         if line.strip():
             try:
@@ -94,11 +94,11 @@ def _iterate_lines(text: str, name: str) -> Iterator[tuple[int, object]]:
                 raise InvalidRequestError(f"{name}, line {number} is not valid JSON: {error}") from error
 
 
-def _iterate_array(text: str, name: str) -> Iterator[tuple[int, object]]:
+def _iterate_json_array(text: str, name: str) -> Iterator[tuple[int, object]]:
     """The items of an array, each with the line that it begins in."""
     decoder, at, line, counted = json.JSONDecoder(), text.index("[") + 1, 1, 0
     while True:
-        at = _skip_blanks(text, at)
+        at = _skip_whitespace(text, at)
         if text[at : at + 1] == "]":
             return
         line, counted = line + text.count("\n", counted, at), at
@@ -107,27 +107,29 @@ def _iterate_array(text: str, name: str) -> Iterator[tuple[int, object]]:
         except json.JSONDecodeError as error:
             raise InvalidRequestError(f"{name}, line {error.lineno} is not valid JSON: {error.msg}") from error
         yield line, value
-        at = _skip_blanks(text, at)
+        at = _skip_whitespace(text, at)
         if text[at : at + 1] == ",":
             at += 1
         elif text[at : at + 1] != "]":
             raise InvalidRequestError(f"{name} is not valid JSON: the array does not end after the item of line {line}")
 
 
-def _skip_blanks(text: str, at: int) -> int:
+def _skip_whitespace(text: str, at: int) -> int:
     while text[at : at + 1] in (" ", "\n", "\r", "\t"):
         at += 1
     return at
 
 
-def _parse_record(value: object, number: int) -> BenchPrompt | None:
+def _parse_prompt_record(value: object, number: int) -> BenchPrompt | None:
     """A prompt; None where a recorded conversation has no message of a human."""
-    record = _as_object(value)
+    record = _as_mapping_or_none(value)
     if record is None:
-        raise InvalidRequestError(f"{_show(value)} is not a JSON object")
+        raise InvalidRequestError(f"{_format_value_shortened(value)} is not a JSON object")
     name = next((name for name in _READERS if record.get(name) is not None), None)
     if name is None:
-        raise InvalidRequestError(f"the record has none of {_LISTED_FIELDS}; it has {_show(sorted(record))}")
+        raise InvalidRequestError(
+            f"the record has none of {_LISTED_FIELDS}; it has {_format_value_shortened(sorted(record))}"
+        )
     turns = _READERS[name](record[name])
     identity = next((record[field] for field in ("id", "question_id") if record.get(field) is not None), number)
     category = record.get("category")
@@ -138,17 +140,17 @@ def _parse_record(value: object, number: int) -> BenchPrompt | None:
     )
 
 
-def _read_prompt(value: object) -> tuple[tuple[ChatMessage, ...], ...]:
-    return ((ChatMessage("user", _check_text("prompt", value)),),)
+def _parse_prompt_field(value: object) -> tuple[tuple[ChatMessage, ...], ...]:
+    return ((ChatMessage("user", _require_text("prompt", value)),),)
 
 
-def _read_turns(value: object) -> tuple[tuple[ChatMessage, ...], ...]:
-    texts = [_check_text("a text of turns", text) for text in _check_list("turns", value)]
+def _parse_turns_field(value: object) -> tuple[tuple[ChatMessage, ...], ...]:
+    texts = [_require_text("a text of turns", text) for text in _require_list("turns", value)]
     return tuple((ChatMessage("user", text),) for text in texts)
 
 
-def _read_messages(value: object) -> tuple[tuple[ChatMessage, ...], ...]:
-    messages = [ChatMessage.from_openai(message) for message in _check_list("messages", value)]
+def _parse_messages_field(value: object) -> tuple[tuple[ChatMessage, ...], ...]:
+    messages = [ChatMessage.from_openai(message) for message in _require_list("messages", value)]
     while messages and messages[-1].role == "assistant":  # the answer that somebody else's model gave
         messages.pop()
     if not messages:
@@ -156,49 +158,53 @@ def _read_messages(value: object) -> tuple[tuple[ChatMessage, ...], ...]:
     return (tuple(messages),)
 
 
-def _read_conversations(value: object) -> tuple[tuple[ChatMessage, ...], ...]:
+def _parse_sharegpt_conversations(value: object) -> tuple[tuple[ChatMessage, ...], ...]:
     said: list[str] = []
-    for item in _check_list("conversations", value, may_be_empty=True):
-        message = _as_object(item) or {}
+    for item in _require_list("conversations", value, may_be_empty=True):
+        message = _as_mapping_or_none(item) or {}
         who, text = message.get("from", message.get("role")), message.get("value", message.get("content"))
         if not isinstance(who, str) or not isinstance(text, str):
-            _refuse("a message of conversations", item, "an object with the texts 'from' and 'value'")
+            _raise_invalid_value("a message of conversations", item, "an object with the texts 'from' and 'value'")
         elif who in _HUMANS and text.strip():
             said.append(text)
     return tuple((ChatMessage("user", text),) for text in said)
 
 
 _READERS: Final[Mapping[str, Callable[[object], tuple[tuple[ChatMessage, ...], ...]]]] = {
-    "messages": _read_messages,
-    "turns": _read_turns,
-    "conversations": _read_conversations,
-    "prompt": _read_prompt,
+    "messages": _parse_messages_field,
+    "turns": _parse_turns_field,
+    "conversations": _parse_sharegpt_conversations,
+    "prompt": _parse_prompt_field,
 }
 
 
-def _as_object(value: object) -> Mapping[str, Any] | None:
+def _as_mapping_or_none(value: object) -> Mapping[str, Any] | None:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
 
 
-def _as_list(value: object) -> Sequence[Any] | None:
+def _as_list_or_none(value: object) -> Sequence[Any] | None:
     return cast("Sequence[Any]", value) if isinstance(value, list) else None
 
 
-def _check_list(name: str, value: object, *, may_be_empty: bool = False) -> Sequence[Any]:
-    items = _as_list(value)
+def _require_list(name: str, value: object, *, may_be_empty: bool = False) -> Sequence[Any]:
+    items = _as_list_or_none(value)
     if items is None or not (items or may_be_empty):
-        _refuse(name, value, "a list" if may_be_empty else "a list that is not empty")
+        _raise_invalid_value(name, value, "a list" if may_be_empty else "a list that is not empty")
     return items
 
 
-def _check_text(name: str, value: object) -> str:
-    return value if isinstance(value, str) and value.strip() else _refuse(name, value, "a text that is not empty")
+def _require_text(name: str, value: object) -> str:
+    return (
+        value
+        if isinstance(value, str) and value.strip()
+        else _raise_invalid_value(name, value, "a text that is not empty")
+    )
 
 
-def _refuse(name: str, value: object, expected: str) -> NoReturn:
-    raise InvalidRequestError(f"{name} is {_show(value)}; it must be {expected}")
+def _raise_invalid_value(name: str, value: object, expected: str) -> NoReturn:
+    raise InvalidRequestError(f"{name} is {_format_value_shortened(value)}; it must be {expected}")
 
 
-def _show(value: object) -> str:
+def _format_value_shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

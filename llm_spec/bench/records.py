@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from llm_spec.chat import Round, TextDelta
-from llm_spec.drafting.text_pieces import count_tokens
+from llm_spec.drafting.text_pieces import count_piece_tokens
 from llm_spec.result import PlainReason, SpeculativeResult
 
-__all__ = ["AnswerKey", "AnswerRecord", "BlockRecord", "describe_answer"]
+__all__ = ["AnswerKey", "AnswerRecord", "PromptBlockRecord", "make_answer_record"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class AnswerRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockRecord:
+class PromptBlockRecord:
     """Prompts that a contender answered at once: the time until the last answer was there."""
 
     run: int
@@ -73,14 +73,18 @@ class BlockRecord:
     total_s: float
 
 
-def describe_answer(
+def make_answer_record(
     key: AnswerKey, result: SpeculativeResult, pieces_s: Sequence[float], total_s: float
 ) -> AnswerRecord:
     """A record of an answer whose pieces came at these times, in seconds since the call."""
     num_tokens = result.num_tokens
     if num_tokens is None:
-        num_tokens = count_tokens(TextDelta(result.content))
-    usage, draft, drafted_at, accepted_at = result.usage, result.draft_usage, *_count_positions(result.rounds)
+        num_tokens = count_piece_tokens(TextDelta(result.content))
+    usage, draft, drafted_at, accepted_at = (
+        result.usage,
+        result.draft_usage,
+        *_count_drafted_and_accepted_at(result.rounds),
+    )
     return AnswerRecord(
         key=key,
         total_s=total_s,
@@ -109,7 +113,7 @@ def describe_answer(
     )
 
 
-def _count_positions(rounds: Sequence[Round]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _count_drafted_and_accepted_at(rounds: Sequence[Round]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """For each position of a draft: rounds that drafted a token there, and rounds that accepted it."""
     width = max((r.num_draft_tokens for r in rounds), default=0)
     drafted, accepted = [0] * width, [0] * width

@@ -6,15 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llm_spec.bench.contenders import Contender
-from llm_spec.bench.environment import Environment
+from llm_spec.bench.environment import BenchEnvironment
 from llm_spec.bench.prompts import BenchPrompt
 from llm_spec.bench.records import AnswerRecord
 from llm_spec.bench.run import BenchOptions, BenchRun
-from llm_spec.bench.statistics import Estimate, percentile
-from llm_spec.bench.summary import ContenderSummary, Summarizer
+from llm_spec.bench.statistics import RatioEstimate, percentile
+from llm_spec.bench.summary import BenchSummarizer, ContenderSummary
 from llm_spec.registry import strip_credentials
 
-__all__ = ["BenchReport", "describe_conditions", "describe_noise", "format_ratio", "format_seconds", "format_share"]
+__all__ = [
+    "BenchReport",
+    "describe_bench_conditions",
+    "describe_measurement_noise",
+    "format_as_percent",
+    "format_ratio",
+    "format_seconds",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +30,7 @@ class BenchReport:
 
     data: str
     options: BenchOptions
-    environment: Environment
+    environment: BenchEnvironment
     load_before: float | None
     load_after: float | None
     is_complete: bool
@@ -38,17 +45,17 @@ class BenchReport:
         return self.contenders[0]
 
     @property
-    def categories(self) -> list[str]:
+    def prompt_categories(self) -> list[str]:
         """The prompts' categories, in order."""
         return list(dict.fromkeys(prompt.category for prompt in self.prompts if prompt.category is not None))
 
     @classmethod
-    def of_run(
-        cls, run: BenchRun, *, data: str, environment: Environment, loads: tuple[float | None, float | None]
+    def from_run(
+        cls, run: BenchRun, *, data: str, environment: BenchEnvironment, loads: tuple[float | None, float | None]
     ) -> BenchReport:
         """What a measurement, finished or not, says."""
         contenders: Sequence[Contender] = run.contenders
-        summarizer = Summarizer(run.prompts, run.answers, run.blocks, contenders[0].name)
+        summarizer = BenchSummarizer(run.prompts, run.answers, run.blocks, contenders[0].name)
         medians = {name: percentile(values, 50) for name, values in run.priming_s.items()}
         return cls(
             data=data,
@@ -64,7 +71,7 @@ class BenchReport:
         )
 
 
-def describe_conditions(report: BenchReport) -> list[str]:
+def describe_bench_conditions(report: BenchReport) -> list[str]:
     """How it was measured, in lines for people."""
     options, environment = report.options, report.environment
     sampling = "greedy" if options.temperature == 0 else f"temperature {options.temperature:g}"
@@ -82,7 +89,7 @@ def describe_conditions(report: BenchReport) -> list[str]:
         + (f", {environment.accelerator}" if environment.accelerator else "")
         + (f", load {' before, '.join(loads)} after" if len(loads) == 2 else ""),
     ]
-    lines += _describe_models(report.contenders)
+    lines += _describe_contender_models(report.contenders)
     if options.concurrency > 1:
         lines.append(f"Medians are of throughput, by groups of {options.concurrency} prompts")
     if primed:
@@ -90,7 +97,7 @@ def describe_conditions(report: BenchReport) -> list[str]:
     return [part for line in lines for part in line.split("\n")]
 
 
-def _describe_models(contenders: Sequence[ContenderSummary]) -> list[str]:
+def _describe_contender_models(contenders: Sequence[ContenderSummary]) -> list[str]:
     """What the names of contenders mean."""
     drafts = dict.fromkeys(summary.draft for summary in contenders if summary.draft is not None)
     others = [f"{summary.name} = {summary.target}" for summary in contenders if summary.kind == "other"]
@@ -98,12 +105,12 @@ def _describe_models(contenders: Sequence[ContenderSummary]) -> list[str]:
     return [*lines, f"Other models: {', '.join(others)}"] if others else lines
 
 
-def describe_noise(report: BenchReport) -> str | None:
+def describe_measurement_noise(report: BenchReport) -> str | None:
     """What plain against plain says of all other figures; None where it was not measured."""
     again = next((summary for summary in report.contenders if summary.kind == "again"), None)
     if again is None or again.ratios.median is None or again.ratios.median.low is None:
         return None
-    interval = format_interval(again.ratios.median)
+    interval = format_estimate_interval(again.ratios.median)
     if again.ratios.median.excludes_one:
         return f"Plain against itself is {interval}: something other than noise differs, so trust no ratio near that."
     return f"Noise: plain against itself is {interval}."
@@ -116,7 +123,7 @@ def format_ratio(value: float | None) -> str:
     return f"{value:.3f}x" if 0.9 < value < 1.1 else f"{value:.2f}x"
 
 
-def format_interval(estimate: Estimate) -> str:
+def format_estimate_interval(estimate: RatioEstimate) -> str:
     """From its low to its high end."""
     if estimate.low is None:
         return ""
@@ -132,6 +139,6 @@ def format_seconds(value: float | None) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
-def format_share(value: float | None) -> str:
+def format_as_percent(value: float | None) -> str:
     """In percent."""
     return "" if value is None else f"{value:.0%}"

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from llm_spec.bench.records import AnswerRecord
 from llm_spec.bench.report import BenchReport
-from llm_spec.bench.report_html import render_html
+from llm_spec.bench.report_html import render_report_page
 from llm_spec.errors import ConfigError, InvalidRequestError
 
-__all__ = ["check_output", "render_csv", "render_json", "write_report"]
+__all__ = ["check_report_path", "render_csv", "render_json", "write_report"]
 
 _FORMAT_VERSION: Final = 1
 
 
-def check_output(path: str) -> None:
+def check_report_path(path: str) -> None:
     """Raise ConfigError where no report can be written, before anything is measured."""
     if Path(path).suffix not in _RENDERERS:
         raise ConfigError(f"output is {path!r}; its name must end in one of {', '.join(_RENDERERS)}")
@@ -43,7 +43,7 @@ def render_json(report: BenchReport) -> str:
     contenders: list[dict[str, Any]] = []
     for summary in report.contenders:
         values = asdict(summary)
-        ends = {"worst": summary.ratios.worst, "best": summary.ratios.best}
+        ends = {"worst": summary.ratios.worst_prompt, "best": summary.ratios.best_prompt}
         values["ratios"] |= {name: None if end is None else asdict(end) for name, end in ends.items()}
         contenders.append(values)
     content = {
@@ -64,14 +64,14 @@ def render_json(report: BenchReport) -> str:
             }
             for prompt in report.prompts
         ],
-        "answers": [_flatten_answer(report, answer) for answer in report.answers],
+        "answers": [_flatten_answer_to_row(report, answer) for answer in report.answers],
     }
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
 def render_csv(report: BenchReport) -> str:
     """One row for each answer, its text last."""
-    rows = [_flatten_answer(report, answer) for answer in report.answers]
+    rows = [_flatten_answer_to_row(report, answer) for answer in report.answers]
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, [*(name for name in rows[0] if name != "text"), "text"], lineterminator="\n")
     writer.writeheader()
@@ -81,7 +81,7 @@ def render_csv(report: BenchReport) -> str:
     return out.getvalue()
 
 
-def _flatten_answer(report: BenchReport, answer: AnswerRecord) -> dict[str, Any]:
+def _flatten_answer_to_row(report: BenchReport, answer: AnswerRecord) -> dict[str, Any]:
     values = asdict(answer)
     key = values.pop("key")
     prompt = report.prompts[answer.key.prompt]
@@ -89,7 +89,7 @@ def _flatten_answer(report: BenchReport, answer: AnswerRecord) -> dict[str, Any]
 
 
 _RENDERERS: Final[Mapping[str, Callable[[BenchReport], str]]] = {
-    ".html": render_html,
+    ".html": render_report_page,
     ".json": render_json,
     ".csv": render_csv,
 }

@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from llm_spec.bench.differences import Difference
+from llm_spec.bench.differences import TextDifference
 from llm_spec.bench.report import (
     BenchReport,
-    describe_noise,
-    format_interval,
+    describe_measurement_noise,
+    format_as_percent,
+    format_estimate_interval,
     format_ratio,
     format_seconds,
-    format_share,
 )
-from llm_spec.bench.summary import NUM_FIRST, ContenderSummary, Latency, PromptRatio
+from llm_spec.bench.summary import NUM_FIRST, ContenderSummary, LatencyFigures, PromptRatio
 from llm_spec.result import PLAIN_REASONS
 
-__all__ = ["Table", "build_tables", "describe_difference", "list_notes"]
+__all__ = ["ReportTable", "build_report_tables", "describe_text_difference", "list_report_notes"]
 
 _MAX_DIFFERENCES: Final = 3  # of each contender
 _VERDICTS: Final = {"reference": "", "no difference": "no difference shown"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class ReportTable:
     """Cells as text; each row begins with its contender, whose index is in `indexes`."""
 
     title: str
@@ -34,7 +34,9 @@ class Table:
     indexes: tuple[int, ...]
 
     @classmethod
-    def create(cls, title: str, head: Sequence[str], rows: Mapping[int, Sequence[str]]) -> Table:
+    def create_without_empty_columns(
+        cls, title: str, head: Sequence[str], rows: Mapping[int, Sequence[str]]
+    ) -> ReportTable:
         """Without the columns that are empty in all rows."""
         kept = [column for column in range(len(head)) if column == 0 or any(row[column] for row in rows.values())]
         return cls(
@@ -45,19 +47,25 @@ class Table:
         )
 
 
-def build_tables(report: BenchReport) -> list[Table]:
+def build_report_tables(report: BenchReport) -> list[ReportTable]:
     """Speed, times, work and categories; a table without rows is left out."""
     everyone = dict(enumerate(report.contenders))
     answering = {index: summary for index, summary in everyone.items() if summary.num_answers}
     tables = [
-        Table.create("Speed", _SPEED_HEAD, {i: _speed_row(s) for i, s in everyone.items()}),
-        Table.create("Times", _TIME_HEAD, {i: _time_row(s) for i, s in answering.items()}),
-        Table.create("Answers", _WORK_HEAD, {i: _work_row(s) for i, s in answering.items()}),
+        ReportTable.create_without_empty_columns(
+            "Speed", _SPEED_HEAD, {i: _make_speed_row(s) for i, s in everyone.items()}
+        ),
+        ReportTable.create_without_empty_columns(
+            "Times", _TIME_HEAD, {i: _make_time_row(s) for i, s in answering.items()}
+        ),
+        ReportTable.create_without_empty_columns(
+            "Answers", _WORK_HEAD, {i: _make_work_row(s) for i, s in answering.items()}
+        ),
     ]
-    categories = report.categories
+    categories = report.prompt_categories
     if len(categories) > 1:
-        rows = {i: _category_row(s, categories) for i, s in answering.items() if s.ratios.categories and i}
-        tables.append(Table.create("Categories", ["median by category", *categories], rows))
+        rows = {i: _make_category_row(s, categories) for i, s in answering.items() if s.ratios.categories and i}
+        tables.append(ReportTable.create_without_empty_columns("Categories", ["median by category", *categories], rows))
     return [table for table in tables if table.rows]
 
 
@@ -98,40 +106,40 @@ _WORK_HEAD: Final = (
 )
 
 
-def _speed_row(summary: ContenderSummary) -> list[str]:
+def _make_speed_row(summary: ContenderSummary) -> list[str]:
     ratios, verdict = summary.ratios, _VERDICTS.get(summary.verdict, summary.verdict)
     if summary.kind == "plain" or ratios.median is None:
         return [summary.name, "", "", verdict, "", "", "", ""]
     return [
         summary.name,
         format_ratio(ratios.median.ratio),
-        format_interval(ratios.median),
+        format_estimate_interval(ratios.median),
         verdict,
-        format_ratio(ratios.worst.ratio if ratios.worst else None),
-        format_ratio(ratios.best.ratio if ratios.best else None),
+        format_ratio(ratios.worst_prompt.ratio if ratios.worst_prompt else None),
+        format_ratio(ratios.best_prompt.ratio if ratios.best_prompt else None),
         format_ratio(ratios.totals),
         format_ratio(ratios.first_ten),
     ]
 
 
-def _time_row(summary: ContenderSummary) -> list[str]:
+def _make_time_row(summary: ContenderSummary) -> list[str]:
     times = summary.times
     cells = map(_format_latency, (times.first, times.between, times.pause, times.whole))
     return [summary.name, *cells, "" if times.tokens_per_s is None else f"{times.tokens_per_s:.1f}"]
 
 
-def _format_latency(latency: Latency) -> str:
+def _format_latency(latency: LatencyFigures) -> str:
     if latency.median_s is None:
         return ""
     return f"{format_seconds(latency.median_s)} ({format_seconds(latency.p90_s)})"
 
 
-def _work_row(summary: ContenderSummary) -> list[str]:
+def _make_work_row(summary: ContenderSummary) -> list[str]:
     speculation, tokens, texts, ratios = summary.speculation, summary.tokens, summary.texts, summary.ratios
     of_pair = [
-        format_share(speculation.request_share),
-        format_share(speculation.accepted_share),
-        format_share(speculation.acceptance_rate),
+        format_as_percent(speculation.request_share),
+        format_as_percent(speculation.accepted_share),
+        format_as_percent(speculation.acceptance_rate),
         format_ratio(ratios.reported_speedup),
         format_ratio(ratios.clock_speedup),
     ]
@@ -151,15 +159,15 @@ def _work_row(summary: ContenderSummary) -> list[str]:
     ]
 
 
-def _category_row(summary: ContenderSummary, categories: Sequence[str]) -> list[str]:
+def _make_category_row(summary: ContenderSummary, categories: Sequence[str]) -> list[str]:
     found = {category.category: category.estimate for category in summary.ratios.categories}
     estimates = [found.get(category) for category in categories]
     return [summary.name, *(format_ratio(estimate.ratio) if estimate else "" for estimate in estimates)]
 
 
-def list_notes(report: BenchReport) -> list[str]:
+def list_report_notes(report: BenchReport) -> list[str]:
     """What the tables cannot say, one line each."""
-    notes = [noise for noise in [describe_noise(report)] if noise is not None]
+    notes = [noise for noise in [describe_measurement_noise(report)] if noise is not None]
     for summary in report.contenders:
         notes += [f"{summary.name}: {note}" for note in _list_contender_notes(summary)]
     return notes
@@ -168,24 +176,24 @@ def list_notes(report: BenchReport) -> list[str]:
 def _list_contender_notes(summary: ContenderSummary) -> list[str]:
     notes = [] if summary.failure is None else [f"left out, {summary.failure}"]
     notes += [f"failed, {error}" for error in summary.errors if error != summary.failure]
-    worst, best, differences = summary.ratios.worst, summary.ratios.best, summary.texts.differences
+    worst, best, differences = summary.ratios.worst_prompt, summary.ratios.best_prompt, summary.texts.differences
     if summary.kind in ("pair", "other") and worst is not None and best is not None:
-        notes.append(f"worst at {_describe_prompt(worst)}, best at {_describe_prompt(best)}")
+        notes.append(f"worst at {_format_prompt_with_ratio(worst)}, best at {_format_prompt_with_ratio(best)}")
     reasons = summary.speculation.plain_reasons
     if summary.kind == "pair" and reasons:
         counts = "; ".join(f"{count} because {PLAIN_REASONS[name]}" for name, count in reasons.items())
         notes.append(f"answers without speculation: {counts}")
-    notes += [f"another text, {describe_difference(difference)}" for difference in differences[:_MAX_DIFFERENCES]]
+    notes += [f"another text, {describe_text_difference(difference)}" for difference in differences[:_MAX_DIFFERENCES]]
     if len(differences) > _MAX_DIFFERENCES:
         notes.append(f"another text in {len(differences) - _MAX_DIFFERENCES} more answers")
     return notes
 
 
-def _describe_prompt(prompt: PromptRatio) -> str:
+def _format_prompt_with_ratio(prompt: PromptRatio) -> str:
     return f"{prompt.id} ({format_ratio(prompt.ratio)})"
 
 
-def describe_difference(difference: Difference) -> str:
+def describe_text_difference(difference: TextDifference) -> str:
     """Where it is, and what plain says there and the contender."""
     place = f"{difference.id}" + (f", turn {difference.turn + 1}" if difference.turn else "")
     return (

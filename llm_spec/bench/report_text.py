@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec.bench.report import BenchReport, describe_conditions
-from llm_spec.bench.report_tables import Table, build_tables, list_notes
+from llm_spec.bench.report import BenchReport, describe_bench_conditions
+from llm_spec.bench.report_tables import ReportTable, build_report_tables, list_report_notes
 from llm_spec.cli_screen import escape_control_characters
 
-__all__ = ["format_report"]
+__all__ = ["format_text_report"]
 
 _MAX_NAME: Final = 34
 
 
-def format_report(report: BenchReport) -> str:
+def format_text_report(report: BenchReport) -> str:
     """The whole report."""
-    tables = [_format_table(table) for table in build_tables(report)]
-    parts = ["\n".join(describe_conditions(report)), *tables, "\n".join(list_notes(report))]
+    tables = [_format_text_table(table) for table in build_report_tables(report)]
+    parts = ["\n".join(describe_bench_conditions(report)), *tables, "\n".join(list_report_notes(report))]
     return escape_control_characters("\n\n".join(part for part in parts if part))
 
 
-def _format_table(table: Table) -> str:
+def _format_text_table(table: ReportTable) -> str:
     """Columns aligned, the first to the left."""
-    lines = [table.head, *((_shorten(row[0]), *row[1:]) for row in table.rows)]
+    lines = [table.head, *((_shorten_middle(row[0]), *row[1:]) for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = [
         "  ".join(
@@ -33,7 +33,7 @@ def _format_table(table: Table) -> str:
     return "\n".join(line.rstrip() for line in shown)
 
 
-def _shorten(name: str) -> str:
+def _shorten_middle(name: str) -> str:
     """Both ends of a long name, which tell more than its middle."""
     half = (_MAX_NAME - 1) // 2
     return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[-half:]}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-__all__ = ["rotate"]
+__all__ = ["iterate_contender_orders"]
 
 
-def rotate(num_contenders: int, seed: int) -> Iterator[list[int]]:
+def iterate_contender_orders(num_contenders: int, seed: int) -> Iterator[list[int]]:
     """Orders of contenders, for one prompt after another, without end.
 
     So many orders in a row form a balanced square (Williams 1949): who answers first, and what a server still has of

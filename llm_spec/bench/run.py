@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from llm_spec._checks import check_number
 from llm_spec._clock import now
-from llm_spec.bench.contenders import Contender, describe_error
+from llm_spec.bench.contenders import Contender, format_error_without_secrets
 from llm_spec.bench.prompts import BenchPrompt
-from llm_spec.bench.records import AnswerKey, AnswerRecord, BlockRecord, describe_answer
-from llm_spec.bench.rotation import rotate
+from llm_spec.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord, make_answer_record
+from llm_spec.bench.rotation import iterate_contender_orders
 from llm_spec.chat import ChatMessage, ChatRequest, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.contract.draft import DraftProvider, draft_capabilities
+from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, TargetError
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
@@ -72,32 +72,32 @@ class BenchRun:
         self.prompts = prompts
         self.options = options
         self.answers: list[AnswerRecord] = []
-        self.blocks: list[BlockRecord] = []
+        self.blocks: list[PromptBlockRecord] = []
         self.priming_s: dict[str, list[float]] = {}
         self.is_complete = False
         self._on_progress = on_progress
         self._num_done = 0
         num_turns = sum(len(prompt.turns) for prompt in prompts)
         self._num_planned = num_turns * options.repeat * len(contenders)
-        self._orders = rotate(len(contenders), options.seed)
+        self._orders = iterate_contender_orders(len(contenders), options.seed)
         self._decoders: list[SpeculativeDecoder | None] = []
 
-    async def measure(self) -> None:
+    async def measure_all_contenders(self) -> None:
         """Answer everything; fails for nothing that a model or server does."""
-        await self._warm_models()
+        await self._call_each_model_once()
         for run in range(self.options.repeat):
             self._decoders = [contender.make_decoder() for contender in self.contenders]
             async with AsyncExitStack() as stack:
                 for decoder in filter(None, self._decoders):
                     stack.push_async_callback(decoder.aclose)
                 await self._warm_decoders()
-                for block, indexes in enumerate(self._iterate_blocks()):
+                for block, indexes in enumerate(self._iterate_prompt_blocks()):
                     await self._measure_block(run, block, indexes, next(self._orders))
                     if self.contenders[0].failure is not None:
                         return
         self.is_complete = True
 
-    def _iterate_blocks(self) -> Iterator[Sequence[int]]:
+    def _iterate_prompt_blocks(self) -> Iterator[Sequence[int]]:
         size = self.options.concurrency
         for start in range(0, len(self.prompts), size):
             yield range(start, min(start + size, len(self.prompts)))
@@ -107,7 +107,7 @@ class BenchRun:
         said: dict[int, tuple[ChatMessage, ...]] = dict.fromkeys(indexes, ())
         turn = 0
         while said := {i: said[i] + self.prompts[i].turns[turn] for i in said if turn < len(self.prompts[i].turns)}:
-            await self._prime(list(said.values()))
+            await self._prefill_targets(list(said.values()))
             by_plain: list[AnswerRecord] = []
             for place, index in enumerate(order):
                 name = self.contenders[index].name
@@ -115,13 +115,13 @@ class BenchRun:
                     AnswerKey(run=run, block=block, prompt=prompt, turn=turn, contender=name, place=place)
                     for prompt in said
                 ]
-                answers = await self._answer_at_once(index, keys, list(said.values()))
+                answers = await self._answer_block_at_once(index, keys, list(said.values()))
                 by_plain = answers if index == 0 else by_plain
             texts = {answer.key.prompt: answer.text for answer in by_plain}
             said = {i: (*said[i], ChatMessage("assistant", texts[i])) for i in said if texts.get(i)}
             turn += 1
 
-    async def _answer_at_once(
+    async def _answer_block_at_once(
         self, index: int, keys: Sequence[AnswerKey], conversations: Sequence[tuple[ChatMessage, ...]]
     ) -> list[AnswerRecord]:
         contender, decoder = self.contenders[index], self._decoders[index]
@@ -131,29 +131,33 @@ class BenchRun:
         self._on_progress(self._num_done, self._num_planned, contender.name)
         began_s = now()
         pairs = zip(keys, conversations, strict=True)
-        answers = await asyncio.gather(*(self._answer(contender, decoder, key, said) for key, said in pairs))
+        answers = await asyncio.gather(*(self._answer_timed(contender, decoder, key, said) for key, said in pairs))
         first = keys[0]
         self.blocks.append(
-            BlockRecord(
-                run=first.run, block=first.block, turn=first.turn, contender=contender.name, total_s=_since(began_s)
+            PromptBlockRecord(
+                run=first.run,
+                block=first.block,
+                turn=first.turn,
+                contender=contender.name,
+                total_s=_measure_s_since(began_s),
             )
         )
         self._num_done += len(keys)
         self._on_progress(self._num_done, self._num_planned, contender.name)
         return answers
 
-    async def _answer(
+    async def _answer_timed(
         self, contender: Contender, decoder: SpeculativeDecoder, key: AnswerKey, said: tuple[ChatMessage, ...]
     ) -> AnswerRecord:
         """One answer, timed; a failure is a record, too."""
         request, began_s, failure = self._make_request(contender, said), now(), None
         try:
-            result, pieces_s = await _read_answer(decoder, request)
-            record = describe_answer(key, result, [at - began_s for at in pieces_s], _since(began_s))
+            result, pieces_s = await _answer_with_piece_times(decoder, request)
+            record = make_answer_record(key, result, [at - began_s for at in pieces_s], _measure_s_since(began_s))
         except Exception as error:  # noqa: BLE001 - whatever a contender's model or strategy raises ends that answer alone
             failure = error
-            record = AnswerRecord(key=key, total_s=_since(began_s), error=describe_error(error))
-        contender.note_outcome(failure)
+            record = AnswerRecord(key=key, total_s=_measure_s_since(began_s), error=format_error_without_secrets(error))
+        contender.drop_if_failing(failure)
         self.answers.append(record)
         return record
 
@@ -166,15 +170,15 @@ class BenchRun:
 
     # ------------------------------------------------------------------------------------ before it counts
 
-    async def _warm_models(self) -> None:
+    async def _call_each_model_once(self) -> None:
         """Call each model once: connections are made and kernels loaded."""
         request = ChatRequest.create(_WARMUP_PROMPTS[0], max_tokens=4, temperature=0.0)
         for contender in self.contenders:
             self._on_progress(0, self._num_planned, f"{contender.name}, first calls")
             if contender.target is not None:
-                await _call(contender.target, request)
+                await _try_target_call(contender.target, request)
             if contender.draft is not None:
-                await _call_draft(contender.draft, request)
+                await _try_draft_call(contender.draft, request)
 
     async def _warm_decoders(self) -> None:
         for contender, decoder in zip(self.contenders, self._decoders, strict=True):
@@ -184,9 +188,9 @@ class BenchRun:
                 self._on_progress(self._num_done, self._num_planned, f"{contender.name}, warm-up")
                 text = f"{_WARMUP_PROMPTS[number % len(_WARMUP_PROMPTS)]} ({number + 1})"
                 with suppress(Exception):  # what is measured will fail as well
-                    await _read_answer(decoder, self._make_request(contender, (ChatMessage("user", text),)))
+                    await _answer_with_piece_times(decoder, self._make_request(contender, (ChatMessage("user", text),)))
 
-    async def _prime(self, conversations: Sequence[tuple[ChatMessage, ...]]) -> None:
+    async def _prefill_targets(self, conversations: Sequence[tuple[ChatMessage, ...]]) -> None:
         """Let each target read the prompts, one token of the answer included."""
         if not self.options.primes:
             return
@@ -196,22 +200,24 @@ class BenchRun:
         for name, target in targets.items():
             requests = [ChatRequest.create(said, max_tokens=1, temperature=0.0) for said in conversations]
             began_s = now()
-            if all(await asyncio.gather(*(_call(target, request) for request in requests))):
-                self.priming_s.setdefault(name, []).append(_since(began_s))
+            if all(await asyncio.gather(*(_try_target_call(target, request) for request in requests))):
+                self.priming_s.setdefault(name, []).append(_measure_s_since(began_s))
 
 
-def _since(began_s: float) -> float:
+def _measure_s_since(began_s: float) -> float:
     """Seconds since then; not 0, by a clock that is too coarse to tell."""
     return max(now() - began_s, 1e-6)
 
 
-async def _read_answer(decoder: SpeculativeDecoder, request: ChatRequest) -> tuple[SpeculativeResult, list[float]]:
+async def _answer_with_piece_times(
+    decoder: SpeculativeDecoder, request: ChatRequest
+) -> tuple[SpeculativeResult, list[float]]:
     """The result, and when its pieces came."""
     pieces_s: list[float] = []
     result: SpeculativeResult | None = None
     async with decoder.stream(request) as events:
         async for event in events:
-            if _is_piece(event):
+            if _is_answer_piece(event):
                 pieces_s.append(now())
             elif isinstance(event, SpeculativeFinish):
                 result = event.result
@@ -220,11 +226,11 @@ async def _read_answer(decoder: SpeculativeDecoder, request: ChatRequest) -> tup
     return result, pieces_s
 
 
-def _is_piece(event: StreamEvent) -> bool:
+def _is_answer_piece(event: StreamEvent) -> bool:
     return isinstance(event, ToolCallDelta) or (isinstance(event, (TextDelta, ReasoningDelta)) and event.text != "")
 
 
-async def _call(target: LlmProvider, request: ChatRequest) -> bool:
+async def _try_target_call(target: LlmProvider, request: ChatRequest) -> bool:
     """Whether it answered."""
     try:
         async with target.stream(request) as events:
@@ -234,10 +240,10 @@ async def _call(target: LlmProvider, request: ChatRequest) -> bool:
     return True
 
 
-async def _call_draft(draft: DraftProvider, request: ChatRequest) -> None:
-    can = draft_capabilities(draft)
+async def _try_draft_call(draft: DraftProvider, request: ChatRequest) -> None:
+    can = get_draft_capabilities(draft)
     for part in can.drafts:
-        await _call_draft(part, request)
+        await _try_draft_call(part, request)
     if not can.drafts and not can.is_free:
         with suppress(Exception):  # a draft may fail; what is measured will show it
             async with draft.draft(request, 4) as pieces:

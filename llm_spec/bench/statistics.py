@@ -19,10 +19,10 @@ from typing import Final
 __all__ = [
     "CONFIDENCE",
     "MIN_UNITS",
-    "Estimate",
-    "find_interval_rank",
-    "median_of_ratios",
-    "middle_ratio",
+    "RatioEstimate",
+    "compute_median_ratio",
+    "estimate_median_ratio",
+    "find_median_interval_rank",
     "percentile",
 ]
 
@@ -31,7 +31,7 @@ MIN_UNITS: Final = 6  # of fewer, not even the least and the largest hold the me
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class RatioEstimate:
     """A median of ratios plain / contender (above 1: the contender is faster) and its 95 % interval.
 
     `low` and `high` are None where there are fewer than `MIN_UNITS` ratios.
@@ -48,21 +48,21 @@ class Estimate:
         return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
 
 
-def median_of_ratios(ratios: Sequence[float]) -> Estimate | None:
+def estimate_median_ratio(ratios: Sequence[float]) -> RatioEstimate | None:
     """The median and its interval; None without ratios."""
     if not ratios:
         return None
-    ordered, rank = sorted(ratios), find_interval_rank(len(ratios))
+    ordered, rank = sorted(ratios), find_median_interval_rank(len(ratios))
     low, high = (None, None) if rank is None else (ordered[rank - 1], ordered[-rank])
-    return Estimate(ratio=middle_ratio(ratios), low=low, high=high, num_units=len(ordered))
+    return RatioEstimate(ratio=compute_median_ratio(ratios), low=low, high=high, num_units=len(ordered))
 
 
-def middle_ratio(ratios: Sequence[float]) -> float:
+def compute_median_ratio(ratios: Sequence[float]) -> float:
     """The median; of two middle ones the geometric mean, so that the inverse ratios have the inverse median."""
     return math.exp(statistics.median(map(math.log, ratios)))
 
 
-def find_interval_rank(num_values: int) -> int | None:
+def find_median_interval_rank(num_values: int) -> int | None:
     """The k for which the k-th smallest to the k-th largest value hold the median with 95 %; None: there is none.
 
     They do not where fewer than k values lie on one side of it, and each lies there with probability 1/2.

@@ -10,22 +10,22 @@ from itertools import zip_longest
 from typing import Final, Literal, TypeAlias
 
 from llm_spec.bench.contenders import ContenderSpec
-from llm_spec.bench.differences import TextFigures, compare_texts
+from llm_spec.bench.differences import TextComparisonFigures, compare_answer_texts
 from llm_spec.bench.prompts import BenchPrompt
-from llm_spec.bench.records import AnswerRecord, BlockRecord
-from llm_spec.bench.statistics import MIN_UNITS, Estimate, median_of_ratios, middle_ratio, percentile
+from llm_spec.bench.records import AnswerRecord, PromptBlockRecord
+from llm_spec.bench.statistics import MIN_UNITS, RatioEstimate, compute_median_ratio, estimate_median_ratio, percentile
 from llm_spec.registry import strip_credentials
 from llm_spec.result import PlainReason
 
 __all__ = [
     "NUM_FIRST",
+    "BenchSummarizer",
     "CategoryRatio",
     "ContenderSummary",
-    "Latency",
+    "LatencyFigures",
     "PromptRatio",
-    "RatioFigures",
     "SpeculationFigures",
-    "Summarizer",
+    "SpeedupRatioFigures",
     "TimeFigures",
     "TokenFigures",
     "Verdict",
@@ -50,11 +50,11 @@ class CategoryRatio:
     """The median of the prompts of one category."""
 
     category: str
-    estimate: Estimate
+    estimate: RatioEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
-class RatioFigures:
+class SpeedupRatioFigures:
     """Times of plain / times of the contender, of the prompts that both have answered.
 
     median: over units, which are prompts or, where several are answered at once, the groups of these; a group's ratio
@@ -62,7 +62,7 @@ class RatioFigures:
     clock_speedup: the median of the answers for which the library reports one, `reported_speedup`.
     """
 
-    median: Estimate | None
+    median: RatioEstimate | None
     prompts: tuple[PromptRatio, ...]
     categories: tuple[CategoryRatio, ...]
     totals: float | None
@@ -71,25 +71,25 @@ class RatioFigures:
     clock_speedup: float | None
 
     @property
-    def worst(self) -> PromptRatio | None:
+    def worst_prompt(self) -> PromptRatio | None:
         """The prompt with the least ratio."""
         return min(self.prompts, key=lambda prompt: prompt.ratio, default=None)
 
     @property
-    def best(self) -> PromptRatio | None:
+    def best_prompt(self) -> PromptRatio | None:
         """The prompt with the largest ratio."""
         return max(self.prompts, key=lambda prompt: prompt.ratio, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latency:
+class LatencyFigures:
     """Median and 90th percentile of one time over all answers, in seconds; None: no answer has it."""
 
     median_s: float | None
     p90_s: float | None
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Latency:
+    def from_times_s(cls, values: Iterable[float | None]) -> LatencyFigures:
         """Of those that are known."""
         known = [value for value in values if value is not None]
         return cls(median_s=percentile(known, 50), p90_s=percentile(known, 90))
@@ -99,10 +99,10 @@ class Latency:
 class TimeFigures:
     """To the first token, between tokens (an answer's mean), the longest pause of an answer, and the whole."""
 
-    first: Latency
-    between: Latency
-    pause: Latency
-    whole: Latency
+    first: LatencyFigures
+    between: LatencyFigures
+    pause: LatencyFigures
+    whole: LatencyFigures
     tokens_per_s: float | None
 
 
@@ -155,28 +155,32 @@ class ContenderSummary:
     failure: str | None
     num_answers: int
     errors: tuple[str, ...]
-    ratios: RatioFigures
+    ratios: SpeedupRatioFigures
     times: TimeFigures
     speculation: SpeculationFigures
-    texts: TextFigures
+    texts: TextComparisonFigures
     tokens: TokenFigures
 
 
 _Turns: TypeAlias = "dict[tuple[int, int], list[AnswerRecord]]"  # by run and prompt
 
 
-class Summarizer:
+class BenchSummarizer:
     """Figures of contenders from the records of all; the others are compared with `plain`."""
 
     def __init__(
-        self, prompts: Sequence[BenchPrompt], answers: Sequence[AnswerRecord], blocks: Sequence[BlockRecord], plain: str
+        self,
+        prompts: Sequence[BenchPrompt],
+        answers: Sequence[AnswerRecord],
+        blocks: Sequence[PromptBlockRecord],
+        plain: str,
     ) -> None:
         self._prompts = prompts
         self._plain = plain
         self._answers: dict[str, list[AnswerRecord]] = defaultdict(list)
         for answer in answers:
             self._answers[answer.key.contender].append(answer)
-        self._blocks: dict[str, list[BlockRecord]] = defaultdict(list)
+        self._blocks: dict[str, list[PromptBlockRecord]] = defaultdict(list)
         for block in blocks:
             self._blocks[block.contender].append(block)
 
@@ -185,44 +189,46 @@ class Summarizer:
         answers = self._answers[spec.name]
         good = [answer for answer in answers if answer.error is None]
         errors = tuple(dict.fromkeys(answer.error for answer in answers if answer.error is not None))
-        ratios = self._compare_times(spec.name)
+        ratios = self._compare_times_with_plain(spec.name)
         return ContenderSummary(
             name=spec.name,
             kind=spec.kind,
             target=strip_credentials(spec.target),
             draft=None if spec.draft is None else strip_credentials(spec.draft),
             strategy=spec.strategy,
-            verdict=_judge(spec, ratios.median, failure),
+            verdict=_decide_verdict(spec, ratios.median, failure),
             failure=failure,
             num_answers=len(good),
             errors=errors,
             ratios=ratios,
-            times=_measure_times(good, self._blocks[spec.name]),
-            speculation=_count_speculation(good),
-            texts=compare_texts(self._pair_answers(spec.name), [prompt.id for prompt in self._prompts]),
-            tokens=_add_tokens(good),
+            times=_summarize_times(good, self._blocks[spec.name]),
+            speculation=_summarize_speculation(good),
+            texts=compare_answer_texts(self._pair_answers(spec.name), [prompt.id for prompt in self._prompts]),
+            tokens=_summarize_tokens(good),
         )
 
     # ------------------------------------------------------------------------------------- pairs with plain
 
-    def _compare_times(self, name: str) -> RatioFigures:
+    def _compare_times_with_plain(self, name: str) -> SpeedupRatioFigures:
         pairs = self._pair_answers(name)
         by_prompt = self._find_prompt_ratios(name)
         reporting = [(plain, other) for plain, other in pairs if other.reported_speedup is not None]
-        return RatioFigures(
-            median=median_of_ratios(self._find_unit_ratios(name)),
+        return SpeedupRatioFigures(
+            median=estimate_median_ratio(self._find_block_ratios(name)),
             prompts=by_prompt,
             categories=self._find_category_ratios(by_prompt),
-            totals=_divide_sums(pairs),
-            first_ten=self._compare_first(name),
-            reported_speedup=_median([other.reported_speedup for _, other in reporting if other.reported_speedup]),
-            clock_speedup=_median([plain.total_s / other.total_s for plain, other in reporting]),
+            totals=_divide_total_times(pairs),
+            first_ten=self._compare_first_requests(name),
+            reported_speedup=_compute_median_or_none(
+                [other.reported_speedup for _, other in reporting if other.reported_speedup]
+            ),
+            clock_speedup=_compute_median_or_none([plain.total_s / other.total_s for plain, other in reporting]),
         )
 
     def _pair_answers(self, name: str) -> list[tuple[AnswerRecord, AnswerRecord]]:
         """Plain's and the contender's answers to the same requests, in the order of the prompts."""
-        plain = {_request_of(answer): answer for answer in self._answers[self._plain] if answer.error is None}
-        others = {_request_of(answer): answer for answer in self._answers[name] if answer.error is None}
+        plain = {_get_request_key(answer): answer for answer in self._answers[self._plain] if answer.error is None}
+        others = {_get_request_key(answer): answer for answer in self._answers[name] if answer.error is None}
         return [(plain[request], others[request]) for request in sorted(plain.keys() & others.keys())]
 
     def _find_prompt_ratios(self, name: str) -> tuple[PromptRatio, ...]:
@@ -238,20 +244,20 @@ class Summarizer:
                 prompt=prompt,
                 id=self._prompts[prompt].id,
                 category=self._prompts[prompt].category,
-                ratio=middle_ratio(ratios[prompt]),
+                ratio=compute_median_ratio(ratios[prompt]),
             )
             for prompt in sorted(ratios)
         )
 
-    def _find_unit_ratios(self, name: str) -> list[float]:
+    def _find_block_ratios(self, name: str) -> list[float]:
         """Of groups of prompts that were answered at once: the time until all were answered."""
-        plain, other = self._sum_blocks(self._plain), self._sum_blocks(name)
+        plain, other = self._sum_block_times(self._plain), self._sum_block_times(name)
         ratios: dict[int, list[float]] = defaultdict(list)
         for run, block in sorted(plain.keys() & other.keys()):
             ratios[block].append(plain[run, block] / other[run, block])
-        return [middle_ratio(values) for values in ratios.values()]
+        return [compute_median_ratio(values) for values in ratios.values()]
 
-    def _sum_blocks(self, name: str) -> dict[tuple[int, int], float]:
+    def _sum_block_times(self, name: str) -> dict[tuple[int, int], float]:
         """The times of groups by run and group, without those in which an answer failed or is missing."""
         sums: dict[tuple[int, int], float] = defaultdict(float)
         num_turns: Counter[tuple[int, int]] = Counter()
@@ -271,19 +277,19 @@ class Summarizer:
         for prompt in by_prompt:
             if prompt.category is not None:
                 ratios[prompt.category].append(prompt.ratio)
-        estimates = {category: median_of_ratios(values) for category, values in ratios.items()}
+        estimates = {category: estimate_median_ratio(values) for category, values in ratios.items()}
         return tuple(CategoryRatio(category=c, estimate=estimate) for c, estimate in estimates.items() if estimate)
 
-    def _compare_first(self, name: str) -> float | None:
+    def _compare_first_requests(self, name: str) -> float | None:
         """The first requests of each run together, the median of the runs."""
         by_run: dict[int, list[tuple[AnswerRecord, AnswerRecord]]] = defaultdict(list)
         for pair in self._pair_answers(name):
             by_run[pair[0].key.run].append(pair)
-        ratios = [_divide_sums(pairs[:NUM_FIRST]) for pairs in by_run.values()]
-        return _median([ratio for ratio in ratios if ratio is not None])
+        ratios = [_divide_total_times(pairs[:NUM_FIRST]) for pairs in by_run.values()]
+        return _compute_median_or_none([ratio for ratio in ratios if ratio is not None])
 
 
-def _judge(spec: ContenderSpec, estimate: Estimate | None, failure: str | None) -> Verdict:
+def _decide_verdict(spec: ContenderSpec, estimate: RatioEstimate | None, failure: str | None) -> Verdict:
     if spec.kind == "plain":
         return "failed" if failure is not None else "reference"
     if estimate is None:
@@ -295,7 +301,7 @@ def _judge(spec: ContenderSpec, estimate: Estimate | None, failure: str | None) 
     return "faster" if estimate.ratio > 1 else "slower"
 
 
-def _request_of(answer: AnswerRecord) -> tuple[int, int, int, int]:
+def _get_request_key(answer: AnswerRecord) -> tuple[int, int, int, int]:
     return answer.key.run, answer.key.block, answer.key.turn, answer.key.prompt
 
 
@@ -306,26 +312,26 @@ def _group_turns(answers: Iterable[AnswerRecord]) -> _Turns:
     return groups
 
 
-def _divide_sums(pairs: Sequence[tuple[AnswerRecord, AnswerRecord]]) -> float | None:
+def _divide_total_times(pairs: Sequence[tuple[AnswerRecord, AnswerRecord]]) -> float | None:
     return sum(plain.total_s for plain, _ in pairs) / sum(other.total_s for _, other in pairs) if pairs else None
 
 
-def _median(values: Sequence[float]) -> float | None:
+def _compute_median_or_none(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _measure_times(answers: Sequence[AnswerRecord], blocks: Sequence[BlockRecord]) -> TimeFigures:
+def _summarize_times(answers: Sequence[AnswerRecord], blocks: Sequence[PromptBlockRecord]) -> TimeFigures:
     taken_s = sum(block.total_s for block in blocks)
     return TimeFigures(
-        first=Latency.of(answer.first_s for answer in answers),
-        between=Latency.of(answer.between_s for answer in answers),
-        pause=Latency.of(answer.longest_pause_s for answer in answers),
-        whole=Latency.of(answer.total_s for answer in answers),
+        first=LatencyFigures.from_times_s(answer.first_s for answer in answers),
+        between=LatencyFigures.from_times_s(answer.between_s for answer in answers),
+        pause=LatencyFigures.from_times_s(answer.longest_pause_s for answer in answers),
+        whole=LatencyFigures.from_times_s(answer.total_s for answer in answers),
         tokens_per_s=sum(answer.answer_tokens for answer in answers) / taken_s if taken_s else None,
     )
 
 
-def _count_speculation(answers: Sequence[AnswerRecord]) -> SpeculationFigures:
+def _summarize_speculation(answers: Sequence[AnswerRecord]) -> SpeculationFigures:
     given: list[PlainReason] = [answer.plain_reason for answer in answers if answer.plain_reason is not None]
     reasons = Counter(given)
     num_tokens = sum(answer.answer_tokens for answer in answers)
@@ -335,33 +341,33 @@ def _count_speculation(answers: Sequence[AnswerRecord]) -> SpeculationFigures:
         accepted_share=accepted / num_tokens if num_tokens else 0.0,
         acceptance_rate=accepted / drafted if drafted else None,
         plain_reasons=dict(reasons.most_common()),
-        drafted_at=_add_positions(answer.drafted_at for answer in answers),
-        accepted_at=_add_positions(answer.accepted_at for answer in answers),
+        drafted_at=_add_position_counts(answer.drafted_at for answer in answers),
+        accepted_at=_add_position_counts(answer.accepted_at for answer in answers),
     )
 
 
-def _add_positions(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+def _add_position_counts(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sum(column) for column in zip_longest(*counts, fillvalue=0))
 
 
-def _add_tokens(answers: Sequence[AnswerRecord]) -> TokenFigures:
-    def add(read: Callable[[AnswerRecord], int | None]) -> int:
+def _summarize_tokens(answers: Sequence[AnswerRecord]) -> TokenFigures:
+    def sum_known_counts(read: Callable[[AnswerRecord], int | None]) -> int:
         return sum(read(answer) or 0 for answer in answers)
 
     return TokenFigures(
-        input=add(lambda a: a.input_tokens),
-        cached_input=add(lambda a: a.cached_input_tokens),
-        output=add(lambda a: a.output_tokens),
-        answers=add(lambda a: a.answer_tokens),
-        draft_input=add(lambda a: a.draft_input_tokens),
-        draft_output=add(lambda a: a.draft_output_tokens),
-        drafted=add(lambda a: a.drafted_tokens),
-        accepted=add(lambda a: a.accepted_tokens),
-        cost=_add_costs([answer.cost for answer in answers]),
-        draft_cost=_add_costs([answer.draft_cost for answer in answers]),
+        input=sum_known_counts(lambda a: a.input_tokens),
+        cached_input=sum_known_counts(lambda a: a.cached_input_tokens),
+        output=sum_known_counts(lambda a: a.output_tokens),
+        answers=sum_known_counts(lambda a: a.answer_tokens),
+        draft_input=sum_known_counts(lambda a: a.draft_input_tokens),
+        draft_output=sum_known_counts(lambda a: a.draft_output_tokens),
+        drafted=sum_known_counts(lambda a: a.drafted_tokens),
+        accepted=sum_known_counts(lambda a: a.accepted_tokens),
+        cost=_sum_costs_if_all_known([answer.cost for answer in answers]),
+        draft_cost=_sum_costs_if_all_known([answer.draft_cost for answer in answers]),
     )
 
 
-def _add_costs(costs: Sequence[float | None]) -> float | None:
+def _sum_costs_if_all_known(costs: Sequence[float | None]) -> float | None:
     known = [cost for cost in costs if cost is not None]
     return sum(known) if known and len(known) == len(costs) else None

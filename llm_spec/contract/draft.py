@@ -18,7 +18,7 @@ __all__ = [
     "DraftProvider",
     "PerClientDraft",
     "PerRequestDraft",
-    "draft_capabilities",
+    "get_draft_capabilities",
 ]
 
 
@@ -99,7 +99,7 @@ class PerClientDraft(Protocol):
         ...
 
 
-def draft_capabilities(draft: DraftProvider | TokenDrafter) -> DraftCapabilities:
+def get_draft_capabilities(draft: DraftProvider | TokenDrafter) -> DraftCapabilities:
     """The attribute `capabilities` of a draft, or the defaults for a draft without one."""
     declared = getattr(draft, "capabilities", None)
     return declared if isinstance(declared, DraftCapabilities) else DraftCapabilities()

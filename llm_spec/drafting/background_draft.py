@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from llm_spec._clock import clock
+from llm_spec._clock import get_loop_clock
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftProvider, draft_capabilities
-from llm_spec.drafting.draft_call import DraftCall, max_answer_tokens
+from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
+from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
 from llm_spec.drafting.optional_members import open_draft_for_request
 from llm_spec.drafting.text_index import TextIndex
 from llm_spec.drafting.text_pieces import take_last_pieces
@@ -55,7 +55,7 @@ class BackgroundDraft:
         self._max_tokens = max_tokens
         self._timeout_s = timeout_s
         self._changed = changed
-        self._continues = draft_capabilities(draft).continues_prefix
+        self._continues = get_draft_capabilities(draft).continues_prefix
         self._run: _DraftRun | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -64,7 +64,7 @@ class BackgroundDraft:
         """Seconds between two of the draft's tokens; 0 before it was measured."""
         return self._writing_s / self._num_timed if self._num_timed else 0.0
 
-    def piece_times(self, start: int, end: int) -> list[tuple[int, float]]:
+    def list_piece_times(self, start: int, end: int) -> list[tuple[int, float]]:
         """Of each piece that ends in `text[start:end]`: where, and in seconds how long the draft took for it.
 
         The first one of a call begins with the call.
@@ -107,7 +107,7 @@ class BackgroundDraft:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def stop_as_late(self, failure: str) -> None:
+    def abandon_as_late(self, failure: str) -> None:
         """Leave the draft as one that takes too long; what it has written is all that it says."""
         if self._run is not None and self._run.call is not None:
             self._run.call.end_with_timeout()
@@ -129,11 +129,11 @@ class BackgroundDraft:
     def _limit_call_tokens(self, num_tokens: int) -> int:
         """How many tokens one call may draft; a draft that writes once writes the whole answer."""
         if not self._continues:
-            num_tokens = max_answer_tokens(self._request)
+            num_tokens = choose_max_draft_tokens(self._request)
         return num_tokens if self._max_tokens is None else min(num_tokens, self._max_tokens - self.num_tokens)
 
     async def _read_draft_call(self, run: _DraftRun, call: DraftCall) -> None:
-        seconds = clock()
+        seconds = get_loop_clock()
         last_s: float | None = None
         began_s = moved_s = seconds()
         patience = asyncio.timeout(self._timeout_s)

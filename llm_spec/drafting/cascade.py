@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from llm_spec._checks import check_number
 from llm_spec._iterators import as_closable_generator
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, draft_capabilities
+from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
 from llm_spec.contract.local import DraftToken, TokenDraft, TokenModel, TokenSampler
 from llm_spec.drafting.optional_members import (
     RequestOptionalDrafter,
@@ -52,7 +52,7 @@ class CascadeDraft(RequestOptionalDrafter):
     @property
     def capabilities(self) -> DraftCapabilities:
         """What all of its drafts do; the last one's model, if it has one, with the other drafts as its companion."""
-        each = [draft_capabilities(draft) for draft in self._drafts]
+        each = [get_draft_capabilities(draft) for draft in self._drafts]
         model = each[-1].token_model if len(each) > 1 else None
         return DraftCapabilities(
             continues_prefix=all(can.continues_prefix for can in each),
@@ -112,7 +112,7 @@ class CascadeDraft(RequestOptionalDrafter):
 
     async def _stream_first_nonempty_draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[DraftPiece]:
         for draft in self._drafts:
-            written, is_free = False, draft_capabilities(draft).is_free
+            written, is_free = False, get_draft_capabilities(draft).is_free
             async with draft.draft(request, max_tokens) as pieces:
                 async for piece in pieces:
                     written = written or bool(piece.text)

@@ -8,10 +8,10 @@ from typing import Final
 
 from llm_spec.chat import ChatRequest, FinishReason
 from llm_spec.contract.draft import DraftPiece, DraftProvider
-from llm_spec.drafting.text_pieces import count_tokens, split_pieces
+from llm_spec.drafting.text_pieces import count_piece_tokens, split_into_pieces
 from llm_spec.errors import DraftError
 
-__all__ = ["DraftCall", "max_answer_tokens"]
+__all__ = ["DraftCall", "choose_max_draft_tokens"]
 
 _DEFAULT_ANSWER_TOKENS: Final = 4096  # tokens, where the request sets no limit …
 _MAX_ANSWER_TOKENS: Final = 16_384  # … and where it sets one that limits nothing, as a large budget does
@@ -97,12 +97,14 @@ class DraftCall:
         has_room = self._num_delivered_tokens <= self._max_tokens
         limit = self._max_tokens if piece.token_ids else self._max_pieces
         num_left = max(0, limit - self.num_tokens) if has_room else 0
-        num_new = count_tokens(piece) or len(split_pieces(piece.text))  # ids may be none although there is text
+        num_new = count_piece_tokens(piece) or len(
+            split_into_pieces(piece.text)
+        )  # ids may be none although there is text
         self.num_tokens += num_new
         self._is_over = num_new > num_left or not has_room
-        return "".join(split_pieces(piece.text)[:num_left]) if self._is_over else piece.text, num_new
+        return "".join(split_into_pieces(piece.text)[:num_left]) if self._is_over else piece.text, num_new
 
 
-def max_answer_tokens(request: ChatRequest, default: int = _DEFAULT_ANSWER_TOKENS) -> int:
+def choose_max_draft_tokens(request: ChatRequest, default: int = _DEFAULT_ANSWER_TOKENS) -> int:
     """How many tokens to request of a draft of a whole answer."""
     return min(request.max_tokens or default, _MAX_ANSWER_TOKENS)

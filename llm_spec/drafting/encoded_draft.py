@@ -97,17 +97,17 @@ class EncodedDraft:
             task = asyncio.ensure_future(self._endpoint.encode(text))
             task.add_done_callback(self._collect_finished_encodings)
             seconds = sum(
-                seconds for _, seconds in self._background_draft.piece_times(start, self._num_encoded_characters)
+                seconds for _, seconds in self._background_draft.list_piece_times(start, self._num_encoded_characters)
             )
             self._encodings.append(_PendingEncoding(task, seconds))
 
-    def take_judged(self) -> LateTokenCounts:
+    def take_late_token_counts(self) -> LateTokenCounts:
         """The tokens that were late for the target's own, since this was last called."""
         judged = LateTokenCounts(self._num_agreed, self._num_different)
         self._num_agreed = self._num_different = 0
         return judged
 
-    def confirm(self, token_id: int) -> None:
+    def confirm_token(self, token_id: int) -> None:
         """The target's own next token."""
         if not self.ids:
             self._early_ids.append(token_id)

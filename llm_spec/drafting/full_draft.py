@@ -10,7 +10,7 @@ from typing import Final
 from llm_spec.chat import ChatRequest
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.drafting.draft_call import DraftCall, max_answer_tokens
+from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
 from llm_spec.errors import format_error_line
 
 __all__ = ["FullDraft"]
@@ -22,7 +22,7 @@ class FullDraft:
     """What a draft has written so far; `failure` says what went wrong, None: nothing."""
 
     def __init__(self, draft: DraftProvider, request: ChatRequest, config: SpeculativeConfig) -> None:
-        self._max_tokens = max_answer_tokens(request, _DRAFT_TOKENS)
+        self._max_tokens = choose_max_draft_tokens(request, _DRAFT_TOKENS)
         if config.max_draft_tokens is not None:
             self._max_tokens = min(self._max_tokens, config.max_draft_tokens)
         self._patience_s = config.draft_timeout_s
@@ -42,7 +42,7 @@ class FullDraft:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def wait(self, timeout_s: float, late_message: str) -> None:
+    async def wait_for_end(self, timeout_s: float, late_message: str) -> None:
         """Wait for its end; a draft that takes longer fails as `late_message`, and what it writes later is not used."""
         if self._task is None:
             return

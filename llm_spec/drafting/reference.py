@@ -13,7 +13,7 @@ from llm_spec.contract.local import BoundedTokenizer, DraftToken, TokenDraft, To
 from llm_spec.drafting.copy_draft import CopyDraft
 from llm_spec.drafting.ngrams import SequenceFollower, estimate_copy_confidence
 from llm_spec.drafting.text_index import TextIndex
-from llm_spec.drafting.text_pieces import iterate_pieces_yielding, take_last_pieces
+from llm_spec.drafting.text_pieces import iterate_pieces_yielding_to_loop, take_last_pieces
 
 __all__ = ["ReferenceDraft"]
 
@@ -46,7 +46,7 @@ class ReferenceDraft:
                 start = index.find_match_end(take_last_pieces(request.prefix, _MAX_MATCH), _MAX_MATCH)
             if start is None:
                 return ()
-            return [piece async for piece in iterate_pieces_yielding(text, start, max_tokens)]
+            return [piece async for piece in iterate_pieces_yielding_to_loop(text, start, max_tokens)]
 
         return CopyDraft(self.name, copy_pieces)
 

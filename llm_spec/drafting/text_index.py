@@ -17,7 +17,7 @@ from itertools import islice
 
 from llm_spec.chat import ChatMessage, ChatRequest
 from llm_spec.drafting.occurrences import OccurrenceIndex, OccurrenceMatch
-from llm_spec.drafting.text_pieces import PIECES_PER_LOOP_TURN, iter_piece_ends
+from llm_spec.drafting.text_pieces import PIECES_PER_LOOP_TURN, iterate_piece_ends
 from llm_spec.drafting.written_forms import iterate_unescaped_tool_texts, uses_tools
 
 __all__ = ["ConversationIndex", "TextIndex"]
@@ -57,7 +57,7 @@ class TextIndex:
         self._occurrences.truncate(self._start + num_kept)
         del self._ends[num_kept:]
         start = self._ends[-1] if self._ends else 0
-        for end in islice(iter_piece_ends(text, start), max_pieces):
+        for end in islice(iterate_piece_ends(text, start), max_pieces):
             self._occurrences.append(text[start:end])
             self._ends.append(end)
             start = end

@@ -15,13 +15,13 @@ from llm_spec.errors import DraftError
 __all__ = [
     "PIECES_PER_LOOP_TURN",
     "check_draft_piece",
+    "count_piece_tokens",
     "count_pieces",
     "count_prompt_pieces",
-    "count_tokens",
     "count_words",
-    "iter_piece_ends",
-    "iterate_pieces_yielding",
-    "split_pieces",
+    "iterate_piece_ends",
+    "iterate_pieces_yielding_to_loop",
+    "split_into_pieces",
     "stream_texts_as_draft_pieces",
     "take_last_pieces",
 ]
@@ -36,12 +36,12 @@ _PIECE: Final = re.compile(r" ?\w+|\n|[^\S\n]+|[^\w\s]")
 _WORD: Final = re.compile(r"\w+(?:['\u2019]\w+)*")  # "don't" is one
 
 
-def split_pieces(text: str) -> list[str]:
+def split_into_pieces(text: str) -> list[str]:
     """Cut text into pieces; joined they are the text again."""
     return _PIECE.findall(text)
 
 
-def count_tokens(piece: TextDelta | DraftPiece) -> int:
+def count_piece_tokens(piece: TextDelta | DraftPiece) -> int:
     """How many tokens a stretch of text is that came at once: as many as it has ids.
 
     Without ids: one where it has no two words, since servers send a token at a time and a token may be `()` or a line
@@ -51,7 +51,7 @@ def count_tokens(piece: TextDelta | DraftPiece) -> int:
         return len(piece.token_ids)
     if piece.text.strip().isalnum():  # a word, as most are
         return 1
-    return len(split_pieces(piece.text)) if count_words(piece.text) > 1 else bool(piece.text)
+    return len(split_into_pieces(piece.text)) if count_words(piece.text) > 1 else bool(piece.text)
 
 
 def count_words(text: str) -> int:
@@ -79,11 +79,11 @@ def count_pieces(text: str) -> int:
     """How many pieces a text has; of one longer than 16,384 characters, an estimate from so many all over it."""
     num_sampled = _NUM_SAMPLE_WINDOWS * _SAMPLE_WINDOW
     if len(text) <= num_sampled:
-        return len(split_pieces(text))
+        return len(split_into_pieces(text))
     starts = range(0, len(text) - _SAMPLE_WINDOW + 1, (len(text) - _SAMPLE_WINDOW) // (_NUM_SAMPLE_WINDOWS - 1))[
         :_NUM_SAMPLE_WINDOWS
     ]
-    num_pieces = sum(len(split_pieces(text[start : start + _SAMPLE_WINDOW])) for start in starts)
+    num_pieces = sum(len(split_into_pieces(text[start : start + _SAMPLE_WINDOW])) for start in starts)
     return round(num_pieces * len(text) / num_sampled)
 
 
@@ -99,22 +99,24 @@ def take_last_pieces(text: str, num_pieces: int) -> list[str]:
     """The last pieces of a text, at most so many, however long it is."""
     size = _SAMPLE_WINDOW
     while True:
-        pieces = split_pieces(text[-size:])
+        pieces = split_into_pieces(text[-size:])
         if size >= len(text) or len(pieces) > num_pieces:  # the first one may be the end of a piece
             return pieces[-num_pieces:]
         size *= 2
 
 
-async def iterate_pieces_yielding(text: str, start: int = 0, max_pieces: int | None = None) -> AsyncGenerator[str]:
+async def iterate_pieces_yielding_to_loop(
+    text: str, start: int = 0, max_pieces: int | None = None
+) -> AsyncGenerator[str]:
     """The pieces after `start`, with a turn of the event loop after every 512."""
-    for number, end in enumerate(islice(iter_piece_ends(text, start), max_pieces), 1):
+    for number, end in enumerate(islice(iterate_piece_ends(text, start), max_pieces), 1):
         yield text[start:end]
         start = end
         if number % PIECES_PER_LOOP_TURN == 0:
             await asyncio.sleep(0)
 
 
-def iter_piece_ends(text: str, start: int) -> Iterator[int]:
+def iterate_piece_ends(text: str, start: int) -> Iterator[int]:
     """Where each piece after `start` ends."""
     return (match.end() for match in _PIECE.finditer(text, start))
 

@@ -20,7 +20,7 @@ from llm_spec.chat import (
     Retry,
     Round,
     StreamEvent,
-    TargetStream,
+    TargetStreamReport,
     TextDelta,
     ToolCallDelta,
 )
@@ -319,7 +319,7 @@ _PROGRESS_NAMES: Final[Mapping[type, str]] = {
     Round: "round",
     Fallback: "fallback",
     Retry: "retry",
-    TargetStream: "upstream",
+    TargetStreamReport: "upstream",
     GuaranteeWeakened: "weakened",
 }
 
@@ -329,7 +329,7 @@ def _convert_progress_event_to_json(event: StreamEvent) -> tuple[str, Json] | No
     if name is None or isinstance(event, SpeculativeFinish):
         return None
     fields = dataclasses.asdict(event)
-    if isinstance(event, TargetStream):
+    if isinstance(event, TargetStreamReport):
         fields["outcome"] = "emitted" if fields.pop("is_used") else "cancelled"
     if "reason" in fields:
         fields["reason"] = redact_server_details(fields["reason"])

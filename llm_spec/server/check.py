@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.draft import DraftProvider, draft_capabilities
+from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
 from llm_spec.errors import ConfigError, LlmSpecError
 from llm_spec.server.clients import ClientRegistry
 from llm_spec.server.config import ServerConfig
@@ -61,7 +61,7 @@ async def _call_each_provider_once(config: ServerConfig) -> None:
 
 def _is_remote_draft(draft: DraftProvider) -> bool:
     """Whether a draft may call a server; a model in this process was read when it was opened."""
-    can = draft_capabilities(draft)
+    can = get_draft_capabilities(draft)
     return not can.is_free and (can.token_model is None or bool(can.drafts))
 
 

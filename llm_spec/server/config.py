@@ -19,7 +19,7 @@ from llm_spec.errors import ConfigError
 from llm_spec.pricing import Price, parse_price
 from llm_spec.registry import NamedProvider, list_provider_names, strip_credentials
 from llm_spec.request_fields import LIMIT_FIELDS
-from llm_spec.strategies.registry import AUTO, PLAIN, registered_strategies, strategy_choices
+from llm_spec.strategies.registry import AUTO, PLAIN, get_strategies_by_name, list_strategy_choices
 from llm_spec.tokens.lookahead import Fixed
 
 __all__ = ["KeyConfig", "ModelConfig", "ServerConfig", "load_config"]
@@ -51,8 +51,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in self.strategies or ():
-            if name not in strategy_choices():
-                raise ConfigError(f"strategies has {name!r}; there are: {', '.join(strategy_choices())}")
+            if name not in list_strategy_choices():
+                raise ConfigError(f"strategies has {name!r}; there are: {', '.join(list_strategy_choices())}")
         for field_name in self.extra_fields:
             if str(field_name).lower() in LIMIT_FIELDS:
                 raise ConfigError(
@@ -66,7 +66,7 @@ class ModelConfig:
         if self.strategies is not None:
             return tuple(dict.fromkeys((own, *self.strategies)))
         if own == AUTO:
-            return (AUTO, *(s.name for s in registered_strategies().values() if s.guarantee == "exact"))
+            return (AUTO, *(s.name for s in get_strategies_by_name().values() if s.guarantee == "exact"))
         return tuple(dict.fromkeys((own, PLAIN.name)))
 
     def __repr__(self) -> str:

@@ -40,7 +40,7 @@ _body_executor: Final = ThreadPoolExecutor(1, thread_name_prefix="llm_spec_bodie
 
 def decode_json(data: bytes | bytearray) -> Any:
     """The value of a text: UTF-8, without NaN and Infinity, every character whole; raises ValueError for others."""
-    return _decode_with(data, _DECODER)
+    return _decode_json_with(data, _DECODER)
 
 
 def decode_long_json(data: bytes | bytearray) -> Any:
@@ -49,7 +49,7 @@ def decode_long_json(data: bytes | bytearray) -> Any:
     A bytearray is empty afterwards: its text takes as much memory again.
     """
     _check_num_values(data)
-    value = _decode_with(data, _LONG_DECODER)
+    value = _decode_json_with(data, _LONG_DECODER)
     _check_num_members(value)
     return value
 
@@ -59,17 +59,17 @@ async def run_in_body_thread(function: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(_body_executor, function, *arguments)
 
 
-def _decode_with(data: bytes | bytearray, decoder: json.JSONDecoder) -> Any:
+def _decode_json_with(data: bytes | bytearray, decoder: json.JSONDecoder) -> Any:
     text = data.decode()
     if isinstance(data, bytearray):
         data.clear()
     value = decoder.decode(text)
-    if _has_half_character(text):
+    if _has_lone_surrogate(text):
         raise ValueError("a text in it has half a character: surrogates come in pairs")
     return value
 
 
-def _reject_constant(name: str) -> None:
+def _reject_nan_or_infinity(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON")
 
 
@@ -86,9 +86,9 @@ def _check_number_length(digits: str) -> str:
     return digits
 
 
-_DECODER: Final = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_parse_finite_float)
+_DECODER: Final = json.JSONDecoder(parse_constant=_reject_nan_or_infinity, parse_float=_parse_finite_float)
 _LONG_DECODER: Final = json.JSONDecoder(
-    parse_constant=_reject_constant,
+    parse_constant=_reject_nan_or_infinity,
     parse_float=_parse_finite_float,
     parse_int=lambda digits: int(_check_number_length(digits)),
 )
@@ -97,7 +97,7 @@ _LONG_DECODER: Final = json.JSONDecoder(
 _ESCAPES: Final = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(?P<half>u[dD][89a-fA-F])|.)")
 
 
-def _has_half_character(text: str) -> bool:
+def _has_lone_surrogate(text: str) -> bool:
     has_surrogates = "\\ud" in text or "\\uD" in text
     return has_surrogates and any(escape["half"] for escape in _ESCAPES.finditer(text))
 

@@ -22,7 +22,7 @@ from llm_spec.server.config import ModelConfig, ServerConfig
 from llm_spec.server.passthrough_fields import drop_unsafe_fields
 from llm_spec.server.problems import HttpProblem, get_model_folder, get_public_name
 from llm_spec.server.request_fields import Json, ParsedRequest
-from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, registered_strategies
+from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, get_strategies_by_name
 
 __all__ = ["MAX_CLIENTS", "ServedModel", "ServedModels"]
 
@@ -69,7 +69,7 @@ class ServedModel:
         """Import what its answers need now; otherwise the first of each would hold up all others."""
         for strategy in self._list_suitable_strategies():
             if strategy is PLAIN or self._has_draft or self.is_local:
-                strategy.load()
+                strategy.load_prepare_function()
 
     def to_openai_model(self) -> Json:
         """The model object of OpenAI's API."""
@@ -101,7 +101,7 @@ class ServedModel:
     def _list_suitable_strategies(self) -> list[StrategyEntry]:
         """The strategies that work with its kind of target."""
         wrong = "server" if self.is_local else "local"
-        return [strategy for strategy in registered_strategies().values() if strategy.target != wrong]
+        return [strategy for strategy in get_strategies_by_name().values() if strategy.target != wrong]
 
 
 class _ClientDecoders:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from llm_spec._clock import clock
+from llm_spec._clock import get_loop_clock
 from llm_spec.chat import AnswerStarted, Progress, StreamEvent
 from llm_spec.contract.chat import ChunkStreaming
 from llm_spec.counting import estimate_request_tokens
@@ -68,7 +68,7 @@ class Responder:
         self._context = context
         self._headers = {"x-request-id": context.answer_id, **headers}
         self._to_problem = to_problem
-        self._clock = clock()
+        self._clock = get_loop_clock()
 
     async def respond_whole_or_streamed(self) -> web.StreamResponse:
         """The response, sent where it is a stream; raises what goes wrong before anything was sent."""

@@ -1,6 +1,6 @@
 """A hosted model as far as time and money go: it reads, caches, takes predictions and judges drafts.
 
-It knows one answer, as `SimulatedTarget` does; times are `asyncio.sleep`, tokens the pieces of `split_pieces`.
+It knows one answer, as `SimulatedTarget` does; times are `asyncio.sleep`, tokens the pieces of `split_into_pieces`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from llm_spec.chat import ChatRequest, ChatResponse, Finish, StreamEvent, TextDelta, Usage
 from llm_spec.chat_response import complete_from_stream
 from llm_spec.contract.chat import Capabilities
-from llm_spec.drafting.text_pieces import split_pieces
-from llm_spec.strategies.judge_verdict import split_passages
+from llm_spec.drafting.text_pieces import split_into_pieces
+from llm_spec.strategies.judge_verdict import split_into_passages
 
 __all__ = ["SimulatedHostedModel"]
 
@@ -61,11 +61,11 @@ class SimulatedHostedModel:
     # ------------------------------------------------------------------------------------------ inside
 
     async def _stream_reply(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        prompt = [piece for message in request.messages for piece in split_pieces(message.text)]
+        prompt = [piece for message in request.messages for piece in split_into_pieces(message.text)]
         num_cached = max((_count_common_prefix_pieces(prompt, earlier) for earlier in self._seen_prompts), default=0)
         self._seen_prompts.append(prompt)
-        pieces = split_pieces(self._choose_reply_text(request))
-        predicted = _match_pieces_with_prediction(pieces, split_pieces(request.prediction or ""))
+        pieces = split_into_pieces(self._choose_reply_text(request))
+        predicted = _match_pieces_with_prediction(pieces, split_into_pieces(request.prediction or ""))
         clock = asyncio.get_running_loop().time
         at = clock() + self._first_token_s + self._read_token_s * (len(prompt) - num_cached)
         for index, piece in enumerate(pieces):
@@ -74,7 +74,7 @@ class SimulatedHostedModel:
             await asyncio.sleep(max(0.0, at - clock()))  # it writes on while its reader is busy
             yield TextDelta(piece)
         num_accepted = sum(predicted)
-        num_rejected = len(split_pieces(request.prediction or "")) - num_accepted
+        num_rejected = len(split_into_pieces(request.prediction or "")) - num_accepted
         usage = Usage(
             input_tokens=len(prompt),
             cached_input_tokens=num_cached,
@@ -103,7 +103,7 @@ class SimulatedHostedModel:
             if not rest.startswith(passage):
                 break
             rest, num_accepted = rest.removeprefix(passage), num_accepted + 1
-        replacement = next(iter(split_passages(rest)), None)
+        replacement = next(iter(split_into_passages(rest)), None)
         return json.dumps({"nonce": question.nonce, "accepted": num_accepted, "then": replacement}, ensure_ascii=False)
 
 

@@ -1,7 +1,7 @@
 """A target and a draft that know one text and take their time: what a latency model looks like to a strategy.
 
-Their tokens are the pieces of `split_pieces`. Times are `asyncio.sleep`, so that by the virtual clock a long answer
-takes no time; `ScriptedModelServer` is the same over real sockets.
+Their tokens are the pieces of `split_into_pieces`. Times are `asyncio.sleep`, so that by the virtual clock a long
+answer takes no time; `ScriptedModelServer` is the same over real sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llm_spec.chat_response import complete_from_stream
 from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.draft import DraftPiece
 from llm_spec.contract.endpoint import SampledToken
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 
 __all__ = ["SimulatedDraft", "SimulatedTarget"]
 
@@ -48,7 +48,7 @@ class SimulatedTarget:
         self.name = "simulated:target"
         self.capabilities = Capabilities(continue_prefix=True, token_endpoint=self if by_ids else None)
         self.num_open = self.max_open = self.num_calls = self.num_generated_tokens = 0
-        self._pieces = split_pieces(answer)
+        self._pieces = split_into_pieces(answer)
         self._first_token_s = first_token_s
         self._token_s = token_s
         self._round_trip_s = round_trip_s
@@ -60,7 +60,7 @@ class SimulatedTarget:
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with aclosing(
-            self._stream_rest(split_pieces(request.prefix), request.max_tokens, with_ids=False)
+            self._stream_rest_of_answer(split_into_pieces(request.prefix), request.max_tokens, with_ids=False)
         ) as events:
             yield events
 
@@ -73,7 +73,7 @@ class SimulatedTarget:
     # ------------------------------------------------------------------------------------- token endpoint
 
     async def encode(self, text: str) -> list[int]:
-        pieces = split_pieces(text)
+        pieces = split_into_pieces(text)
         await asyncio.sleep(0.0 if self._asked.issuperset(pieces) else self._round_trip_s)  # known words are remembered
         self._asked.update(pieces)
         return self._encode_pieces(pieces)
@@ -84,7 +84,7 @@ class SimulatedTarget:
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
         await asyncio.sleep(self._round_trip_s)
-        return [_PROMPT_ID] * self._num_prompt + self._encode_pieces(split_pieces(request.prefix))
+        return [_PROMPT_ID] * self._num_prompt + self._encode_pieces(split_into_pieces(request.prefix))
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:  # noqa: ARG002 - greedy
         self._change_num_open_calls(1)
@@ -98,7 +98,7 @@ class SimulatedTarget:
     @asynccontextmanager
     async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with aclosing(
-            self._stream_rest(split_pieces(request.prefix), request.max_tokens, with_ids=True)
+            self._stream_rest_of_answer(split_into_pieces(request.prefix), request.max_tokens, with_ids=True)
         ) as events:
             yield events
 
@@ -107,12 +107,12 @@ class SimulatedTarget:
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         written = [self._texts[i] for i in token_ids[self._num_prompt :]]
-        async with aclosing(self._stream_rest(written, request.max_tokens, with_ids=True)) as events:
+        async with aclosing(self._stream_rest_of_answer(written, request.max_tokens, with_ids=True)) as events:
             yield events
 
     # ------------------------------------------------------------------------------------------ inside
 
-    async def _stream_rest(
+    async def _stream_rest_of_answer(
         self, written: Sequence[str], max_tokens: int | None, *, with_ids: bool
     ) -> AsyncGenerator[StreamEvent]:
         rest = self._pieces[len(written) :]
@@ -161,7 +161,7 @@ class SimulatedDraft:
         self, answer: str, agreement: float, seed: int, *, first_token_s: float = 0.0, token_s: float = 0.0
     ) -> None:
         self.num_calls = 0
-        self._pieces = split_pieces(answer)
+        self._pieces = split_into_pieces(answer)
         self._agreement = agreement
         self._random = random.Random(seed)  # noqa: S311 - a reproducible draft, no secret
         self._first_token_s = first_token_s
@@ -170,7 +170,7 @@ class SimulatedDraft:
     @asynccontextmanager
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         self.num_calls += 1
-        start = len(split_pieces(request.prefix))
+        start = len(split_into_pieces(request.prefix))
         async with aclosing(self._stream_guessed_rest(self._pieces[start : start + max_tokens])) as pieces:
             yield pieces
 

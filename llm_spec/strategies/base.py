@@ -14,11 +14,11 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import Feature
 from llm_spec.deadline import Deadline
 from llm_spec.pair_stats import PairStats
-from llm_spec.request_fields import goes_with_prediction, is_plain
+from llm_spec.request_fields import allows_prediction, prevents_multi_call_answer
 
 __all__ = [
     "OpenStream",
-    "Ready",
+    "ReadyStrategy",
     "Refusal",
     "StrategyContext",
     "TextGuarantee",
@@ -63,7 +63,7 @@ class StrategyContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyStrategy:
     """A strategy that can serve its context.
 
     `run()` opens the answer: verified text alone, a `Round` after each round, at most one `Fallback`, a `Finish` at the
@@ -83,17 +83,19 @@ class Refusal(NamedTuple):
 
 def find_multi_call_refusal(request: ChatRequest) -> str | None:
     """Why an answer to this request cannot be put together from several calls of a server; None: it can."""
-    name = next((name for name, value in _list_fields(request) if is_plain(name, value)), None)
+    name = next(
+        (name for name, value in _iterate_fields_to_check(request) if prevents_multi_call_answer(name, value)), None
+    )
     return None if name is None else f"the request sets {name}"
 
 
 def find_prediction_refusal(request: ChatRequest) -> str | None:
     """Why the request cannot have a predicted output; None: it can."""
-    name = next((name for name, value in _list_fields(request) if not goes_with_prediction(name, value)), None)
+    name = next((name for name, value in _iterate_fields_to_check(request) if not allows_prediction(name, value)), None)
     return None if name is None else f"the request sets {name}, which predicted outputs do not go with"
 
 
-def _list_fields(request: ChatRequest) -> Iterator[tuple[str, Any]]:
+def _iterate_fields_to_check(request: ChatRequest) -> Iterator[tuple[str, Any]]:
     """What a request says that may keep it from speculation, by the names of the table of fields."""
     sampling = request.sampling
     yield "raw", request.raw

@@ -13,17 +13,17 @@ from llm_spec.errors import TransientError, UnsupportedError, format_error_line
 from llm_spec.planner import StrategyPlanner
 from llm_spec.resilience import wait_within
 from llm_spec.result import PlainReason
-from llm_spec.strategies.base import Ready, Refusal, StrategyContext, find_multi_call_refusal
-from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, find_strategy, registered_strategies
+from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, find_multi_call_refusal
+from llm_spec.strategies.registry import AUTO, PLAIN, StrategyEntry, find_strategy, get_strategies_by_name
 
-__all__ = ["StrategyChoice", "choose_strategy", "is_undiscovered"]
+__all__ = ["StrategyChoice", "choose_strategy", "has_undiscovered_needs"]
 
 
 class StrategyChoice(NamedTuple):
     """The strategy for a request: `ready` to speculate, or (None) plain, then why, and more of it for people."""
 
     strategy: StrategyEntry
-    ready: Ready | None = None
+    ready: ReadyStrategy | None = None
     plain_reason: PlainReason | None = None
     plain_detail: str | None = None
 
@@ -42,60 +42,62 @@ async def choose_strategy(
         return await _choose_automatically(context, planner, discovery)
     strategy = find_strategy(context.config.strategy)
     if strategy is PLAIN:
-        return _choose_plain("configured")
-    prepared = await _prepare_named(strategy, context, discovery)
+        return _make_plain_choice("configured")
+    prepared = await _prepare_named_strategy(strategy, context, discovery)
     if isinstance(prepared, StrategyChoice):
         return prepared
-    if not strategy.takes_seed and _is_seeded(context.request):
-        return _choose_plain("seed")
+    if not strategy.takes_seed and _has_sampling_seed(context.request):
+        return _make_plain_choice("seed")
     if strategy.is_local:
         return StrategyChoice(strategy, prepared)  # it measures plain steps on its way
-    plan = planner.choose_named(strategy.name, context.config.baseline_every)
-    return StrategyChoice(strategy, prepared) if plan.plain_reason is None else _choose_plain(plan.plain_reason)
+    plan = planner.choose_named_or_baseline(strategy.name, context.config.baseline_every)
+    return StrategyChoice(strategy, prepared) if plan.plain_reason is None else _make_plain_choice(plan.plain_reason)
 
 
-def is_undiscovered(strategy: StrategyEntry, target: LlmProvider, discovery: FeatureDiscovery) -> bool:
+def has_undiscovered_needs(strategy: StrategyEntry, target: LlmProvider, discovery: FeatureDiscovery) -> bool:
     """Whether nobody knows yet whether the target has what the strategy needs."""
     if not isinstance(target, Discoverable):
         return False
-    if any(_is_found(target, feature, discovery) for feature in strategy.features):
+    if any(_has_feature_for_sure(target, feature, discovery) for feature in strategy.discoverable_features):
         return False
-    return not all(discovery.has_tried(feature) for feature in strategy.features)
+    return not all(discovery.has_tried(feature) for feature in strategy.discoverable_features)
 
 
-def _is_found(target: LlmProvider, feature: Feature, discovery: FeatureDiscovery) -> bool:
+def _has_feature_for_sure(target: LlmProvider, feature: Feature, discovery: FeatureDiscovery) -> bool:
     """Whether the target has a feature for sure; that it goes on from a text is a belief until it was tried."""
     is_sure = feature != "continue_prefix" or discovery.has_tried(feature)
     return is_sure and _has_feature(target.capabilities, feature)
 
 
-async def _prepare_named(
+async def _prepare_named_strategy(
     strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
-) -> Ready | StrategyChoice:
+) -> ReadyStrategy | StrategyChoice:
     """The strategy, ready to run, or plain; raises UnsupportedError where it never serves such a context."""
-    prepare = strategy.load()
-    untried = await _find_untried(strategy, context, discovery)
+    prepare = strategy.load_prepare_function()
+    untried = await _find_best_untried_feature(strategy, context, discovery)
     if untried:  # a trial takes time, so the answer begins beside it if it can
         prepared = prepare(replace(context, untried=untried))
-        if isinstance(prepared, Ready):
+        if isinstance(prepared, ReadyStrategy):
             return prepared
         silence_s = context.config.timeouts.first_chunk_s
-        discovering = _discover_needs(strategy, context, discovery)
+        discovering = _discover_needed_features(strategy, context, discovery)
         try:
             await wait_within(discovering, silence_s, f"not known after {silence_s} s")
         except TransientError as error:  # the target may answer all the same, and is tried again with the next request
-            return _choose_plain("discovery", format_error_line(error))
+            return _make_plain_choice("discovery", format_error_line(error))
     prepared = prepare(context)
-    if isinstance(prepared, Ready):
+    if isinstance(prepared, ReadyStrategy):
         return prepared
     can = context.target.capabilities
-    is_missing = any(feature in can.discoverable and not _has_feature(can, feature) for feature in strategy.features)
+    is_missing = any(
+        feature in can.discoverable and not _has_feature(can, feature) for feature in strategy.discoverable_features
+    )
     if is_missing and context.draft is not None and find_multi_call_refusal(context.request) is None:
-        return _choose_plain("target", prepared.reason)  # a server may lose what it had, and answers all the same
+        return _make_plain_choice("target", prepared.reason)  # a server may lose what it had, and answers all the same
     raise UnsupportedError(f"strategy {strategy.name!r} cannot be used: {prepared.reason}")
 
 
-async def _find_untried(
+async def _find_best_untried_feature(
     strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
 ) -> frozenset[Feature]:
     """The best of what the strategy needs, if it is not known yet whether the target has it; else nothing.
@@ -103,11 +105,11 @@ async def _find_untried(
     No trial is begun for the first answer, which the strategy itself begins when it may.
     """
     target = context.target
-    for feature in strategy.features:
-        if _is_found(target, feature, discovery):
+    for feature in strategy.discoverable_features:
+        if _has_feature_for_sure(target, feature, discovery):
             break
         is_new = feature in target.capabilities.discoverable and not discovery.has_tried(feature)
-        if is_new or not await discovery.is_discovered(feature):
+        if is_new or not await discovery.has_tried_or_start_trial(feature):
             return frozenset({feature})
         if _has_feature(target.capabilities, feature):
             break
@@ -118,66 +120,68 @@ async def _choose_automatically(
     context: StrategyContext, planner: StrategyPlanner, discovery: FeatureDiscovery
 ) -> StrategyChoice:
     if context.draft is None:
-        return _choose_plain("no_draft")
+        return _make_plain_choice("no_draft")
     is_local = context.target.capabilities.token_model is not None
-    candidates = [s for s in registered_strategies().values() if s.auto and s.is_local == is_local]
+    candidates = [s for s in get_strategies_by_name().values() if s.auto and s.is_local == is_local]
     if is_local:
-        return _choose_local(candidates, context)
-    if _is_seeded(context.request):
-        return _choose_plain("seed")
+        return _choose_local_strategy(candidates, context)
+    if _has_sampling_seed(context.request):
+        return _make_plain_choice("seed")
     if not planner.baseline.is_measured:
-        return _choose_plain("baseline")  # there is nothing to compare with yet, and no need to ask what it can do
-    features: set[Feature] = {feature for strategy in candidates for feature in strategy.features[:1]}
-    if not all([await discovery.is_discovered(feature) for feature in features]):
-        return _choose_plain("discovery")
-    return _choose_for_server(candidates, context, planner)
+        return _make_plain_choice("baseline")  # there is nothing to compare with yet, and no need to ask what it can do
+    features: set[Feature] = {feature for strategy in candidates for feature in strategy.discoverable_features[:1]}
+    if not all([await discovery.has_tried_or_start_trial(feature) for feature in features]):
+        return _make_plain_choice("discovery")
+    return _choose_server_strategy(candidates, context, planner)
 
 
-def _choose_local(candidates: list[StrategyEntry], context: StrategyContext) -> StrategyChoice:
+def _choose_local_strategy(candidates: list[StrategyEntry], context: StrategyContext) -> StrategyChoice:
     """The first that can serve: each weighs its costs within a request."""
     refusals: list[str] = []
     for strategy in candidates:
-        prepared = strategy.load()(context)
-        if isinstance(prepared, Ready):
+        prepared = strategy.load_prepare_function()(context)
+        if isinstance(prepared, ReadyStrategy):
             return StrategyChoice(strategy, prepared)
         refusals.append(prepared.reason)
-    return _choose_plain("target", "; ".join(refusals))
+    return _make_plain_choice("target", "; ".join(refusals))
 
 
-def _choose_for_server(
+def _choose_server_strategy(
     candidates: list[StrategyEntry], context: StrategyContext, planner: StrategyPlanner
 ) -> StrategyChoice:
-    prepared = {strategy.name: _prepare_exact(strategy, context) for strategy in candidates}
-    usable = {name: ready for name, ready in prepared.items() if isinstance(ready, Ready)}
+    prepared = {strategy.name: _prepare_if_exact(strategy, context) for strategy in candidates}
+    usable = {name: ready for name, ready in prepared.items() if isinstance(ready, ReadyStrategy)}
     if usable:
-        plan = planner.choose(list(usable), context.config.baseline_every)
+        plan = planner.choose_strategy_that_pays(list(usable), context.config.baseline_every)
         if plan.plain_reason is not None:
-            return _choose_plain(plan.plain_reason)
+            return _make_plain_choice(plan.plain_reason)
         return StrategyChoice(find_strategy(plan.name), usable[plan.name])
     in_request = find_multi_call_refusal(context.request)
     if in_request is not None:
-        return _choose_plain("request", in_request)
+        return _make_plain_choice("request", in_request)
     refusals = [f"{name}: {refusal.reason}" for name, refusal in prepared.items() if isinstance(refusal, Refusal)]
-    return _choose_plain("target", "; ".join(refusals))
+    return _make_plain_choice("target", "; ".join(refusals))
 
 
-def _choose_plain(reason: PlainReason, detail: str | None = None) -> StrategyChoice:
+def _make_plain_choice(reason: PlainReason, detail: str | None = None) -> StrategyChoice:
     return StrategyChoice(PLAIN, plain_reason=reason, plain_detail=detail)
 
 
-def _prepare_exact(strategy: StrategyEntry, context: StrategyContext) -> Ready | Refusal:
+def _prepare_if_exact(strategy: StrategyEntry, context: StrategyContext) -> ReadyStrategy | Refusal:
     """The same for `auto`, which wants the target's own tokens besides."""
-    prepared = strategy.load()(context)
-    if isinstance(prepared, Ready) and prepared.text_guarantee.guarantee != "exact":
+    prepared = strategy.load_prepare_function()(context)
+    if isinstance(prepared, ReadyStrategy) and prepared.text_guarantee.guarantee != "exact":
         name = context.target.name
         return Refusal(f"target {name} gives no token ids, so that the text would be exact-text; choose it by name")
     return prepared
 
 
-async def _discover_needs(strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery) -> None:
+async def _discover_needed_features(
+    strategy: StrategyEntry, context: StrategyContext, discovery: FeatureDiscovery
+) -> None:
     """Ask for what the strategy needs, the best first, until the target has one of it."""
-    for feature in strategy.features:
-        await discovery.wait_for(feature)
+    for feature in strategy.discoverable_features:
+        await discovery.wait_until_tried(feature)
         if _has_feature(context.target.capabilities, feature):
             return
 
@@ -191,5 +195,5 @@ def _has_feature(can: Capabilities, feature: Feature) -> bool:
     return has[feature]
 
 
-def _is_seeded(request: ChatRequest) -> bool:
+def _has_sampling_seed(request: ChatRequest) -> bool:
     return request.sampling.seed is not None and request.sampling.temperature != 0

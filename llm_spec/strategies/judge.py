@@ -16,29 +16,29 @@ from functools import partial
 from itertools import accumulate
 from typing import Final
 
-from llm_spec._clock import clock
-from llm_spec.baseline import count_request_characters
+from llm_spec._clock import get_loop_clock
+from llm_spec.baseline import count_prompt_characters
 from llm_spec.chat import ChatMessage, ChatRequest, Fallback, Finish, Round, StreamEvent, TextDelta, Usage
 from llm_spec.chat_response import complete_from_stream
-from llm_spec.contract.draft import DraftProvider, draft_capabilities
+from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.drafting.draft_call import max_answer_tokens
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.draft_call import choose_max_draft_tokens
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.errors import InvalidRequestError, TargetError, TransientError, format_error_line
-from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
+from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
 from llm_spec.strategies.judge_verdict import (
     JudgedDraft,
     JudgeVerdict,
     cut_at_control_character,
     make_verdict_request,
     parse_verdict,
-    split_passages,
+    split_into_passages,
 )
 from llm_spec.strategies.plain import stream_plain
-from llm_spec.strategies.resume_plain import can_continue, continue_by_text, skip_repeated_text
+from llm_spec.strategies.resume_plain import can_target_continue_text, continue_by_text, skip_repeated_text
 from llm_spec.text import StopMatcher
 
-__all__ = ["prepare"]
+__all__ = ["prepare_or_refuse"]
 
 _MAX_PASSAGES: Final = 64  # shown at a time …
 _MAX_CHARACTERS: Final = 60_000  # … and of so many characters, the first one whole
@@ -48,7 +48,7 @@ _CONTINUE_PROMPT: Final = (
 )
 
 
-def prepare(context: StrategyContext) -> Ready | Refusal:
+def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     """Any target, any draft; never chosen by `auto`."""
     draft, request = context.draft, context.request
     if draft is None:
@@ -64,20 +64,22 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
     name = next((name for name, value in unsupported.items() if value), None)
     if name is not None:
         return Refusal(f"the request sets {name}")
-    return Ready(TextGuarantee("judged", same_text=False), partial(_run, context, draft))
+    return ReadyStrategy(TextGuarantee("judged", same_text=False), partial(_open_judged_answer, context, draft))
 
 
 @asynccontextmanager
-async def _run(context: StrategyContext, draft: DraftProvider) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-    judging = _JudgeRun(context, draft)
+async def _open_judged_answer(
+    context: StrategyContext, draft: DraftProvider
+) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    judging = _JudgedAnswer(context, draft)
     try:
-        async with aclosing(judging.events()) as events:
+        async with aclosing(judging.stream_answer_events()) as events:
             yield events
     finally:
         await judging.aclose()
 
 
-class _JudgeRun:
+class _JudgedAnswer:
     """One request."""
 
     def __init__(self, context: StrategyContext, draft: DraftProvider) -> None:
@@ -86,7 +88,7 @@ class _JudgeRun:
         self._request = request
         self._config = config
         self._pair_stats = context.pair_stats
-        self._clock = clock()
+        self._clock = get_loop_clock()
         self._started_s = self._clock()
         self._news = asyncio.Event()
         self._background_draft = BackgroundDraft(
@@ -96,7 +98,7 @@ class _JudgeRun:
             timeout_s=config.draft_timeout_s,
             changed=self._news.set,
         )
-        self._continues_prefix = draft_capabilities(draft).continues_prefix
+        self._continues_prefix = get_draft_capabilities(draft).continues_prefix
         self._draft = JudgedDraft()
         self._remaining_draft_text: str | None = None  # of what was drafted and not judged yet; None: to be drafted
         self._later_draft_text = ""  # what the draft had written behind the last passage judged
@@ -109,15 +111,15 @@ class _JudgeRun:
         self._finish: Finish | None = None
         self._fallback: str | None = None
 
-    async def events(self) -> AsyncGenerator[StreamEvent]:
+    async def stream_answer_events(self) -> AsyncGenerator[StreamEvent]:
         """The answer."""
         for index in range(self._config.judge.max_rounds):
-            self._fallback = self._find_slowness()
+            self._fallback = self._describe_slowness_if_late()
             if self._fallback is not None:
                 break
             started_s = self._clock()
-            await self._prepare_passages()
-            passages = self._draft.open_passages
+            await self._fill_passages_to_judge()
+            passages = self._draft.undecided_passages
             if not passages:
                 break
             drafted_s = self._clock()
@@ -126,21 +128,23 @@ class _JudgeRun:
                 self._fallback = self._fallback or "the target's answer was no verdict"
                 break
             accepted = passages[: self._count_allowed_passages(passages, verdict.num_accepted)]
-            for event in self._take_passages(accepted, verdict, is_last=index + 1 == self._config.max_iterations):
+            for event in self._add_accepted_passages(
+                accepted, verdict, is_last=index + 1 == self._config.max_iterations
+            ):
                 yield event
-            report = _make_round(index, passages, accepted, verdict)
+            report = _make_round_of_passages(index, passages, accepted, verdict)
             yield replace(report, draft_s=drafted_s - started_s, verify_s=self._clock() - drafted_s)
             if self._finish is not None:
                 yield self._finish
                 return
-            self._advance_past_judged(passages, verdict)
+            self._advance_past_judged_passages(passages, verdict)
             if len(accepted) < max(self._config.judge.min_accepted * len(passages), verdict.num_accepted):
                 break
         if self._background_draft.failure is not None or self._fallback is not None:
             yield Fallback(self._background_draft.failure or self._fallback or "")
         async with aclosing(self._stream_target_alone()) as events:
             async for event in events:
-                yield self._finish_with_usage(event) if isinstance(event, Finish) else event
+                yield self._make_finish_with_whole_usage(event) if isinstance(event, Finish) else event
 
     async def aclose(self) -> None:
         """End the draft, and wait until it is closed."""
@@ -148,24 +152,24 @@ class _JudgeRun:
 
     # ---------------------------------------------------------------------------------------- judging
 
-    def _find_slowness(self) -> str | None:
+    def _describe_slowness_if_late(self) -> str | None:
         """How far the answer has fallen behind the target's own pace; None: not, or that was not measured yet."""
-        plain_s = self._pair_stats.baseline.estimate_answer_s(count_request_characters(self._request), self._num_tokens)
+        plain_s = self._pair_stats.baseline.estimate_answer_s(count_prompt_characters(self._request), self._num_tokens)
         elapsed_s = self._clock() - self._started_s
         if not self._text or plain_s is None or elapsed_s <= plain_s:
             return None
         return f"slower: judging took {elapsed_s:.3g} s for what takes the target alone {plain_s:.3g} s"
 
-    async def _prepare_passages(self) -> None:
+    async def _fill_passages_to_judge(self) -> None:
         """What the draft says comes next, as far as it is shown at once, where nothing is left to be decided."""
-        if self._remaining_draft_text is not None and self._draft.open_passages:
+        if self._remaining_draft_text is not None and self._draft.undecided_passages:
             return
         if self._remaining_draft_text is None:
-            self._background_draft.restart(self._text, max_answer_tokens(self._request))
+            self._background_draft.restart(self._text, choose_max_draft_tokens(self._request))
             await self._wait_for_draft()
             self._remaining_draft_text = self._background_draft.text or self._later_draft_text
         text = cut_at_control_character(self._remaining_draft_text)
-        passages = split_passages(text)
+        passages = split_into_passages(text)
         sizes = accumulate(len(passage) for passage in passages)
         num_shown = min(max(1, sum(size <= _MAX_CHARACTERS for size in sizes)), _MAX_PASSAGES)
         is_whole = (
@@ -182,9 +186,9 @@ class _JudgeRun:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            self._background_draft.stop_as_late(f"late: the draft took longer than {timeout_s:.3g} s")
+            self._background_draft.abandon_as_late(f"late: the draft took longer than {timeout_s:.3g} s")
 
-    def _advance_past_judged(self, passages: list[str], verdict: JudgeVerdict) -> None:
+    def _advance_past_judged_passages(self, passages: list[str], verdict: JudgeVerdict) -> None:
         """What is judged next: the rest of the draft; a new one where the old was of no use."""
         is_replaced = verdict.num_accepted < len(passages)
         done = passages[: verdict.num_accepted + is_replaced]
@@ -220,18 +224,18 @@ class _JudgeRun:
         sizes = accumulate(len(passage) for passage in passages[:num_accepted])
         return sum(self._num_approved + size <= most for size in sizes)
 
-    def _take_passages(self, accepted: list[str], verdict: JudgeVerdict, *, is_last: bool) -> list[StreamEvent]:
+    def _add_accepted_passages(self, accepted: list[str], verdict: JudgeVerdict, *, is_last: bool) -> list[StreamEvent]:
         """Add to the answer what was accepted and what the target wrote; the end, where that is one.
 
         `is_last`: no further round may be made.
         """
         out: list[StreamEvent] = []
         for passage in accepted:
-            out += self._emit_delta(TextDelta(passage, "accepted"))
+            out += self._add_text_and_list_shown(TextDelta(passage, "accepted"))
         if self._finish is None and len(accepted) == verdict.num_accepted:
             if verdict.replacement is not None:
-                out += self._emit_delta(TextDelta(verdict.replacement, "correction"))
-            elif self._draft.is_whole or len(accepted) < len(self._draft.open_passages):
+                out += self._add_text_and_list_shown(TextDelta(verdict.replacement, "correction"))
+            elif self._draft.is_whole or len(accepted) < len(self._draft.undecided_passages):
                 out += self._matcher.flush()
                 self._finish = Finish("stop", None, "eos")
         if is_last and self._finish is None:
@@ -239,11 +243,11 @@ class _JudgeRun:
             self._finish = Finish("length", None, "max_iterations")
         return out
 
-    def _emit_delta(self, delta: TextDelta) -> list[TextDelta]:
+    def _add_text_and_list_shown(self, delta: TextDelta) -> list[TextDelta]:
         """What may be shown of a piece, within the request's limits."""
         if self._finish is not None:
             return []
-        pieces = split_pieces(delta.text)
+        pieces = split_into_pieces(delta.text)
         num_pieces_left = (
             len(pieces) if self._request.max_tokens is None else self._request.max_tokens - self._num_tokens
         )
@@ -274,7 +278,7 @@ class _JudgeRun:
             return
         max_tokens_left = None if self._request.max_tokens is None else self._request.max_tokens - self._num_tokens
         request = replace(self._request, max_tokens=max_tokens_left, stop=())
-        async with aclosing(self._stream_rest(request)) as events:
+        async with aclosing(self._stream_rest_of_answer(request)) as events:
             async for event in events:
                 for shown_event in self._matcher.filter_event(event):
                     if isinstance(shown_event, Finish):
@@ -285,8 +289,8 @@ class _JudgeRun:
                     yield Finish("stop", None, "stop_string")
                     return
 
-    async def _stream_rest(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
-        if await self._can_continue():
+    async def _stream_rest_of_answer(self, request: ChatRequest) -> AsyncGenerator[StreamEvent]:
+        if await self._can_target_continue_text():
             async with aclosing(continue_by_text(self._target, request, self._text)) as events:
                 async for event in events:
                     yield event
@@ -298,13 +302,13 @@ class _JudgeRun:
             async for event in rest:
                 yield event
 
-    async def _can_continue(self) -> bool:
+    async def _can_target_continue_text(self) -> bool:
         try:
-            return await can_continue(self._target)
+            return await can_target_continue_text(self._target)
         except TransientError:  # it cannot be tried now; what follows asks for no continuation
             return False
 
-    def _finish_with_usage(self, finish: Finish) -> Finish:
+    def _make_finish_with_whole_usage(self, finish: Finish) -> Finish:
         """The end, with the tokens of all of the answer where those of its rest were counted."""
         if finish.usage is None or not self._text:
             return finish
@@ -313,13 +317,13 @@ class _JudgeRun:
         return replace(finish, usage=own)
 
 
-def _make_round(index: int, passages: list[str], accepted: list[str], verdict: JudgeVerdict) -> Round:
+def _make_round_of_passages(index: int, passages: list[str], accepted: list[str], verdict: JudgeVerdict) -> Round:
     """A round in pieces that stand for tokens."""
-    num_accepted = len(split_pieces("".join(accepted)))
+    num_accepted = len(split_into_pieces("".join(accepted)))
     is_written = len(accepted) == verdict.num_accepted
     return Round(
         index=index,
-        num_draft_tokens=len(split_pieces("".join(passages))),
+        num_draft_tokens=len(split_into_pieces("".join(passages))),
         num_accepted_tokens=num_accepted,
-        num_emitted_tokens=num_accepted + (len(split_pieces(verdict.replacement or "")) if is_written else 0),
+        num_emitted_tokens=num_accepted + (len(split_into_pieces(verdict.replacement or "")) if is_written else 0),
     )

@@ -19,7 +19,7 @@ __all__ = [
     "cut_at_control_character",
     "make_verdict_request",
     "parse_verdict",
-    "split_passages",
+    "split_into_passages",
 ]
 
 _FENCED: Final = re.compile(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[^\n]*(?:\n|\Z)|\Z)", re.MULTILINE | re.DOTALL)
@@ -87,7 +87,7 @@ class JudgedDraft:
     replaced: dict[int, str] = field(default_factory=dict[int, str])
 
     @property
-    def open_passages(self) -> list[str]:
+    def undecided_passages(self) -> list[str]:
         """Those that are not decided yet."""
         return self.passages[self.num_settled :]
 
@@ -106,15 +106,15 @@ def cut_at_control_character(text: str) -> str:
     return text if found is None else text[: found.start()]
 
 
-def split_passages(text: str) -> list[str]:
+def split_into_passages(text: str) -> list[str]:
     """Cut text into code blocks, lines, and sentences of long lines; joined they are the text again."""
     passages: list[str] = []
     end = 0
     for block in _FENCED.finditer(text):
-        passages += _split_lines(text[end : block.start()])
+        passages += _split_lines_and_long_sentences(text[end : block.start()])
         passages.append(block[0])
         end = block.end()
-    return _merge_blank_passages(passages + _split_lines(text[end:]))
+    return _merge_blank_passages(passages + _split_lines_and_long_sentences(text[end:]))
 
 
 def make_verdict_request(request: ChatRequest, draft: JudgedDraft, *, nonce: str, with_schema: bool) -> ChatRequest:
@@ -155,25 +155,27 @@ def _parse_json_object(text: str) -> dict[str, Any]:
     """The JSON object that a text is, an empty one if it is anything else."""
     try:
         fields: Any = json.loads(
-            text[:_MAX_VERDICT], object_pairs_hook=_build_unique_object, parse_constant=_reject_constant
+            text[:_MAX_VERDICT],
+            object_pairs_hook=_build_object_without_duplicate_keys,
+            parse_constant=_reject_nan_constant,
         )
     except (ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
 
 
-def _build_unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object_without_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a key stands twice")
     return fields
 
 
-def _reject_constant(constant: str) -> Any:
+def _reject_nan_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _split_lines(text: str) -> list[str]:
+def _split_lines_and_long_sentences(text: str) -> list[str]:
     passages: list[str] = []
     for line in _LINE.findall(text):
         start = 0

@@ -9,16 +9,16 @@ from functools import partial
 from llm_spec.chat import ChatRequest, StreamEvent
 from llm_spec.config import SpeculativeConfig
 from llm_spec.contract.chat import LlmProvider
-from llm_spec.metered import meter_external_call
-from llm_spec.strategies.base import Ready, StrategyContext, TextGuarantee
+from llm_spec.metered import count_call_if_target_is_metered
+from llm_spec.strategies.base import ReadyStrategy, StrategyContext, TextGuarantee
 
-__all__ = ["prepare", "stream_plain"]
+__all__ = ["prepare_or_refuse", "stream_plain"]
 
 
-def prepare(context: StrategyContext) -> Ready:
+def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy:
     """No speculation; any target."""
     run = partial(stream_plain, context.target, context.request, context.config)
-    return Ready(TextGuarantee("exact", same_text=True), run)
+    return ReadyStrategy(TextGuarantee("exact", same_text=True), run)
 
 
 def stream_plain(
@@ -33,4 +33,4 @@ def stream_plain(
 
     limits = GenerationLimits(max_iterations=config.max_iterations)
     opened = stream_token_model(model, request, limits=limits)
-    return meter_external_call(target, opened, request)
+    return count_call_if_target_is_metered(target, opened, request)

@@ -15,13 +15,13 @@ from llm_spec._clock import now
 from llm_spec.chat import ChatRequest, Fallback, Finish, Round, StreamEvent
 from llm_spec.drafting.full_draft import FullDraft
 from llm_spec.errors import InvalidRequestError
-from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_prediction_refusal
+from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_prediction_refusal
 from llm_spec.strategies.plain import stream_plain
 
-__all__ = ["prepare"]
+__all__ = ["prepare_or_refuse"]
 
 
-def prepare(context: StrategyContext) -> Ready | Refusal:
+def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     """A target that takes predictions; the request's own `prediction`, or else any draft.
 
     The draft is read to its end before the target is asked, so what it takes is added to the answer's time.
@@ -33,16 +33,16 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
     refusal = find_prediction_refusal(context.request)
     if refusal is not None:
         return Refusal(refusal)
-    return Ready(TextGuarantee("exact", same_text=False), partial(_run, context))
+    return ReadyStrategy(TextGuarantee("exact", same_text=False), partial(_open_predicted_answer, context))
 
 
 @asynccontextmanager
-async def _run(context: StrategyContext) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-    async with aclosing(_stream_answer(context)) as events:
+async def _open_predicted_answer(context: StrategyContext) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async with aclosing(_stream_predicted_answer(context)) as events:
         yield events
 
 
-async def _stream_answer(context: StrategyContext) -> AsyncGenerator[StreamEvent]:
+async def _stream_predicted_answer(context: StrategyContext) -> AsyncGenerator[StreamEvent]:
     request, config = context.request, context.config
     if context.draft is None or request.prediction:
         async with aclosing(_stream_with_prediction(context, request, draft_s=0.0)) as events:
@@ -51,7 +51,7 @@ async def _stream_answer(context: StrategyContext) -> AsyncGenerator[StreamEvent
         return
     guess, started_s, timeout_s = FullDraft(context.draft, request, config), now(), config.draft_timeout_s
     async with guess.read_in_background():
-        await guess.wait(timeout_s, f"late: the draft took longer than {timeout_s:.3g} s")
+        await guess.wait_for_end(timeout_s, f"late: the draft took longer than {timeout_s:.3g} s")
         if guess.failure is not None:
             yield Fallback(guess.failure)
         request = replace(request, prediction=guess.text or None)
@@ -70,7 +70,7 @@ async def _stream_with_prediction(
             async for event in events:
                 has_begun = True
                 if isinstance(event, Finish):
-                    report = _make_round(event, draft_s, now() - started_s)
+                    report = _make_round_of_prediction(event, draft_s, now() - started_s)
                     if report is not None:
                         yield report
                 yield event
@@ -85,7 +85,7 @@ async def _stream_with_prediction(
             yield event
 
 
-def _make_round(finish: Finish, draft_s: float, verify_s: float) -> Round | None:
+def _make_round_of_prediction(finish: Finish, draft_s: float, verify_s: float) -> Round | None:
     """The answer as one round, where the provider tells what became of the prediction."""
     usage = finish.usage
     if usage is None or not usage.accepted_prediction_tokens + usage.rejected_prediction_tokens:

@@ -10,14 +10,14 @@ from functools import partial
 from llm_spec.chat import Sampling, StreamEvent
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
-from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
+from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
 from llm_spec.strategies.untried_endpoint import find_token_endpoint
 
-__all__ = ["prepare"]
+__all__ = ["prepare_or_refuse"]
 
 
-def prepare(context: StrategyContext) -> Ready | Refusal:
+def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     """Any draft; a target that takes batches of token-id prompts. Sample and compare: exact whatever the draft is."""
     draft, endpoint = context.draft, find_token_endpoint(context)
     if draft is None:
@@ -27,27 +27,27 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
     refusal = find_multi_call_refusal(context.request)
     if refusal is not None:
         return Refusal(refusal)
-    return Ready(TextGuarantee("exact", same_text=False), partial(_run, context, draft, endpoint))
+    return ReadyStrategy(TextGuarantee("exact", same_text=False), partial(_open_probe_rounds, context, draft, endpoint))
 
 
-def _run(
+def _open_probe_rounds(
     context: StrategyContext, draft: DraftProvider, endpoint: TokenEndpoint
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     answer = answer_in_rounds(
         context,
         draft=draft,
         endpoint=endpoint,
-        verify=_make_verify(endpoint, context.request.sampling),
+        verify=_make_verify_by_sampling(endpoint, context.request.sampling),
         max_calls=context.config.max_concurrent_streams,
     )
     return aclosing(answer)
 
 
-def _make_verify(endpoint: TokenEndpoint, sampling: Sampling) -> VerifyRound:
+def _make_verify_by_sampling(endpoint: TokenEndpoint, sampling: Sampling) -> VerifyRound:
     unseeded = replace(sampling, seed=None)  # one seed for a whole batch would draw the same noise for each prefix
 
-    async def verify(context_ids: list[int], drafted_ids: list[int]) -> list[SampledToken]:
+    async def verify_by_sampling(context_ids: list[int], drafted_ids: list[int]) -> list[SampledToken]:
         prefixes = [context_ids + drafted_ids[:end] for end in range(len(drafted_ids) + 1)]
         return await endpoint.sample_next(prefixes, unseeded)
 
-    return verify
+    return verify_by_sampling

@@ -68,5 +68,5 @@ class PromptTrial:
             return 0.0
         self.is_running = False
         late_s = arrived_s - self._began_s - (self._num_streamed + _LATE_TOLERANCE) * step_s
-        self._reading.add(self._num_tokens, max(0.0, late_s))
+        self._reading.add_reading(self._num_tokens, max(0.0, late_s))
         return max(0.0, late_s)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from llm_spec._clock import clock
-from llm_spec.baseline import count_request_characters
+from llm_spec._clock import get_loop_clock
+from llm_spec.baseline import count_prompt_characters
 from llm_spec.chat import (
     Fallback,
     Finish,
@@ -20,7 +20,7 @@ from llm_spec.chat import (
     ReasoningDetail,
     Round,
     StreamEvent,
-    TargetStream,
+    TargetStreamReport,
     TextDelta,
     ToolCallDelta,
     Usage,
@@ -28,18 +28,18 @@ from llm_spec.chat import (
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.drafting.text_pieces import count_tokens
+from llm_spec.drafting.text_pieces import count_piece_tokens
 from llm_spec.errors import TargetError, UnsupportedError
-from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
+from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.race_target import RaceTarget
 from llm_spec.strategies.stream_chain import StreamChain
-from llm_spec.strategies.stream_reader import MIN_BASELINE_TOKENS, StreamNews, StreamReader
+from llm_spec.strategies.stream_reader import MIN_BASELINE_TOKENS, StreamArrival, StreamReader
 from llm_spec.strategies.stream_scheduler import DraftRequest, StreamScheduler
 from llm_spec.strategies.untried_endpoint import find_token_endpoint
 from llm_spec.text import StopMatcher
 
-__all__ = ["prepare"]
+__all__ = ["prepare_or_refuse"]
 
 _MAX_FAILURES: Final = 3
 _CHARACTERS_PER_TOKEN: Final = 4  # of a token, roughly
@@ -47,7 +47,7 @@ _BY_TEXT: Final = GuaranteeWeakened("exact-text", "the target goes on from text,
 _READ_AHEAD: Final = 512  # events of all streams that may wait, beside as many that are being passed on
 
 
-def prepare(context: StrategyContext) -> Ready | Refusal:
+def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     """Any target that continues a text, by token ids where it takes them. No slower than plain where it has room.
 
     By text, tokens are counted as the pieces of what streams write: for `max_tokens`, and in `usage`.
@@ -64,16 +64,16 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
     if refusal is not None:
         return Refusal(refusal)
     guarantee: Guarantee = "exact-text" if endpoint is None else "exact"
-    return Ready(TextGuarantee(guarantee, same_text=False), partial(_run, context, draft, endpoint))
+    return ReadyStrategy(TextGuarantee(guarantee, same_text=False), partial(_open_race, context, draft, endpoint))
 
 
 @asynccontextmanager
-async def _run(
+async def _open_race(
     context: StrategyContext, draft: DraftProvider, endpoint: TokenEndpoint | None
 ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
     race = _Race(context, draft, endpoint)
     try:
-        async with aclosing(race.events()) as events:
+        async with aclosing(race.stream_answer_events()) as events:
             yield events
     finally:
         await race.aclose()
@@ -88,14 +88,14 @@ class _Race:
         self._race_target = RaceTarget(context, endpoint)
         self._request = request
         self._pair_stats = context.pair_stats
-        self._clock = clock()
+        self._clock = get_loop_clock()
         self._changed = asyncio.Event()
         self._background_draft = BackgroundDraft(
             draft,
             request,
             max_tokens=config.max_draft_tokens,
             timeout_s=config.draft_timeout_s,
-            changed=self._handle_draft_news,
+            changed=self._handle_new_draft_text,
         )
         self._root = self._make_stream("")
         self._chain = StreamChain(
@@ -116,7 +116,7 @@ class _Race:
             max_tokens=request.max_tokens,
             now_s=self._clock(),
         )
-        self._news: asyncio.Queue[StreamNews] = asyncio.Queue(_READ_AHEAD)
+        self._news: asyncio.Queue[StreamArrival] = asyncio.Queue(_READ_AHEAD)
         self._readers: dict[RaceStream, StreamReader] = {}
         self._streams: dict[StreamReader, RaceStream] = {}
         self._preparing: asyncio.Task[None] | None = None
@@ -131,37 +131,37 @@ class _Race:
         self._num_shown = 0  # characters of the answer …
         self._num_reported = 0  # … and tokens of its rounds
 
-    async def events(self) -> AsyncGenerator[StreamEvent]:
+    async def stream_answer_events(self) -> AsyncGenerator[StreamEvent]:
         """The answer."""
         chain, matcher = self._chain, StopMatcher(self._request.stop)
         if not self._race_target.is_by_ids:
             yield _BY_TEXT
         self._start_stream(self._root, None)
-        self._preparing = asyncio.create_task(self._prepare())
-        self._restart_draft(DraftRequest("", self._scheduler.draft_reach))
+        self._preparing = asyncio.create_task(self._prepare_further_streams())
+        self._restart_draft_at_answer(DraftRequest("", self._scheduler.max_useful_draft_tokens))
         finish: Finish | None = None
         while finish is None:
             await self._changed.wait()
             self._changed.clear()
-            self._extend_expected()
-            self._take_news()
+            self._extend_expected_text()
+            self._handle_all_stream_news()
             self._start_draft_and_streams()
-            output = [*chain.output_events, *self._take_fallback()]
+            output = [*chain.output_events, *self._take_fallback_event()]
             chain.output_events.clear()
             for event in output:
-                for shown in self._filter_event(event, matcher):
+                for shown in self._apply_stop_strings(event, matcher):
                     yield shown
             if self._error is not None:
                 raise self._error
             finish = self._find_finish(matcher)
         for held in matcher.flush():
             yield held
-        chain.drop_all_but_first()
-        for stream in self._report_streams():
+        chain.drop_all_but_first_stream()
+        for stream in self._report_what_became_of_streams():
             yield stream
         yield finish
 
-    def _filter_event(self, event: StreamEvent, matcher: StopMatcher) -> Iterator[StreamEvent]:
+    def _apply_stop_strings(self, event: StreamEvent, matcher: StopMatcher) -> Iterator[StreamEvent]:
         for shown in matcher.filter_event(event):
             self._num_shown += len(shown.text) if isinstance(shown, TextDelta) else 0
             yield self._trim_round(shown, matcher) if isinstance(shown, Round) else shown
@@ -170,7 +170,7 @@ class _Race:
         """A round without what follows a stop string, and without a draft while no stream was begun by it."""
         num_emitted = round_.num_emitted_tokens
         if matcher.matched is not None:
-            num_shown = self._chain.num_tokens_until(self._num_shown) - self._num_reported
+            num_shown = self._chain.count_tokens_until_character(self._num_shown) - self._num_reported
             num_emitted = max(0, min(num_emitted, num_shown))
         self._num_reported += num_emitted
         if not self._scheduler.num_opened:
@@ -184,16 +184,18 @@ class _Race:
         """How the answer has ended, with the tokens that are its own; None: not yet."""
         chain = self._chain
         if matcher.matched is not None:
-            return Finish("stop", Usage(output_tokens=chain.num_tokens_until(self._num_shown)), "stop_string")
+            return Finish(
+                "stop", Usage(output_tokens=chain.count_tokens_until_character(self._num_shown)), "stop_string"
+            )
         return None if chain.finish is None else replace(chain.finish, usage=chain.count_answer_usage())
 
     async def aclose(self) -> None:
         """End every stream and the draft, and wait until they are closed."""
         root = self._readers.get(self._root)
         if root is not None:
-            num_characters, token_s = count_request_characters(self._request), self._pair_stats.token_s.value
-            root.add_times_to(self._pair_stats.baseline, num_characters, token_s)
-        self._scheduler.finish()
+            num_characters, token_s = count_prompt_characters(self._request), self._pair_stats.token_s.value
+            root.add_times_to_baseline(self._pair_stats.baseline, num_characters, token_s)
+        self._scheduler.record_answer_end()
         others = filter(None, [self._preparing, self._trying_prompt])
         tasks = [*(reader.task for reader in self._readers.values()), *others]
         for task in tasks:
@@ -205,12 +207,12 @@ class _Race:
     # ----------------------------------------------------------------------------------------- streams
 
     @property
-    def _num_open(self) -> int:
+    def _num_open_streams(self) -> int:
         """Streams that are open, or being closed."""
         return sum(not reader.task.done() for reader in self._readers.values())
 
     def _make_stream(self, prefix: str) -> RaceStream:
-        stream = RaceStream(prefix, self._pair_stats.open_stream())
+        stream = RaceStream(prefix, self._pair_stats.start_stream_timer())
         stream.token_ids = [] if self._race_target.is_by_ids else None
         return stream
 
@@ -218,17 +220,17 @@ class _Race:
         self._opened.append(stream)
         target = self._race_target
         reader = StreamReader(
-            target.open_first() if parent is None else target.open_further(stream, parent),
+            target.open_first_stream() if parent is None else target.open_further_stream(stream, parent),
             stream.timer,
             begins_at=stream.num_prefix_tokens,
-            has_calls=self._is_disturbed,
+            has_calls=self._has_server_other_calls,
             changed=self._changed.set,
             news=self._news,
         )
         self._readers[stream], self._streams[reader] = reader, stream
-        reader.task.add_done_callback(partial(self._handle_closed, stream))
+        reader.task.add_done_callback(partial(self._handle_stream_closed, stream))
 
-    def _handle_closed(self, stream: RaceStream, _: asyncio.Task[None]) -> None:
+    def _handle_stream_closed(self, stream: RaceStream, _: asyncio.Task[None]) -> None:
         """A stream is closed: there may be room for another one."""
         stream.ended_s = self._clock()
         self._changed.set()
@@ -236,31 +238,31 @@ class _Race:
     def _close_stream(self, stream: RaceStream) -> None:
         """Nobody needs a stream any more."""
         self._readers[stream].task.cancel()
-        self._race_target.close(stream)
+        self._race_target.cancel_prompt_encoding(stream)
 
-    def _is_disturbed(self) -> bool:
+    def _has_server_other_calls(self) -> bool:
         """Whether the server has other work of ours beside a stream."""
         is_trying = self._race_target.is_being_tried and not self._scheduler.is_off
-        return self._num_open > 1 or is_trying or self._scheduler.prompt_trial.is_running
+        return self._num_open_streams > 1 or is_trying or self._scheduler.prompt_trial.is_running
 
-    def _is_harmless(self, stream: RaceStream) -> bool:
+    def _is_pace_undisturbed(self, stream: RaceStream) -> bool:
         """Whether a stream tells the target's pace although others are open beside it."""
         num_extra = self._pair_stats.streams.num_extra
         is_first_token = stream.timer.first_s is None
         is_first = stream is self._chain.streams[0] and not is_first_token
-        return is_first and self._num_open - 1 <= num_extra and not self._race_target.is_being_tried
+        return is_first and self._num_open_streams - 1 <= num_extra and not self._race_target.is_being_tried
 
-    async def _prepare(self) -> None:
+    async def _prepare_further_streams(self) -> None:
         """Find out how further streams are begun."""
         target, was_by_ids = self._race_target, self._race_target.is_by_ids
         try:
-            await target.prepare(self._root)
+            await target.prepare_further_streams(self._root)
         except Exception as error:  # noqa: BLE001 - only speculation needs it
             self._stop_racing(error)
             return
         if was_by_ids and not target.is_by_ids:
             self._chain.output_events.append(_BY_TEXT)
-            self._chain.limit_tokens(self._request.max_tokens)
+            self._chain.set_max_tokens(self._request.max_tokens)
         self._scheduler.can_begin, self._scheduler.can_try_prompt = True, target.is_by_ids
         self._changed.set()
 
@@ -274,21 +276,21 @@ class _Race:
 
     # -------------------------------------------------------------------------------------------- news
 
-    def _take_news(self) -> None:
+    def _handle_all_stream_news(self) -> None:
         """Take what the streams wrote, in the order in which it came."""
         while self._chain.finish is None and self._error is None and not self._news.empty():
             news = self._news.get_nowait()
-            self._handle_news(self._streams[news.reader], news)
+            self._handle_stream_news(self._streams[news.reader], news)
 
-    def _handle_news(self, stream: RaceStream, news: StreamNews) -> None:
+    def _handle_stream_news(self, stream: RaceStream, news: StreamArrival) -> None:
         chain, has_begun = self._chain, stream.timer.first_s is not None
         match news.event:
             case TextDelta() as delta:
-                news.reader.count_undisturbed(count_tokens(delta), news)
-                is_disturbed = news.is_disturbed and not self._is_harmless(stream)
+                news.reader.count_undisturbed_tokens(count_piece_tokens(delta), news)
+                is_disturbed = news.is_disturbed and not self._is_pace_undisturbed(stream)
                 chain.add_delta(stream, delta, news.arrived_s, is_disturbed=is_disturbed)
             case Finish() as finish:
-                chain.end_stream(stream, finish, news.arrived_s, is_disturbed=news.is_disturbed)
+                chain.record_stream_end(stream, finish, news.arrived_s, is_disturbed=news.is_disturbed)
             case None:
                 error = TargetError(f"{self._name} ended its stream without a finish reason")
                 self._handle_stream_failure(stream, error)
@@ -302,20 +304,20 @@ class _Race:
             case _:
                 pass
         if chain.num_answer_tokens > MIN_BASELINE_TOKENS:
-            self._race_target.note_pace()
+            self._race_target.allow_disturbing_trials()
         if not has_begun and stream is not self._root and stream.timer.first_s is not None:
             self._pair_stats.streams.first_s.update(stream.timer.first_s - stream.timer.opened_s)
-        self._scheduler.add_progress(self._num_open, news.arrived_s)
+        self._scheduler.record_progress(self._num_open_streams, news.arrived_s)
 
-    def _handle_draft_news(self) -> None:
+    def _handle_new_draft_text(self) -> None:
         """The draft wrote something: it waits for the target's next word, unless it is enough for another stream."""
         feed = self._background_draft
-        num_needed = _CHARACTERS_PER_TOKEN * self._scheduler.segment_length
+        num_needed = _CHARACTERS_PER_TOKEN * self._scheduler.num_tokens_between_streams
         if feed.ended or feed.failure is not None or len(feed.text) >= self._num_seen_draft_characters + num_needed:
             self._num_seen_draft_characters = len(feed.text)
             self._changed.set()
 
-    def _extend_expected(self) -> None:
+    def _extend_expected_text(self) -> None:
         feed = self._background_draft
         if feed.failure is not None and self._fallback is None:
             self._fallback = Fallback(feed.failure)
@@ -323,8 +325,8 @@ class _Race:
             text, start = feed.text, self._num_expected_characters
             self._num_expected_characters = len(text)
             if len(text) > start:
-                times = [(at - start, seconds) for at, seconds in feed.piece_times(start, len(text))]
-                self._chain.extend_expected(text[start:], times)
+                times = [(at - start, seconds) for at, seconds in feed.list_piece_times(start, len(text))]
+                self._chain.extend_expected_text(text[start:], times)
 
     def _handle_stream_failure(self, stream: RaceStream, error: Exception) -> None:
         if stream is self._chain.streams[0]:
@@ -340,10 +342,10 @@ class _Race:
         if self._fallback is None:
             self._fallback = Fallback.from_error(error)
         self._scheduler.is_off = True
-        self._chain.drop_all_but_first()
+        self._chain.drop_all_but_first_stream()
         self._changed.set()
 
-    def _take_fallback(self) -> Iterator[StreamEvent]:
+    def _take_fallback_event(self) -> Iterator[StreamEvent]:
         """Why speculation was given up; reported once."""
         if self._fallback is not None and not self._has_reported_fallback:
             self._has_reported_fallback = True
@@ -355,27 +357,27 @@ class _Race:
         if not feed.is_exhausted:
             request = scheduler.choose_draft_request(has_ended=feed.ended, is_cut=feed.is_cut)
             if request is not None:
-                self._restart_draft(request)
+                self._restart_draft_at_answer(request)
         num_tokens = scheduler.choose_prompt_trial(self._clock())
         if num_tokens is not None:
             self._trying_prompt = asyncio.create_task(self._try_prompt(num_tokens))
         while self._error is None:
-            parent = self._chain.tail
+            parent = self._chain.last_stream
             is_whole = feed.ended and feed.is_complete
-            stream = scheduler.open_stream(self._num_open, self._clock(), is_draft_whole=is_whole)
+            stream = scheduler.choose_stream_to_open(self._num_open_streams, self._clock(), is_draft_whole=is_whole)
             if stream is None:
                 return
             self._start_stream(stream, parent)
 
-    def _restart_draft(self, request: DraftRequest) -> None:
+    def _restart_draft_at_answer(self, request: DraftRequest) -> None:
         self._num_expected_characters = self._num_seen_draft_characters = 0
         self._background_draft.restart(request.answer, request.num_tokens)
 
-    def _report_streams(self) -> Iterator[TargetStream]:
+    def _report_what_became_of_streams(self) -> Iterator[TargetStreamReport]:
         """What became of every stream; the last of them end now."""
         first_s, now_s = self._root.timer.opened_s, self._clock()
         for index, stream in enumerate(self._opened):
-            yield TargetStream(
+            yield TargetStreamReport(
                 index=index,
                 begins_at=stream.num_prefix_tokens,
                 num_tokens=stream.num_tokens,

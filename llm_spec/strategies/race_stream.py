@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llm_spec.chat import Finish, TextDelta
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.pair_stats import StreamTimer
 
 __all__ = ["DraftPieceTimes", "RaceStream", "StreamRoundFigures"]
@@ -70,13 +70,13 @@ class RaceStream:
         else:
             self.token_ids = None
 
-    def expect_ids(self, token_ids: list[int]) -> None:
+    def set_expected_ids(self, token_ids: list[int]) -> None:
         """What it should write up to `end`, in token ids; what it has written meanwhile was compared as text."""
         written = self.token_ids or []
         self.expected_ids = token_ids
         self._checked_ids = len(written) if written == token_ids[: len(written)] else 0
 
-    def reset_expected(self) -> None:
+    def reset_expected_text(self) -> None:
         """Forget what it should write after what it has written."""
         self.expected, self._checked = self.text, len(self.text)
 
@@ -120,7 +120,7 @@ class RaceStream:
         return self.end is not None and len(self.text) > self.end
 
     @property
-    def num_checked(self) -> int:
+    def num_checked_characters(self) -> int:
         """Characters of the answer up to which it was found to be as the draft had it."""
         return len(self.prefix) + self._checked
 
@@ -134,20 +134,20 @@ class RaceStream:
             verify_s = max(0.0, self._last_round_s - began_s)
             self.rounds.append(StreamRoundFigures(accepted + rejected, accepted, emitted, draft_s, verify_s))
 
-    def num_tokens_after(self, num_rounds: int) -> int | None:
+    def num_tokens_after_rounds(self, num_rounds: int) -> int | None:
         """Tokens at the end of that many of `rounds`; None: there are fewer."""
         if num_rounds > len(self.rounds):
             return None
         return self._num_reported_tokens - sum(round_.num_emitted for round_ in self.rounds[num_rounds:])
 
-    def truncate(self, num_tokens: int) -> int:
+    def truncate_to_tokens(self, num_tokens: int) -> int:
         """Forget all that it wrote after that many tokens; how many those were."""
         num_cut = self.num_tokens - num_tokens
         if num_cut:
-            self.text = self.text[: self._find_text_length(num_tokens)]
+            self.text = self.text[: self._count_characters_of_tokens(num_tokens)]
         self.num_tokens = num_tokens
         self.num_agreed = max(0, min(self.num_agreed, num_tokens - self._num_reported_tokens))
-        rounds, self._num_reported_tokens = self.rounds, self.num_tokens_after(0) or 0
+        rounds, self._num_reported_tokens = self.rounds, self.num_tokens_after_rounds(0) or 0
         self.rounds = []
         for round_ in rounds:
             num_left = num_tokens - self._num_reported_tokens
@@ -158,12 +158,12 @@ class RaceStream:
             self._num_reported_tokens += num_emitted
         return num_cut
 
-    def _find_text_length(self, num_tokens: int) -> int:
+    def _count_characters_of_tokens(self, num_tokens: int) -> int:
         """How many characters the first tokens have; of several that came at once they are pieces."""
         num_before = start = 0
         for num_written, end in self.ends:
             if num_written > num_tokens and self.token_ids is None:
-                pieces = split_pieces(self.text[start:end])[: num_tokens - num_before]
+                pieces = split_into_pieces(self.text[start:end])[: num_tokens - num_before]
                 return start + sum(map(len, pieces))
             if num_written >= num_tokens:
                 return end
@@ -178,7 +178,7 @@ class DraftPieceTimes:
         self._ends: list[int] = []
         self._seconds: list[float] = []
 
-    def add(self, end: int, seconds: float) -> None:
+    def add_piece_time(self, end: int, seconds: float) -> None:
         """The draft has come to a place in the answer."""
         self._ends.append(end)
         self._seconds.append(seconds)
@@ -188,7 +188,7 @@ class DraftPieceTimes:
         at = bisect_right(self._ends, end)
         del self._ends[at:], self._seconds[at:]
 
-    def take_seconds(self, start: int, end: int, *, rejected: bool) -> float:
+    def take_draft_s(self, start: int, end: int, *, rejected: bool) -> float:
         """Seconds of the pieces between two places, and of the one after them if that was rejected; of each once."""
         first, last = bisect_right(self._ends, start), bisect_right(self._ends, end) + rejected
         seconds = sum(self._seconds[first:last])

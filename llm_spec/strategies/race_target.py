@@ -14,8 +14,8 @@ from llm_spec.drafting.text_pieces import count_prompt_pieces
 from llm_spec.errors import UnsupportedError
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.race_stream import RaceStream
-from llm_spec.strategies.resume_plain import can_continue
-from llm_spec.strategies.stream_scheduler import PromptCosts
+from llm_spec.strategies.resume_plain import can_target_continue_text
+from llm_spec.strategies.stream_scheduler import PromptTokenCosts
 from llm_spec.strategies.untried_endpoint import UntriedEndpoint
 
 __all__ = ["RaceTarget"]
@@ -28,7 +28,7 @@ class RaceTarget:
     """
 
     def __init__(self, context: StrategyContext, endpoint: TokenEndpoint | None) -> None:
-        self.costs = PromptCosts(count_prompt_pieces(context.request))
+        self.costs = PromptTokenCosts(count_prompt_pieces(context.request))
         self._target = context.target
         self._request = replace(context.request, stop=())  # a stop string may begin in one stream and end in another
         self._endpoint = endpoint
@@ -49,21 +49,21 @@ class RaceTarget:
         is_endpoint_tried = isinstance(self._endpoint, UntriedEndpoint) and self._endpoint.is_being_tried
         return self._is_trying_text or is_endpoint_tried
 
-    def open_first(self) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+    def open_first_stream(self) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """The answer's own stream."""
         endpoint = self._endpoint
         return self._target.stream(self._request) if endpoint is None else endpoint.stream_chat(self._request)
 
-    def open_further(
+    def open_further_stream(
         self, stream: RaceStream, parent: RaceStream
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """A stream that begins where `parent` is expected to arrive; `prepare` has come to its end."""
         if self._endpoint is None:
-            return self._open_by_text(stream)
-        self._prompts[stream] = asyncio.create_task(self._encode_expected(parent, self._endpoint))
-        return self._open_by_ids(stream, self._endpoint)
+            return self._open_stream_by_text(stream)
+        self._prompts[stream] = asyncio.create_task(self._encode_expected_prefix(parent, self._endpoint))
+        return self._open_stream_by_ids(stream, self._endpoint)
 
-    async def prepare(self, root: RaceStream) -> None:
+    async def prepare_further_streams(self, root: RaceStream) -> None:
         """Find out what further streams need: the prompt's token ids, or whether the target goes on from a text.
 
         Raises what the target raises, and UnsupportedError where it can do neither.
@@ -75,12 +75,12 @@ class RaceTarget:
             except UnsupportedError:
                 if not (isinstance(self._endpoint, UntriedEndpoint) and self._target.capabilities.continue_prefix):
                     raise
-                self._begin_by_text()
+                self._switch_to_text()
         if self._endpoint is not None and root.token_ids is None:  # it began before it was known to tell them
-            self._begin_by_text()
+            self._switch_to_text()
         if self._is_text_untried:
             await self._root_shows_pace.wait()
-            await self._try_text()
+            await self._try_text_continuation()
 
     async def try_prompt(self, root: RaceStream, num_tokens: int) -> None:
         """Have the first tokens of the prompt read; only by token ids."""
@@ -88,11 +88,11 @@ class RaceTarget:
             prompt_ids = await asyncio.shield(self._prompts[root])
             await self._endpoint.sample_next([prompt_ids[:num_tokens]], self._request.sampling)
 
-    def note_pace(self) -> None:
+    def allow_disturbing_trials(self) -> None:
         """The first stream has shown how fast it is by itself: trials may disturb it now."""
         self._root_shows_pace.set()
 
-    def close(self, stream: RaceStream) -> None:
+    def cancel_prompt_encoding(self, stream: RaceStream) -> None:
         """A stream is not needed any more, nor what is before it."""
         prompt = self._prompts.get(stream)
         if prompt is not None:
@@ -106,44 +106,44 @@ class RaceTarget:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _begin_by_text(self) -> None:
+    def _switch_to_text(self) -> None:
         self._endpoint, self._is_text_untried = None, True
 
-    async def _try_text(self) -> None:
+    async def _try_text_continuation(self) -> None:
         self._is_trying_text = True
         try:
-            if not await can_continue(self._target):
+            if not await can_target_continue_text(self._target):
                 raise UnsupportedError(f"target {self._target.name} does not go on from a text")
         finally:
             self._is_trying_text = False
 
     @asynccontextmanager
-    async def _open_by_text(self, stream: RaceStream) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        request = self._limit_tokens(self._vary_seed(self._request), stream.min_prefix_tokens)
+    async def _open_stream_by_text(self, stream: RaceStream) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        request = self._limit_max_tokens(self._vary_seed_per_stream(self._request), stream.min_prefix_tokens)
         self.costs.num_extra_tokens += self.costs.num_prompt_tokens + stream.num_prefix_tokens
         async with self._target.stream(replace(request, prefix=request.prefix + stream.prefix)) as events:
             yield events
 
     @asynccontextmanager
-    async def _open_by_ids(
+    async def _open_stream_by_ids(
         self, stream: RaceStream, endpoint: TokenEndpoint
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         prompt_ids = await asyncio.shield(self._prompts[stream])
         stream.num_prefix_tokens = len(prompt_ids) - self.costs.num_prompt_tokens
-        request = self._limit_tokens(self._vary_seed(self._request), stream.num_prefix_tokens)
+        request = self._limit_max_tokens(self._vary_seed_per_stream(self._request), stream.num_prefix_tokens)
         self.costs.num_extra_tokens += len(prompt_ids)
         async with endpoint.stream_after(prompt_ids, request) as events:
             yield events
 
-    async def _encode_expected(self, parent: RaceStream, endpoint: TokenEndpoint) -> list[int]:
+    async def _encode_expected_prefix(self, parent: RaceStream, endpoint: TokenEndpoint) -> list[int]:
         """All that is expected to be before the stream after `parent`, prompt included."""
         text, written_ids = parent.text, list(parent.token_ids or ())
         added_ids = await endpoint.encode(parent.expected[len(text) :])
         prompt_ids = await asyncio.shield(self._prompts[parent])
-        parent.expect_ids(written_ids + added_ids)
+        parent.set_expected_ids(written_ids + added_ids)
         return prompt_ids + written_ids + added_ids
 
-    def _limit_tokens(self, request: ChatRequest, num_before: int) -> ChatRequest:
+    def _limit_max_tokens(self, request: ChatRequest, num_before: int) -> ChatRequest:
         """With as many tokens as are left after so many."""
         if request.max_tokens is not None:
             left = request.max_tokens - num_before
@@ -153,7 +153,7 @@ class RaceTarget:
             request = replace(request, max_tokens=left)
         return request
 
-    def _vary_seed(self, request: ChatRequest) -> ChatRequest:
+    def _vary_seed_per_stream(self, request: ChatRequest) -> ChatRequest:
         """With a seed of its own: two streams with one seed would draw the same noise at different places."""
         if request.sampling.temperature == 0:
             return request

@@ -17,42 +17,44 @@ from llm_spec.chat import Fallback, Finish, Round, StreamEvent, TextDelta
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.full_draft import FullDraft
 from llm_spec.drafting.ngrams import SequenceFollower
-from llm_spec.drafting.text_pieces import iterate_pieces_yielding, split_pieces
-from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
+from llm_spec.drafting.text_pieces import iterate_pieces_yielding_to_loop, split_into_pieces
+from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
 from llm_spec.strategies.plain import stream_plain
 
-__all__ = ["prepare", "replay_draft_rounds"]
+__all__ = ["prepare_or_refuse", "replay_draft_rounds"]
 
 _LOOKAHEAD: Final = 8
 _ROUNDS_PER_LOOP_TURN: Final = 32  # replayed between two turns of the event loop
 
 
-def prepare(context: StrategyContext) -> Ready | Refusal:
+def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     """Any target, any draft."""
     if context.draft is None:
         return Refusal("there is no draft")
-    return Ready(TextGuarantee("exact", same_text=True), partial(_run, context, context.draft))
+    return ReadyStrategy(TextGuarantee("exact", same_text=True), partial(_open_compared_answer, context, context.draft))
 
 
 @asynccontextmanager
-async def _run(context: StrategyContext, draft: DraftProvider) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+async def _open_compared_answer(
+    context: StrategyContext, draft: DraftProvider
+) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
     full_draft = FullDraft(draft, context.request, context.config)
     async with (
         full_draft.read_in_background(),
         stream_plain(context.target, context.request, context.config) as events,
-        aclosing(_compare_with_draft(events, full_draft, context)) as out,
+        aclosing(_stream_and_compare_with_draft(events, full_draft, context)) as out,
     ):
         yield out
 
 
-def _compute_draft_patience(context: StrategyContext) -> float:
+def _compute_draft_patience_s(context: StrategyContext) -> float:
     """How long (s) a finished answer may still wait for its draft: never into the deadline."""
     timeout_s = context.config.draft_timeout_s
     left_s = None if context.deadline is None else context.deadline.remaining_s
     return timeout_s if left_s is None else min(timeout_s, 0.9 * max(0.0, left_s))
 
 
-async def _compare_with_draft(
+async def _stream_and_compare_with_draft(
     events: AsyncIterator[StreamEvent], full_draft: FullDraft, context: StrategyContext
 ) -> AsyncGenerator[StreamEvent]:
     answer, config = "", context.config
@@ -64,11 +66,13 @@ async def _compare_with_draft(
             case Round():
                 pass  # the target's own plain steps: here the rounds are the comparison's
             case Finish():
-                timeout_s = _compute_draft_patience(context)
-                await full_draft.wait(timeout_s, f"late: the draft took {timeout_s:.3g} s longer than the answer")
+                timeout_s = _compute_draft_patience_s(context)
+                await full_draft.wait_for_end(
+                    timeout_s, f"late: the draft took {timeout_s:.3g} s longer than the answer"
+                )
                 if full_draft.failure is not None:
                     yield Fallback(full_draft.failure)
-                follower, answer_pieces = await _index_draft_pieces(full_draft.text), split_pieces(answer)
+                follower, answer_pieces = await _index_draft_pieces(full_draft.text), split_into_pieces(answer)
                 reports = replay_draft_rounds(follower, answer_pieces, config.max_draft_tokens)
                 for report in islice(reports, config.max_iterations):
                     yield report
@@ -82,7 +86,7 @@ async def _compare_with_draft(
 async def _index_draft_pieces(draft: str) -> SequenceFollower[str]:
     """The draft, ready to be realigned, with turns of the event loop where it is long."""
     follower = SequenceFollower[str]()
-    async for piece in iterate_pieces_yielding(draft):
+    async for piece in iterate_pieces_yielding_to_loop(draft):
         follower.extend((piece,))
     return follower
 

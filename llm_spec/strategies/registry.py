@@ -2,8 +2,9 @@
 
 How to add a strategy:
 
-1. One file with `prepare(context)`. It gives `Ready` (what holds for the text, and how to run), or `Refusal` with the
-   reason in one sentence. `strategies/regenerate.py` is a short one, `examples/own_strategy.py` a toy.
+1. One file with `prepare_or_refuse(context)`. It gives `ReadyStrategy` (what holds for the text, and how to run), or
+   `Refusal` with the reason in one sentence.
+   `strategies/regenerate.py` is a short one, `examples/own_strategy.py` a toy.
 2. One line: a `StrategyEntry` in `_BUILTIN` below. Another package names its entry in the entry-point group
    `llm_spec.strategies` instead; a program calls `register_strategy(entry)`.
 3. One test, of what the strategy guarantees for its text.
@@ -27,7 +28,7 @@ from llm_spec.errors import ConfigError, format_error_line
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from llm_spec.strategies.base import Ready, Refusal, StrategyContext
+    from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext
 
 __all__ = [
     "AUTO",
@@ -38,12 +39,12 @@ __all__ = [
     "Simulation",
     "StrategyEntry",
     "find_strategy",
+    "get_strategies_by_name",
+    "list_strategy_choices",
     "register_strategy",
-    "registered_strategies",
-    "strategy_choices",
 ]
 
-Prepare: TypeAlias = "Callable[[StrategyContext], Ready | Refusal]"
+Prepare: TypeAlias = "Callable[[StrategyContext], ReadyStrategy | Refusal]"
 Simulation: TypeAlias = Literal["steps", "streams", "batches", "chat", "sentences"]
 
 AUTO: Final = "auto"
@@ -99,11 +100,11 @@ class StrategyEntry:
         return self.target == "local"
 
     @property
-    def features(self) -> tuple[Feature, ...]:
+    def discoverable_features(self) -> tuple[Feature, ...]:
         """Those of `needs` that a server has to be asked for."""
         return tuple(cast("Feature", need) for need in self.needs if need in get_args(Feature))
 
-    def load(self) -> Prepare:
+    def load_prepare_function(self) -> Prepare:
         """Its function; raises ConfigError where that cannot be imported."""
         if isinstance(self.prepare, str):
             return cast("Prepare", _import_object(self.name, self.prepare))
@@ -112,12 +113,12 @@ class StrategyEntry:
 
 PLAIN: Final = StrategyEntry(
     name="plain",
-    prepare="llm_spec.strategies.plain:prepare",
+    prepare="llm_spec.strategies.plain:prepare_or_refuse",
     summary="the target alone, without speculation",
 )
 TOKENS: Final = StrategyEntry(
     name="tokens",
-    prepare="llm_spec.strategies.tokens:prepare",
+    prepare="llm_spec.strategies.tokens:prepare_or_refuse",
     summary="the draft proposes the next tokens and the target checks all of them in one step",
     auto=True,
     target="local",
@@ -126,7 +127,7 @@ TOKENS: Final = StrategyEntry(
 )
 REGENERATE: Final = StrategyEntry(
     name="regenerate",
-    prepare="llm_spec.strategies.regenerate:prepare",
+    prepare="llm_spec.strategies.regenerate:prepare_or_refuse",
     summary="the target answers alone, and the draft is only compared, to measure it",
     only_measures=True,
 )
@@ -135,7 +136,7 @@ _BUILTIN: Final = (
     TOKENS,
     StrategyEntry(
         name="race",
-        prepare="llm_spec.strategies.race:prepare",
+        prepare="llm_spec.strategies.race:prepare_or_refuse",
         summary="more requests to the target start at later points of the drafted answer",
         auto=True,
         target="server",
@@ -144,7 +145,7 @@ _BUILTIN: Final = (
     ),
     StrategyEntry(
         name="probe",
-        prepare="llm_spec.strategies.probe:prepare",
+        prepare="llm_spec.strategies.probe:prepare_or_refuse",
         summary="one request to the target checks several tokens of the draft",
         auto=True,
         target="server",
@@ -154,7 +155,7 @@ _BUILTIN: Final = (
     ),
     StrategyEntry(
         name="score",
-        prepare="llm_spec.strategies.score:prepare",
+        prepare="llm_spec.strategies.score:prepare_or_refuse",
         summary="one request to the target scores the draft's tokens, and its own tokens are read from the scores",
         target="server",
         needs=("token_scorer",),
@@ -162,7 +163,7 @@ _BUILTIN: Final = (
     ),
     StrategyEntry(
         name="predict",
-        prepare="llm_spec.strategies.predict:prepare",
+        prepare="llm_spec.strategies.predict:prepare_or_refuse",
         summary="the request carries the draft's answer as a predicted output",
         auto=True,
         target="server",
@@ -172,7 +173,7 @@ _BUILTIN: Final = (
     ),
     StrategyEntry(
         name="judge",
-        prepare="llm_spec.strategies.judge:prepare",
+        prepare="llm_spec.strategies.judge:prepare_or_refuse",
         summary="the target reads the draft's answer and keeps what is right; the text may not be its own",
         guarantee="judged",
         simulation="sentences",
@@ -194,34 +195,34 @@ def find_strategy(name: str) -> StrategyEntry:
     for entry in _registered.values():  # without a look at packages, which is slow; none can take such a name
         if entry.name == name:
             return entry
-    points = [point for point in _scan_entry_points() if point.name == name]
+    points = [point for point in _scan_strategy_entry_points() if point.name == name]
     if not points:
-        raise ConfigError(f"strategy is {name!r}; it must be one of {', '.join(strategy_choices())}")
-    return _load_entry(points)
+        raise ConfigError(f"strategy is {name!r}; it must be one of {', '.join(list_strategy_choices())}")
+    return _load_strategy_entry(points)
 
 
-def registered_strategies() -> Mapping[str, StrategyEntry]:
+def get_strategies_by_name() -> Mapping[str, StrategyEntry]:
     """All strategies by name, in order; imports the packages that add some, and raises as `find_strategy`."""
-    added = {point.name: find_strategy(point.name) for point in _scan_entry_points()}
+    added = {point.name: find_strategy(point.name) for point in _scan_strategy_entry_points()}
     for name in sorted(_registered.keys() & added.keys()):
-        places = [point.value for point in _scan_entry_points() if point.name == name]
+        places = [point.value for point in _scan_strategy_entry_points() if point.name == name]
         raise ConfigError(f"strategy {name!r} is registered already, and again by {places[0]}; uninstall that package")
     return _registered | added
 
 
-def strategy_choices() -> tuple[str, ...]:
+def list_strategy_choices() -> tuple[str, ...]:
     """What a config may name: `auto` and all strategies. Imports no package that adds one."""
-    return tuple(dict.fromkeys((AUTO, *_registered, *(point.name for point in _scan_entry_points()))))
+    return tuple(dict.fromkeys((AUTO, *_registered, *(point.name for point in _scan_strategy_entry_points()))))
 
 
 @cache
-def _scan_entry_points() -> tuple[EntryPoint, ...]:
+def _scan_strategy_entry_points() -> tuple[EntryPoint, ...]:
     from importlib.metadata import entry_points  # slow: only where somebody asks for more than what comes with us
 
     return tuple(sorted(entry_points(group=_ENTRY_POINT_GROUP), key=lambda point: point.name))
 
 
-def _load_entry(points: Sequence[EntryPoint]) -> StrategyEntry:
+def _load_strategy_entry(points: Sequence[EntryPoint]) -> StrategyEntry:
     """The entry that one package registers under one name."""
     name, places = points[0].name, sorted({point.value for point in points})
     if len(places) > 1:

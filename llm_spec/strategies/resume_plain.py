@@ -16,10 +16,10 @@ from llm_spec.errors import LlmSpecError, TargetError
 
 __all__ = [
     "CannotContinueError",
-    "can_continue",
+    "can_target_continue_text",
     "continue_by_text",
+    "sample_one_token_by_stream",
     "skip_repeated_text",
-    "stream_one_token",
     "stream_rest_plain",
 ]
 
@@ -30,7 +30,7 @@ class CannotContinueError(TargetError):
     """The target begins anew where it should go on from a text."""
 
 
-async def can_continue(target: LlmProvider) -> bool:
+async def can_target_continue_text(target: LlmProvider) -> bool:
     """Whether a target goes on from a text; a server is believed only once it has been tried.
 
     Raises TransientError where it cannot be tried now.
@@ -68,7 +68,7 @@ async def stream_rest_plain(
                 yield event
         return
     except LlmSpecError as error:
-        if started or not await can_continue(target):
+        if started or not await can_target_continue_text(target):
             if isinstance(error, TargetError):
                 raise
             raise TargetError(str(error), partial_text=text) from error
@@ -77,7 +77,9 @@ async def stream_rest_plain(
             yield event
 
 
-async def stream_one_token(endpoint: TokenEndpoint, token_ids: Sequence[int], request: ChatRequest) -> SampledToken:
+async def sample_one_token_by_stream(
+    endpoint: TokenEndpoint, token_ids: Sequence[int], request: ChatRequest
+) -> SampledToken:
     """The token after `token_ids` by a stream of a single one, its text left out.
 
     Raises TargetError when the target does not tell its id: to ask for another one then would prefer those it tells.
@@ -105,11 +107,11 @@ async def continue_by_text(
     Whitespace at the end of the text is not sent, nor shown twice. Raises CannotContinueError for a target that begins
     anew, and TargetError when it does not repeat that whitespace.
     """
-    if not await can_continue(target):
+    if not await can_target_continue_text(target):
         raise CannotContinueError(f"{target.name} does not continue a text", partial_text=text)
     sent = text.rstrip()
     repeated_text = text[len(sent) :]
-    request = replace(_vary_seed(request, len(text)), prefix=request.prefix + sent)
+    request = replace(_vary_seed_by_position(request, len(text)), prefix=request.prefix + sent)
     async with target.stream(request) as events:
         yield GuaranteeWeakened(guarantee, "the answer goes on from its text, which the target tokenizes again")
         async for event in events:
@@ -138,7 +140,7 @@ async def skip_repeated_text(events: AsyncIterator[StreamEvent], repeated_text: 
             yield replace(event, text=event.text[num_shared:])
 
 
-def _vary_seed(request: ChatRequest, num_characters: int) -> ChatRequest:
+def _vary_seed_by_position(request: ChatRequest, num_characters: int) -> ChatRequest:
     """With another seed for each place.
 
     Servers begin their noise anew with every request, and the noise that drew the text so far is not independent of it.

@@ -10,7 +10,7 @@ which is closed then; where that does not pay any more, a new stream goes on fro
     call 2                . . .           sent while call 1 is under way, as if all of the draft were right
 
 A stream shows for nothing how well the draft does: rows are sent once that is known to pay, and the first call of a
-server has one row. `RowStats` has the arithmetic.
+server has one row. `RowCallStats` has the arithmetic.
 
 Who may write a position is fixed before anything at or after it is sampled. Greedily there is one text, so whoever is
 first writes; of sampled text the rows have all positions from the first one that they were sent for, once the stream
@@ -28,10 +28,10 @@ from typing import Final, NamedTuple
 from llm_spec.chat import Origin
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.pair_stats import PairStats
-from llm_spec.row_stats import Agreement
+from llm_spec.row_stats import DraftAgreement
 from llm_spec.strategies.prompt_trial import PromptTrial
 
-__all__ = ["ConfirmedToken", "Decision", "RowCall", "RowScheduler"]
+__all__ = ["ConfirmedToken", "RowCall", "RowDecision", "RowScheduler"]
 
 _MIN_USE: Final = 0.03  # a row that is less likely to be of use is not worth its tokens
 _MIN_SECONDS: Final = 1e-9
@@ -90,7 +90,7 @@ class ConfirmedToken(NamedTuple):
 
 
 @dataclass(slots=True)
-class Decision:
+class RowDecision:
     """What to do now; `wait_s`: when to decide again, unless something happens before (None: only then).
 
     `num_trial_tokens`: a call is to read so many tokens of the prompt, after which `prompt_trial` is told.
@@ -108,7 +108,7 @@ class RowScheduler:
 
     `max_open`: calls and streams that may be open at once; with one, a stream ends where rows begin. `max_calls`: of
     those, calls. `max_rows`: of a call. `max_tokens`: of the answer. Whoever drives it tells
-    what has happened, calls `take_confirmed` and `take_dropped`, and does what `decide` says.
+    what has happened, calls `take_confirmed` and `take_dropped_calls`, and does what `decide_next_actions` says.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class RowScheduler:
         self._dropped_calls: list[RowCall] = []  # that tell nothing more, and were not taken yet
         self._pair_stats = pair_stats
         self._rows = pair_stats.rows
-        self._agreement = Agreement(self._rows.agreement)
+        self._agreement = DraftAgreement(self._rows.agreement)
         self._is_greedy = is_greedy
         self._max_open = max_open
         self._max_calls = min(max_calls, max_open)
@@ -159,7 +159,7 @@ class RowScheduler:
 
     # ------------------------------------------------------------------------------------------ events
 
-    def begin_draft(self, now_s: float) -> None:
+    def record_draft_restarted(self, now_s: float) -> None:
         """The draft was restarted after the confirmed tokens."""
         self._draft_began_s = now_s if self._drafts_began else None
         self._drafts_began = True
@@ -175,24 +175,24 @@ class RowScheduler:
         if num_new > 0 and self._draft_began_s is not None:
             self._rows.draft_start_s.update(now_s - self._draft_began_s)
         elif num_new > 0 and self._drafted_ids:
-            self._rows.add_drafted(num_new, now_s - self._draft_grew_s)
+            self._rows.add_drafted_tokens_time(num_new, now_s - self._draft_grew_s)
         if num_new > 0:
             self._draft_grew_s, self._draft_began_s = now_s, None
         self._drafted_ids, self._draft_s = list(drafted_ids), list(draft_s)
         self._is_draft_idle, self._is_draft_exhausted = is_idle, is_exhausted
 
-    def add_judged(self, num_agreed: int, num_different: int) -> None:
+    def add_late_token_counts(self, num_agreed: int, num_different: int) -> None:
         """Tokens of the draft that were late for what was confirmed, and agreed with it or not."""
         for has_agreed, number in ((True, num_agreed), (False, num_different)):
             for _ in range(number):
-                self._agreement.add(has_agreed=has_agreed)
+                self._agreement.add_next_token(has_agreed=has_agreed)
 
-    def begin_stream(self, now_s: float) -> None:
+    def record_stream_opened(self, now_s: float) -> None:
         """A stream was opened that goes on from what is confirmed."""
         self.stream_at, self._stream_opened_s, self._rows_from = len(self.ids), now_s, None
         self._stream_last_s = now_s
 
-    def end_stream(self, now_s: float) -> None:
+    def record_stream_ended(self, now_s: float) -> None:
         """The stream writes no more, or nobody reads it: rows are alone."""
         self._phase_s, self._phase_at = now_s, len(self.ids)
         self._closed_at = len(self.ids) if self.stream_at is None else self.stream_at
@@ -211,27 +211,27 @@ class RowScheduler:
                 break
             if self.stream_at < len(self.ids):
                 if self.ids[self.stream_at] != token_id:
-                    self.end_stream(now_s)
+                    self.record_stream_ended(now_s)
                     break
             elif self._rows_from is not None and self.stream_at >= self._rows_from:
-                self.end_stream(now_s)
+                self.record_stream_ended(now_s)
                 break
             else:
-                self._confirm(token_id)
+                self._confirm_token(token_id)
                 taken = range(taken.start if taken else index, index + 1)
             self.stream_at += 1
         return taken
 
-    def stop(self) -> list[RowCall]:
+    def stop_rows(self) -> list[RowCall]:
         """No more rows in this answer; gives the calls that are not needed any more."""
         self._is_off = True
         calls, self.calls, self._rows_from = self.calls, [], None
         return calls
 
-    def add_answer(self, call: RowCall, tokens: list[SampledToken], seconds: float) -> None:
+    def record_call_answer(self, call: RowCall, tokens: list[SampledToken], seconds: float) -> None:
         """A call was answered."""
         call.tokens, call.verify_s = tokens, seconds
-        self._rows.add_call(call.num_rows, seconds)
+        self._rows.add_call_time(call.num_rows, seconds)
 
     def take_confirmed(self, now_s: float) -> ConfirmedToken | None:
         """The next token that rows confirm; None: there is none yet. Of sampled text, a stream ends with the first."""
@@ -243,41 +243,41 @@ class RowScheduler:
         if call is None or call.tokens is None:
             return None
         if is_streamed:
-            self.end_stream(now_s)
+            self.record_stream_ended(now_s)
         token = call.tokens[at - call.start]
         drafted_id = call.assumed_ids[at - call.base] if at - call.base < len(call.assumed_ids) else None
         is_accepted = token.token_id == drafted_id
         call.num_emitted, call.last_at = call.num_emitted + 1, at
         call.num_accepted += is_accepted
-        self._confirm(token.token_id, call)
-        return ConfirmedToken(token, _find_origin(call, drafted_id, is_accepted=is_accepted))
+        self._confirm_token(token.token_id, call)
+        return ConfirmedToken(token, _find_token_origin(call, drafted_id, is_accepted=is_accepted))
 
-    def take_dropped(self) -> list[RowCall]:
+    def take_dropped_calls(self) -> list[RowCall]:
         """The calls that tell nothing more, since this was last called."""
         dropped, self._dropped_calls = self._dropped_calls, []
         return dropped
 
-    def confirm_alone(self, token_id: int) -> None:
+    def confirm_single_token(self, token_id: int) -> None:
         """A token that was asked for by itself."""
-        self._confirm(token_id)
+        self._confirm_token(token_id)
 
-    def drop_last(self, num_tokens: int) -> None:
+    def forget_last_tokens(self, num_tokens: int) -> None:
         """Forget the last tokens, which no text came of."""
         del self.ids[len(self.ids) - num_tokens :]
 
-    def finish(self, now_s: float) -> None:
+    def record_answer_end(self, now_s: float) -> None:
         """The answer has ended: what it took is charged to later trials."""
         if self.stream_at is None:
-            self._charge_phase(now_s)
-        self._rows.add_answer(self._pair_stats.estimate_plain_s(len(self.ids)) or 0.0)
+            self._charge_phase_of_rows(now_s)
+        self._rows.add_answer_time(self._pair_stats.estimate_plain_s(len(self.ids)) or 0.0)
 
-    def _confirm(self, token_id: int, source: RowCall | None = None) -> None:
+    def _confirm_token(self, token_id: int, source: RowCall | None = None) -> None:
         at = len(self.ids)
         self.ids.append(token_id)
         drafted_id = self._drafted_ids.pop(0) if self._drafted_ids else None
         del self._draft_s[:1]
         if drafted_id is not None or self._is_draft_idle:  # a draft that has just begun is not silent
-            self._agreement.add(has_agreed=None if drafted_id is None else drafted_id == token_id)
+            self._agreement.add_next_token(has_agreed=None if drafted_id is None else drafted_id == token_id)
         if drafted_id != token_id:
             self._drafted_ids.clear()  # what follows was guessed after another token
             self._draft_s.clear()
@@ -296,28 +296,28 @@ class RowScheduler:
 
     # --------------------------------------------------------------------------------------- decisions
 
-    def decide(self, now_s: float) -> Decision:
+    def decide_next_actions(self, now_s: float) -> RowDecision:
         """What is to be done now; calls that are to be sent count as sent."""
-        decision = Decision()
+        decision = RowDecision()
         if self._should_close_stream(now_s):
             decision.closes_stream = True
-            self.end_stream(now_s)
+            self.record_stream_ended(now_s)
             self.num_closing += 1
         if self.stream_at is None:
             if self._is_off or self._should_leave_rows(now_s):
                 self._leave_rows(now_s)
                 decision.opens_stream = True
                 return decision
-            self._send_calls(self._count_sent(), now_s, decision)
+            self._send_calls(self._count_positions_with_rows(), now_s, decision)
             self._secure_lead(now_s, decision)
         elif self.can_send and not self._is_off:
-            first = self._count_sent() if self.calls else self._count_lead(now_s)
+            first = self._count_positions_with_rows() if self.calls else self._estimate_stream_lead_tokens(now_s)
             is_trial = bool(self.calls) and not self._is_greedy and self._rows_from is None
             is_paused = is_trial or len(self.ids) < self._resume_at
-            if not is_paused and (self.calls or self._should_begin(first, now_s)):
+            if not is_paused and (self.calls or self._should_begin_rows(first, now_s)):
                 if self._max_open == 1:
                     decision.closes_stream = True
-                    self.end_stream(now_s)
+                    self.record_stream_ended(now_s)
                 else:
                     self._send_calls(first, now_s, decision)
             elif not self._rows.is_measured and self._is_first_row_promising() and self._max_open > 1:
@@ -325,10 +325,10 @@ class RowScheduler:
                 decision.num_trial_tokens = self.prompt_trial.begin(num_tokens, allowance_s, self._stream_last_s)
         return decision
 
-    def _send_calls(self, first: int, now_s: float, decision: Decision) -> None:
+    def _send_calls(self, first: int, now_s: float, decision: RowDecision) -> None:
         """Send a call for the positions from `first` after the confirmed ones, when it is due."""
         num_drafted = len(self._drafted_ids)
-        room = self._count_room() - first
+        room = self._count_answer_tokens_left() - first
         num_others = self.num_closing + (self.stream_at is not None)
         max_calls = min(self._max_calls if self._rows.is_measured else 1, self._max_open - num_others)
         if first > num_drafted or room < 1 or len(self.calls) >= max_calls:
@@ -349,7 +349,7 @@ class RowScheduler:
         decision.calls.append(call)
         self._send_calls(first + num_rows, now_s, decision)
 
-    def _count_sent(self) -> int:
+    def _count_positions_with_rows(self) -> int:
         """How many positions after the confirmed ones will be written; a stream writes those before the first row."""
         if self.stream_at is not None:
             return max((call.end for call in self.calls), default=len(self.ids)) - len(self.ids)
@@ -358,49 +358,51 @@ class RowScheduler:
             end = max(end, call.end) if call.start <= end else end
         return end - len(self.ids)
 
-    def _count_room(self) -> int:
+    def _count_answer_tokens_left(self) -> int:
         """How many tokens the answer may still have."""
         return _MAX_AHEAD if self.max_tokens is None else self.max_tokens - len(self.ids)
 
     def _limit_rows(self, first: int) -> int:
         """Rows that a call may have: at most twice as many as any before, and none that is hardly ever of use."""
         num_rows = min(self._max_rows, max(1, 2 * self._rows.max_rows))
-        accepted = self._agreement.estimate_accepted()
+        accepted = self._agreement.estimate_acceptance_rate()
         if not self._rows.is_measured or not 0.0 < accepted < 1.0:
             return num_rows
-        least = max(_MIN_USE, self._rows.call_s.slope / max(self._pair_stats.target_token_s, _MIN_SECONDS))
+        least = max(_MIN_USE, self._rows.call_s.per_token_s / max(self._pair_stats.target_token_s, _MIN_SECONDS))
         reach = math.log(min(1.0, least)) / math.log(accepted)
         return min(num_rows, int(reach) - first + 1)
 
-    def _count_lead(self, now_s: float) -> int:
+    def _estimate_stream_lead_tokens(self, now_s: float) -> int:
         """How many tokens the stream writes until a call that is sent now is answered."""
         step_s = self._pair_stats.target_token_s
-        call_s = self._rows.estimate_call_s() if self._rows.is_measured else self._estimate_first_s()
+        call_s = self._rows.estimate_call_s() if self._rows.is_measured else self._get_first_token_s()
         if self._max_open == 1:
             return 0
         if self._stream_opened_s is not None:
-            call_s -= max(0.0, self._stream_opened_s + self._estimate_first_s() - now_s)
+            call_s -= max(0.0, self._stream_opened_s + self._get_first_token_s() - now_s)
         return math.ceil(min(call_s / step_s, _MAX_AHEAD)) if call_s > 0.0 < step_s else 0
 
-    def _should_begin(self, first: int, now_s: float) -> bool:
+    def _should_begin_rows(self, first: int, now_s: float) -> bool:
         """Whether rows are likely to overtake the stream, and may be tried."""
         num_drafted = len(self._drafted_ids)
         is_known = self._pair_stats.token_s.value is not None and self._pair_stats.first_token_s.value is not None
         if not (is_known and num_drafted):
             return False
         if self._max_open == 1:  # nothing may run beside the stream: neither a trial nor rows that gain once
-            return self._estimate_speedup() >= _MIN_SPEEDUP
+            return self._estimate_speedup_of_rows() >= _MIN_SPEEDUP
         if not self._rows.is_measured:
             return self._should_try_first_row(now_s)
         if first > num_drafted or not self._can_stake(now_s):
             return False
-        gain_s = (self._estimate_run(num_drafted) + 1.0 - first - _MIN_LEAD) * self._pair_stats.target_token_s
-        least_s = 0.0 if self._is_greedy else self._estimate_first_s()
-        return self._estimate_speedup() >= _MIN_SPEEDUP or gain_s > least_s
+        gain_s = (
+            self._estimate_run_of_right_tokens(num_drafted) + 1.0 - first - _MIN_LEAD
+        ) * self._pair_stats.target_token_s
+        least_s = 0.0 if self._is_greedy else self._get_first_token_s()
+        return self._estimate_speedup_of_rows() >= _MIN_SPEEDUP or gain_s > least_s
 
     def _can_stake(self, now_s: float) -> bool:
         """Whether what is lost where rows are of no use is little: of sampled text they end the stream, at a price."""
-        first_s = self._estimate_first_s()
+        first_s = self._get_first_token_s()
         is_affordable = first_s <= self._estimate_allowance(now_s)
         return self._is_greedy or (is_affordable and first_s + self._rows.estimate_call_s() <= self._limit_stake())
 
@@ -410,7 +412,7 @@ class RowScheduler:
     def _tolerate_late(self, now_s: float) -> float:
         """How late an answer may be where its stream is closed: a wrong token of the draft is no reason to open it."""
         usual_s = max(2.0 * self._rows.estimate_call_s(), self._estimate_allowance(now_s))
-        return min(usual_s + self._estimate_first_s(), self._limit_stake() - self._late_s)
+        return min(usual_s + self._get_first_token_s(), self._limit_stake() - self._late_s)
 
     def _should_try_first_row(self, now_s: float) -> bool:
         """Whether a row may be asked for although nobody knows what it costs: a prompt that is read again, at worst."""
@@ -422,25 +424,25 @@ class RowScheduler:
         """Whether the draft has been right of more than every other token."""
         if self._stream_opened_s is not None or self._rows.agreement.num_judged < _MIN_JUDGED:
             return False
-        covered = self._agreement.estimate_covered()
+        covered = self._agreement.estimate_coverage_rate()
         return covered / max(1e-9, 1.0 - covered) >= 1.0
 
     def _estimate_allowance(self, now_s: float) -> float:
         """How much may be lost now."""
         step_s = self._pair_stats.target_token_s
-        return self._rows.estimate_allowance(now_s - self._began_s, step_s, self.max_tokens)
+        return self._rows.estimate_allowed_loss_s(now_s - self._began_s, step_s, self.max_tokens)
 
     def is_draft_promising(self) -> bool:
         """Whether the draft is worth being asked at once where it was wrong, and not only now and then."""
         if self.stream_at is None or self._rows.agreement.num_judged < _MIN_JUDGED_OF_PAIR:
             return True
-        covered = self._agreement.estimate_covered()
-        return covered >= 0.5 and (not self._rows.is_measured or self._estimate_speedup() >= _WATCHED_SPEEDUP)
+        covered = self._agreement.estimate_coverage_rate()
+        return covered >= 0.5 and (not self._rows.is_measured or self._estimate_speedup_of_rows() >= _WATCHED_SPEEDUP)
 
     def can_do_without_stream(self) -> bool:
         """Whether rows are known to be the faster way, and may write again what a stream has written, unseen."""
         is_known = self._is_greedy and self.can_send and not self._is_off and self._rows.is_measured
-        return is_known and self._estimate_speedup() >= _MIN_SPEEDUP
+        return is_known and self._estimate_speedup_of_rows() >= _MIN_SPEEDUP
 
     def _should_close_stream(self, now_s: float) -> bool:
         if self.stream_at is None or self._is_off:
@@ -450,8 +452,8 @@ class RowScheduler:
         lead, step_s = len(self.ids) - self.stream_at, self._pair_stats.target_token_s
         if lead < _MIN_LEAD or not self.can_leave:
             return False
-        needed_s = self._estimate_first_s() + self._rows.estimate_call_s()
-        if self._estimate_speedup() >= _MIN_SPEEDUP:
+        needed_s = self._get_first_token_s() + self._rows.estimate_call_s()
+        if self._estimate_speedup_of_rows() >= _MIN_SPEEDUP:
             needed_s -= self._tolerate_late(now_s)
         return (lead - _MIN_LEAD) * step_s >= needed_s
 
@@ -459,14 +461,14 @@ class RowScheduler:
         """Whether a stream can be opened beside rows: greedily both write one text."""
         return self._is_greedy and self._max_open > 1
 
-    def _secure_lead(self, now_s: float, decision: Decision) -> None:
+    def _secure_lead(self, now_s: float, decision: RowDecision) -> None:
         """Open a stream beside the rows while it can still come in time to what the closed one would have written."""
         if not (self._is_insured() and self.can_leave):
             return
         lead_s = (len(self.ids) - self._closed_at) * self._pair_stats.target_token_s - (now_s - self._phase_s)
-        left_s = lead_s - self._estimate_first_s() + self._tolerate_late(now_s)
+        left_s = lead_s - self._get_first_token_s() + self._tolerate_late(now_s)
         if left_s <= _MIN_WAIT_S:
-            self._charge_phase(now_s, self._estimate_first_s())
+            self._charge_phase_of_rows(now_s, self._get_first_token_s())
             decision.opens_stream = True
         else:
             decision.wait_s = left_s if decision.wait_s is None else min(left_s, decision.wait_s)
@@ -477,65 +479,67 @@ class RowScheduler:
             return False
         step_s = self._pair_stats.target_token_s
         lost_s = (now_s - self._phase_s) - (len(self.ids) - self._phase_at) * step_s
-        allowance_s = min(self._estimate_allowance(now_s), self._limit_stake()) - self._estimate_first_s()
+        allowance_s = min(self._estimate_allowance(now_s), self._limit_stake()) - self._get_first_token_s()
         if not self._is_insured() and lost_s > max(2.0 * self._rows.estimate_call_s(), allowance_s):
-            self._pause()
+            self._pause_rows()
             return True
         if self.calls or not (self._drafted_ids or self._is_draft_idle):
             return False
         if not self._drafted_ids and self._is_draft_exhausted:
             return True
-        gain_s = (self._estimate_run(len(self._drafted_ids)) + 1.0) * step_s - self._rows.estimate_call_s()
-        return self._estimate_speedup() < _KEPT_SPEEDUP and gain_s < 0.0
+        gain_s = (
+            self._estimate_run_of_right_tokens(len(self._drafted_ids)) + 1.0
+        ) * step_s - self._rows.estimate_call_s()
+        return self._estimate_speedup_of_rows() < _KEPT_SPEEDUP and gain_s < 0.0
 
     def _leave_rows(self, now_s: float) -> None:
-        self._charge_phase(now_s, self._estimate_first_s())
+        self._charge_phase_of_rows(now_s, self._get_first_token_s())
         self._dropped_calls += self.calls
         self.calls.clear()
 
-    def _pause(self) -> None:
+    def _pause_rows(self) -> None:
         """Rows took longer than the stream would have: they are tried later, and later each time."""
         self._resume_at = len(self.ids) + self._pause_tokens
         self._pause_tokens *= 2
 
     # --------------------------------------------------------------------------------------- estimates
 
-    def _estimate_first_s(self) -> float:
+    def _get_first_token_s(self) -> float:
         return self._pair_stats.first_token_s.value or 0.0
 
-    def _estimate_speedup(self) -> float:
+    def _estimate_speedup_of_rows(self) -> float:
         max_calls = self._max_calls if self._max_open > 1 else 0
         return self._rows.estimate_speedup(self._agreement, self._pair_stats.target_token_s, max_calls)
 
-    def _estimate_run(self, num_drafted: int) -> float:
+    def _estimate_run_of_right_tokens(self, num_drafted: int) -> float:
         """How many of the next drafted tokens are right, on average, before one is wrong."""
-        accepted = self._agreement.estimate_accepted()
+        accepted = self._agreement.estimate_acceptance_rate()
         return num_drafted if accepted >= 1.0 else accepted * (1.0 - accepted**num_drafted) / (1.0 - accepted)
 
-    def _charge_phase(self, now_s: float, first_s: float = 0.0) -> None:
+    def _charge_phase_of_rows(self, now_s: float, first_s: float = 0.0) -> None:
         """Rows were alone until now: what was lost by it, with the first token of the stream that follows."""
         gained_s = (len(self.ids) - self._closed_at) * self._pair_stats.target_token_s
         late_s = now_s - self._phase_s - gained_s + first_s
-        self._rows.add_loss(late_s)
+        self._rows.add_lost_time(late_s)
         self._late_s += max(0.0, late_s)
 
     def _charge_slow_stream(self, num_tokens: int, now_s: float) -> None:
         """A stream that waits while rows are under way waits because of them: its server has no room."""
         gap_s, step_s = now_s - self._stream_last_s, self._pair_stats.target_token_s * num_tokens
-        self._rows.add_loss(self.prompt_trial.add_streamed(num_tokens, now_s, self._pair_stats.target_token_s))
+        self._rows.add_lost_time(self.prompt_trial.add_streamed(num_tokens, now_s, self._pair_stats.target_token_s))
         is_first, self._stream_opened_s = self._stream_opened_s is not None, None
         self._stream_last_s = now_s
         if is_first or not self.calls or gap_s <= _MAX_GAP * step_s:
             return
-        self._rows.add_loss(gap_s - step_s)  # a hiccup counts as well: nobody can tell
+        self._rows.add_lost_time(gap_s - step_s)  # a hiccup counts as well: nobody can tell
         if self._estimate_allowance(now_s) < 0:
-            self._pause()
+            self._pause_rows()
             self._dropped_calls += self.calls
             self.calls.clear()
             self._rows_from = None
 
 
-def _find_origin(call: RowCall, drafted_id: int | None, *, is_accepted: bool) -> Origin:
+def _find_token_origin(call: RowCall, drafted_id: int | None, *, is_accepted: bool) -> Origin:
     if is_accepted:
         return "accepted"
     if drafted_id is not None:

@@ -13,19 +13,19 @@ from llm_spec.chat import Sampling, StreamEvent
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint, TokenScorer, TopTokens
 from llm_spec.errors import TargetError
-from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
+from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
 from llm_spec.strategies.untried_endpoint import find_scoring_endpoint
-from llm_spec.tokens.noise import Purpose, uniform_number
-from llm_spec.tokens.seed import random_seed
+from llm_spec.tokens.noise import NoisePurpose, draw_uniform_number
+from llm_spec.tokens.seed import draw_random_seed
 
-__all__ = ["prepare"]
+__all__ = ["prepare_or_refuse"]
 
 _FORCING_LOGIT_BIAS: Final = 100.0  # a bias that no other token outweighs
 _MIN_TOP_TOKENS: Final = 2  # so that a server which reports nothing but the given tokens is found out
 
 
-def prepare(context: StrategyContext) -> Ready | Refusal:
+def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     """Any draft; a target that reports the likeliest tokens at every position of a prompt.
 
     Exact where those are all that counts: greedily, and for top-k sampling with k within what is reported.
@@ -40,17 +40,19 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
     refusal = find_multi_call_refusal(request) or _find_sampling_refusal(request.sampling, scorer.max_top)
     if refusal is not None:
         return Refusal(refusal)
-    return Ready(TextGuarantee("exact", same_text=False), partial(_run, context, draft, endpoint, scorer))
+    return ReadyStrategy(
+        TextGuarantee("exact", same_text=False), partial(_open_score_rounds, context, draft, endpoint, scorer)
+    )
 
 
-def _run(
+def _open_score_rounds(
     context: StrategyContext, draft: DraftProvider, endpoint: TokenEndpoint, scorer: TokenScorer
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     answer = answer_in_rounds(
         context,
         draft=draft,
         endpoint=endpoint,
-        verify=_make_verify(endpoint, scorer, context.request.sampling),
+        verify=_make_verify_by_scores(endpoint, scorer, context.request.sampling),
         max_calls=1,  # each reads the whole context: two at a time would cost twice
         is_read_from_scores=True,
     )
@@ -72,12 +74,12 @@ def _find_sampling_refusal(sampling: Sampling, max_top: int) -> str | None:
     return None
 
 
-def _make_verify(endpoint: TokenEndpoint, scorer: TokenScorer, sampling: Sampling) -> VerifyRound:
-    top = min(max(_MIN_TOP_TOKENS, _count_candidates(sampling)), scorer.max_top)
-    seed = random_seed() if sampling.seed is None else sampling.seed
+def _make_verify_by_scores(endpoint: TokenEndpoint, scorer: TokenScorer, sampling: Sampling) -> VerifyRound:
+    top = min(max(_MIN_TOP_TOKENS, _count_sampling_candidates(sampling)), scorer.max_top)
+    seed = draw_random_seed() if sampling.seed is None else sampling.seed
     ends: dict[int, bool] = {}
 
-    async def is_end(token_id: int, context_ids: list[int]) -> bool:
+    async def is_end_token(token_id: int, context_ids: list[int]) -> bool:
         """Whether an answer ends with this token: what the target says when it is made to write it."""
         if token_id not in ends:
             forced = Sampling(temperature=0.0, logit_bias={token_id: _FORCING_LOGIT_BIAS})
@@ -87,22 +89,22 @@ def _make_verify(endpoint: TokenEndpoint, scorer: TokenScorer, sampling: Samplin
             ends[token_id] = token.is_end
         return ends[token_id]
 
-    async def verify(context_ids: list[int], drafted_ids: list[int]) -> list[SampledToken]:
+    async def verify_by_scores(context_ids: list[int], drafted_ids: list[int]) -> list[SampledToken]:
         num_rows = len(drafted_ids) + 1
         rows = await scorer.score(context_ids + drafted_ids, num_rows=num_rows, top=top)
         _check_scored_rows(rows, num_rows, top)
-        picked = [_pick_token(row, sampling, seed, len(context_ids) + n) for n, row in enumerate(rows)]
+        picked = [_pick_target_token(row, sampling, seed, len(context_ids) + n) for n, row in enumerate(rows)]
         differs = (n for n, drafted_id in enumerate(drafted_ids) if picked[n] != drafted_id)
         last = next(differs, len(drafted_ids))  # what was drafted is text, and no end
         tokens = [SampledToken(token_id, await endpoint.decode([token_id])) for token_id in picked]
-        if await is_end(picked[last], context_ids):
+        if await is_end_token(picked[last], context_ids):
             tokens[last] = SampledToken(picked[last], "", is_end=True)
         return tokens
 
-    return verify
+    return verify_by_scores
 
 
-def _count_candidates(sampling: Sampling) -> int:
+def _count_sampling_candidates(sampling: Sampling) -> int:
     """How many of the likeliest tokens a token is drawn from."""
     return sampling.top_k if sampling.temperature and sampling.top_k is not None else 1
 
@@ -118,12 +120,12 @@ def _check_scored_rows(rows: Sequence[TopTokens], num_rows: int, top: int) -> No
             raise TargetError(f"the target scored {row.top} where the likeliest {top} tokens were asked for")
 
 
-def _pick_token(row: TopTokens, sampling: Sampling, seed: int, position: int) -> int:
+def _pick_target_token(row: TopTokens, sampling: Sampling, seed: int, position: int) -> int:
     """The target's own token: the likeliest, or a draw from the likeliest `top_k` by noise of (seed, position)."""
-    top = row.top[: _count_candidates(sampling)]
+    top = row.top[: _count_sampling_candidates(sampling)]
     if not sampling.temperature:
         return top[0][0]
     best = top[0][1]
     weights = list(accumulate(math.exp((logprob - best) / sampling.temperature) for _, logprob in top))
-    point = uniform_number(seed, position, Purpose.TOKEN) * weights[-1]
+    point = draw_uniform_number(seed, position, NoisePurpose.TOKEN) * weights[-1]
     return next(token_id for (token_id, _), weight in zip(top, weights, strict=True) if point <= weight)

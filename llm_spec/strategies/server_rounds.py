@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from llm_spec._clock import clock
-from llm_spec.baseline import count_request_characters
+from llm_spec._clock import get_loop_clock
+from llm_spec.baseline import count_prompt_characters
 from llm_spec.chat import (
     Fallback,
     Finish,
@@ -29,10 +29,10 @@ from llm_spec.chat import (
 )
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
-from llm_spec.counting import count_answer_tokens
+from llm_spec.counting import count_answer_tokens_in_event
 from llm_spec.drafting.background_draft import BackgroundDraft
 from llm_spec.drafting.encoded_draft import EncodedDraft
-from llm_spec.drafting.text_pieces import count_tokens
+from llm_spec.drafting.text_pieces import count_piece_tokens
 from llm_spec.errors import (
     BudgetError,
     LlmSpecError,
@@ -41,9 +41,9 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 from llm_spec.strategies.base import StrategyContext
-from llm_spec.strategies.resume_plain import stream_one_token, stream_rest_plain
+from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_rest_plain
 from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
-from llm_spec.strategies.stream_reader import StreamNews, StreamReader
+from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
 from llm_spec.strategies.token_answer import TokenAnswer
 from llm_spec.strategies.untried_endpoint import UntriedEndpoint
 from llm_spec.text import REPLACEMENT_CHARACTER, StopMatcher
@@ -85,7 +85,7 @@ async def answer_in_rounds(
     finish: Finish | None = None
     num_shown = 0
     try:
-        async with aclosing(rounds.events()) as events:
+        async with aclosing(rounds.stream_answer_events()) as events:
             async for event in events:
                 if isinstance(event, Finish):
                     finish = event
@@ -93,7 +93,7 @@ async def answer_in_rounds(
                         yield held_event
                     break
                 for shown_event in matcher.filter_event(event):
-                    num_shown += count_answer_tokens(shown_event)
+                    num_shown += count_answer_tokens_in_event(shown_event)
                     yield shown_event
                 if matcher.matched is not None:
                     finish = Finish("stop", rounds.count_answer_usage(num_shown), "stop_string")
@@ -131,7 +131,7 @@ class _ServerRounds:
         self._is_read_from_scores = is_read_from_scores
         self._max_rounds = config.max_iterations
         self._max_open = config.max_concurrent_streams
-        self._clock = clock()
+        self._clock = get_loop_clock()
         self._changed = asyncio.Event()
         self._background_draft = BackgroundDraft(
             draft,
@@ -167,24 +167,24 @@ class _ServerRounds:
         self._num_rest_tokens = 0  # tokens without a draft …
         self._resume_at = 0  # … until the answer has so many
 
-    async def events(self) -> AsyncGenerator[StreamEvent]:
+    async def stream_answer_events(self) -> AsyncGenerator[StreamEvent]:
         """The answer; the last event is its `Finish`, unless the target broke off without one."""
         self._open_stream(self._endpoint.stream_chat(self._request))
         self._encoding = asyncio.create_task(self._encode_prompt())
-        self._restart_draft()
+        self._restart_draft_after_answer()
         wait_s: float | None = 0.0
         while not self._is_over and self._error is None:
-            await self._wait(wait_s)
+            await self._wait_for_change(wait_s)
             self._changed.clear()
-            await self._take_news()
+            await self._handle_all_news()
             if not self._is_over and self._error is None:
-                wait_s = await self._act()
-            for event in self._take_output():
+                wait_s = await self._do_what_is_due()
+            for event in self._take_output_events():
                 yield event
         if self._error is not None:
             raise self._error
         await self._end_answer()
-        for event in self._take_output():
+        for event in self._take_output_events():
             yield event
 
     async def aclose(self) -> None:
@@ -206,40 +206,40 @@ class _ServerRounds:
 
     # ---------------------------------------------------------------------------------------- deciding
 
-    async def _act(self) -> float | None:
+    async def _do_what_is_due(self) -> float | None:
         """Do what is due; seconds until something will be, None where that depends on what comes."""
-        self._follow_draft()
+        self._encode_and_extend_draft()
         encoded, scheduler = self._encoded_draft, self._scheduler
         now_s, is_exhausted = self._clock(), self._background_draft.is_exhausted
-        scheduler.add_judged(*encoded.take_judged())
+        scheduler.add_late_token_counts(*encoded.take_late_token_counts())
         scheduler.update_draft(encoded.ids, encoded.seconds, now_s, is_idle=encoded.is_idle, is_exhausted=is_exhausted)
         scheduler.can_leave = not self._answer.held_ids
         scheduler.num_closing = len(self._closing)
-        scheduler.max_tokens = self._limit_tokens()
-        decision = scheduler.decide(now_s)
+        scheduler.max_tokens = self._find_max_answer_tokens()
+        decision = scheduler.decide_next_actions(now_s)
         if decision.closes_stream:
             self._close_stream()
         for call in decision.calls:
-            self._send(call)
+            self._send_row_call(call)
         if decision.num_trial_tokens is not None:
             self._prompt_trial = asyncio.create_task(self._try_prompt(decision.num_trial_tokens))
-        self._report_rounds(scheduler.take_dropped())
+        self._report_rounds(scheduler.take_dropped_calls())
         if decision.opens_stream:
-            await self._open_rest()
+            await self._open_stream_of_rest()
         return decision.wait_s
 
-    def _take_output(self) -> list[StreamEvent]:
+    def _take_output_events(self) -> list[StreamEvent]:
         output, self._output = self._output, []
         return output
 
-    async def _wait(self, wait_s: float | None) -> None:
+    async def _wait_for_change(self, wait_s: float | None) -> None:
         try:
             async with asyncio.timeout(wait_s):
                 await self._changed.wait()
         except TimeoutError:
             pass  # the next call is due
 
-    def _limit_tokens(self) -> int | None:
+    def _find_max_answer_tokens(self) -> int | None:
         """Most tokens that the answer can have; None: nobody knows."""
         length, limit = self._endpoint.context_length, self._request.max_tokens
         if length is None:
@@ -247,7 +247,7 @@ class _ServerRounds:
         room = length - len(self._prompt_ids or ())
         return room if limit is None else min(room, limit)
 
-    def _follow_draft(self) -> None:
+    def _encode_and_extend_draft(self) -> None:
         """Encode what the draft has written; ask it for more, or anew where it was wrong or has nothing to say."""
         encoded, background = self._encoded_draft, self._background_draft
         if encoded.failure is not None:
@@ -257,7 +257,7 @@ class _ServerRounds:
         if self._has_given_up:
             return
         if encoded.is_wrong and self._scheduler.is_draft_promising():
-            self._restart_draft()
+            self._restart_draft_after_answer()
         elif encoded.is_wrong:
             self._restart_draft_later()
         elif encoded.is_idle and not background.is_exhausted:
@@ -279,10 +279,10 @@ class _ServerRounds:
         if num_tokens >= self._resume_at:
             self._num_rest_tokens = min(max(1, 2 * self._num_rest_tokens), _MAX_REST_TOKENS)
             self._resume_at = num_tokens + self._num_rest_tokens
-            self._restart_draft()
+            self._restart_draft_after_answer()
 
-    def _restart_draft(self) -> None:
-        self._scheduler.begin_draft(self._clock())
+    def _restart_draft_after_answer(self) -> None:
+        self._scheduler.record_draft_restarted(self._clock())
         self._encoded_draft.restart(self._answer.text, _DRAFT_TOKENS)
 
     # ------------------------------------------------------------------------------------------- calls
@@ -295,7 +295,7 @@ class _ServerRounds:
             self._give_up_rows(error)
         self._changed.set()
 
-    def _has_calls(self) -> bool:
+    def _has_other_server_calls(self) -> bool:
         """Whether the server has other work of ours beside its stream; it has where it is found out what it can do."""
         endpoint = self._endpoint
         is_discovering = isinstance(endpoint, UntriedEndpoint) and endpoint.is_being_tried
@@ -311,7 +311,7 @@ class _ServerRounds:
         except Exception as error:  # noqa: BLE001 - the target goes on alone
             self._give_up_rows(error)
 
-    def _send(self, call: RowCall) -> None:
+    def _send_row_call(self, call: RowCall) -> None:
         context_ids = [*(self._prompt_ids or ()), *self._scheduler.ids, *call.assumed_ids[: call.first]]
         drafted_ids = list(call.assumed_ids[call.first :])
         self._tasks[call] = asyncio.create_task(self._request_rows(call, context_ids, drafted_ids))
@@ -322,7 +322,7 @@ class _ServerRounds:
             tokens = await self._verify(context_ids, drafted_ids)
             if len(tokens) != call.num_rows:
                 raise TargetError(f"the target gave {len(tokens)} tokens for {call.num_rows} prefixes")
-            self._scheduler.add_answer(call, tokens, self._clock() - sent_s)
+            self._scheduler.record_call_answer(call, tokens, self._clock() - sent_s)
         except Exception as error:  # noqa: BLE001 - the target goes on alone
             if self._tasks.pop(call, None) is not None:
                 self._give_up_rows(error)
@@ -332,14 +332,14 @@ class _ServerRounds:
         """Give up a call; how it ends is nobody's concern."""
         task = self._tasks.pop(call, None)
         if task is not None and not task.done():
-            self._close_task(task)
+            self._cancel_and_track_task(task)
 
-    def _close_task(self, task: asyncio.Task[None]) -> None:
+    def _cancel_and_track_task(self, task: asyncio.Task[None]) -> None:
         task.cancel()
         self._closing.add(task)
-        task.add_done_callback(self._forget_closed)
+        task.add_done_callback(self._forget_closed_task)
 
-    def _forget_closed(self, task: asyncio.Task[None]) -> None:
+    def _forget_closed_task(self, task: asyncio.Task[None]) -> None:
         """It is closed: there may be room for another one."""
         self._closing.discard(task)
         self._changed.set()
@@ -350,7 +350,7 @@ class _ServerRounds:
             return
         self._output.append(Fallback(failure) if isinstance(failure, str) else Fallback.from_error(failure))
         self._has_given_up = True
-        for call in self._scheduler.stop():
+        for call in self._scheduler.stop_rows():
             self._cancel_call(call)
         self._changed.set()
 
@@ -359,23 +359,23 @@ class _ServerRounds:
     def _open_stream(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
         self._stream = StreamReader(
             opened,
-            self._pair_stats.open_stream(),
+            self._pair_stats.start_stream_timer(),
             begins_at=len(self._scheduler.ids),
-            has_calls=self._has_calls,
+            has_calls=self._has_other_server_calls,
             changed=self._changed.set,
         )
 
     def _close_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
-            stream.add_times_to(self._pair_stats.baseline, count_request_characters(self._request))
-            self._close_task(stream.task)
+            stream.add_times_to_baseline(self._pair_stats.baseline, count_prompt_characters(self._request))
+            self._cancel_and_track_task(stream.task)
 
-    async def _open_rest(self) -> None:
+    async def _open_stream_of_rest(self) -> None:
         """Have the target go on alone, after what is confirmed."""
         while len(self._closing) >= self._max_open:
             await asyncio.wait(self._closing, return_when=asyncio.FIRST_COMPLETED)
-        await self._complete_character()
+        await self._sample_to_character_end()
         if self._is_over or self._error is not None:
             return
         rest = stream_rest_plain(
@@ -387,63 +387,63 @@ class _ServerRounds:
             text=self._answer.text,
         )
         self._open_stream(aclosing(rest))
-        self._scheduler.begin_stream(self._clock())
+        self._scheduler.record_stream_opened(self._clock())
 
-    async def _take_news(self) -> None:
+    async def _handle_all_news(self) -> None:
         """Take in what has come since the last time."""
         while self._stream is not None and not self._is_over and self._error is None and not self._stream.news.empty():
-            await self._take_from_stream(self._stream, self._stream.news.get_nowait())
+            await self._handle_stream_news(self._stream, self._stream.news.get_nowait())
             if self._scheduler.stream_at is None and not self._is_plain:
                 break
         while not self._is_over and (confirmed := self._scheduler.take_confirmed(self._clock())) is not None:
             self._num_from_rows += 1
-            self._encoded_draft.confirm(confirmed.token.token_id)
-            self._check_end(confirmed.token)
-            await self._add_text(confirmed.token, confirmed.origin)
-            self._report_rounds(self._scheduler.take_dropped())
+            self._encoded_draft.confirm_token(confirmed.token.token_id)
+            self._finish_if_answer_has_ended(confirmed.token)
+            await self._emit_token_text(confirmed.token, confirmed.origin)
+            self._report_rounds(self._scheduler.take_dropped_calls())
         if self._scheduler.stream_at is None and not self._is_plain:
             self._close_stream()
 
-    async def _take_from_stream(self, stream: StreamReader, news: StreamNews) -> None:
+    async def _handle_stream_news(self, stream: StreamReader, news: StreamArrival) -> None:
         event = news.event
         is_needed = self._is_plain or self._scheduler.stream_at == len(self._scheduler.ids)
         if isinstance(event, TextDelta):
-            stream.add_tokens(count_tokens(event), news)
+            stream.time_arrived_tokens(count_piece_tokens(event), news)
         if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:
-            await self._take_delta(stream, event, event.token_ids, news.arrived_s)
+            await self._take_stream_tokens(stream, event, event.token_ids, news.arrived_s)
         elif isinstance(event, Progress):
             self._output.append(event)
-        elif not is_needed or (isinstance(event, TextDelta) and self._can_find_ids()):
-            self._scheduler.end_stream(news.arrived_s)
+        elif not is_needed or (isinstance(event, TextDelta) and self._can_rows_tell_token_ids()):
+            self._scheduler.record_stream_ended(news.arrived_s)
         elif isinstance(event, TransientError) and self._scheduler.ids and not (self._is_plain or self._has_given_up):
             self._give_up_rows(event)  # a new stream goes on from the very tokens
-            self._scheduler.end_stream(news.arrived_s)
+            self._scheduler.record_stream_ended(news.arrived_s)
         elif isinstance(event, Exception):
             self._error = event
         elif event is None or isinstance(event, Finish):
             self._is_over = self._is_ended_by_stream = True
-            self._finish = None if event is None else self._complete_finish(event, stream)
+            self._finish = None if event is None else self._make_finish_of_whole_answer(event, stream)
         else:
             stream.stop_timing()
-            self._continue_plainly(event)
+            self._pass_on_plain_stream(event)
 
-    async def _take_delta(
+    async def _take_stream_tokens(
         self, stream: StreamReader, delta: TextDelta, token_ids: Sequence[int], arrived_s: float
     ) -> None:
         """Text of the stream that says which tokens it is."""
         taken = self._scheduler.take_from_stream(token_ids, arrived_s)
         for index in taken:
-            self._encoded_draft.confirm(token_ids[index])
-        text = await self._find_new_text(stream, delta, token_ids, taken)
+            self._encoded_draft.confirm_token(token_ids[index])
+        text = await self._get_text_of_taken_tokens(stream, delta, token_ids, taken)
         stream.is_in_step, stream.is_at_boundary = text is not None, bool(delta.text)
         if text is not None:
             self._output.append(self._answer.add_delta(TextDelta(text, delta.origin, tuple(token_ids[taken.start :]))))
         else:
             for index in taken:
-                await self._add_text(SampledToken(token_ids[index], ""), "plain")
-        self._report_rounds(self._scheduler.take_dropped())
+                await self._emit_token_text(SampledToken(token_ids[index], ""), "plain")
+        self._report_rounds(self._scheduler.take_dropped_calls())
 
-    async def _find_new_text(
+    async def _get_text_of_taken_tokens(
         self, stream: StreamReader, delta: TextDelta, token_ids: Sequence[int], taken: range
     ) -> str | None:
         """The text of those tokens of a piece that were taken; None: nobody can tell it from the rest.
@@ -462,11 +462,11 @@ class _ServerRounds:
         is_beginning = delta.text.startswith(known_text) and REPLACEMENT_CHARACTER not in known_text
         return delta.text[len(known_text) :] if is_beginning else None
 
-    def _can_find_ids(self) -> bool:
+    def _can_rows_tell_token_ids(self) -> bool:
         """Whether rows can tell the tokens of a text that a stream gives without their ids."""
         return not self._is_plain and self._scheduler.can_do_without_stream()
 
-    def _continue_plainly(self, event: StreamEvent) -> None:
+    def _pass_on_plain_stream(self, event: StreamEvent) -> None:
         """The stream gives something else than tokens: what follows is its own, and nothing is speculated."""
         if not self._is_plain:
             what = "does not tell its token ids" if isinstance(event, TextDelta) else "does more than write text"
@@ -478,7 +478,7 @@ class _ServerRounds:
 
     # ------------------------------------------------------------------------------------------ tokens
 
-    async def _add_text(self, token: SampledToken, origin: Origin) -> None:
+    async def _emit_token_text(self, token: SampledToken, origin: Origin) -> None:
         """Give the text of a confirmed token.
 
         Whatever becomes of it, the token stays: to draw it again because of what it is would change the distribution.
@@ -487,20 +487,20 @@ class _ServerRounds:
             delta = await self._answer.add_token(token, origin)
         except LlmSpecError as error:
             self._give_up_rows(error)
-            self._scheduler.end_stream(self._clock())  # a new one goes on from what has text
+            self._scheduler.record_stream_ended(self._clock())  # a new one goes on from what has text
             return
         if delta is not None:
             self._output.append(delta)
 
-    def _check_end(self, token: SampledToken) -> None:
-        limit = self._find_reached_limit()
+    def _finish_if_answer_has_ended(self, token: SampledToken) -> None:
+        limit = self._find_reached_answer_limit()
         if token.is_end:
             self._finish = Finish("stop", None, "eos")
         elif limit is not None:
             self._finish = Finish("length", None, limit)
         self._is_over = self._finish is not None
 
-    def _find_reached_limit(self) -> StoppedBy | None:
+    def _find_reached_answer_limit(self) -> StoppedBy | None:
         num_tokens, length = len(self._scheduler.ids), self._endpoint.context_length
         if self._request.max_tokens is not None and num_tokens >= self._request.max_tokens:
             return "max_tokens"
@@ -531,8 +531,8 @@ class _ServerRounds:
 
     async def _end_answer(self) -> None:
         scheduler = self._scheduler
-        self._report_rounds([*scheduler.take_dropped(), *scheduler.calls])
-        scheduler.finish(self._clock())
+        self._report_rounds([*scheduler.take_dropped_calls(), *scheduler.calls])
+        scheduler.record_answer_end(self._clock())
         if self._finish is None:
             return
         if not self._is_ended_by_stream or not (self._stream is None or self._stream.is_in_step):
@@ -543,25 +543,25 @@ class _ServerRounds:
             self._finish = replace(self._finish, usage=self.count_answer_usage(len(scheduler.ids)))
         self._output.append(self._finish)
 
-    def _complete_finish(self, finish: Finish, stream: StreamReader) -> Finish:
+    def _make_finish_of_whole_answer(self, finish: Finish, stream: StreamReader) -> Finish:
         """A stream's end, with the tokens of all of the answer where its own were counted, and the limit it came to."""
         if finish.finish_reason == "length" and finish.stopped_by is None and not self._is_plain:
-            finish = replace(finish, stopped_by=self._find_reached_limit())
+            finish = replace(finish, stopped_by=self._find_reached_answer_limit())
         if finish.usage is None or not stream.begins_at:
             return finish
         return replace(finish, usage=self.count_answer_usage(stream.begins_at + finish.usage.output_tokens))
 
-    async def _complete_character(self) -> None:
+    async def _sample_to_character_end(self) -> None:
         """Token by token up to the end of a character, so that the text of all that follows begins with a whole one.
 
         Where no call gives the next token the beginning of the character is given up, and written anew.
         """
         try:
-            await self._answer.find_cut_character()
+            await self._answer.check_for_cut_character()
             while self._answer.ends_inside_character and not self._is_over:
                 token = await self._sample_one_token()
-                self._scheduler.confirm_alone(token.token_id)
-                self._check_end(token)
+                self._scheduler.confirm_single_token(token.token_id)
+                self._finish_if_answer_has_ended(token)
                 delta = await self._answer.add_token(token, "plain")
                 if delta is not None:
                     self._output.append(delta)
@@ -569,7 +569,7 @@ class _ServerRounds:
             if isinstance(error, BudgetError) or self._is_over:  # it ends the answer
                 self._error = error
                 return
-            self._scheduler.drop_last(self._answer.drop_held_ids())
+            self._scheduler.forget_last_tokens(self._answer.drop_held_ids())
             if self._request.sampling.temperature != 0:  # greedily the same tokens come again
                 reason = "the beginning of a character was lost, and drawn again"
                 self._output.append(GuaranteeWeakened("lossy", reason))
@@ -582,4 +582,4 @@ class _ServerRounds:
             return (await self._endpoint.sample_next([context_ids], sampling))[0]
         except LlmSpecError:
             request = replace(self._request, sampling=sampling, max_tokens=1)
-            return await stream_one_token(self._endpoint, context_ids, request)
+            return await sample_one_token_by_stream(self._endpoint, context_ids, request)

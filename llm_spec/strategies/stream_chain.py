@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Final
 
 from llm_spec.chat import Finish, Origin, Round, StoppedBy, StreamEvent, TextDelta, Usage
-from llm_spec.drafting.text_pieces import count_tokens, count_words, iter_piece_ends, split_pieces
+from llm_spec.drafting.text_pieces import count_piece_tokens, count_words, iterate_piece_ends, split_into_pieces
 from llm_spec.pair_stats import PairStats
 from llm_spec.strategies.race_stream import DraftPieceTimes, RaceStream
 
@@ -71,7 +71,7 @@ class StreamChain:
         self._drafted = DraftPieceTimes()
 
     @property
-    def tail(self) -> RaceStream:
+    def last_stream(self) -> RaceStream:
         """The last runner: it has nobody to arrive at."""
         return self.streams[-1]
 
@@ -82,16 +82,16 @@ class StreamChain:
 
         `is_disturbed`: others were open beside it.
         """
-        num_new = count_tokens(delta)
+        num_new = count_piece_tokens(delta)
         stream.timer.add_tokens(num_new, arrived_s, is_disturbed=is_disturbed)
         if stream not in self.streams or stream.complete:
             self.num_cancelled_tokens += num_new  # it was on its way when the stream was closed
             return
         stream.append_delta(delta, num_new)
         self._follow_or_leave_draft(stream, num_new)
-        self._emit_confirmed()
+        self._emit_confirmed_text()
 
-    def end_stream(
+    def record_stream_end(
         self, stream: RaceStream, finish: Finish, arrived_s: float | None = None, *, is_disturbed: bool = False
     ) -> None:
         """A runner came to the end of its answer."""
@@ -100,45 +100,45 @@ class StreamChain:
             return
         stream.finish = finish
         self._drop_streams_after(stream)
-        self._emit_confirmed()
+        self._emit_confirmed_text()
 
     def drop_stream(self, stream: RaceStream) -> None:
         """A runner failed; never the first one."""
         if stream in self.streams:
             self._drop_streams_after(self.streams[self.streams.index(stream) - 1])
 
-    def drop_all_but_first(self) -> None:
+    def drop_all_but_first_stream(self) -> None:
         """Leave the first runner alone."""
         self._drop_streams_after(self.streams[0])
 
-    def extend_expected(self, text: str, piece_times: Sequence[tuple[int, float]] = ()) -> None:
+    def extend_expected_text(self, text: str, piece_times: Sequence[tuple[int, float]] = ()) -> None:
         """The draft says more of what follows the last runner's text.
 
         `piece_times`: where in it a piece ends, and how long the draft took for that (seconds).
         """
-        tail = self.tail
+        tail = self.last_stream
         for end, seconds in piece_times:
-            self._drafted.add(len(tail.prefix) + len(tail.expected) + end, seconds)
+            self._drafted.add_piece_time(len(tail.prefix) + len(tail.expected) + end, seconds)
         tail.expected += text
-        if not self._matches_draft(self.tail, 0):
-            self._leave_draft(self.tail)
+        if not self._matches_draft(self.last_stream, 0):
+            self._handle_departure_from_draft(self.last_stream)
 
-    def reset_expected(self) -> None:
+    def reset_expected_text(self) -> None:
         """Forget what the draft said; what it says from now on follows the last runner's text."""
-        self.tail.reset_expected()
+        self.last_stream.reset_expected_text()
         self.is_draft_wrong = False
 
     def append_stream(self, child: RaceStream, end: int) -> None:
         """A new runner, begun `end` characters into what is expected of the last one."""
-        parent = self.tail
+        parent = self.last_stream
         between = parent.expected[len(parent.text) : end]
-        child.num_prefix_tokens = parent.num_prefix_tokens + parent.num_tokens + len(split_pieces(between))
+        child.num_prefix_tokens = parent.num_prefix_tokens + parent.num_tokens + len(split_into_pieces(between))
         child.min_prefix_tokens = parent.min_prefix_tokens + parent.num_tokens + count_words(between)
         child.expected = parent.expected[end:]
         parent.end, parent.expected = end, parent.expected[:end]
         self.streams.append(child)
 
-    def limit_tokens(self, max_tokens: int | None) -> None:
+    def set_max_tokens(self, max_tokens: int | None) -> None:
         """From now on nobody else keeps to the request's limit."""
         self._max_tokens = max_tokens
 
@@ -147,7 +147,7 @@ class StreamChain:
         """Tokens that are confirmed."""
         return self._num_done_tokens + self.streams[0].num_tokens
 
-    def num_tokens_until(self, num_characters: int) -> int:
+    def count_tokens_until_character(self, num_characters: int) -> int:
         """Tokens of the answer's first characters, with all that came at once with the last of them."""
         root = self.streams[0]
         ends = [*self._ends, *self._iterate_piece_ends(root)]
@@ -191,9 +191,9 @@ class StreamChain:
 
     def _follow_or_leave_draft(self, stream: RaceStream, num_new: int) -> None:
         if not self._matches_draft(stream, num_new):
-            self._leave_draft(stream)
+            self._handle_departure_from_draft(stream)
         elif stream.end is not None and stream.has_reached_next_stream(greedy=self._greedy):
-            self._complete_stream(stream)
+            self._hand_over_to_next_stream(stream)
         elif stream.has_overshot_next_stream():
             self._skip_next_stream(stream)  # the border fell inside a piece
 
@@ -205,40 +205,40 @@ class StreamChain:
             self._pair_stats.acceptance.update(num_agreed, rejected=False)
         return num_agreed is not None
 
-    def _leave_draft(self, stream: RaceStream) -> None:
+    def _handle_departure_from_draft(self, stream: RaceStream) -> None:
         """It wrote something else than the draft."""
         self._pair_stats.acceptance.update(0, rejected=True)
-        self._close_round(stream, rejected=True)
-        self._drafted.drop_after(stream.num_checked)
+        self._end_draft_round(stream, rejected=True)
+        self._drafted.drop_after(stream.num_checked_characters)
         self._drop_streams_after(stream)
-        stream.reset_expected()
+        stream.reset_expected_text()
         self.is_draft_wrong = True
 
-    def _close_round(self, stream: RaceStream, *, rejected: bool) -> None:
-        draft_s = self._drafted.take_seconds(len(stream.prefix), stream.num_checked, rejected=rejected)
+    def _end_draft_round(self, stream: RaceStream, *, rejected: bool) -> None:
+        draft_s = self._drafted.take_draft_s(len(stream.prefix), stream.num_checked_characters, rejected=rejected)
         stream.close_round(draft_s, rejected=rejected)
 
-    def _complete_stream(self, stream: RaceStream) -> None:
+    def _hand_over_to_next_stream(self, stream: RaceStream) -> None:
         child = self.streams[self.streams.index(stream) + 1]
         if child.timer.first_s is None:
             self._skip_next_stream(stream)  # too late: the older one is ahead of it
             return
-        num_beyond = len(split_pieces(stream.text[len(stream.expected) :]))
+        num_beyond = len(split_into_pieces(stream.text[len(stream.expected) :]))
         if stream.expected_ids is not None and stream.token_ids is not None:
             num_beyond = len(stream.token_ids) - len(stream.expected_ids)
         stream.num_tokens -= num_beyond
         self.num_cancelled_tokens += num_beyond
-        self._close_round(stream, rejected=False)
+        self._end_draft_round(stream, rejected=False)
         stream.text = stream.expected
         stream.complete = True
         self.num_takeovers += 1
         self._close(stream)
 
-    def _emit_confirmed(self) -> None:
+    def _emit_confirmed_text(self) -> None:
         """Everything that is confirmed and has not been shown yet."""
         while True:
             root = self.streams[0]
-            self._apply_limits(root)
+            self._end_answer_at_limits(root)
             if len(root.text) > self._num_shown:
                 ids = None if root.token_ids is None else tuple(root.token_ids[self._num_shown_ids : root.num_tokens])
                 origin: Origin = "accepted" if self._num_completed_streams else "plain"
@@ -246,7 +246,7 @@ class StreamChain:
                 root.is_shown = True
                 self._num_shown, self._num_shown_ids = len(root.text), root.num_tokens
             if root.finish is not None:
-                self._close_round(root, rejected=False)
+                self._end_draft_round(root, rejected=False)
             self._emit_rounds(root)
             if not root.complete:
                 break
@@ -264,13 +264,13 @@ class StreamChain:
                 yield self._num_done_tokens + num_tokens, len(stream.prefix) + end
         yield self._num_done_tokens + stream.num_tokens, len(stream.prefix) + len(stream.text)
 
-    def _apply_limits(self, root: RaceStream) -> None:
+    def _end_answer_at_limits(self, root: RaceStream) -> None:
         """End the answer where the request, or the decoder's limit of rounds, wants it to end."""
         limits: list[tuple[int, StoppedBy]] = []
         if self._max_tokens is not None:
             limits.append((self._max_tokens - self._num_done_tokens, "max_tokens"))
         if self._max_rounds is not None:
-            room = root.num_tokens_after(self._max_rounds - self._num_rounds)
+            room = root.num_tokens_after_rounds(self._max_rounds - self._num_rounds)
             if room is not None:
                 limits.append((room, "max_iterations"))
         if not limits:
@@ -278,7 +278,7 @@ class StreamChain:
         num_tokens, stopped_by = min(limits)
         if root.num_tokens < num_tokens or (root.num_tokens == num_tokens and root.finish is not None):
             return
-        self.num_cancelled_tokens += root.truncate(num_tokens)
+        self.num_cancelled_tokens += root.truncate_to_tokens(num_tokens)
         root.complete, self.is_cut = False, True
         root.finish = Finish("length", None, stopped_by)
         self._drop_streams_after(root)
@@ -301,7 +301,7 @@ class StreamChain:
 
 def find_stream_boundary(text: str, start: int, num_pieces: int) -> int | None:
     """Where a stream may begin, at least `num_pieces` pieces behind `start`; None: nowhere yet."""
-    ends = islice(iter_piece_ends(text, start), num_pieces - 1, None)
+    ends = islice(iterate_piece_ends(text, start), num_pieces - 1, None)
     first = next(ends, None)
     if first is None:
         return None

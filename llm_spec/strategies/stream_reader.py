@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple
 
-from llm_spec._clock import clock
-from llm_spec.baseline import Baseline
+from llm_spec._clock import get_loop_clock
+from llm_spec.baseline import TargetSpeedBaseline
 from llm_spec.chat import Finish, StreamEvent
 from llm_spec.pair_stats import StreamTimer
 
-__all__ = ["MIN_BASELINE_TOKENS", "StreamNews", "StreamReader"]
+__all__ = ["MIN_BASELINE_TOKENS", "StreamArrival", "StreamReader"]
 
 _READ_AHEAD: Final = 256  # events of a stream that may wait for the consumer
 MIN_BASELINE_TOKENS: Final = 4  # of a stream after its first piece, undisturbed, to give the target's speed
 
 
-class StreamNews(NamedTuple):
+class StreamArrival(NamedTuple):
     """Something that a stream gave, or (an error, or None at its end) how it ended."""
 
     event: StreamEvent | Exception | None
@@ -42,10 +42,10 @@ class StreamReader:
         begins_at: int,
         has_calls: Callable[[], bool],
         changed: Callable[[], None],
-        news: asyncio.Queue[StreamNews] | None = None,
+        news: asyncio.Queue[StreamArrival] | None = None,
     ) -> None:
         self.begins_at = begins_at
-        self.news: asyncio.Queue[StreamNews] = asyncio.Queue(_READ_AHEAD) if news is None else news
+        self.news: asyncio.Queue[StreamArrival] = asyncio.Queue(_READ_AHEAD) if news is None else news
         self.timer = timer
         self.is_in_step = self.is_at_boundary = True
         self._num_undisturbed = 0  # tokens after the first piece that came before anything disturbed it, …
@@ -53,15 +53,15 @@ class StreamReader:
         self._is_disturbed = self._had_calls = False
         self._has_calls = has_calls
         self._changed = changed
-        self._clock = clock()
-        self.task = asyncio.create_task(self._read(opened))
+        self._clock = get_loop_clock()
+        self.task = asyncio.create_task(self._read_stream_to_end(opened))
 
-    def add_tokens(self, num_tokens: int, news: StreamNews) -> None:
+    def time_arrived_tokens(self, num_tokens: int, news: StreamArrival) -> None:
         """Take the time of what came."""
-        self.count_undisturbed(num_tokens, news)
+        self.count_undisturbed_tokens(num_tokens, news)
         self.timer.add_tokens(num_tokens, news.arrived_s, is_disturbed=news.is_disturbed)
 
-    def count_undisturbed(self, num_tokens: int, news: StreamNews) -> None:
+    def count_undisturbed_tokens(self, num_tokens: int, news: StreamArrival) -> None:
         """Count what came, before its time is taken elsewhere."""
         is_first = self.timer.first_s is None
         self._is_disturbed |= news.is_disturbed
@@ -71,10 +71,12 @@ class StreamReader:
 
     def stop_timing(self) -> None:
         """Its tokens cannot be counted, so that its times tell nothing."""
-        self.timer.stop()
+        self.timer.stop_timing()
         self._num_undisturbed, self._is_disturbed = 0, True
 
-    def add_times_to(self, baseline: Baseline, num_characters: int, token_s: float | None = None) -> None:
+    def add_times_to_baseline(
+        self, baseline: TargetSpeedBaseline, num_characters: int, token_s: float | None = None
+    ) -> None:
         """What it wrote by itself, from the answer's start, tells the target's own speed.
 
         `token_s`: the seconds of a token, where they are known better than from that alone.
@@ -84,21 +86,21 @@ class StreamReader:
             rest_s = self._undisturbed_s - first_s if token_s is None else num_tokens * token_s
             baseline.add_answer(num_characters, 1 + num_tokens, first_s - self.timer.opened_s, rest_s)
 
-    async def _read(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
+    async def _read_stream_to_end(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
         try:
             async with opened as events:
                 async for event in events:
-                    await self._put(event)
+                    await self._put_event(event)
                     if isinstance(event, Finish):
                         return
-            await self._put(None)
+            await self._put_event(None)
         except Exception as error:  # noqa: BLE001 - judged where it is taken
-            await self._put(error)
+            await self._put_event(error)
 
-    async def _put(self, event: StreamEvent | Exception | None) -> None:
+    async def _put_event(self, event: StreamEvent | Exception | None) -> None:
         if self.news.full():
-            self.timer.stop()
+            self.timer.stop_timing()
         has_calls = self._has_calls()
-        await self.news.put(StreamNews(event, self._clock(), has_calls or self._had_calls, self))
+        await self.news.put(StreamArrival(event, self._clock(), has_calls or self._had_calls, self))
         self._had_calls = has_calls
         self._changed()

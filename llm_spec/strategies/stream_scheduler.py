@@ -12,7 +12,7 @@ stream whose segment it is in.
 
 Streams beside the first one may slow it down. The draft is judged against the first stream, for nothing; where it is
 promising, one stream is opened beside it, and a few tokens later several more. Where they cost more than they gain they
-end, and what was lost is charged to the budget of `RowStats`, out of which later trials are paid.
+end, and what was lost is charged to the budget of `RowCallStats`, out of which later trials are paid.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.pair_stats import PairStats
 from llm_spec.strategies.prompt_trial import PromptTrial
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.stream_chain import StreamChain, find_stream_boundary
 
-__all__ = ["DraftRequest", "PromptCosts", "StreamScheduler"]
+__all__ = ["DraftRequest", "PromptTokenCosts", "StreamScheduler"]
 
 _MIN_SEGMENT: Final = 2  # tokens
 _MAX_SEGMENT: Final = 64
@@ -50,7 +50,7 @@ _FIRST_PAUSE: Final = 32  # tokens without further streams after they did not pa
 
 
 @dataclass(slots=True)
-class PromptCosts:
+class PromptTokenCosts:
     """Tokens of the request's prompt, and those that further streams have read.
 
     `is_at_end`: a stream would have begun where no token may follow.
@@ -72,14 +72,15 @@ class StreamScheduler:
     """One answer. Times are seconds of the clock by which streams are timed.
 
     `max_streams` may be open at once, `max_extra_cost` as of the config. Whoever drives it tells when tokens of the
-    answer came (`add_progress`), asks the draft what `choose_draft_request` says, and opens what `open_stream` gives.
+    answer came (`record_progress`), asks the draft what `choose_draft_request` says, and opens what
+    `choose_stream_to_open` gives.
     """
 
     def __init__(
         self,
         chain: StreamChain,
         pair_stats: PairStats,
-        costs: PromptCosts,
+        costs: PromptTokenCosts,
         *,
         make_stream: Callable[[str], RaceStream],
         max_streams: int,
@@ -117,38 +118,42 @@ class StreamScheduler:
     # ------------------------------------------------------------------------------------------- draft
 
     @property
-    def segment_length(self) -> int:
+    def num_tokens_between_streams(self) -> int:
         """Tokens between the first two streams."""
         return self._find_segment_length(0)
 
     @property
-    def draft_reach(self) -> int:
+    def max_useful_draft_tokens(self) -> int:
         """Tokens that are worth drafting at once: as far as all streams together can reach."""
-        rate, lead = self._pair_stats.acceptance.rate, math.ceil(self._estimate_lead())
+        rate, lead = self._pair_stats.acceptance.rate, math.ceil(self._estimate_lead_tokens())
         num_useful = math.log(_MIN_SURVIVAL) / math.log(rate) if 0.0 < rate < 1.0 else _MAX_DRAFT_REACH
-        num_useful = max(num_useful, _MIN_USEFUL_RUN, self.segment_length)
-        return min(lead + 2 * (self._max_streams + 1) * self.segment_length, math.ceil(num_useful), _MAX_DRAFT_REACH)
+        num_useful = max(num_useful, _MIN_USEFUL_RUN, self.num_tokens_between_streams)
+        return min(
+            lead + 2 * (self._max_streams + 1) * self.num_tokens_between_streams,
+            math.ceil(num_useful),
+            _MAX_DRAFT_REACH,
+        )
 
     def choose_draft_request(self, *, has_ended: bool, is_cut: bool) -> DraftRequest | None:
         """The next request to the draft; None: none now. `is_cut`: it has ended, and would have gone on."""
-        chain, tail = self._chain, self._chain.tail
+        chain, tail = self._chain, self._chain.last_stream
         if self.is_off or not (chain.is_draft_wrong or has_ended):
             return None
         if not chain.is_draft_wrong and is_cut:
-            if len(tail.expected) - len(tail.text) >= _CHARACTERS_PER_TOKEN * self.draft_reach:
+            if len(tail.expected) - len(tail.text) >= _CHARACTERS_PER_TOKEN * self.max_useful_draft_tokens:
                 return None
-            return DraftRequest(tail.prefix + tail.expected, self.draft_reach)
+            return DraftRequest(tail.prefix + tail.expected, self.max_useful_draft_tokens)
         if not chain.is_draft_wrong and len(tail.text) < len(tail.expected):
             return None
         if self._resting is not tail:
-            self._begin_rest(tail)
+            self._choose_pause_before_new_draft(tail)
         if tail.num_tokens < self._rest_until:
             return None
         self._resting = None
-        chain.reset_expected()
-        return DraftRequest(tail.assumed_answer, self.draft_reach)
+        chain.reset_expected_text()
+        return DraftRequest(tail.assumed_answer, self.max_useful_draft_tokens)
 
-    def _begin_rest(self, tail: RaceStream) -> None:
+    def _choose_pause_before_new_draft(self, tail: RaceStream) -> None:
         """A draft that was of no use since the last time restarts later and later."""
         num_agreed = self._chain.num_agreed
         is_useful = (
@@ -163,35 +168,35 @@ class StreamScheduler:
 
     def _is_draft_promising(self) -> bool:
         """Whether it is likely enough to be right where a stream could begin."""
-        num_tokens = math.ceil(self._estimate_lead()) + _MIN_SEGMENT
+        num_tokens = math.ceil(self._estimate_lead_tokens()) + _MIN_SEGMENT
         return self._pair_stats.acceptance.rate**num_tokens >= _MIN_SURVIVAL
 
     # ----------------------------------------------------------------------------------------- streams
 
-    def open_stream(self, num_open: int, now_s: float, *, is_draft_whole: bool) -> RaceStream | None:
+    def choose_stream_to_open(self, num_open: int, now_s: float, *, is_draft_whole: bool) -> RaceStream | None:
         """One more stream that is to be opened now; None: none. `num_open` are, with those that are being closed.
 
         `is_draft_whole`: the draft has said how the answer ends.
         """
-        chain, tail = self._chain, self._chain.tail
+        chain, tail = self._chain, self._chain.last_stream
         if self.is_off or self._costs.is_at_end or tail.finish is not None or chain.is_draft_wrong:
             return None
-        if num_open >= self._limit_streams(now_s):
+        if num_open >= self._choose_max_open_streams(now_s):
             return None
         # what the last stream will have written when a new one writes its first token
-        lead = self._estimate_lead()
+        lead = self._estimate_lead_tokens()
         if tail.timer.first_s is None:
             lead = min(lead or math.inf, (now_s - tail.timer.opened_s) / self._pair_stats.target_token_s)
-        num_before = self._count_unverified(tail)
+        num_before = self._count_unverified_tokens(tail)
         num_pieces = math.ceil(lead) + self._find_segment_length(num_before + lead)
         if is_draft_whole:  # the streams divide what is left
-            num_left = len(split_pieces(tail.expected[len(tail.text) :])) - math.ceil(lead)
+            num_left = len(split_into_pieces(tail.expected[len(tail.text) :])) - math.ceil(lead)
             share = num_left // (self._max_streams - num_open + 1)
             num_pieces = min(num_pieces, math.ceil(lead) + max(share, _MIN_SEGMENT))
         if self._pair_stats.acceptance.rate ** (num_before + num_pieces) < _MIN_SURVIVAL:
             return None
         end = find_stream_boundary(tail.expected, len(tail.text), num_pieces)
-        if end is None or not self._can_afford(end):
+        if end is None or not self._can_afford_stream(end):
             return None
         child = self._make_stream(tail.prefix + tail.expected[:end])
         chain.append_stream(child, end)
@@ -205,7 +210,7 @@ class StreamScheduler:
             return None
         return self.prompt_trial.begin(self._costs.num_prompt_tokens, self._estimate_allowance(now_s), self._last_s)
 
-    def _limit_streams(self, now_s: float) -> int:
+    def _choose_max_open_streams(self, now_s: float) -> int:
         """How many streams may be open now."""
         if not self.can_begin or self._num_tokens < self._resume_at:
             return 1
@@ -231,16 +236,16 @@ class StreamScheduler:
     def _estimate_allowance(self, now_s: float) -> float:
         """How much may be lost now."""
         rows, step_s = self._pair_stats.rows, self._pair_stats.target_token_s
-        return rows.estimate_allowance(now_s - self._began_s, step_s, self._max_tokens)
+        return rows.estimate_allowed_loss_s(now_s - self._began_s, step_s, self._max_tokens)
 
-    def _estimate_lead(self) -> float:
+    def _estimate_lead_tokens(self) -> float:
         """How many tokens a stream writes while another waits for its first one."""
         first_s = self._stats.first_s.value
         if first_s is None:
-            return self._pair_stats.tokens_per_first_token
+            return self._pair_stats.num_tokens_per_first_token_wait
         return min(first_s / self._pair_stats.target_token_s, float(_MAX_DRAFT_REACH))
 
-    def _count_unverified(self, tail: RaceStream) -> int:
+    def _count_unverified_tokens(self, tail: RaceStream) -> int:
         """How many tokens the draft has to be right for what the last stream has written to be the answer."""
         frontier = next(stream for stream in self._chain.streams if not stream.complete)
         num_tokens = tail.num_prefix_tokens + tail.num_tokens - frontier.num_prefix_tokens - frontier.num_tokens
@@ -252,18 +257,20 @@ class StreamScheduler:
         growth = math.exp(min(_SEGMENT_GROWTH * wrong * num_before, 5.0))
         return min(max(round(_SEGMENT_SHARE / wrong / self._max_streams * growth), _MIN_SEGMENT), _MAX_SEGMENT)
 
-    def _can_afford(self, end: int) -> bool:
+    def _can_afford_stream(self, end: int) -> bool:
         """Whether one more stream stays within `max_extra_cost`."""
         bound, chain = self._max_extra_cost, self._chain
         if bound is None:
             return True
-        num_input = self._costs.num_prompt_tokens + len(split_pieces(chain.tail.prefix + chain.tail.expected[:end]))
+        num_input = self._costs.num_prompt_tokens + len(
+            split_into_pieces(chain.last_stream.prefix + chain.last_stream.expected[:end])
+        )
         extra = self._costs.num_extra_tokens + num_input + chain.num_cancelled_tokens
         return extra <= bound * (self._costs.num_prompt_tokens + chain.num_answer_tokens)
 
     # --------------------------------------------------------------------------------------- lost time
 
-    def add_progress(self, num_open: int, arrived_s: float) -> None:
+    def record_progress(self, num_open: int, arrived_s: float) -> None:
         """Something came while so many streams were open: where they slow the answer down, all but the first end."""
         num_new = self._chain.num_answer_tokens - self._num_tokens
         self._num_tokens += num_new
@@ -274,16 +281,16 @@ class StreamScheduler:
         last_s, self._last_s = self._last_s, arrived_s
         step_s = self._pair_stats.target_token_s * num_new
         late_s = self.prompt_trial.add_streamed(num_new, arrived_s, self._pair_stats.target_token_s)
-        self._pair_stats.rows.add_loss(late_s)
+        self._pair_stats.rows.add_lost_time(late_s)
         if last_s is None or num_open < 2 or self._pair_stats.token_s.value is None:
-            self._charge_late()
+            self._charge_lost_time()
             return
         gap_s = min(arrived_s - last_s, _MAX_GAP * step_s) * (1.0 - _LATE_TOLERANCE)
         self._late_s = max(0.0, self._late_s + gap_s - step_s)
         self._num_beside += num_new
-        self._judge_room(arrived_s)
+        self._judge_server_room(arrived_s)
 
-    def _judge_room(self, now_s: float) -> None:
+    def _judge_server_room(self, now_s: float) -> None:
         step_s = self._pair_stats.target_token_s
         is_trial = self._num_extra > self._stats.num_extra
         has_room = self._late_s <= _MAX_TRIAL_LOSS * step_s
@@ -295,15 +302,15 @@ class StreamScheduler:
             self._stats.num_extra = 0
             self._resume_at = self._num_tokens + self._pause_tokens
             self._pause_tokens *= 2
-            self._chain.drop_all_but_first()
-            self._charge_late()
+            self._chain.drop_all_but_first_stream()
+            self._charge_lost_time()
 
-    def _charge_late(self) -> None:
+    def _charge_lost_time(self) -> None:
         if self._late_s:
-            self._pair_stats.rows.add_loss(self._late_s)
+            self._pair_stats.rows.add_lost_time(self._late_s)
             self._late_s = 0.0
 
-    def finish(self) -> None:
+    def record_answer_end(self) -> None:
         """The answer has ended: what it took is added to what later trials may cost."""
-        self._charge_late()
-        self._pair_stats.rows.add_answer(self._pair_stats.estimate_plain_s(self._chain.num_answer_tokens) or 0.0)
+        self._charge_lost_time()
+        self._pair_stats.rows.add_answer_time(self._pair_stats.estimate_plain_s(self._chain.num_answer_tokens) or 0.0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llm_spec.chat import Origin, TextDelta
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
-from llm_spec.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, list_prefix_lengths
+from llm_spec.text import MAX_CHARACTER_TOKENS, REPLACEMENT_CHARACTER, list_possible_undecodable_lengths
 
 __all__ = ["TokenAnswer"]
 
@@ -31,7 +31,7 @@ class TokenAnswer:
         """Whether only the next tokens tell what the last ones mean."""
         return bool(self.held_ids) or self._is_cut
 
-    async def find_cut_character(self) -> None:
+    async def check_for_cut_character(self) -> None:
         """Find out whether the last piece of a stream ended inside a character."""
         if self._context_ids and not self.held_ids:
             self._is_cut = (await self._endpoint.decode(self._context_ids)).endswith(REPLACEMENT_CHARACTER)
@@ -47,13 +47,13 @@ class TokenAnswer:
             return None
         if not self.ends_inside_character and token.text and REPLACEMENT_CHARACTER not in token.text:
             self._context_ids.clear()
-            return self._release(token.text, origin)
+            return self._release_delta(token.text, origin)
         self.held_ids.append(token.token_id)
         text = await self._decode_held_ids()
         if not self.held_ids:
             self._context_ids.clear()
             self._is_cut = False
-        return self._release(text, origin)
+        return self._release_delta(text, origin)
 
     def add_delta(self, delta: TextDelta) -> TextDelta:
         """Add a piece as a stream gives it: without text its tokens are held back until a later piece."""
@@ -64,7 +64,7 @@ class TokenAnswer:
             return TextDelta("", delta.origin, ())
         self._context_ids = [*self._context_ids, *self.held_ids, *token_ids][-MAX_CHARACTER_TOKENS:]
         self.held_ids.clear()
-        return self._release(delta.text, delta.origin) or delta
+        return self._release_delta(delta.text, delta.origin) or delta
 
     def drop_held_ids(self) -> int:
         """Forget the beginning of a character; how many tokens that were."""
@@ -76,13 +76,13 @@ class TokenAnswer:
 
     async def flush(self, origin: Origin) -> TextDelta | None:
         """The text of tokens that are held back, however incomplete, where the answer ends with them."""
-        text = await self._decode(self.held_ids) if self.held_ids else ""
+        text = await self._decode_in_context(self.held_ids) if self.held_ids else ""
         self.held_ids.clear()
-        return self._release(text, origin)
+        return self._release_delta(text, origin)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _release(self, text: str, origin: Origin) -> TextDelta | None:
+    def _release_delta(self, text: str, origin: Origin) -> TextDelta | None:
         """Text that comes out now, with the tokens that it completes."""
         if not text:
             return None
@@ -91,7 +91,7 @@ class TokenAnswer:
         shown_ids, self._unshown_ids = self._unshown_ids[:num_shown], self._unshown_ids[num_shown:]
         return TextDelta(text, origin, tuple(shown_ids))
 
-    async def _decode(self, held_ids: Sequence[int]) -> str:
+    async def _decode_in_context(self, held_ids: Sequence[int]) -> str:
         """What held tokens add to the text."""
         if not self._context_ids:
             return await self._endpoint.decode(held_ids)
@@ -99,7 +99,7 @@ class TokenAnswer:
         return (await self._endpoint.decode([*self._context_ids, *held_ids])).removeprefix(shown)
 
     async def _decode_held_ids(self) -> str:
-        text, num_shown = await self._decode(self.held_ids), len(self.held_ids)
+        text, num_shown = await self._decode_in_context(self.held_ids), len(self.held_ids)
         if text.endswith(REPLACEMENT_CHARACTER):
             text, num_shown = await self._find_decodable_prefix(self.held_ids, text)
         del self.held_ids[:num_shown]
@@ -107,8 +107,8 @@ class TokenAnswer:
 
     async def _find_decodable_prefix(self, held_ids: Sequence[int], text: str) -> tuple[str, int]:
         """What no later byte can change, and of how many tokens; nothing while it may still become a character."""
-        for num_tokens in list_prefix_lengths(len(held_ids)):
-            part = await self._decode(held_ids[:num_tokens])
+        for num_tokens in list_possible_undecodable_lengths(len(held_ids)):
+            part = await self._decode_in_context(held_ids[:num_tokens])
             if text.startswith(part):
                 return part, num_tokens
         return "", 0

@@ -7,18 +7,18 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from llm_spec.chat import Guarantee, StreamEvent
-from llm_spec.contract.draft import draft_capabilities
+from llm_spec.contract.draft import get_draft_capabilities
 from llm_spec.contract.local import TokenDrafter, TokenModel
 from llm_spec.errors import format_error_line
 from llm_spec.generation import GenerationLimits
 from llm_spec.local import stream_token_model
-from llm_spec.metered import meter_external_call
-from llm_spec.strategies.base import Ready, Refusal, StrategyContext, TextGuarantee
+from llm_spec.metered import count_call_if_target_is_metered
+from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee
 
-__all__ = ["prepare"]
+__all__ = ["prepare_or_refuse"]
 
 
-def prepare(context: StrategyContext) -> Ready | Refusal:
+def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
     """A target in this process, and a draft that proposes ids of its tokens.
 
     Exact by `coupled` and `rejection` acceptance; with `coupled` also the same text, where the model can show it.
@@ -38,10 +38,10 @@ def prepare(context: StrategyContext) -> Ready | Refusal:
         return Refusal(refusal)
     same_text = config.acceptance == "coupled" and model.same_text
     guarantee: Guarantee = "lossy" if config.acceptance.startswith("lossy") else "exact"
-    return Ready(TextGuarantee(guarantee, same_text), partial(_run, context, model, draft))
+    return ReadyStrategy(TextGuarantee(guarantee, same_text), partial(_open_local_answer, context, model, draft))
 
 
-def _run(
+def _open_local_answer(
     context: StrategyContext, model: TokenModel, drafter: TokenDrafter
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     config = context.config
@@ -56,8 +56,8 @@ def _run(
             max_draft_tokens=config.max_draft_tokens,
             draft_timeout_s=config.draft_timeout_s,
             plain_every=config.baseline_every,
-            min_plain_steps=context.pair_stats.baseline.num_steps_needed if config.baseline_every else 0,
+            min_plain_steps=context.pair_stats.baseline.num_plain_steps_needed if config.baseline_every else 0,
         ),
     )
-    counts_drafts = not draft_capabilities(drafter).is_free
-    return meter_external_call(context.target, opened, context.request, counts_drafts=counts_drafts)
+    counts_drafts = not get_draft_capabilities(drafter).is_free
+    return count_call_if_target_is_metered(context.target, opened, context.request, counts_drafts=counts_drafts)

@@ -16,8 +16,8 @@ from llm_spec.contract.endpoint import (
     TokenScorer,
     TopTokens,
 )
-from llm_spec.counting import count_answer_tokens
-from llm_spec.discovery import stream_with_token_ids
+from llm_spec.counting import count_answer_tokens_in_event
+from llm_spec.discovery import stream_with_token_ids_if_possible
 from llm_spec.errors import UnsupportedError
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.stream_reader import MIN_BASELINE_TOKENS
@@ -46,36 +46,36 @@ class UntriedEndpoint:
     @property
     def is_being_tried(self) -> bool:
         """Whether the server may have calls of ours beside the stream, which find out what it can do."""
-        return self._may_try.is_set() and not self._is_found
+        return self._may_try.is_set() and not self._is_feature_found
 
     async def encode(self, text: str) -> list[int]:
-        return await (await self._find()).encode(text)
+        return await (await self._wait_for_endpoint()).encode(text)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        return await (await self._find()).decode(token_ids)
+        return await (await self._wait_for_endpoint()).decode(token_ids)
 
     async def encode_chat(self, request: ChatRequest) -> list[int]:
-        return await (await self._find()).encode_chat(request)
+        return await (await self._wait_for_endpoint()).encode_chat(request)
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
-        return await (await self._find()).sample_next(prefixes, sampling)
+        return await (await self._wait_for_endpoint()).sample_next(prefixes, sampling)
 
     @asynccontextmanager
     async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         try:
             async with (
-                stream_with_token_ids(self._target, request) as events,
-                aclosing(self._watch(events)) as watched_events,
+                stream_with_token_ids_if_possible(self._target, request) as events,
+                aclosing(self._allow_trial_once_stream_runs(events)) as watched_events,
             ):
                 yield watched_events
         finally:
             self._may_try.set()
 
-    async def _watch(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+    async def _allow_trial_once_stream_runs(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
         num_tokens = None  # after the first piece
         async for event in events:
             yield event
-            num_tokens = 0 if num_tokens is None else num_tokens + count_answer_tokens(event)
+            num_tokens = 0 if num_tokens is None else num_tokens + count_answer_tokens_in_event(event)
             if num_tokens >= MIN_BASELINE_TOKENS:
                 self._may_try.set()
 
@@ -83,17 +83,17 @@ class UntriedEndpoint:
     async def stream_after(
         self, token_ids: Sequence[int], request: ChatRequest
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
-        async with (await self._find()).stream_after(token_ids, request) as events:
+        async with (await self._wait_for_endpoint()).stream_after(token_ids, request) as events:
             yield events
 
     @property
-    def _is_found(self) -> bool:
+    def _is_feature_found(self) -> bool:
         can = self._target.capabilities
         return (can.token_endpoint if self._feature == "token_endpoint" else can.token_scorer) is not None
 
-    async def _find(self) -> TokenEndpoint:
+    async def _wait_for_endpoint(self) -> TokenEndpoint:
         await self._may_try.wait()
-        if not self._is_found and isinstance(self._target, Discoverable):
+        if not self._is_feature_found and isinstance(self._target, Discoverable):
             await self._target.discover(self._feature)
         endpoint = self._target.capabilities.token_endpoint
         if endpoint is None:

@@ -15,7 +15,7 @@ from llm_spec.chat import ChatRequest, ChatResponse, Finish, StreamEvent, TextDe
 from llm_spec.chat_response import complete_from_stream
 from llm_spec.contract.chat import Capabilities
 from llm_spec.contract.entry import ProviderEntry
-from llm_spec.drafting.text_pieces import count_prompt_pieces, iter_piece_ends
+from llm_spec.drafting.text_pieces import count_prompt_pieces, iterate_piece_ends
 from llm_spec.errors import InvalidRequestError
 
 __all__ = ["RULES", "RuleBasedProvider"]
@@ -158,7 +158,7 @@ def _generate_rule_based_answer(request: ChatRequest) -> Iterator[StreamEvent]:
 def _iter_text_pieces(text: str) -> Iterator[str]:
     """The pieces of a text, each cut when it is wanted."""
     start = 0
-    for end in iter_piece_ends(text, 0):
+    for end in iterate_piece_ends(text, 0):
         yield text[start:end]
         start = end
 

@@ -19,7 +19,7 @@ from llm_spec.chat import (
 )
 from llm_spec.chat_response import complete_from_stream
 from llm_spec.contract.chat import Capabilities
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 
 __all__ = ["Script", "ScriptedProvider"]
 
@@ -108,7 +108,7 @@ class ScriptedProvider:
 
     def _split_text_into_pieces(self, text: str) -> list[str]:
         size = self._piece_size
-        return split_pieces(text) if size is None else [text[i : i + size] for i in range(0, len(text), size)]
+        return split_into_pieces(text) if size is None else [text[i : i + size] for i in range(0, len(text), size)]
 
     def _count_usage(self, request: ChatRequest, pieces: Sequence[str]) -> Usage | None:
         if isinstance(self._usage, str):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from llm_spec.contract.local import DraftToken
 from llm_spec.errors import ConfigError
 from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.noise import Purpose, uniform_number
+from llm_spec.tokens.noise import NoisePurpose, draw_uniform_number
 from llm_spec.tokens.sampling import FloatArray, Sampler, check_best_logit_is_finite
 
 __all__ = [
@@ -112,7 +112,7 @@ class RejectionAcceptance:
         if self._sampler.greedy:
             return _sample_draft_token_coupled(self._sampler, logits, context_ids)
         probs = self._sampler.compute_probs(self._sampler.fit_vocabulary(logits), context_ids)
-        token_id = self._sample_from_probs(probs, len(context_ids), Purpose.DRAFT)
+        token_id = self._sample_from_probs(probs, len(context_ids), NoisePurpose.DRAFT)
         return DraftToken(token_id, float(probs[token_id]), probs)
 
     def verify_proposal(
@@ -131,19 +131,21 @@ class RejectionAcceptance:
             p_target = self._sampler.compute_probs(logits[index], context)
             p_draft = 1.0 if token.probs is None else float(token.probs[token.token_id])
             # strictly below: a token that the target cannot say is never accepted, whatever the uniform
-            if not self._draw_uniform(len(context), Purpose.ACCEPT) * p_draft < p_target[token.token_id]:
+            if not self._draw_uniform(len(context), NoisePurpose.ACCEPT) * p_draft < p_target[token.token_id]:
                 return VerifyResult(
                     index,
-                    self._sample_from_probs(compute_residual_probs(p_target, token), len(context), Purpose.RESIDUAL),
+                    self._sample_from_probs(
+                        compute_residual_probs(p_target, token), len(context), NoisePurpose.RESIDUAL
+                    ),
                 )
             context.append(token.token_id)
         p_target = self._sampler.compute_probs(logits[len(proposal)], context)
-        return VerifyResult(len(proposal), self._sample_from_probs(p_target, len(context), Purpose.BONUS))
+        return VerifyResult(len(proposal), self._sample_from_probs(p_target, len(context), NoisePurpose.BONUS))
 
-    def _draw_uniform(self, position: int, purpose: Purpose) -> float:
-        return uniform_number(self._sampler.seed, position, purpose, self._round_index)
+    def _draw_uniform(self, position: int, purpose: NoisePurpose) -> float:
+        return draw_uniform_number(self._sampler.seed, position, purpose, self._round_index)
 
-    def _sample_from_probs(self, probs: NDArray[np.float64], position: int, purpose: Purpose) -> int:
+    def _sample_from_probs(self, probs: NDArray[np.float64], position: int, purpose: NoisePurpose) -> int:
         """Inverse transform: the first token whose cumulated mass exceeds the uniform; never one of zero mass."""
         cumulated: NDArray[np.float64] = probs.cumsum()
         mass = self._draw_uniform(position, purpose) * float(cumulated[-1])

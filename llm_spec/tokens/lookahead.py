@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
-from llm_spec.tokens.statistics import AcceptanceEstimate, CostLine, ExponentialMovingAverage, TokenCostAverage
+from llm_spec.tokens.statistics import AcceptanceEstimate, ExponentialMovingAverage, ForwardCostLine, TokenCostAverage
 
 __all__ = [
     "MAX_LOOKAHEAD",
@@ -255,7 +255,7 @@ class _CostAwareController:
         self._acceptance = self._make_acceptance_estimate(_PRIOR_WEIGHT)
         self._buckets = [self._make_acceptance_estimate(_BUCKET_WEIGHT) for _ in range(len(_CONFIDENCE_BUCKETS) + 1)]
         self._draft = TokenCostAverage(half_life=_COST_HALF_LIFE)
-        self._verify = CostLine(half_life=_COST_HALF_LIFE)
+        self._verify = ForwardCostLine(half_life=_COST_HALF_LIFE)
         self._plain_steps = 0  # still to take before the next trial
         self._pause = _FIRST_PAUSE // 2
         self._is_trial_due = False
@@ -312,20 +312,20 @@ class _CostAwareController:
         """Find the best fixed lookahead and its rate, and what one token more must bring."""
         draft_cost = self._estimate_draft_cost()
         acceptance = self._acceptance.rate
-        cost, tokens, survival = max(self._verify.base, 1e-12), 1.0, 1.0
+        cost, tokens, survival = max(self._verify.base_s, 1e-12), 1.0, 1.0
         best, best_rate = 0, tokens / cost
         for lookahead in range(1, self._policy.max_lookahead + 1):
             survival *= acceptance
             tokens += survival
-            cost += draft_cost + self._verify.slope
+            cost += draft_cost + self._verify.per_token_s
             if tokens > best_rate * cost * (1.0 if best else _MIN_SPEEDUP):
                 best, best_rate = lookahead, tokens / cost
         self._best, self._rate = best, best_rate
-        self._price = best_rate * (draft_cost + self._verify.slope)
+        self._price = best_rate * (draft_cost + self._verify.per_token_s)
 
     def _estimate_draft_cost(self) -> float:
         measured = self._draft.value
-        return self._policy.prior_draft_cost * self._verify.base if measured is None else measured
+        return self._policy.prior_draft_cost * self._verify.base_s if measured is None else measured
 
     def _schedule_next_round(self, report: RoundFeedback) -> None:
         """Decide what the next round is: a draft, a trial of one, or a plain step."""
@@ -339,7 +339,7 @@ class _CostAwareController:
                 self._acceptance.decay(self._pause)
         elif self._best:
             self._rounds += 1
-            if self._since_plain >= _PLAIN_EVERY and self._rate * self._verify.base < _SLIM_SPEEDUP:
+            if self._since_plain >= _PLAIN_EVERY and self._rate * self._verify.base_s < _SLIM_SPEEDUP:
                 self._plain_steps = 1
         elif not (self._is_trial_due and report.num_accepted_tokens == report.num_draft_tokens):
             self._begin_pause_of_plain_steps()
@@ -357,8 +357,8 @@ class _CostAwareController:
             "lookahead": self._best,
             "tokens_per_s": self._rate,
             "draft_token_s": self._estimate_draft_cost(),
-            "plain_step_s": self._verify.base,
-            "verify_token_s": self._verify.slope,
+            "plain_step_s": self._verify.base_s,
+            "verify_token_s": self._verify.per_token_s,
             "plain_steps_left": self._plain_steps,
         }
 

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from llm_spec.tokens.philox import MASK32, philox4x32
 
-__all__ = ["Purpose", "make_gumbel_noise", "make_uniform_noise", "uniform_number"]
+__all__ = ["NoisePurpose", "draw_uniform_number", "make_gumbel_noise", "make_uniform_noise"]
 
 Floats: TypeAlias = NDArray[np.float64]
 
 _SCALE = 2.0**-32
 
 
-class Purpose(IntEnum):
+class NoisePurpose(IntEnum):
     """What a stream of noise is for; sharing one between two purposes biases the output (vLLM #54282)."""
 
     TOKEN = 0  # coupled sampling: draft and target use the same noise on purpose
@@ -35,7 +35,7 @@ class Purpose(IntEnum):
 
 
 def make_uniform_noise(
-    seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: Purpose, round_index: int = 0
+    seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: NoisePurpose, round_index: int = 0
 ) -> Floats:
     """Uniform noise in (0, 1): [num_positions, vocab_size].
 
@@ -54,7 +54,7 @@ def make_uniform_noise(
     return out.reshape(out.shape[0], -1)[:, :vocab_size]
 
 
-def uniform_number(seed: int, position: int, purpose: Purpose, round_index: int = 0) -> float:
+def draw_uniform_number(seed: int, position: int, purpose: NoisePurpose, round_index: int = 0) -> float:
     """`uniform` of token 0 at one position, in plain integers (a single number costs numpy thirty times as much)."""
     counter = (0, position & MASK32, position >> 32, _combine_purpose_and_round(purpose, round_index))
     word: int = philox4x32(counter, _split_seed_into_key(seed))[0]
@@ -62,7 +62,7 @@ def uniform_number(seed: int, position: int, purpose: Purpose, round_index: int 
 
 
 def make_gumbel_noise(
-    seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: Purpose, round_index: int = 0
+    seed: int, positions: NDArray[np.int64], vocab_size: int, purpose: NoisePurpose, round_index: int = 0
 ) -> Floats:
     """Standard Gumbel noise `-log(-log(u))`: [num_positions, vocab_size], between -3.14 and 22.9.
 
@@ -79,5 +79,5 @@ def _split_seed_into_key(seed: int) -> tuple[int, int]:
     return seed & MASK32, seed >> 32
 
 
-def _combine_purpose_and_round(purpose: Purpose, round_index: int) -> int:
+def _combine_purpose_and_round(purpose: NoisePurpose, round_index: int) -> int:
     return int(purpose) | round_index << 8

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError, ModelOutputError
-from llm_spec.tokens.noise import Purpose, make_gumbel_noise
+from llm_spec.tokens.noise import NoisePurpose, make_gumbel_noise
 
 __all__ = [
     "Sampler",
@@ -218,7 +218,7 @@ class Sampler:
         block = self._blocks.get(index)
         if block is None:
             positions = np.arange(index * self._block_length, (index + 1) * self._block_length, dtype=np.int64)
-            block = make_gumbel_noise(self.seed, positions, self.vocab_size, Purpose.TOKEN)
+            block = make_gumbel_noise(self.seed, positions, self.vocab_size, NoisePurpose.TOKEN)
             if len(self._blocks) >= self._num_blocks:
                 del self._blocks[next(iter(self._blocks))]
             self._blocks[index] = block

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["random_seed"]
+__all__ = ["draw_random_seed"]
 
 
-def random_seed() -> int:
+def draw_random_seed() -> int:
     """64 random bits."""
     return int.from_bytes(os.urandom(8), "little")

@@ -7,7 +7,7 @@ import math
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
 
-__all__ = ["AcceptanceEstimate", "CostLine", "ExponentialMovingAverage", "TokenCostAverage", "TokenCostMean"]
+__all__ = ["AcceptanceEstimate", "ExponentialMovingAverage", "ForwardCostLine", "TokenCostAverage", "TokenCostMean"]
 
 _OUTLIER_RATIO = 3.0  # a time beyond this many times the expected one counts as that much: a hiccup, or a new level
 _REFUTED = 0.5  # a time below this part of the expected one refutes it: times are only ever disturbed upward
@@ -122,7 +122,7 @@ class TokenCostMean(_TokenCostBase):
         self._add_decaying(num_tokens, seconds, self._keep**num_tokens)
 
 
-class CostLine:
+class ForwardCostLine:
     """Seconds of a forward as a line over its width (tokens given to it): least squares that forget.
 
     Plain steps and wider ones forget separately: a long stretch of one must not wipe out what is known of the other.
@@ -149,12 +149,12 @@ class CostLine:
         self._base, self._slope = 1.0, self._slope_per_base
 
     @property
-    def base(self) -> float:
+    def base_s(self) -> float:
         """Seconds of one token alone; 1 before the first update."""
         return self._base
 
     @property
-    def slope(self) -> float:
+    def per_token_s(self) -> float:
         """Seconds that one token more costs."""
         return self._slope
 

@@ -18,7 +18,7 @@ from llm_spec.contract.endpoint import Feature
 from llm_spec.provider_kit import now
 from llm_spec_http.tokens import HttpTokenEndpoint
 
-__all__ = ["ServerAbilities", "forget_servers"]
+__all__ = ["ServerAbilities", "forget_all_server_findings"]
 
 _TRIAL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first scored prompt
 _FIRST_PAUSE_S: Final = 60.0  # until an ability that was not there is tried again; twice as long each time …
@@ -36,7 +36,7 @@ Check: TypeAlias = Callable[[], Awaitable[bool]]
 
 
 @dataclass(slots=True)
-class _Finding:
+class _AbilityFinding:
     """What is known of one ability of a server."""
 
     is_there: bool = False
@@ -48,20 +48,20 @@ class _Finding:
 class _ServerFindings:
     """What is known of one server."""
 
-    endpoint: _Finding = field(default_factory=_Finding)
-    scorer: _Finding = field(default_factory=_Finding)
-    continuation: _Finding = field(default_factory=_Finding)
+    endpoint: _AbilityFinding = field(default_factory=_AbilityFinding)
+    scorer: _AbilityFinding = field(default_factory=_AbilityFinding)
+    continuation: _AbilityFinding = field(default_factory=_AbilityFinding)
 
 
 _servers: Final[OrderedDict[Hashable, _ServerFindings]] = OrderedDict()  # that providers of this process use or used
 
 
-def forget_servers() -> None:
+def forget_all_server_findings() -> None:
     """Forget what this process has found out of servers; providers that are there already keep theirs."""
     _servers.clear()
 
 
-def _recall_server(server: Hashable | None) -> _ServerFindings:
+def _get_shared_findings(server: Hashable | None) -> _ServerFindings:
     """What is known of a server, shared by all that ask for it; None: of one that nobody else uses."""
     if server is None:
         return _ServerFindings()
@@ -88,9 +88,9 @@ class ServerAbilities:
         server: Hashable | None = None,
     ) -> None:
         self._tokens = tokens
-        self._known = replace(known, discoverable=_list_discoverable(known, tokens))
+        self._known = replace(known, discoverable=_list_discoverable_features(known, tokens))
         self._check_continuation = check_continuation
-        findings = _recall_server(server)
+        findings = _get_shared_findings(server)
         self._endpoint, self._scorer = _ServerAbility(findings.endpoint), _ServerAbility(findings.scorer)
         self._continuation = _ServerAbility(findings.continuation)
         self._capabilities_by_findings: dict[tuple[bool, ...], Capabilities] = {}
@@ -108,18 +108,18 @@ class ServerAbilities:
             )
         return self._capabilities_by_findings[findings]
 
-    def get_untried_tokens(self) -> HttpTokenEndpoint | None:
+    def get_untried_token_endpoint(self) -> HttpTokenEndpoint | None:
         """The calls with token ids, unless they were found to be missing."""
         return None if self._endpoint.is_missing else self._tokens
 
-    def mark_untried_missing(self) -> None:
+    def mark_token_ids_missing(self) -> None:
         """The calls with token ids, not tried yet, are not needed to be: the server has refused to tell an id."""
-        self._endpoint.mark_feature_lost()
+        self._endpoint.mark_missing()
 
-    def close(self) -> None:
+    def stop_sharing_findings(self) -> None:
         """What is tried from now on is of no use to others: connections are being closed."""
         for ability in (self._endpoint, self._scorer, self._continuation):
-            ability.detach()
+            ability.stop_sharing_finding()
 
     async def discover(self, feature: Feature) -> None:
         """Try a feature, if that is due; raises TransientError where a continuation cannot be tried now."""
@@ -128,21 +128,21 @@ class ServerAbilities:
             if self._known.continue_prefix:
                 await self._continuation.probe_if_due(self._check_continuation)
         elif tokens is not None:
-            await self._endpoint.probe_if_due(lambda: _does_check_pass(can_use_token_ids(tokens)))
+            await self._endpoint.probe_if_due(lambda: _run_check_within_patience(can_use_token_ids(tokens)))
             if feature == "token_scorer" and tokens.max_top and self._endpoint.is_there:
-                await self._scorer.probe_if_due(lambda: _does_check_pass(can_score_tokens(tokens)))
+                await self._scorer.probe_if_due(lambda: _run_check_within_patience(can_score_tokens(tokens)))
 
     def mark_feature_lost(self, feature: Feature) -> None:
         """A call has shown that a feature is not there any more."""
         if feature == "continue_prefix":
-            self._continuation.mark_feature_lost()
+            self._continuation.mark_missing()
         elif feature == "token_scorer" and self._scorer.is_there:
-            self._scorer.mark_feature_lost()
+            self._scorer.mark_missing()
         elif feature == "token_endpoint" and self._endpoint.is_there:
-            self._endpoint.mark_feature_lost()
-            self._scorer.forget()
+            self._endpoint.mark_missing()
+            self._scorer.forget_finding()
             if self._tokens is not None:
-                self._tokens.forget()  # perhaps another model, with another vocabulary
+                self._tokens.forget_vocabulary()  # perhaps another model, with another vocabulary
 
 
 class _ServerAbility:
@@ -151,7 +151,7 @@ class _ServerAbility:
     The pause doubles, up to an hour, unless the ability had been there for longer than the last one.
     """
 
-    def __init__(self, finding: _Finding) -> None:
+    def __init__(self, finding: _AbilityFinding) -> None:
         self._finding = finding
         self._trials: dict[asyncio.AbstractEventLoop, _RunningTrial] = {}
 
@@ -165,7 +165,7 @@ class _ServerAbility:
         """Whether it was tried, and was not there."""
         return self._finding.found_at_s is not None and not self._finding.is_there
 
-    def detach(self) -> None:
+    def stop_sharing_finding(self) -> None:
         """Keep what is found out from now on to oneself."""
         self._finding = replace(self._finding)
 
@@ -179,7 +179,7 @@ class _ServerAbility:
         loop = asyncio.get_running_loop()
         trial = self._trials.get(loop)
         if trial is None or trial.task.done():
-            trial = self._trials[loop] = _RunningTrial(asyncio.create_task(self._run_check(check)))
+            trial = self._trials[loop] = _RunningTrial(asyncio.create_task(self._run_check_and_set_finding(check)))
         trial.num_waiting += 1
         try:
             await asyncio.wait([trial.task])
@@ -189,15 +189,15 @@ class _ServerAbility:
             if not trial.num_waiting:
                 await self._cancel_trial(loop, trial)
 
-    def mark_feature_lost(self) -> None:
+    def mark_missing(self) -> None:
         """It is not there, or not any more."""
         finding = self._finding
         if not self.is_missing:
             if finding.found_at_s is None or now() - finding.found_at_s > finding.pause_s:
                 finding.pause_s = 0.0
-            self._set_result(is_there=False)
+            self._set_finding(is_there=False)
 
-    def forget(self) -> None:
+    def forget_finding(self) -> None:
         """Nothing is known of it any more."""
         finding = self._finding
         finding.is_there, finding.pause_s, finding.found_at_s = False, 0.0, None
@@ -208,14 +208,14 @@ class _ServerAbility:
         finding = self._finding
         return not finding.is_there and (finding.found_at_s is None or now() - finding.found_at_s >= finding.pause_s)
 
-    def _set_result(self, *, is_there: bool) -> None:
+    def _set_finding(self, *, is_there: bool) -> None:
         finding = self._finding
         finding.is_there, finding.found_at_s = is_there, now()
         if not is_there:
             finding.pause_s = min(max(_FIRST_PAUSE_S, 2 * finding.pause_s), _LAST_PAUSE_S)
 
-    async def _run_check(self, check: Check) -> None:
-        self._set_result(is_there=await check())
+    async def _run_check_and_set_finding(self, check: Check) -> None:
+        self._set_finding(is_there=await check())
 
     async def _cancel_trial(self, loop: asyncio.AbstractEventLoop, trial: _RunningTrial) -> None:
         if self._trials.get(loop) is trial:
@@ -224,7 +224,7 @@ class _ServerAbility:
         await asyncio.gather(trial.task, return_exceptions=True)  # what it raised, its callers have heard
 
 
-def _list_discoverable(known: Capabilities, tokens: HttpTokenEndpoint | None) -> frozenset[Feature]:
+def _list_discoverable_features(known: Capabilities, tokens: HttpTokenEndpoint | None) -> frozenset[Feature]:
     """What a server of this kind may turn out to have."""
     features: dict[Feature, bool] = {
         "token_endpoint": tokens is not None,
@@ -242,7 +242,7 @@ class _RunningTrial:
     num_waiting: int = 0
 
 
-async def _does_check_pass(check: Awaitable[bool]) -> bool:
+async def _run_check_within_patience(check: Awaitable[bool]) -> bool:
     """Whether it says so; whatever the server does instead, and however long it takes, is a no."""
     try:
         async with asyncio.timeout(_TRIAL_TIMEOUT_S):
@@ -259,10 +259,10 @@ async def can_use_token_ids(tokens: HttpTokenEndpoint) -> bool:
     """
     prompt_ids = await tokens.encode_chat(_REQUEST)
     async with asyncio.TaskGroup() as group:
-        chat = group.create_task(_collect_answer(tokens.stream_chat(_REQUEST)))
-        read = group.create_task(_encode_and_decode(tokens))
+        chat = group.create_task(_collect_text_and_ids(tokens.stream_chat(_REQUEST)))
+        read = group.create_task(_round_trip_test_text(tokens))
         words = group.create_task(_check_batch_of_words(tokens))
-    continued = await _collect_answer(tokens.stream_after(prompt_ids, _REQUEST))
+    continued = await _collect_text_and_ids(tokens.stream_after(prompt_ids, _REQUEST))
     is_same = chat.result() == continued and read.result() == _ROUND_TRIP_TEXT
     if is_same and words.result() is None:
         ends = [prompt_ids[: len(prompt_ids) - cut] for cut in range(3)]
@@ -280,7 +280,9 @@ async def _check_batch(tokens: HttpTokenEndpoint, prefixes: list[list[int]]) -> 
     async with asyncio.TaskGroup() as group:
         batch = group.create_task(tokens.sample_next(prefixes, _GREEDY))
         alone = [group.create_task(tokens.sample_next([prefix], _GREEDY)) for prefix in prefixes[1:]]
-        streamed = group.create_task(_collect_answer(tokens.stream_after(prefixes[0], replace(_REQUEST, max_tokens=1))))
+        streamed = group.create_task(
+            _collect_text_and_ids(tokens.stream_after(prefixes[0], replace(_REQUEST, max_tokens=1)))
+        )
     first, *others = batch.result()
     text, token_ids = streamed.result()
     same_start = token_ids[:1] == [first.token_id] and (first.is_end or text.startswith(first.text))
@@ -301,7 +303,7 @@ async def can_score_tokens(tokens: HttpTokenEndpoint) -> bool:
     return same_tokens and "".join(alone) == _WORDS
 
 
-async def _collect_answer(
+async def _collect_text_and_ids(
     stream_context: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
 ) -> tuple[str, list[int]]:
     text, token_ids = "", list[int]()
@@ -313,5 +315,5 @@ async def _collect_answer(
     return text, token_ids
 
 
-async def _encode_and_decode(tokens: HttpTokenEndpoint) -> str:
+async def _round_trip_test_text(tokens: HttpTokenEndpoint) -> str:
     return await tokens.decode(await tokens.encode(_ROUND_TRIP_TEXT))

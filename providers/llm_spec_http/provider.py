@@ -96,10 +96,10 @@ class HttpProvider:
                 yield events
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        tokens = self._abilities.get_untried_tokens()
+        tokens = self._abilities.get_untried_token_endpoint()
         if tokens is None:
             return self.stream(request)
-        return tokens.stream_chat_trying_token_ids(request, on_refusal=self._abilities.mark_untried_missing)
+        return tokens.stream_chat_trying_token_ids(request, on_refusal=self._abilities.mark_token_ids_missing)
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
@@ -126,7 +126,7 @@ class HttpProvider:
         self._abilities.mark_feature_lost(feature)
 
     async def aclose(self) -> None:
-        self._abilities.close()
+        self._abilities.stop_sharing_findings()
         await self._client.aclose()
 
     # ------------------------------------------------------------------------------------------ inside

@@ -60,7 +60,7 @@ class HttpTokenEndpoint:
         self._encoded_words: dict[str, tuple[int, ...]] = {}
         self._decoded_tokens: dict[int, str] = {}
 
-    def forget(self) -> None:
+    def forget_vocabulary(self) -> None:
         """Forget what is known of the server's vocabulary."""
         self._encoded_words.clear()
         self._decoded_tokens.clear()

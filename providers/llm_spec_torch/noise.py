@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from llm_spec.provider_kit import Purpose, philox4x32
+from llm_spec.provider_kit import NoisePurpose, philox4x32
 
 __all__ = ["make_gumbel_tensor", "make_uniform_tensor", "split_seed_into_words"]
 
@@ -37,11 +37,11 @@ def make_gumbel_tensor(key: Tensor, positions: Tensor, vocab_size: int) -> Tenso
     return -torch.log(-torch.log(_draw_token_uniforms(key, positions, vocab_size)))
 
 
-def make_uniform_tensor(key: Tensor, positions: Tensor, purpose: Tensor | Purpose, round_index: Tensor) -> Tensor:
-    """One number in (0, 1) for each position, float64 [num_positions]: the reference's `uniform_number`.
+def make_uniform_tensor(key: Tensor, positions: Tensor, purpose: Tensor | NoisePurpose, round_index: Tensor) -> Tensor:
+    """One number in (0, 1) for each position, float64 [num_positions]: the reference's `draw_uniform_number`.
 
-    `key` int64 [2], `positions` int64 [num_positions]; `purpose` (a Purpose, or its values) and `round_index`, int64 []
-    or [num_positions].
+    `key` int64 [2], `positions` int64 [num_positions]; `purpose` (a NoisePurpose, or its values) and `round_index`,
+    int64 [] or [num_positions].
     """
     stream = purpose | round_index << 8
     counter = (torch.zeros_like(positions), positions & _MASK32, positions >> 32, stream)
@@ -53,7 +53,7 @@ def _draw_token_uniforms(key: Tensor, positions: Tensor, vocab_size: int) -> Ten
     """[num_positions, vocab_size]; one Philox call gives the words of four neighbouring tokens."""
     tokens = torch.arange(-(-vocab_size // 4), device=positions.device)
     position = positions[..., None]
-    counter = (tokens, position & _MASK32, position >> 32, int(Purpose.TOKEN))
+    counter = (tokens, position & _MASK32, position >> 32, int(NoisePurpose.TOKEN))
     words = philox4x32(counter, (key[..., 0, None, None], key[..., 1, None, None]))
     uniforms = torch.stack(words, dim=-1).flatten(-2)[..., :vocab_size].double()
     return uniforms.add_(0.5).mul_(_SCALE)

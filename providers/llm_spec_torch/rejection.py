@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llm_spec.provider_kit import Purpose
+from llm_spec.provider_kit import NoisePurpose
 from llm_spec_torch.noise import make_uniform_tensor
 from llm_spec_torch.sampling import DeviceSampler, DeviceVerifyResult, count_leading_true
 
@@ -45,7 +45,7 @@ class DeviceRejectionSampler:
         """Draft tokens from a draft's distribution; the arguments are those of `DeviceSampler.choose`."""
         p_draft, finite = self._compute_probs(logits, before_ids)
         self._sampler.valid.logical_and_(finite.all())
-        numbers = self._draw_uniform(positions, Purpose.DRAFT)
+        numbers = self._draw_uniform(positions, NoisePurpose.DRAFT)
         return DeviceDraftTokens(_sample_by_inverse_transform(p_draft, numbers), p_draft)
 
     def verify(self, logits: Tensor, position: Tensor, drafted_ids: Tensor, p_draft: Tensor) -> DeviceVerifyResult:
@@ -72,7 +72,7 @@ class DeviceRejectionSampler:
     ) -> Tensor:
         """Each drafted token judged for itself: [num_drafted] bool."""
         token = drafted_ids[..., None]
-        numbers = self._draw_uniform(positions, Purpose.ACCEPT)
+        numbers = self._draw_uniform(positions, NoisePurpose.ACCEPT)
         # strictly below: a token that the target cannot say is never accepted, whatever the uniform
         return numbers * p_draft.gather(-1, token).squeeze(-1) < p_target.gather(-1, token).squeeze(-1)
 
@@ -84,7 +84,7 @@ class DeviceRejectionSampler:
         nothing = torch.nn.functional.pad(p_draft, (0, 0, 0, 1))  # a bonus: no draft to leave anything over
         probs = compute_residual_tensor(_select_row(p_target, row), _select_row(nothing, row))
         is_bonus = row == p_draft.shape[-2]
-        purpose = torch.where(is_bonus, int(Purpose.BONUS), int(Purpose.RESIDUAL))
+        purpose = torch.where(is_bonus, int(NoisePurpose.BONUS), int(NoisePurpose.RESIDUAL))
         return _sample_by_inverse_transform(probs, self._draw_uniform(positions.gather(-1, row), purpose))
 
     def _compute_probs(self, logits: Tensor, before_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,7 @@ class DeviceRejectionSampler:
         probs, finite = self._sampler.compute_logprobs(logits, before_ids)
         return probs.softmax(dim=-1), finite
 
-    def _draw_uniform(self, positions: Tensor, purpose: Tensor | Purpose) -> Tensor:
+    def _draw_uniform(self, positions: Tensor, purpose: Tensor | NoisePurpose) -> Tensor:
         return make_uniform_tensor(self._sampler.key, positions, purpose, self.round_index)
 
 

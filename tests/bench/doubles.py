@@ -7,7 +7,7 @@ from typing import Any
 
 from llm_spec import LlmProvider
 from llm_spec.bench.contenders import Contender, ContenderSpec
-from llm_spec.bench.environment import Environment
+from llm_spec.bench.environment import BenchEnvironment
 from llm_spec.bench.prompts import BenchPrompt, prompt_from_text
 from llm_spec.bench.report import BenchReport
 from llm_spec.bench.run import BenchOptions, BenchRun
@@ -16,7 +16,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.testing import Script, ScriptedProvider
 
 TEXT = "one two three four five six"
-MACHINE = Environment(
+MACHINE = BenchEnvironment(
     date="2026-01-02T03:04:05+00:00",
     python="3.11",
     system="Any",
@@ -48,9 +48,9 @@ def prompts(number: int) -> list[BenchPrompt]:
 
 async def measure(contenders: Sequence[Contender], questions: Sequence[BenchPrompt], **options: Any) -> BenchRun:
     run = BenchRun(contenders, questions, BenchOptions(**options))
-    await run.measure()
+    await run.measure_all_contenders()
     return run
 
 
 def report_of(run: BenchRun) -> BenchReport:
-    return BenchReport.of_run(run, data="a test", environment=MACHINE, loads=(0.5, 0.25))
+    return BenchReport.from_run(run, data="a test", environment=MACHINE, loads=(0.5, 0.25))

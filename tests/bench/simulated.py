@@ -9,9 +9,9 @@ import numpy as np
 
 from llm_spec.bench.contenders import ContenderSpec
 from llm_spec.bench.prompts import BenchPrompt, prompt_from_text
-from llm_spec.bench.records import AnswerKey, AnswerRecord, BlockRecord
-from llm_spec.bench.rotation import rotate
-from llm_spec.bench.summary import ContenderSummary, Summarizer
+from llm_spec.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord
+from llm_spec.bench.rotation import iterate_contender_orders
+from llm_spec.bench.summary import BenchSummarizer, ContenderSummary
 
 PLAIN = ContenderSpec(name="plain", kind="plain", target="t")
 
@@ -36,7 +36,7 @@ def simulate(
     prompts: list[BenchPrompt] = [prompt_from_text(f"prompt {n}", n) for n in range(num_prompts)]
     base_s = rng.lognormal(0.0, 0.6, num_prompts)
     answers: list[AnswerRecord] = []
-    orders = rotate(len(names), seed)
+    orders = iterate_contender_orders(len(names), seed)
     for run in range(num_runs):
         for prompt, order in enumerate(islice(orders, num_prompts)):
             for place, index in enumerate(order if rotates else range(len(names))):
@@ -45,9 +45,9 @@ def simulate(
                 factor = contenders.get(names[index], 1.0)
                 answers.append(AnswerRecord(key=key, total_s=float(base_s[prompt] * factor * np.exp(log_s))))
     blocks = [
-        BlockRecord(run=a.key.run, block=a.key.block, turn=0, contender=a.key.contender, total_s=a.total_s)
+        PromptBlockRecord(run=a.key.run, block=a.key.block, turn=0, contender=a.key.contender, total_s=a.total_s)
         for a in answers
     ]
-    summarizer = Summarizer(prompts, answers, blocks, "plain")
+    summarizer = BenchSummarizer(prompts, answers, blocks, "plain")
     specs = [ContenderSpec(name=name, kind="other", target="t") for name in contenders]
     return [summarizer.summarize(spec) for spec in specs]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llm_spec.bench.prompts import BenchPrompt, choose_prompts, default_prompts, load_prompts, prompt_from_text
+from llm_spec.bench.prompts import BenchPrompt, get_default_prompts, load_prompts, prompt_from_text, sample_prompts
 from llm_spec.errors import InvalidRequestError
 
 
@@ -113,18 +113,18 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> No
 def test_some_prompts_are_drawn_by_the_seed() -> None:
     """In their order; all of them where there are no more, and so many turns of each."""
     prompts = [prompt_from_text(f"prompt {number}", number) for number in range(20)]
-    drawn = [choose_prompts(prompts, seed=seed, num_prompts=5) for seed in (1, 1, 2)]
+    drawn = [sample_prompts(prompts, seed=seed, num_prompts=5) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert [prompts.index(prompt) for prompt in drawn[0]] == sorted(prompts.index(prompt) for prompt in drawn[0])
-    assert choose_prompts(prompts, seed=1, num_prompts=50) == prompts
+    assert sample_prompts(prompts, seed=1, num_prompts=50) == prompts
     conversation = BenchPrompt(id="c", turns=prompts[0].turns * 3)
-    assert [len(p.turns) for p in choose_prompts([conversation], seed=1, max_turns=2)] == [2]
+    assert [len(p.turns) for p in sample_prompts([conversation], seed=1, max_turns=2)] == [2]
 
 
 @pytest.mark.parametrize("target", ["builtin:target", "vllm:x@http://localhost/v1"])
 def test_the_packages_own_prompts(target: str) -> None:
     """Of several categories, each prompt once; chat for chat models, code for the built-in ones."""
-    prompts: list[Any] = default_prompts(target)
+    prompts: list[Any] = get_default_prompts(target)
     assert len({prompt.id for prompt in prompts}) == len({prompt.turns for prompt in prompts}) == len(prompts) >= 12
     assert len({prompt.category for prompt in prompts}) >= 3
     assert (prompts[0].turns[0][0].text.startswith("def ")) == (target == "builtin:target")

@@ -16,9 +16,9 @@ import pytest
 from llm_spec import PromptLookup, TransientError
 from llm_spec.bench.prompts import BenchPrompt, prompt_from_text
 from llm_spec.bench.report import BenchReport
-from llm_spec.bench.report_files import check_output, render_csv, render_json, write_report
-from llm_spec.bench.report_html import render_html
-from llm_spec.bench.report_text import format_report
+from llm_spec.bench.report_files import check_report_path, render_csv, render_json, write_report
+from llm_spec.bench.report_html import render_report_page
+from llm_spec.bench.report_text import format_text_report
 from llm_spec.errors import ConfigError, InvalidRequestError
 from llm_spec.testing import RuleBasedProvider, run_virtual
 
@@ -82,7 +82,7 @@ class Page(HTMLParser):
 
 
 def test_html_is_well_formed_and_has_no_markup_from_outside(report: BenchReport) -> None:
-    html = render_html(report)
+    html = render_report_page(report)
     page = Page(html)
     assert page.tags.isdisjoint({"script", "img", "link", "iframe"})
     assert not any(name.startswith("on") or name in ("src", "href") for name in page.attributes)
@@ -97,14 +97,14 @@ def test_html_is_well_formed_and_has_no_markup_from_outside(report: BenchReport)
 
 def test_html_loads_nothing(report: BenchReport) -> None:
     """One file: no address but those that are shown as text."""
-    html = render_html(report)
+    html = render_report_page(report)
     assert re.findall(r"(?:url\(|@import|https?://|//cdn)", html) == []
     assert "prefers-color-scheme: dark" in html
     assert 'name="viewport"' in html
 
 
 def test_html_has_the_plots_and_tables(report: BenchReport) -> None:
-    text = Page(render_html(report)).text
+    text = Page(render_report_page(report)).text
     for title in ("Speedup by prompt", "Time to the first token", "Time between tokens", "Time of the whole answer"):
         assert title in text
     for title in ("Acceptance by position", "Speed", "Answers", "Categories", "Texts that differ from plain's"):
@@ -113,7 +113,7 @@ def test_html_has_the_plots_and_tables(report: BenchReport) -> None:
 
 def test_html_of_next_to_nothing() -> None:
     """One prompt, one contender: no interval, no plot, and still a page."""
-    page = Page(render_html(report_of(run_virtual(measure([plain(script())], [prompt_from_text("q", 1)])))))
+    page = Page(render_report_page(report_of(run_virtual(measure([plain(script())], [prompt_from_text("q", 1)])))))
     assert "Speedup by prompt" not in page.text
     assert "scripted:script" in page.text
 
@@ -148,7 +148,7 @@ def test_csv_has_a_row_for_each_answer(report: BenchReport) -> None:
 def test_files_are_written(report: BenchReport, tmp_path: Path, ending: str) -> None:
     """Half a character, which no file can hold, is written as its escape: JSON has it whole again."""
     path = tmp_path / f"report{ending}"
-    check_output(str(path))
+    check_report_path(str(path))
     write_report(report, str(path))
     text = path.read_text(encoding="utf-8")
     if ending == ".json":
@@ -160,7 +160,7 @@ def test_files_are_written(report: BenchReport, tmp_path: Path, ending: str) -> 
 @pytest.mark.parametrize(("path", "word"), [("a.txt", ".html"), ("a", ".json"), ("no/such/folder/a.csv", "folder")])
 def test_files_that_cannot_be_written_are_refused_before(path: str, word: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(word)):
-        check_output(path)
+        check_report_path(path)
 
 
 def test_a_folder_is_no_file(report: BenchReport, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_folder_is_no_file(report: BenchReport, tmp_path: Path) -> None:
 
 
 def test_the_terminal_is_not_steered(report: BenchReport) -> None:
-    shown = format_report(report)
+    shown = format_text_report(report)
     assert "\x1b" not in shown
     assert "\ud800" not in shown
 
@@ -186,7 +186,7 @@ def test_the_table() -> None:
         pair(PromptLookup(), script("one two three"), "auto"),
     ]
     questions = [prompt_from_text(f"question {n}", n) for n in range(1, 8)]
-    shown = format_report(report_of(run_virtual(measure(contenders, questions))))
+    shown = format_text_report(report_of(run_virtual(measure(contenders, questions))))
     assert re.search(r"^plain again +1\.000x +1\.000x to 1\.000x +no difference shown", shown, re.MULTILINE)
     assert re.search(r"^fast +2\.00x +2\.00x to 2\.00x +faster +2\.00x +2\.00x +2\.00x +2\.00x$", shown, re.MULTILINE)
     assert re.search(r"^slow +0\.50x +0\.50x to 0\.50x +slower", shown, re.MULTILINE)

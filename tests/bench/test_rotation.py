@@ -7,13 +7,13 @@ from itertools import islice, pairwise
 
 import pytest
 
-from llm_spec.bench.rotation import rotate
+from llm_spec.bench.rotation import iterate_contender_orders
 
 
 @pytest.mark.parametrize("num_contenders", [1, 2, 3, 4, 5, 6, 7])
 def test_each_is_equally_often_at_each_place_and_after_each_other(num_contenders: int) -> None:
     """Within as many orders as there are contenders; where their number is odd, twice as many for the neighbours."""
-    orders = list(islice(rotate(num_contenders, seed=3), 4 * num_contenders))
+    orders = list(islice(iterate_contender_orders(num_contenders, seed=3), 4 * num_contenders))
     for start in range(0, len(orders), num_contenders):
         square = orders[start : start + num_contenders]
         assert set(Counter((place, c) for order in square for place, c in enumerate(order)).values()) == {1}
@@ -24,5 +24,5 @@ def test_each_is_equally_often_at_each_place_and_after_each_other(num_contenders
 
 
 def test_the_seed_decides() -> None:
-    first, again, other = (list(islice(rotate(4, seed), 8)) for seed in (1, 1, 2))
+    first, again, other = (list(islice(iterate_contender_orders(4, seed), 8)) for seed in (1, 1, 2))
     assert first == again != other

@@ -126,7 +126,7 @@ async def test_the_first_reason_is_told() -> None:
     contender = plain(script())
     for reason in ("late", None, "server down", "circuit open", "circuit open", "circuit open"):
         assert contender.failure is None or reason == "circuit open"
-        contender.note_outcome(None if reason is None else TargetError(reason))
+        contender.drop_if_failing(None if reason is None else TargetError(reason))
     assert contender.failure == "server down"
 
 
@@ -185,7 +185,7 @@ async def test_repeated_runs_are_one_ratio_a_prompt() -> None:
 
 async def test_what_is_measured_survives_a_cancellation() -> None:
     run = BenchRun([plain(script()), plain(script(), "plain again")], prompts(50), BenchOptions())
-    task = asyncio.ensure_future(run.measure())
+    task = asyncio.ensure_future(run.measure_all_contenders())
     await asyncio.sleep(10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -201,7 +201,7 @@ async def test_progress() -> None:
     seen: list[tuple[int, int, str]] = []
     contenders = [plain(script()), pair(PromptLookup(), script(), "probe")]
     run = BenchRun(contenders, prompts(3), BenchOptions(), lambda *shown: seen.append(shown))
-    await run.measure()
+    await run.measure_all_contenders()
     assert {total for _, total, _ in seen} == {6}
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
     assert {"plain", "probe"} <= {name for _, _, name in seen}

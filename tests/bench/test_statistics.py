@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from llm_spec.bench.statistics import MIN_UNITS, find_interval_rank, median_of_ratios, percentile
+from llm_spec.bench.statistics import MIN_UNITS, estimate_median_ratio, find_median_interval_rank, percentile
 
 from .simulated import draw_noise, simulate
 
@@ -14,7 +14,7 @@ from .simulated import draw_noise, simulate
 @pytest.mark.parametrize("num_values", [*range(1, 80), 200, 1500])
 def test_the_rank_is_that_of_the_binomial_distribution(num_values: int) -> None:
     """The narrowest interval of order statistics that still holds the median with 95 %."""
-    rank = find_interval_rank(num_values)
+    rank = find_median_interval_rank(num_values)
     assert (rank is None) == (num_values < MIN_UNITS)
     if rank is not None:
         assert 1 - 2 * binom.cdf(rank - 1, num_values, 0.5) >= 0.95
@@ -22,24 +22,24 @@ def test_the_rank_is_that_of_the_binomial_distribution(num_values: int) -> None:
 
 
 def test_a_median_and_its_interval() -> None:
-    estimate = median_of_ratios([1.2, 0.9, 1.1, 1.3, 1.0, 1.25, 2.0])
+    estimate = estimate_median_ratio([1.2, 0.9, 1.1, 1.3, 1.0, 1.25, 2.0])
     assert estimate is not None
     assert (estimate.ratio, estimate.low, estimate.high, estimate.num_units) == (pytest.approx(1.2), 0.9, 2.0, 7)
     assert not estimate.excludes_one
-    assert median_of_ratios([]) is None
+    assert estimate_median_ratio([]) is None
 
 
 def test_inverse_ratios_have_the_inverse_median() -> None:
     """An even number included: nobody gains by being the numerator."""
     ratios = [0.5, 0.8, 1.3, 4.0]
-    there, back = median_of_ratios(ratios), median_of_ratios([1 / ratio for ratio in ratios])
+    there, back = estimate_median_ratio(ratios), estimate_median_ratio([1 / ratio for ratio in ratios])
     assert there is not None
     assert back is not None
     assert there.ratio == pytest.approx(1 / back.ratio)
 
 
 def test_too_few_ratios_have_no_interval() -> None:
-    estimate = median_of_ratios([2.0] * (MIN_UNITS - 1))
+    estimate = estimate_median_ratio([2.0] * (MIN_UNITS - 1))
     assert estimate is not None
     assert (estimate.low, estimate.excludes_one) == (None, False)
 
@@ -65,7 +65,7 @@ def test_the_interval_holds_the_median_as_often_as_it_says(num_values: int, nois
             logs = 0.03 * rng.standard_t(2, (2, num_values))
         else:
             logs = np.array([[draw_noise(rng, 0.01) for _ in range(num_values)] for _ in range(2)])
-        estimate = median_of_ratios([float(ratio) for ratio in np.exp(logs[0] - logs[1])])
+        estimate = estimate_median_ratio([float(ratio) for ratio in np.exp(logs[0] - logs[1])])
         assert estimate is not None
         held += not estimate.excludes_one
     assert held >= 950

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from llm_spec.bench.contenders import ContenderSpec
-from llm_spec.bench.differences import find_difference
+from llm_spec.bench.differences import find_first_difference
 from llm_spec.bench.prompts import BenchPrompt, prompt_from_text
-from llm_spec.bench.records import AnswerKey, AnswerRecord, BlockRecord
-from llm_spec.bench.summary import ContenderSummary, Summarizer
+from llm_spec.bench.records import AnswerKey, AnswerRecord, PromptBlockRecord
+from llm_spec.bench.summary import BenchSummarizer, ContenderSummary
 
 Values = dict[str, Any]
 
@@ -36,11 +36,11 @@ def summarize(plain: list[Values], other: list[Values], *, num_runs: int = 1, ki
         for index, values in enumerate(all_values)
     ]
     blocks = [
-        BlockRecord(run=a.key.run, block=a.key.block, turn=0, contender=a.key.contender, total_s=a.total_s)
+        PromptBlockRecord(run=a.key.run, block=a.key.block, turn=0, contender=a.key.contender, total_s=a.total_s)
         for a in answers
     ]
     spec = ContenderSpec(name="other", kind=kind, target="t")
-    return Summarizer(make_prompts(size), answers, blocks, "plain").summarize(spec)
+    return BenchSummarizer(make_prompts(size), answers, blocks, "plain").summarize(spec)
 
 
 def test_totals_and_the_first_ten() -> None:
@@ -52,9 +52,9 @@ def test_totals_and_the_first_ten() -> None:
     assert ratios.totals == pytest.approx(24 / 41)
     assert ratios.median is not None
     assert ratios.median.ratio == pytest.approx(0.5)
-    assert ratios.worst is not None
-    assert ratios.best is not None
-    assert (ratios.worst.ratio, ratios.best.ratio, ratios.best.id) == (0.5, 4.0, "prompt 10")
+    assert ratios.worst_prompt is not None
+    assert ratios.best_prompt is not None
+    assert (ratios.worst_prompt.ratio, ratios.best_prompt.ratio, ratios.best_prompt.id) == (0.5, 4.0, "prompt 10")
 
 
 def test_a_prompts_ratio_is_the_median_of_its_runs() -> None:
@@ -126,7 +126,7 @@ def test_failed_answers_count_for_nothing() -> None:
 )
 def test_the_first_difference(plain: str, other: str, place: tuple[Any, ...] | None) -> None:
     """Its character and word, counted from 1, and what stands there on both sides."""
-    found = find_difference(make_answer("plain", 0, text=plain), make_answer("other", 0, text=other), "p")
+    found = find_first_difference(make_answer("plain", 0, text=plain), make_answer("other", 0, text=other), "p")
     if place is None:
         assert found is None
     else:
@@ -136,4 +136,4 @@ def test_the_first_difference(plain: str, other: str, place: tuple[Any, ...] | N
 
 def test_reasoning_is_compared_too() -> None:
     plain, other = make_answer("plain", 0, reasoning="a", text="b"), make_answer("other", 0, reasoning="c", text="b")
-    assert find_difference(plain, other, "p") is not None
+    assert find_first_difference(plain, other, "p") is not None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llm_spec import ChatRequest, DraftCapabilities, DraftPiece
 from llm_spec.drafting.background_draft import BackgroundDraft
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import run_virtual
 
 TEXT = "one two three four five six seven eight nine ten"
@@ -53,7 +53,7 @@ class Draft:
             if isinstance(item, float):
                 await asyncio.sleep(item)
                 continue
-            for piece in [item] if isinstance(item, DraftPiece) else map(DraftPiece, split_pieces(item)):
+            for piece in [item] if isinstance(item, DraftPiece) else map(DraftPiece, split_into_pieces(item)):
                 if num_left <= 0:
                     return
                 num_left -= 1
@@ -469,12 +469,12 @@ def test_pieces_tell_how_long_they_took() -> None:
         feeding = Feeding(Draft(lambda _: [0.5, "one", 0.2, " two", " three"]))
         background_draft = feeding.background_draft
         background_draft.restart("", 9)
-        assert background_draft.piece_times(0, 5) == []  # nothing has come
+        assert background_draft.list_piece_times(0, 5) == []  # nothing has come
         await until_ended(background_draft)
         pieces = [(3, pytest.approx(0.501)), (7, pytest.approx(0.201)), (13, pytest.approx(0.001))]
         for start, end, found in ((0, 3, pieces[:1]), (3, 7, pieces[1:2]), (2, 12, pieces[:2]), (0, 13, pieces)):
-            assert background_draft.piece_times(start, end) == found
-        assert (background_draft.piece_times(0, 2), background_draft.piece_times(4, 6)) == ([], [])
+            assert background_draft.list_piece_times(start, end) == found
+        assert (background_draft.list_piece_times(0, 2), background_draft.list_piece_times(4, 6)) == ([], [])
         await background_draft.aclose()
 
     run_virtual(check())
@@ -490,7 +490,7 @@ def test_pieces_of_a_draft_that_writes_once_keep_their_times() -> None:
         await until_ended(background_draft)
         background_draft.restart("one two", 9)
         assert background_draft.text == " three"
-        assert background_draft.piece_times(0, 6) == [(6, pytest.approx(0.101))]
+        assert background_draft.list_piece_times(0, 6) == [(6, pytest.approx(0.101))]
         await background_draft.aclose()
 
     run_virtual(check())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llm_spec import ChatRequest, DraftError, DraftPiece
-from llm_spec.drafting.draft_call import DraftCall, max_answer_tokens
+from llm_spec.drafting.draft_call import DraftCall, choose_max_draft_tokens
 from llm_spec.simulation import run_virtual
 
 
@@ -122,7 +122,7 @@ def test_a_draft_is_complete_where_it_came_to_its_own_end(items: list[Any], is_c
 @pytest.mark.parametrize(("allowed", "asked"), [(None, 4096), (5, 5), (10**9, 16_384)])
 def test_a_whole_answer_is_within_reason(allowed: int | None, asked: int) -> None:
     """A budget allows a request more tokens than any draft should write."""
-    assert max_answer_tokens(ChatRequest.create("q", max_tokens=allowed)) == asked
+    assert choose_max_draft_tokens(ChatRequest.create("q", max_tokens=allowed)) == asked
 
 
 def test_a_draft_that_has_everything_ready_leaves_turns_to_others() -> None:

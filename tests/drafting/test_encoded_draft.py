@@ -154,10 +154,10 @@ def test_tokens_that_come_late_are_judged() -> None:
     async def body(bench: Bench) -> None:
         bench.guess.restart("", 64)
         for token_id in [*ids(TEXT[:5]), -1]:
-            bench.guess.confirm(token_id)
+            bench.guess.confirm_token(token_id)
         await bench.until(lambda: bench.guess.is_wrong)
-        assert bench.guess.take_judged() == (5, 1)
-        assert bench.guess.take_judged() == (0, 0)
+        assert bench.guess.take_late_token_counts() == (5, 1)
+        assert bench.guess.take_late_token_counts() == (0, 0)
 
     run(Pieces([TEXT]), Words(), body)
 
@@ -190,15 +190,15 @@ def test_it_is_wrong_exactly_when_a_token_differs(num_early: int, num_right: int
     async def body(bench: Bench) -> None:
         bench.guess.restart("", 64)
         for token_id in ids(TEXT[:num_early]):
-            bench.guess.confirm(token_id)
+            bench.guess.confirm_token(token_id)
         assert not bench.guess.is_wrong
         await bench.until(lambda: bench.guess.is_idle)
         assert not bench.guess.is_wrong
         assert bench.guess.ids == ids(TEXT[num_early:])
         for token_id in ids(TEXT[num_early : num_early + num_right]):
-            bench.guess.confirm(token_id)
+            bench.guess.confirm_token(token_id)
             assert not bench.guess.is_wrong
-        bench.guess.confirm(1)
+        bench.guess.confirm_token(1)
         assert bench.guess.is_wrong
 
     run(Pieces([TEXT[:9], TEXT[9:30], TEXT[30:]]), Words(0.003), body)
@@ -210,7 +210,7 @@ def test_a_difference_in_what_was_confirmed_early_is_found() -> None:
     async def body(bench: Bench) -> None:
         bench.guess.restart("", 64)
         for token_id in ids("deg"):
-            bench.guess.confirm(token_id)
+            bench.guess.confirm_token(token_id)
         await bench.until(lambda: bench.guess.is_wrong)
         assert bench.guess.ids == []
 
@@ -226,7 +226,7 @@ def test_a_restart_forgets_everything(after_s: float, is_behind: bool) -> None:
     async def body(bench: Bench) -> None:
         bench.guess.restart("", 64)
         if is_behind:
-            bench.guess.confirm(ord("x"))
+            bench.guess.confirm_token(ord("x"))
         async with asyncio.timeout(100):
             end_s = asyncio.get_running_loop().time() + after_s
             while asyncio.get_running_loop().time() < end_s:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llm_spec import ChatMessage, ChatRequest
 from llm_spec.drafting.occurrences import OccurrenceIndex
 from llm_spec.drafting.text_index import ConversationIndex, TextIndex
-from llm_spec.drafting.text_pieces import PIECES_PER_LOOP_TURN, split_pieces
+from llm_spec.drafting.text_pieces import PIECES_PER_LOOP_TURN, split_into_pieces
 from llm_spec.simulation import run_virtual
 
 TEXTS = st.text("ab \n,", max_size=20)
@@ -19,7 +19,7 @@ TEXTS = st.text("ab \n,", max_size=20)
 
 def pieces_of(request: ChatRequest) -> list[str]:
     texts = [*(message.text for message in request.messages), request.prefix]
-    return [piece for text in texts for piece in split_pieces(text)]
+    return [piece for text in texts for piece in split_into_pieces(text)]
 
 
 @settings(max_examples=400, deadline=None)
@@ -32,7 +32,7 @@ def test_a_text_that_changes_is_in_the_pieces_of_what_it_is_now(changes: list[tu
         if number == len(changes) - 1:
             while not index.update_last_text_partly(text, step):
                 pass
-    assert index.pieces == split_pieces(changes[-1][0])
+    assert index.pieces == split_into_pieces(changes[-1][0])
 
 
 @settings(max_examples=200, deadline=None)
@@ -90,7 +90,7 @@ def test_each_call_reads_what_is_new(num_appended: list[int]) -> None:
             num_appended[0] = 0
             text = answer[: 7 * end]
             await index.index_request(ChatRequest(messages=first.messages, prefix=text))
-            num_new = len(split_pieces(text)) - len(split_pieces(answer[: 7 * start]))
+            num_new = len(split_into_pieces(text)) - len(split_into_pieces(answer[: 7 * start]))
             assert num_appended[0] <= num_new + 2 + (num_pieces if start == 0 else 0)
         num_appended[0] = 0
         await index.index_request(ChatRequest(messages=first.messages, prefix=answer[:3000] + "other"))

@@ -15,7 +15,7 @@ from llm_spec.drafting.text_pieces import (
     check_draft_piece,
     count_pieces,
     count_prompt_pieces,
-    split_pieces,
+    split_into_pieces,
     take_last_pieces,
 )
 
@@ -23,14 +23,25 @@ from llm_spec.drafting.text_pieces import (
 @given(st.text())
 def test_pieces_joined_are_the_text(text: str) -> None:
     """Cutting loses nothing, and no piece is empty."""
-    pieces = split_pieces(text)
+    pieces = split_into_pieces(text)
     assert "".join(pieces) == text
     assert all(pieces)
 
 
 def test_pieces_are_about_what_tokens_are() -> None:
     """A word with its space, a newline, a sign."""
-    assert split_pieces("Hello, big world!\n  x=1") == ["Hello", ",", " big", " world", "!", "\n", "  ", "x", "=", "1"]
+    assert split_into_pieces("Hello, big world!\n  x=1") == [
+        "Hello",
+        ",",
+        " big",
+        " world",
+        "!",
+        "\n",
+        "  ",
+        "x",
+        "=",
+        "1",
+    ]
 
 
 @settings(max_examples=300)
@@ -39,7 +50,7 @@ def test_the_last_pieces_are_those_of_the_whole_text(end: str, num_pieces: int, 
     """Wherever the part of the text begins that is cut into pieces."""
     for before in ("word " * num_before, " " * num_before, "a" * num_before, "\n, " * num_before):
         text = before + end
-        assert take_last_pieces(text, num_pieces) == split_pieces(text)[-num_pieces:]
+        assert take_last_pieces(text, num_pieces) == split_into_pieces(text)[-num_pieces:]
 
 
 def test_a_short_text_is_counted() -> None:
@@ -56,15 +67,15 @@ def test_a_long_text_is_estimated(num_words: int, monkeypatch: pytest.MonkeyPatc
     prose = " ".join("x" * rng.randint(1, 9) for _ in range(num_words))
     text = prose + "".join(f"f({n}, [{n}]);\n" for n in range(num_words // 4))
     request = ChatRequest.create([{"role": "user", "content": part} for part in (prose, text[len(prose) :])])
-    num_pieces = len(split_pieces(text))
+    num_pieces = len(split_into_pieces(text))
     num_cut = 0
 
     def counting(part: str) -> list[str]:
         nonlocal num_cut
         num_cut += len(part)
-        return split_pieces(part)
+        return split_into_pieces(part)
 
-    monkeypatch.setattr(text_pieces, "split_pieces", counting)
+    monkeypatch.setattr(text_pieces, "split_into_pieces", counting)
     assert count_pieces(text) == count_prompt_pieces(request) == pytest.approx(num_pieces, rel=0.05)
     assert num_cut <= 2 * 16_384
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from llm_spec_http import DIALECTS, HttpProvider
-from llm_spec_http.discovery import forget_servers
+from llm_spec_http.discovery import forget_all_server_findings
 
 from llm_spec import (
     InvalidRequestError,
@@ -94,7 +94,7 @@ async def test_discovery_happens_once(feature: Feature) -> None:
     num_calls: list[int] = []
     async with ScriptedModelServer(ANSWER, latency=ServerLatency(round_trip_s=0.002)) as server:
         for num_callers in (1, 8):
-            forget_servers()
+            forget_all_server_findings()
             async with opened(server) as provider:
                 before = len(server.paths)
                 await asyncio.gather(*(provider.discover(feature) for _ in range(num_callers)))

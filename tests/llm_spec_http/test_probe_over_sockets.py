@@ -25,7 +25,7 @@ from llm_spec import (
     TextDelta,
 )
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
 
@@ -93,7 +93,7 @@ async def test_a_cap_and_a_stop_string_end_it_as_they_end_the_plain_answer() -> 
     """The stop string is matched here and never sent with a round."""
     async with ScriptedModelServer(WORDS, latency=QUICK) as server:
         result = await probed(server, agreeing(), ChatRequest.create(QUESTION, max_tokens=7))
-        assert (result.content, result.stopped_by) == ("".join(split_pieces(WORDS)[:7]), "max_tokens")
+        assert (result.content, result.stopped_by) == ("".join(split_into_pieces(WORDS)[:7]), "max_tokens")
         result = await probed(server, agreeing(), ChatRequest.create(QUESTION, stop=["d17 w"]))
         assert (result.content, result.stopped_by) == (WORDS[: WORDS.index("d17 w")], "stop_string")
         assert not any("stop" in body for body in server.requests)
@@ -189,7 +189,7 @@ async def test_a_server_that_refuses_everything_midway_is_an_error_with_the_text
             await spoiled(server, ServerFaults(status=500), after=8)
         text = caught.value.partial_text
         assert WORDS.startswith(text)
-        assert len(split_pieces(text)) >= 8
+        assert len(split_into_pieces(text)) >= 8
         assert "500" in str(caught.value)
         assert await none_open(server)
 

@@ -27,7 +27,7 @@ from llm_spec import (
 )
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import Feature
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft
 from llm_spec.testing import run_virtual
 from llm_spec.testing.server import ScriptedModelServer, ServerFaults, ServerLatency, make_disagreeing_draft
@@ -297,10 +297,10 @@ async def test_usage_is_what_the_server_counted(agreement: float) -> None:
     usage = result.usage
     read = [len(body["prompt"]) for body in bodies if "prompt" in body]
     # a stream that is closed before its request is sent counts too
-    assert 0 < sum(read) <= usage.extra_input_tokens <= sum(read) + max(read) + len(split_pieces(WORDS))
+    assert 0 < sum(read) <= usage.extra_input_tokens <= sum(read) + max(read) + len(split_into_pieces(WORDS))
     # those on their way when a stream was closed, a few a stream; the end of the answer counts as one
     assert abs(num_generated - usage.output_tokens) <= 4 * len(bodies)
-    num_answer = len(split_pieces(WORDS))
+    num_answer = len(split_into_pieces(WORDS))
     assert abs(num_generated - num_answer - usage.cancelled_output_tokens) <= 4 * len(bodies)
 
 
@@ -458,7 +458,7 @@ async def test_a_first_stream_that_fails(fault: str) -> None:
         with pytest.raises(TargetError) as caught:
             await show(racing(ReferenceDraft(""), target, retry=ONCE), shown)
         await assert_all_closed(server)
-    assert "".join(shown) == caught.value.partial_text == "".join(split_pieces(WORDS)[:20])
+    assert "".join(shown) == caught.value.partial_text == "".join(split_into_pieces(WORDS)[:20])
 
 
 @pytest.mark.parametrize("mode", ["by ids", "by text"])
@@ -527,7 +527,7 @@ async def frames_with(extra: dict[str, Any], request: web.Request, at: int) -> w
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     await asyncio.sleep(0.08 if prefix else 0.01)
-    for index, piece in enumerate(split_pieces(WORDS[len(prefix) :])):
+    for index, piece in enumerate(split_into_pieces(WORDS[len(prefix) :])):
         deltas = [{"content": piece}] if prefix or index != at else [extra, {"content": piece}]
         for delta in deltas:
             chunk = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}

@@ -18,7 +18,7 @@ from llm_spec_torch import noise
 from llm_spec_torch.noise import make_gumbel_tensor, make_uniform_tensor, split_seed_into_words
 from numpy.typing import NDArray
 
-from llm_spec.tokens.noise import Purpose, uniform_number
+from llm_spec.tokens.noise import NoisePurpose, draw_uniform_number
 from llm_spec.tokens.noise import make_gumbel_noise as reference_gumbel
 from llm_spec.tokens.noise import make_uniform_noise as reference_uniform
 
@@ -43,19 +43,19 @@ def test_token_noise_is_the_references(seed: int, vocab_size: int) -> None:
     """Words bit for bit, for seeds and positions above 32 bits and vocabularies that four does not divide."""
     positions = torch.from_numpy(POSITIONS)
     words = noise._draw_token_uniforms(key(seed), positions, vocab_size)  # pyright: ignore[reportPrivateUsage] # their source
-    assert np.array_equal(words.numpy(), reference_uniform(seed, POSITIONS, vocab_size, Purpose.TOKEN))
-    expected = reference_gumbel(seed, POSITIONS, vocab_size, Purpose.TOKEN)
+    assert np.array_equal(words.numpy(), reference_uniform(seed, POSITIONS, vocab_size, NoisePurpose.TOKEN))
+    expected = reference_gumbel(seed, POSITIONS, vocab_size, NoisePurpose.TOKEN)
     check_close(make_gumbel_tensor(key(seed), positions, vocab_size).numpy(), expected)
 
 
-@pytest.mark.parametrize("purpose", Purpose)
+@pytest.mark.parametrize("purpose", NoisePurpose)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_numbers_are_the_references(seed: int, purpose: Purpose) -> None:
+def test_numbers_are_the_references(seed: int, purpose: NoisePurpose) -> None:
     """Single numbers bit for bit, for every purpose and round, by name or from a tensor."""
     positions = torch.from_numpy(POSITIONS)
     for round_index in (0, 1, 2**24 - 1):
         index = torch.tensor(round_index)
-        expected = [uniform_number(seed, int(position), purpose, round_index) for position in POSITIONS]
+        expected = [draw_uniform_number(seed, int(position), purpose, round_index) for position in POSITIONS]
         assert make_uniform_tensor(key(seed), positions, purpose, index).tolist() == expected
         assert make_uniform_tensor(key(seed), positions, torch.tensor(int(purpose)), index).tolist() == expected
 
@@ -74,11 +74,11 @@ def test_independent_requests_in_one_call() -> None:
     index = torch.tensor(2)
     together, numbers = (
         make_gumbel_tensor(keys, positions, 10),
-        make_uniform_tensor(keys, positions, Purpose.DRAFT, index),
+        make_uniform_tensor(keys, positions, NoisePurpose.DRAFT, index),
     )
     for row in range(5):
         assert torch.equal(together[row], make_gumbel_tensor(keys[row], positions[row], 10))
-        assert torch.equal(numbers[row], make_uniform_tensor(keys[row], positions[row], Purpose.DRAFT, index))
+        assert torch.equal(numbers[row], make_uniform_tensor(keys[row], positions[row], NoisePurpose.DRAFT, index))
 
 
 # ------------------------------------------------------------------------------------------------ the kernel
@@ -87,14 +87,15 @@ IN_INTERPRETER = """
 import numpy as np, torch
 from llm_spec_torch.noise_triton import make_gumbel_tensor_fused
 from test_noise import POSITIONS, SEEDS, check_close, key
-from llm_spec.tokens.noise import Purpose, make_gumbel_noise, make_uniform_noise
+from llm_spec.tokens.noise import NoisePurpose, make_gumbel_noise, make_uniform_noise
 
 for seed in SEEDS:
     for vocab_size in (1, 7, 1030):
         found = make_gumbel_tensor_fused(key(seed), torch.from_numpy(POSITIONS), vocab_size).numpy()
         words = np.round(np.exp(-np.exp(-found)) * 2.0**32 - 0.5)
-        assert np.array_equal((words + 0.5) * 2.0**-32, make_uniform_noise(seed, POSITIONS, vocab_size, Purpose.TOKEN))
-        check_close(found, make_gumbel_noise(seed, POSITIONS, vocab_size, Purpose.TOKEN))
+        uniforms = make_uniform_noise(seed, POSITIONS, vocab_size, NoisePurpose.TOKEN)
+        assert np.array_equal((words + 0.5) * 2.0**-32, uniforms)
+        check_close(found, make_gumbel_noise(seed, POSITIONS, vocab_size, NoisePurpose.TOKEN))
 keys, positions = torch.stack([key(seed) for seed in SEEDS]), torch.arange(10).view(5, 2)
 together = make_gumbel_tensor_fused(keys, positions, 6)
 for row in range(5):
@@ -143,4 +144,4 @@ def test_noise_on_a_gpu(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "_has_triton", lambda: fused)
     for seed in SEEDS:
         found = make_gumbel_tensor(key(seed).cuda(), torch.from_numpy(POSITIONS).cuda(), 1030).cpu().numpy()
-        check_close(found, reference_gumbel(seed, POSITIONS, 1030, Purpose.TOKEN))
+        check_close(found, reference_gumbel(seed, POSITIONS, 1030, NoisePurpose.TOKEN))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llm_spec import Finish, StreamEvent, TargetError, TextDelta, TransientError, Usage
-from llm_spec.counting import count_answer_tokens
+from llm_spec.counting import count_answer_tokens_in_event
 
 __all__ = ["Bill"]
 
@@ -43,7 +43,7 @@ class Bill:
         elif isinstance(event, TextDelta) and event.token_ids is not None:
             self.num_output += len(event.token_ids)
         else:
-            self.num_output += count_answer_tokens(event)
+            self.num_output += count_answer_tokens_in_event(event)
 
     @property
     def output_tokens(self) -> int:

@@ -31,7 +31,7 @@ from llm_spec import (
 from llm_spec.chat_response import complete_from_stream
 from llm_spec.contract.endpoint import Feature
 from llm_spec.simulation.hosted_model import _JudgeQuestion, _parse_judge_question  # pyright: ignore[reportPrivateUsage]
-from llm_spec.strategies.judge_verdict import split_passages
+from llm_spec.strategies.judge_verdict import split_into_passages
 from promises.bill import Bill
 from promises.language import BOS, EOS, Context, Language, cut_at_stop, to_text
 
@@ -486,7 +486,7 @@ class Target:
                     break
                 num, end = num + 1, end + passage
             rest = answer[len(end) :] if answer.startswith(end) else ""
-            then = next(iter(split_passages(rest)), None)
+            then = next(iter(split_into_passages(rest)), None)
             self.ledger.approved[tag].append((begun, end[len(begun) :]))
             if then is not None:
                 for at, character in enumerate(then):

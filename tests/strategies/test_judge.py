@@ -29,10 +29,10 @@ from llm_spec import (
     UnsupportedError,
 )
 from llm_spec.contract.endpoint import Feature
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, run_virtual
 from llm_spec.simulation.hosted_model import _parse_judge_question  # pyright: ignore[reportPrivateUsage]
-from llm_spec.strategies.judge_verdict import JudgeVerdict, cut_at_control_character, parse_verdict, split_passages
+from llm_spec.strategies.judge_verdict import JudgeVerdict, cut_at_control_character, parse_verdict, split_into_passages
 from llm_spec.testing import ScriptedProvider
 
 Respond = Callable[[dict[str, Any]], str]
@@ -79,7 +79,7 @@ class Judge:
             if not rest.startswith(passage):
                 break
             rest, accepted = rest.removeprefix(passage), accepted + 1
-        return accepted, next(iter(split_passages(rest)), None)
+        return accepted, next(iter(split_into_passages(rest)), None)
 
 
 def judged(judge: Judge, draft: Any, config: dict[str, Any] | None = None, **options: Any) -> SpeculativeResult:
@@ -101,7 +101,7 @@ def test_a_right_draft_is_approved_by_one_short_answer() -> None:
 @pytest.mark.parametrize("line", range(4))
 def test_a_wrong_passage_is_replaced(line: int) -> None:
     """By the target's own; the rest of the draft is judged again behind it, and the result says which is whose."""
-    passages = split_passages(TRUE)
+    passages = split_into_passages(TRUE)
     wrong = [*passages]
     wrong[line] = "This is wrong.\n"
     judge = Judge()
@@ -165,7 +165,7 @@ def test_a_useless_draft_is_given_up() -> None:
 @pytest.mark.parametrize("max_rounds", [1, 2, 3])
 def test_no_more_verdicts_than_allowed(max_rounds: int) -> None:
     """And then the target writes the rest."""
-    every_other = "".join("Wrong.\n" if n % 2 else p for n, p in enumerate(split_passages(TRUE * 3)))
+    every_other = "".join("Wrong.\n" if n % 2 else p for n, p in enumerate(split_into_passages(TRUE * 3)))
     judge = Judge(TRUE * 3, capabilities=Capabilities(continue_prefix=True))
     result = judged(judge, every_other, {"judge": JudgeConfig(max_rounds=max_rounds, min_accepted=0.0)})
     assert (result.content, len(judge.questions)) == (TRUE * 3, max_rounds)
@@ -244,7 +244,7 @@ def test_money_is_saved_where_reading_is_cheap() -> None:
 )
 def test_a_draft_that_broke_off_is_not_the_whole_answer(options: dict[str, Any]) -> None:
     """What it wrote is judged; a target that has nothing to add to it goes on behind it."""
-    passages = split_passages(TRUE)
+    passages = split_into_passages(TRUE)
     script = passages[:2] if "finish_reason" in options else passages
     draft = ScriptedProvider("".join(script), piece_size=len(passages[0]), **options)
     judge = Judge(respond=lambda verdict: json.dumps(verdict | {"then": None}), **ALONE)
@@ -404,7 +404,7 @@ def test_the_nonce_is_another_for_every_question() -> None:
 
 @given(st.text() | st.text(alphabet="ab .!?\n`~"))
 def test_passages_are_the_text(text: str) -> None:
-    passages = split_passages(text)
+    passages = split_into_passages(text)
     assert "".join(passages) == text
     assert all(passage.strip() for passage in passages) or len(passages) == 1
 
@@ -415,7 +415,8 @@ def test_random_drafts_of_a_known_answer() -> None:
     answer = "".join(f"Line {n} of the answer.\n" for n in range(30))
     for _ in range(60):
         draft = "".join(
-            line * rng.choice([0, 1, 1, 1, 1, 2]) if rng.random() < 0.9 else "No.\n" for line in split_passages(answer)
+            line * rng.choice([0, 1, 1, 1, 1, 2]) if rng.random() < 0.9 else "No.\n"
+            for line in split_into_passages(answer)
         )
         judge = Judge(answer, capabilities=Capabilities(continue_prefix=rng.random() < 0.5))
         config = JudgeConfig(max_rounds=rng.randint(1, 9), min_accepted=rng.random() / 2, max_share=rng.random())
@@ -425,7 +426,7 @@ def test_random_drafts_of_a_known_answer() -> None:
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_an_answer_has_no_more_verdicts_than_it_may(most: int) -> None:
     """It ends with the last one, unless that was the end of the answer."""
-    passages = split_passages(TRUE)
+    passages = split_into_passages(TRUE)
     draft = "".join(f"No {n}.\n" if n in (0, 2) else passage for n, passage in enumerate(passages))
     judge = Judge()
     result = judged(judge, draft, {"max_iterations": most, "judge": JudgeConfig(min_accepted=0.0)})
@@ -467,10 +468,10 @@ def test_what_a_verdict_writes_for_the_answer_is_the_targets_own_output() -> Non
     config = {"prices": prices, "judge": JudgeConfig(min_accepted=0.0)}
     result = judged(Judge(), TRUE.replace("Grass is green.", "Grass is red."), config)
     assert result.usage is not None
-    num_answer = len(split_pieces(TRUE))
+    num_answer = len(split_into_pieces(TRUE))
     assert result.cost.plain == pytest.approx(num_answer)
     assert result.usage.output_tokens - result.usage.cancelled_output_tokens == num_answer - len(
-        split_pieces("".join(TRUE[a:b] for a, b in result.approved_spans))
+        split_into_pieces("".join(TRUE[a:b] for a, b in result.approved_spans))
     )
 
 

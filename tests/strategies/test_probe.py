@@ -25,7 +25,7 @@ from llm_spec import (
     TextDelta,
 )
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing import ScriptedProvider
 from llm_spec.tokens.lookahead import LookaheadPolicy
@@ -61,7 +61,7 @@ KINDS = ["agreeing", "useless", "silent", "failing", "breaking", "short", "long"
 
 
 def draft_of(kind: str, answer: str, agreement: float, seed: int, token_s: float) -> DraftProvider:
-    pieces = split_pieces(answer)
+    pieces = split_into_pieces(answer)
     half = "".join(pieces[: len(pieces) // 2])
     rng = random.Random(seed)  # noqa: S311 - a reproducible draft
     drafts: dict[str, Callable[[], DraftProvider]] = {
@@ -119,7 +119,7 @@ def test_the_text_and_the_finish_are_the_targets_own(  # noqa: PLR0917 - hypothe
     draft = draft_of(kind, answer, agreement, seed, draft_token_s)
     request = ChatRequest.create("say word a word", max_tokens=max_tokens, stop=stop)
     result = probed(draft, target, request, max_concurrent_streams=streams, lookahead=lookahead, draft_timeout_s=1.0)
-    assert end_of(result) == plain_end(split_pieces(answer), max_tokens, stop)
+    assert end_of(result) == plain_end(split_into_pieces(answer), max_tokens, stop)
     assert target.num_open == 0
     assert target.max_open <= streams + 1  # a call that is being given up may still be open when the target goes on
     assert getattr(draft, "num_open", 0) == 0
@@ -224,7 +224,7 @@ def test_a_stream_that_rows_have_overtaken_for_a_while_ends_without_its_end(
     row_s: float, tokens_per_piece: int
 ) -> None:
     """Its last piece holds the end's id, whose text `decode` tells, alone or beside words that rows confirmed."""
-    words = [word.encode() for word in split_pieces(WORDS)]
+    words = [word.encode() for word in split_into_pieces(WORDS)]
     for num_drafted in range(1, len(words), 2):
         target = TokenTarget(words, call_s=0.02, row_s=row_s, encode_size=10**6, tokens_per_piece=tokens_per_piece)
         draft = TextDraft(b"".join(words[:num_drafted]).decode())
@@ -234,7 +234,7 @@ def test_a_stream_that_rows_have_overtaken_for_a_while_ends_without_its_end(
 @pytest.mark.parametrize("pieces_per_text", [2, 3])
 def test_text_that_a_stream_holds_back_is_not_given_twice(pieces_per_text: int) -> None:
     """Rows have confirmed some of the tokens whose text comes with a later piece."""
-    words = [word.encode() for word in split_pieces(WORDS)]
+    words = [word.encode() for word in split_into_pieces(WORDS)]
     for num_drafted in range(1, len(words), 2):
         target = TokenTarget(words, call_s=0.02, row_s=0.019, encode_size=10**6, pieces_per_text=pieces_per_text)
         draft = TextDraft(b"".join(words[:num_drafted]).decode())
@@ -315,7 +315,7 @@ def most_at_once(calls: Sequence[Call]) -> int:
 
 def test_the_draft_goes_on_while_a_round_is_under_way() -> None:
     """Pieces of the draft come while calls are open, and the whole takes less than drafting and verifying in turn."""
-    target = TokenTarget([piece.encode() for piece in split_pieces(WORDS)], encode_size=100, call_s=0.1)
+    target = TokenTarget([piece.encode() for piece in split_into_pieces(WORDS)], encode_size=100, call_s=0.1)
     draft = TextDraft(WORDS, token_s=0.01)
     result = probed(draft, target, lookahead=Fixed(8), max_concurrent_streams=3)
     assert result.content == WORDS
@@ -354,7 +354,7 @@ def test_what_a_round_reports_adds_up() -> None:
     assert texts["correction"] == sum(r.rejection_index is not None for r in rounds) - (
         rounds[-1].rejection_index is not None  # the end of the answer has no text
     )
-    assert sum(texts.values()) == len(split_pieces(WORDS))
+    assert sum(texts.values()) == len(split_into_pieces(WORDS))
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 30])

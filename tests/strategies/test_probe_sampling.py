@@ -31,8 +31,8 @@ from llm_spec.chat_response import complete_from_stream
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.simulation import run_virtual
-from llm_spec.strategies.base import Ready, StrategyContext
-from llm_spec.strategies.probe import prepare
+from llm_spec.strategies.base import ReadyStrategy, StrategyContext
+from llm_spec.strategies.probe import prepare_or_refuse
 
 # ------------------------------------------------------------------------------------------ sampling
 
@@ -153,8 +153,8 @@ class LikelyDraft:
 async def sampled_text(target: MarkovTarget, request: ChatRequest, draft: DraftProvider, **options: Any) -> str:
     config = SpeculativeConfig(strategy="probe", **options)
     context = StrategyContext(draft=draft, target=target, request=request, config=config, pair_stats=Patient())
-    ready = prepare(context)
-    assert isinstance(ready, Ready)
+    ready = prepare_or_refuse(context)
+    assert isinstance(ready, ReadyStrategy)
     async with ready.run() as events:
         return "".join([event.text async for event in events if isinstance(event, TextDelta)])
 

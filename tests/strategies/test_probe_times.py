@@ -13,7 +13,7 @@ from llm_spec import (
     SpeculativeResult,
     Usage,
 )
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, run_virtual
 
 # ------------------------------------------------------------------------------------------ leaving
@@ -114,7 +114,7 @@ def test_a_deadline_gives_the_confirmed_text() -> None:
 @pytest.mark.parametrize("streams", [1, 3])
 def test_rounds_tell_what_draft_and_target_took(streams: int) -> None:
     """The draft's time is that of the tokens of the round, and the target's that of its call, without the draft's."""
-    pieces = split_pieces(WORDS)
+    pieces = split_into_pieces(WORDS)
     target = TokenTarget([p.encode() for p in pieces], encode_size=100, call_s=0.1)
     request = ChatRequest.create("tell", max_tokens=len(pieces))
     draft = TextDraft(WORDS, token_s=0.02)
@@ -132,7 +132,7 @@ def test_rounds_tell_what_draft_and_target_took(streams: int) -> None:
 
 def test_the_time_of_a_draft_that_was_wrong_counts_where_it_was_verified() -> None:
     """What was drafted and never sent is nobody's."""
-    pieces = split_pieces(WORDS)
+    pieces = split_into_pieces(WORDS)
     target = TokenTarget([p.encode() for p in pieces], encode_size=100, call_s=0.1)
     draft = SimulatedDraft(WORDS, 0.8, 3, token_s=0.02)
     result = run_virtual(patient(draft, target, lookahead=Fixed(4), max_concurrent_streams=1).decode("tell"))
@@ -156,7 +156,7 @@ def usage_of(result: SpeculativeResult) -> Usage:
 @pytest.mark.parametrize("streams", [1, 3])
 def test_usage_is_what_the_target_counted(agreement: float, streams: int) -> None:
     """Everything it read and wrote, and how much of that the target alone would not have."""
-    pieces = split_pieces(WORDS)
+    pieces = split_into_pieces(WORDS)
     target = TokenTarget([p.encode() for p in pieces], encode_size=100, call_s=0.02, num_prompt_tokens=9)
     draft = SimulatedDraft(WORDS, agreement, 1, token_s=0.002)
     request = ChatRequest.create("tell", max_tokens=len(pieces))
@@ -172,7 +172,7 @@ def test_usage_is_what_the_target_counted(agreement: float, streams: int) -> Non
 @pytest.mark.parametrize("fails", [{"sample_next": 4}, {"sample_next": 0}, {"encode_chat": 0}])
 def test_usage_of_an_answer_that_the_target_ended_alone(fails: dict[str, int]) -> None:
     """The prompt is counted once as the target's own input; what else was read is extra."""
-    pieces = split_pieces(WORDS)
+    pieces = split_into_pieces(WORDS)
     target = TokenTarget([p.encode() for p in pieces], encode_size=100, call_s=0.02, num_prompt_tokens=9, fails=fails)
     result = probed(TextDraft(WORDS), target, lookahead=Fixed(4), max_concurrent_streams=1)
     assert result.content == WORDS

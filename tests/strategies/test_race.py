@@ -25,17 +25,17 @@ from llm_spec import (
     SpeculativeConfig,
     SpeculativeDecoder,
     StreamEvent,
-    TargetStream,
+    TargetStreamReport,
     TextDelta,
 )
 from llm_spec.chat_response import complete_from_stream
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.pair_stats import PairStats
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
-from llm_spec.strategies.base import Ready, StrategyContext
-from llm_spec.strategies.race import prepare
+from llm_spec.strategies.base import ReadyStrategy, StrategyContext
+from llm_spec.strategies.race import prepare_or_refuse
 
 VARIED = (
     "Here is the plan, step by step, for every reader of this text.\r\n\r\n"
@@ -195,7 +195,7 @@ def test_token_caps_wherever_streams_take_over(by_ids: bool) -> None:
     """At, before and behind every boundary the answer has as many tokens as it may have, and was ended by that."""
 
     async def check() -> None:
-        pieces = split_pieces(WORDS)
+        pieces = split_into_pieces(WORDS)
         won = 0
         for max_tokens in [1, 2, *range(15, 75), len(pieces) - 1]:
             target = Target(WORDS, by_ids=by_ids, **SLOW)
@@ -220,7 +220,7 @@ def test_a_cap_that_the_answer_just_reaches(beyond: int, by_ids: bool) -> None:
     """The finish is plain's: `length` where the last token was the last allowed one, `stop` where one more was."""
 
     async def check() -> None:
-        request = request_of(max_tokens=len(split_pieces(WORDS)) + beyond)
+        request = request_of(max_tokens=len(split_into_pieces(WORDS)) + beyond)
         plain = await read_plain(Target(WORDS, by_ids=by_ids, **SLOW), request)
         target = Target(WORDS, by_ids=by_ids, **SLOW)
         assert_same(await read(racing(SimulatedDraft(WORDS, 1.0, 0), target), request), plain)
@@ -253,14 +253,14 @@ def test_the_streams_of_a_race_are_told(by_ids: bool) -> None:
             return [event async for event in events]
 
     events = run_virtual(run())
-    streams = [event for event in events if isinstance(event, TargetStream)]
+    streams = [event for event in events if isinstance(event, TargetStreamReport)]
     assert len(streams) > 2
     assert [stream.index for stream in streams] == list(range(len(streams)))
     used = [stream for stream in streams if stream.is_used]
     assert used[0].started_s == 0.0
     assert all(earlier.begins_at < later.begins_at for earlier, later in pairwise(used))
     assert all(stream.started_s <= stream.ended_s for stream in streams)
-    assert sum(stream.num_tokens for stream in used) >= len(split_pieces(WORDS))
+    assert sum(stream.num_tokens for stream in used) >= len(split_into_pieces(WORDS))
 
 
 def test_an_empty_answer() -> None:
@@ -349,8 +349,8 @@ def open_race(
     draft: DraftProvider, target: LlmProvider, request: ChatRequest, config: SpeculativeConfig, pair_stats: PairStats
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     context = StrategyContext(draft=draft, target=target, request=request, config=config, pair_stats=pair_stats)
-    ready = prepare(context)
-    assert isinstance(ready, Ready)
+    ready = prepare_or_refuse(context)
+    assert isinstance(ready, ReadyStrategy)
     return ready.run()
 
 
@@ -410,7 +410,7 @@ def test_sampled_answers_have_the_targets_law(num_answers: int) -> None:
 
 def test_one_seed_for_all_streams_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above is sharp (test_chain.py has the faults of who takes over)."""
-    monkeypatch.setattr("llm_spec.strategies.race_target.RaceTarget._vary_seed", lambda _, request: request)
+    monkeypatch.setattr("llm_spec.strategies.race_target.RaceTarget._vary_seed_per_stream", lambda _, request: request)
     counts, num_won = run_virtual(sampled(1_000, DRAFT_WORDS))
     assert num_won > 200
     assert p_value(counts) < 1e-6
@@ -462,10 +462,10 @@ def test_a_slow_consumer_lets_nothing_pile_up(num_streams: int, by_ids: bool) ->
             async for event in events:
                 if isinstance(event, TextDelta):
                     text += event.text
-                    num_read += len(split_pieces(event.text))
+                    num_read += len(split_into_pieces(event.text))
                     most = max(most, target.num_generated_tokens - num_read)
                     await asyncio.sleep(1.0)
-        assert (text, num_read) == (answer, len(split_pieces(answer)))
+        assert (text, num_read) == (answer, len(split_into_pieces(answer)))
         assert most <= 1100
 
     run_virtual(check())

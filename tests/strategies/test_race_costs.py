@@ -18,9 +18,9 @@ from llm_spec import (
     SpeculativeConfig,
     SpeculativeDecoder,
     StreamEvent,
-    TargetStream,
+    TargetStreamReport,
 )
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 from llm_spec.testing import ScriptedProvider
 
@@ -38,7 +38,7 @@ def test_a_target_that_answers_at_once_asks_the_draft_for_no_more_than_a_server_
                 asked.append(max_tokens)
                 return super().draft(request, max_tokens)
 
-        decoder = racing(Asked(*split_pieces(WORDS)), Target(WORDS, first_token_s=0.5, token_s=1e-6))
+        decoder = racing(Asked(*split_into_pieces(WORDS)), Target(WORDS, first_token_s=0.5, token_s=1e-6))
         for _ in range(2):
             assert (await read(decoder, request_of())).text == WORDS
         assert 0 < max(asked) <= 1024
@@ -63,7 +63,7 @@ def test_a_useless_draft_is_asked_less_and_less(draft: str) -> None:
 
         useless.draft = counting  # type: ignore[method-assign]
         await read(racing(useless, Target(answer, **SLOW)), request_of())
-        assert 1 < calls <= 8 + len(split_pieces(answer)) / 64
+        assert 1 < calls <= 8 + len(split_into_pieces(answer)) / 64
 
     run_virtual(check())
 
@@ -72,7 +72,7 @@ def test_a_draft_that_writes_once_is_asked_once() -> None:
     """Its text is realigned with the answer instead; that still wins time."""
 
     async def check() -> None:
-        draft = Draft(*split_pieces("Sure. " + WORDS.replace("word60", "other")), continues_prefix=False)
+        draft = Draft(*split_into_pieces("Sure. " + WORDS.replace("word60", "other")), continues_prefix=False)
         target = Target(WORDS, **SLOW)
         raced = await read(racing(draft, target, max_concurrent_streams=8), request_of())
         assert len(draft.requests) == 1
@@ -105,7 +105,7 @@ def test_usage_is_what_the_target_was_asked_for(agreement: float, num_streams: i
         target = Target(WORDS, by_ids=by_ids, **SLOW)
         draft = SimulatedDraft(WORDS, agreement, 5, token_s=0.002)
         raced = await read(racing(draft, target, max_concurrent_streams=num_streams), request_of())
-        usage, num_answer = raced.usage, len(split_pieces(WORDS))
+        usage, num_answer = raced.usage, len(split_into_pieces(WORDS))
         assert usage.output_tokens == num_answer + usage.cancelled_output_tokens
         assert 0 <= target.num_generated_tokens - usage.output_tokens <= target.num_calls
         assert (usage.extra_input_tokens > 0) == (target.num_calls > 1)
@@ -123,7 +123,7 @@ def test_usage_where_a_stop_string_ends_the_answer(agreement: float, size: int, 
         target = Target(WORDS, by_ids=by_ids, tokens_per_frame=size, **SLOW)
         draft = SimulatedDraft(WORDS, agreement, 5, token_s=0.002)
         raced = await read(racing(draft, target), request_of(stop=["word90"]))
-        usage, num_answer = raced.usage, len(split_pieces(raced.text))
+        usage, num_answer = raced.usage, len(split_into_pieces(raced.text))
         assert raced.finish.stopped_by == "stop_string"
         own = usage.output_tokens - usage.cancelled_output_tokens
         assert num_answer <= own <= num_answer + size  # it is known by the piece of the stream
@@ -140,7 +140,7 @@ def test_a_cap_by_text_where_several_tokens_come_at_once(agreement: float, size:
     """It is kept to the piece, and no stream is asked for more than is left."""
 
     async def check() -> None:
-        pieces = split_pieces(WORDS)
+        pieces = split_into_pieces(WORDS)
         for max_tokens in (5, 50, 51, 64, 100):
             target = Target(WORDS, tokens_per_frame=size, **SLOW)
             draft = SimulatedDraft(WORDS, agreement, 5)
@@ -149,7 +149,7 @@ def test_a_cap_by_text_where_several_tokens_come_at_once(agreement: float, size:
             assert (raced.finish.finish_reason, raced.finish.stopped_by) == ("length", "max_total_tokens")
             assert raced.usage.output_tokens - raced.usage.cancelled_output_tokens == max_tokens
             for request in target.requests:
-                num_prefix = len(split_pieces(request.prefix))
+                num_prefix = len(split_into_pieces(request.prefix))
                 assert request.max_tokens == max_tokens - num_prefix
 
     run_virtual(check())
@@ -204,7 +204,7 @@ def test_an_answer_has_no_more_rounds_than_it_may(most: int, by_ids: bool) -> No
         assert WORDS.startswith(raced.text)
         rounds = [event for event in raced.events if isinstance(event, Round)]
         assert len(rounds) == most
-        assert sum(r.num_emitted_tokens for r in rounds) == len(split_pieces(raced.text))
+        assert sum(r.num_emitted_tokens for r in rounds) == len(split_into_pieces(raced.text))
 
     run_virtual(check())
 
@@ -284,7 +284,7 @@ def test_rounds_tell_what_draft_and_streams_took(agreement: float, by_ids: bool)
         target = Target(WORDS, by_ids=by_ids, **SLOW)
         raced = await read(racing(SimulatedDraft(WORDS, agreement, 5, token_s=0.002), target), request_of())
         rounds = [event for event in raced.events if isinstance(event, Round)]
-        streams = [event for event in raced.events if isinstance(event, TargetStream)]
+        streams = [event for event in raced.events if isinstance(event, TargetStreamReport)]
         most_s = sum(stream.ended_s - stream.started_s for stream in streams if stream.is_used)
         assert 0.4 < sum(r.verify_s for r in rounds) <= most_s + 1e-6
         for report in rounds:

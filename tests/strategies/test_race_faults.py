@@ -21,7 +21,7 @@ from llm_spec import (
     ToolCallDelta,
 )
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, run_virtual
 
 # ------------------------------------------------------------------------------------------ faults of the target
@@ -69,7 +69,7 @@ def test_a_first_stream_that_fails_is_the_targets_error(num_events: int, by_ids:
         reading = Reading()
         with pytest.raises(TargetError, match="the stream broke") as caught:
             await read(racing(Draft(), target), request_of(), reading)
-        assert reading.text == "".join(split_pieces(WORDS)[:num_events])
+        assert reading.text == "".join(split_into_pieces(WORDS)[:num_events])
         assert caught.value.partial_text in (reading.text, "only its own")  # the provider's own, where it tells one
         assert target.num_open == 0
 
@@ -178,7 +178,7 @@ def test_what_is_no_text_ends_racing_and_is_passed_through(
         seen = [e for e in raced.events if isinstance(e, TextDelta | ReasoningDelta | ToolCallDelta)]
         before = "".join(e.text for e in seen[: seen.index(extra)] if isinstance(e, TextDelta))
         assert (raced.text, seen.count(extra)) == (WORDS, 1)
-        assert before == "".join(split_pieces(WORDS)[:at])
+        assert before == "".join(split_into_pieces(WORDS)[:at])
         assert raced.num_won == 0
         assert target.num_open == 0
 

@@ -22,7 +22,7 @@ from llm_spec import (
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.drafting.ngrams import SequenceFollower
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.strategies.regenerate import replay_draft_rounds
 from llm_spec.testing import LocalProvider, ScriptedProvider, TableModel, run_virtual
 
@@ -35,7 +35,7 @@ def regenerate(draft: LlmProvider | DraftProvider, target: LlmProvider, **config
 
 
 def replayed(draft: str, answer: str) -> Iterator[Round]:
-    return replay_draft_rounds(SequenceFollower(split_pieces(draft)), split_pieces(answer))
+    return replay_draft_rounds(SequenceFollower(split_into_pieces(draft)), split_into_pieces(answer))
 
 
 def counts(reports: list[Round]) -> list[tuple[int, int, int]]:

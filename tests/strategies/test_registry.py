@@ -15,7 +15,7 @@ import pytest
 
 from llm_spec import (
     ConfigError,
-    Ready,
+    ReadyStrategy,
     ReferenceDraft,
     Refusal,
     SpeculativeConfig,
@@ -29,18 +29,18 @@ from llm_spec import (
 from llm_spec.cli import main
 from llm_spec.config import BuiltinStrategyName
 from llm_spec.server.config import ModelConfig
-from llm_spec.strategies.registry import AUTO, find_strategy, registered_strategies, strategy_choices
+from llm_spec.strategies.registry import AUTO, find_strategy, get_strategies_by_name, list_strategy_choices
 from llm_spec.testing import ScriptedProvider
 
 ROOT: Final = Path(__file__).parent.parent.parent
-NAMES: Final = tuple(registered_strategies())
+NAMES: Final = tuple(get_strategies_by_name())
 
 
-def prepare(context: StrategyContext) -> Ready | Refusal:
+def prepare(context: StrategyContext) -> ReadyStrategy | Refusal:
     """The target's own stream, for requests without a length."""
     if context.request.max_tokens is not None:
         return Refusal("the request sets max_tokens")
-    return Ready(TextGuarantee("exact", same_text=True), partial(context.target.stream, context.request))
+    return ReadyStrategy(TextGuarantee("exact", same_text=True), partial(context.target.stream, context.request))
 
 
 MINE: Final = StrategyEntry(name="mine", prepare=prepare, summary="for tests")
@@ -50,7 +50,7 @@ WRONG: Final = "not an entry"
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
-    monkeypatch.setattr("llm_spec.strategies.registry._registered", dict(registered_strategies()))
+    monkeypatch.setattr("llm_spec.strategies.registry._registered", dict(get_strategies_by_name()))
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **places: str) -> None:
@@ -58,7 +58,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **places: str) -> None:
     points = tuple(
         EntryPoint(name.removesuffix("_2"), place, "llm_spec.strategies") for name, place in sorted(places.items())
     )
-    monkeypatch.setattr("llm_spec.strategies.registry._scan_entry_points", lambda: points)
+    monkeypatch.setattr("llm_spec.strategies.registry._scan_strategy_entry_points", lambda: points)
 
 
 # --------------------------------------------------------------------------------------------- adding one
@@ -77,7 +77,7 @@ async def test_a_strategy_of_ones_own_is_used_by_its_name(monkeypatch: pytest.Mo
     assert (result.content, result.strategy, result.guarantee, result.same_text) == ("an answer", "mine", "exact", True)
     with pytest.raises(UnsupportedError, match="strategy 'mine' cannot be used: the request sets max_tokens"):
         await decoder.decode("tell", max_tokens=4)
-    assert strategy_choices() == (AUTO, *NAMES, "mine")
+    assert list_strategy_choices() == (AUTO, *NAMES, "mine")
     assert "mine" in ModelConfig(target="t").allowed_strategies
 
 
@@ -130,7 +130,7 @@ def test_no_package_takes_the_name_of_another_strategy(monkeypatch: pytest.Monke
     install(monkeypatch, race=f"{__name__}:MINE")
     assert find_strategy("race").name == "race"
     with pytest.raises(ConfigError, match=f"'race' is registered already, and again by {__name__}:MINE"):
-        registered_strategies()
+        get_strategies_by_name()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_function_that_is_not_there_is_named() -> None:
     """The entry's own module is imported late, too."""
     register_strategy(replace(MINE, prepare="no_such_module:prepare"))
     with pytest.raises(ConfigError, match="strategy 'mine' cannot be loaded from no_such_module:prepare"):
-        find_strategy("mine").load()
+        find_strategy("mine").load_prepare_function()
 
 
 # ------------------------------------------------------------------------------------------ who reads it
@@ -174,7 +174,7 @@ def test_the_command_line_offers_them(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["run", "--strategy", "magic"])
     named = re.findall(r"[a-z_]+", capsys.readouterr().err.rpartition("choose from")[2])
-    assert named == list(strategy_choices())
+    assert named == list(list_strategy_choices())
 
 
 # Words that are also names of strategies; none of these places means a strategy.

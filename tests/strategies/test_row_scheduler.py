@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.pair_stats import PairStats
-from llm_spec.strategies.row_scheduler import Decision, RowCall, RowScheduler
+from llm_spec.strategies.row_scheduler import RowCall, RowDecision, RowScheduler
 
 STEP_S = 0.025
 
@@ -18,9 +18,9 @@ def paced(*, calls: bool = True, agreement: float = 0.9) -> PairStats:
     stats.token_s.update(100, 100 * STEP_S)
     if calls:
         for num_rows in (1, 2, 4, 8, 16):
-            stats.rows.add_call(num_rows, 0.045)
+            stats.rows.add_call_time(num_rows, 0.045)
     for index in range(100):
-        stats.rows.agreement.add(has_agreed=index % 100 < 100 * agreement)
+        stats.rows.agreement.add_next_token(has_agreed=index % 100 < 100 * agreement)
     return stats
 
 
@@ -53,15 +53,15 @@ class Run:
         at = len(self.scheduler.ids)
         return [100 + n if n < self.num_right else 0 for n in range(at, at + 24)]
 
-    def decide(self) -> Decision:
+    def decide(self) -> RowDecision:
         ids = self.drafted()
         self.scheduler.update_draft(ids, [0.003] * len(ids), self.now_s, is_idle=True, is_exhausted=False)
-        decision = self.scheduler.decide(self.now_s)
+        decision = self.scheduler.decide_next_actions(self.now_s)
         self.calls += decision.calls
         self.num_closed += decision.closes_stream
         self.num_opened += decision.opens_stream
         if decision.opens_stream:
-            self.scheduler.begin_stream(self.now_s)
+            self.scheduler.record_stream_opened(self.now_s)
         return decision
 
     def stream(self, num_tokens: int = 1) -> None:
@@ -74,7 +74,7 @@ class Run:
 
     def answer(self, call: RowCall, *, seconds: float = 0.045) -> None:
         tokens = [SampledToken(100 + n, f" {n}") for n in range(call.start, call.end)]
-        self.scheduler.add_answer(call, tokens, seconds)
+        self.scheduler.record_call_answer(call, tokens, seconds)
         self.take_rows()
 
     def take_rows(self) -> None:
@@ -121,7 +121,7 @@ def prompted(*, late_s: float) -> Run:
     decision = run.decide()
     assert (decision.num_trial_tokens, decision.calls) == (8, [])
     run.stream()
-    assert run.decide() == Decision()  # it is under way
+    assert run.decide() == RowDecision()  # it is under way
     run.scheduler.prompt_trial.note_answer()
     run.now_s += late_s
     run.stream()
@@ -139,9 +139,9 @@ def test_a_prompt_that_takes_too_long_to_read_is_not_read_again() -> None:
     """A row would hold up the stream by two seconds; once the budget allows that it is tried."""
     run = prompted(late_s=0.12)
     for _ in range(50):
-        assert run.decide() == Decision()
+        assert run.decide() == RowDecision()
         run.stream()
-    run.stats.rows.add_answer(1000.0)
+    run.stats.rows.add_answer_time(1000.0)
     assert len(run.decide().calls) == 1
 
 
@@ -157,7 +157,7 @@ def test_what_a_closed_stream_would_have_written_is_asked_for() -> None:
     run.stream(2)
     run.decide()
     assert run.calls[0].start > len(run.scheduler.ids)
-    run.scheduler.end_stream(run.now_s)
+    run.scheduler.record_stream_ended(run.now_s)
     run.decide()
     assert run.calls[-1].start <= len(run.scheduler.ids) < run.calls[-1].end
 
@@ -237,7 +237,7 @@ def test_sampled_rows_are_dropped_where_the_stream_leaves_the_draft() -> None:
     assert run.calls
     run.scheduler.take_from_stream([7], run.now_s)
     assert run.scheduler.calls == []
-    assert run.scheduler.take_dropped() == run.calls
+    assert run.scheduler.take_dropped_calls() == run.calls
     assert run.scheduler.take_confirmed(run.now_s) is None
     assert run.scheduler.stream_at == 3
 
@@ -245,13 +245,13 @@ def test_sampled_rows_are_dropped_where_the_stream_leaves_the_draft() -> None:
 def test_of_two_calls_for_a_position_the_one_that_was_sent_first_has_it() -> None:
     """Also where the other is answered sooner."""
     run = Run(paced())
-    run.scheduler.end_stream(0.0)
+    run.scheduler.record_stream_ended(0.0)
     run.decide()
     early, late = RowCall(0, 0, ()), RowCall(0, 0, ())
     run.scheduler.calls[:] = [early, late]
-    run.scheduler.add_answer(late, [SampledToken(5, "late")], 0.01)
+    run.scheduler.record_call_answer(late, [SampledToken(5, "late")], 0.01)
     assert run.scheduler.take_confirmed(0.0) is None
-    run.scheduler.add_answer(early, [SampledToken(6, "early")], 0.02)
+    run.scheduler.record_call_answer(early, [SampledToken(6, "early")], 0.02)
     confirmed = run.scheduler.take_confirmed(0.0)
     assert confirmed is not None
     assert confirmed.token.text == "early"
@@ -280,10 +280,10 @@ def test_rows_that_do_not_pay_are_left_for_a_stream() -> None:
     run.take_rows()
     run.decide()
     assert run.num_closed == 1
-    before = run.stats.rows.estimate_allowance(run.now_s, STEP_S, 400)
+    before = run.stats.rows.estimate_allowed_loss_s(run.now_s, STEP_S, 400)
     run.now_s += 3.0
     assert run.decide().opens_stream
-    assert run.stats.rows.estimate_allowance(run.now_s, STEP_S, 400) < before - 1.0
+    assert run.stats.rows.estimate_allowed_loss_s(run.now_s, STEP_S, 400) < before - 1.0
 
 
 def test_a_stream_that_waits_because_of_rows_ends_them() -> None:

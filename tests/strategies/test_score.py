@@ -19,7 +19,7 @@ from llm_spec import (
     SpeculativeResult,
     TopTokens,
 )
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
 
 TEXT = " ".join(f"word{i}" for i in range(40))
@@ -111,7 +111,7 @@ def test_an_answer_that_a_deadline_ends_is_rated_too() -> None:
     result = run_virtual(decoder.decode("tell", temperature=0.0))
     assert result.stopped_by == "deadline"
     assert result.usage is not None
-    num_shown = len(split_pieces(result.content))
+    num_shown = len(split_into_pieces(result.content))
     assert result.usage.approved_output_tokens > 0
     own = result.usage.output_tokens - result.usage.cancelled_output_tokens
     assert own + result.usage.approved_output_tokens == num_shown

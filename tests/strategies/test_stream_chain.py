@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from llm_spec import Finish, Round, TextDelta, Usage
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.pair_stats import PairStats
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies.race_stream import RaceStream
@@ -39,7 +39,7 @@ def test_boundaries_cut_nothing(parts: list[str], start: int, num_pieces: int) -
         return
     before, after = text[:at], text[at:]
     assert before
-    assert len(split_pieces(text[start:at])) >= num_pieces
+    assert len(split_into_pieces(text[start:at])) >= num_pieces
     assert after[0] in " \n"
     assert not before[-1].isspace()
     if after[0] == " ":
@@ -62,7 +62,7 @@ def test_plain_words_have_boundaries_before_each_space() -> None:
     for num_pieces in range(1, 39):
         at = find_stream_boundary(text, 0, num_pieces)
         assert at is not None
-        assert len(split_pieces(text[:at])) == num_pieces
+        assert len(split_into_pieces(text[:at])) == num_pieces
     assert find_stream_boundary(text, 0, 40) is None
     assert find_stream_boundary("", 0, 1) is None
 
@@ -111,13 +111,13 @@ class Race:
         )
 
     def stream(self, prefix: str) -> RaceStream:
-        stream = RaceStream(prefix, self.pair_stats.open_stream())
+        stream = RaceStream(prefix, self.pair_stats.start_stream_timer())
         stream.token_ids = [] if self.by_ids else None
         return stream
 
     def begin(self, at: str) -> RaceStream:
         """A stream behind the last one, which is expected to write `at`."""
-        tail = self.chain.tail
+        tail = self.chain.last_stream
         child = self.stream(tail.prefix + at)
         self.chain.append_stream(child, len(at))
         if self.by_ids:
@@ -134,7 +134,7 @@ class Race:
 
 
 def ids(text: str) -> list[int]:
-    return [hash(piece) & 0xFFFF for piece in split_pieces(text)]
+    return [hash(piece) & 0xFFFF for piece in split_into_pieces(text)]
 
 
 BOTH = pytest.mark.parametrize("by_ids", [False, True])
@@ -144,7 +144,7 @@ BOTH = pytest.mark.parametrize("by_ids", [False, True])
 async def test_a_stream_takes_over_where_it_began(by_ids: bool) -> None:
     """What it wrote meanwhile is shown at once, and the older one is closed."""
     race = Race(by_ids=by_ids)
-    race.chain.extend_expected("a b c d e f")
+    race.chain.extend_expected_text("a b c d e f")
     child = race.begin("a b")
     race.write(child, " c", " d")
     race.write(race.root, "a")
@@ -164,7 +164,7 @@ async def test_it_does_not_matter_how_far_the_later_one_got(by_ids: bool) -> Non
     """One token is enough, whatever it is, and none is not: the older one is ahead then."""
     for written in ([" c"], [" entirely"], [" c", " d", " e"], []):
         race = Race(by_ids=by_ids)
-        race.chain.extend_expected("a b c d e f g")
+        race.chain.extend_expected_text("a b c d e f g")
         child = race.begin("a b")
         race.write(child, *written)
         race.write(race.root, "a", " b")
@@ -177,7 +177,7 @@ async def test_it_does_not_matter_how_far_the_later_one_got(by_ids: bool) -> Non
 async def test_nothing_is_lost_at_a_difference(by_ids: bool) -> None:
     """The stream that differs goes on; those behind it are closed, those before it are not."""
     race = Race(by_ids=by_ids)
-    race.chain.extend_expected("a b c d e f g h")
+    race.chain.extend_expected_text("a b c d e f g h")
     second = race.begin("a b")
     third = race.begin(" c d")
     fourth = race.begin(" e f")
@@ -195,7 +195,7 @@ async def test_nothing_is_lost_at_a_difference(by_ids: bool) -> None:
 async def test_several_takeovers_at_once(by_ids: bool) -> None:
     """Streams that arrived before the first one did are passed in the same moment."""
     race = Race(by_ids=by_ids)
-    race.chain.extend_expected("a b c d e f g h")
+    race.chain.extend_expected_text("a b c d e f g h")
     second = race.begin("a b")
     third = race.begin(" c d")
     race.write(third, " e", " f")
@@ -204,7 +204,7 @@ async def test_several_takeovers_at_once(by_ids: bool) -> None:
     race.write(race.root, "a", " b")
     assert race.shown == "a b c d e f"
     assert race.closed == [second, race.root]
-    race.chain.end_stream(third, Finish("stop"))
+    race.chain.record_stream_end(third, Finish("stop"))
     assert race.chain.finish == Finish("stop")
 
 
@@ -213,12 +213,12 @@ async def test_several_takeovers_at_once(by_ids: bool) -> None:
 async def test_an_end_closes_all_behind_it(ended: str, by_ids: bool) -> None:
     """And is the answer's own as soon as its stream is the first."""
     race = Race(by_ids=by_ids)
-    race.chain.extend_expected("a b c d e f g h")
+    race.chain.extend_expected_text("a b c d e f g h")
     second = race.begin("a b")
     third = race.begin(" c d")
     race.write(second, " c")
     race.write(third, " e")
-    race.chain.end_stream(second if ended == "second" else race.root, Finish("stop"))
+    race.chain.record_stream_end(second if ended == "second" else race.root, Finish("stop"))
     assert race.closed == ([third] if ended == "second" else [second, third])
     race.write(race.root, "a", " b")
     assert race.chain.finish == Finish("stop")
@@ -228,7 +228,7 @@ async def test_an_end_closes_all_behind_it(ended: str, by_ids: bool) -> None:
 async def test_a_border_inside_a_piece_is_no_arrival() -> None:
     """Under sampling text that goes beyond it closes the later stream: the older one is ahead."""
     race = Race(greedy=False)
-    race.chain.extend_expected("a b c d e f")
+    race.chain.extend_expected_text("a b c d e f")
     child = race.begin("a b")
     race.write(child, " c", " d")
     race.write(race.root, "a", " b c")
@@ -240,7 +240,7 @@ async def test_a_border_inside_a_piece_is_no_arrival() -> None:
 async def test_a_greedy_border_inside_a_piece(piece: str, shown: str) -> None:
     """Whitespace behind it shows that a token ended there, and nothing but whitespace does."""
     race = Race()
-    race.chain.extend_expected("a b c d e f")
+    race.chain.extend_expected_text("a b c d e f")
     child = race.begin("a b")
     race.write(child, " c", " d")
     race.write(race.root, "a", piece)
@@ -250,7 +250,7 @@ async def test_a_greedy_border_inside_a_piece(piece: str, shown: str) -> None:
 async def test_other_tokens_for_the_same_text_are_a_difference() -> None:
     """By ids, the later stream continued other ids than those that were written."""
     race = Race(by_ids=True)
-    race.chain.extend_expected("a b c d")
+    race.chain.extend_expected_text("a b c d")
     child = race.begin("a b")
     race.write(child, " c")
     race.chain.add_delta(race.root, TextDelta("a b", token_ids=(70001,)))
@@ -262,7 +262,7 @@ async def test_other_tokens_for_the_same_text_are_a_difference() -> None:
 async def test_a_stream_that_fails_takes_those_behind_it_along(by_ids: bool) -> None:
     """The one before it goes on, and is expected to write what they were."""
     race = Race(by_ids=by_ids)
-    race.chain.extend_expected("a b c d e f g h")
+    race.chain.extend_expected_text("a b c d e f g h")
     second, third = race.begin("a b"), race.begin(" c d")
     race.chain.drop_stream(second)
     assert race.closed == [second, third]
@@ -277,11 +277,11 @@ async def test_a_stream_that_fails_takes_those_behind_it_along(by_ids: bool) -> 
 async def test_caps_around_a_takeover(limit: int, by_ids: bool) -> None:
     """The answer has as many tokens as it may have, told once as its end."""
     race = Race(by_ids=by_ids, max_tokens=limit)
-    race.chain.extend_expected("a b c d e f g h")
+    race.chain.extend_expected_text("a b c d e f g h")
     child = race.begin("a b c")
     race.write(child, " d", " e", " f")
     race.write(race.root, "a", " b", " c")
-    assert race.shown == "".join(split_pieces("a b c d e f")[:limit])
+    assert race.shown == "".join(split_into_pieces("a b c d e f")[:limit])
     assert race.chain.finish == Finish("length", None, "max_tokens")
     assert race.chain.num_answer_tokens == limit
 
@@ -290,11 +290,11 @@ async def test_caps_around_a_takeover(limit: int, by_ids: bool) -> None:
 async def test_a_cap_within_what_came_at_once(limit: int) -> None:
     """Where only the text of several tokens is known its pieces are counted, and the text is cut between two."""
     race = Race(max_tokens=limit)
-    race.chain.extend_expected("a b c d e f g h")
+    race.chain.extend_expected_text("a b c d e f g h")
     child = race.begin("a b c")
     race.write(child, " d e f", " g h i")
     race.write(race.root, "a b", " c d")
-    assert race.shown == "".join(split_pieces("a b c d e f g h i")[:limit])
+    assert race.shown == "".join(split_into_pieces("a b c d e f g h i")[:limit])
     assert race.chain.finish == Finish("length", None, "max_tokens")
     assert race.chain.num_answer_tokens == limit
     rounds = [event for event in race.chain.output_events if isinstance(event, Round)]
@@ -305,7 +305,7 @@ async def test_a_cap_within_what_came_at_once(limit: int) -> None:
 async def test_what_came_beyond_a_border_is_counted_once() -> None:
     """The stream that takes over writes it, too."""
     race = Race()
-    race.chain.extend_expected("a b c d e f")
+    race.chain.extend_expected_text("a b c d e f")
     child = race.begin("a b")
     race.write(child, " c d")
     race.write(race.root, "a b c d")
@@ -318,7 +318,7 @@ async def test_what_came_beyond_a_border_is_counted_once() -> None:
 async def test_the_answer_ends_with_the_last_round_that_it_may_have(limit: int, text: str, by_ids: bool) -> None:
     """Also where more of it is there already."""
     race = Race(max_rounds=limit, by_ids=by_ids)
-    race.chain.extend_expected("a b c d e f g h i")
+    race.chain.extend_expected_text("a b c d e f g h i")
     second = race.begin("a b c")
     third = race.begin(" d e f")
     race.write(third, " g", " X", " y")
@@ -326,17 +326,17 @@ async def test_the_answer_ends_with_the_last_round_that_it_may_have(limit: int, 
     race.write(race.root, "a", " b", " c")
     assert race.shown == text
     assert race.chain.finish == Finish("length", None, "max_iterations")
-    assert race.chain.count_answer_usage() == Usage(output_tokens=len(split_pieces(text)))
+    assert race.chain.count_answer_usage() == Usage(output_tokens=len(split_into_pieces(text)))
     rounds = [event for event in race.chain.output_events if isinstance(event, Round)]
     assert [r.index for r in rounds] == list(range(limit))
-    assert sum(r.num_emitted_tokens for r in rounds) == len(split_pieces(text))
+    assert sum(r.num_emitted_tokens for r in rounds) == len(split_into_pieces(text))
 
 
 async def test_an_end_of_the_targets_own_comes_before_a_limit_of_rounds() -> None:
     race = Race(max_rounds=1)
-    race.chain.extend_expected("a b c")
+    race.chain.extend_expected_text("a b c")
     race.write(race.root, "a", " b", " c")
-    race.chain.end_stream(race.root, Finish("stop", Usage(output_tokens=7), "eos"))
+    race.chain.record_stream_end(race.root, Finish("stop", Usage(output_tokens=7), "eos"))
     assert race.chain.finish == Finish("stop", Usage(output_tokens=7), "eos")
     assert race.chain.count_answer_usage() == Usage(output_tokens=7)  # as the target counted
 
@@ -344,18 +344,18 @@ async def test_an_end_of_the_targets_own_comes_before_a_limit_of_rounds() -> Non
 async def test_tokens_up_to_a_place_in_the_answer() -> None:
     """All that came at once with the last character counts."""
     race = Race()
-    race.chain.extend_expected("a b c d e f")
+    race.chain.extend_expected_text("a b c d e f")
     child = race.begin("a b c")
     race.write(child, " d e", " f")
     race.write(race.root, "a", " b", " c")
     assert race.shown == "a b c d e f"
-    assert [race.chain.num_tokens_until(n) for n in (0, 1, 2, 5, 6, 9, 10, 11)] == [1, 1, 2, 3, 5, 5, 6, 6]
+    assert [race.chain.count_tokens_until_character(n) for n in (0, 1, 2, 5, 6, 9, 10, 11)] == [1, 1, 2, 3, 5, 5, 6, 6]
 
 
 async def test_rounds_say_what_was_drafted_and_accepted() -> None:
     """A round is told once it is confirmed; those of closed streams are not."""
     race = Race()
-    race.chain.extend_expected("a b c d e f g h")
+    race.chain.extend_expected_text("a b c d e f g h")
     second = race.begin("a b")
     third = race.begin(" c d")
     race.write(third, " X")
@@ -392,11 +392,11 @@ def test_whatever_comes_first_the_text_is_one_streams_after_the_other(
     def rest_behind(prefix: str) -> list[str]:
         """What a greedy model writes behind a prefix: the truth, or a z where the prefix is none of its own."""
         whole = "".join(truth)
-        return split_pieces(whole[len(prefix) :]) if whole.startswith(prefix) else [" z"] * 20
+        return split_into_pieces(whole[len(prefix) :]) if whole.startswith(prefix) else [" z"] * 20
 
     async def check() -> None:
         race = Race(by_ids=by_ids)
-        race.chain.extend_expected("".join(draft))
+        race.chain.extend_expected_text("".join(draft))
         streams = [race.root]
         last = 0
         for border in borders:
@@ -412,7 +412,7 @@ def test_whatever_comes_first_the_text_is_one_streams_after_the_other(
             if rest:
                 race.write(stream, rest.pop(0))
             elif stream.finish is None:
-                race.chain.end_stream(stream, Finish("stop"))
+                race.chain.record_stream_end(stream, Finish("stop"))
             assert "".join(truth).startswith(race.shown)
         assert race.shown == "".join(truth)
         assert race.chain.finish == Finish("stop")
@@ -435,16 +435,18 @@ async def raced_counts(num_samples: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for _ in range(num_samples):
         race = Race(greedy=False)
-        race.chain.extend_expected(" a" * LENGTH)
+        race.chain.extend_expected_text(" a" * LENGTH)
         streams = [race.root, *(race.begin(" a") for _ in BORDERS)]
         words = [""] + [" a"] * len(BORDERS)
-        while race.chain.finish is None and len(race.shown) < 3 * LENGTH and len(split_pieces(race.shown)) < LENGTH:
+        while (
+            race.chain.finish is None and len(race.shown) < 3 * LENGTH and len(split_into_pieces(race.shown)) < LENGTH
+        ):
             index = rng.randrange(len(streams))
             if streams[index] in race.closed:
                 continue
             words[index] = rng.choices(SIGNS, NEXT[words[index]])[0]
             race.write(streams[index], words[index])
-        counts["".join(split_pieces(race.shown)[:LENGTH])] += 1
+        counts["".join(split_into_pieces(race.shown)[:LENGTH])] += 1
     return counts
 
 
@@ -475,7 +477,7 @@ def test_the_law_of_a_raced_text_is_the_streams_own(num_samples: int) -> None:
     assert p_value(run_virtual(raced_counts(num_samples))) > 1e-4
 
 
-ARRIVE = StreamChain._complete_stream
+ARRIVE = StreamChain._hand_over_to_next_stream
 
 
 def when_longer(chain: StreamChain, stream: RaceStream) -> None:
@@ -491,5 +493,5 @@ def when_agreeing(chain: StreamChain, stream: RaceStream) -> None:
 @pytest.mark.parametrize("fault", [when_longer, when_agreeing])
 def test_a_biased_takeover_would_be_seen(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above is sharp: deciding by how far the later stream got, or by what it wrote, fails it."""
-    monkeypatch.setattr(StreamChain, "_complete_stream", fault)
+    monkeypatch.setattr(StreamChain, "_hand_over_to_next_stream", fault)
     assert p_value(run_virtual(raced_counts(5_000))) < 1e-6

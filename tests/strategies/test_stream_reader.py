@@ -30,7 +30,7 @@ def test_a_token_after_a_call_has_ended_is_disturbed_as_well() -> None:
                 yield TextDelta(f"word{number} ")
             yield Finish("stop")
 
-        timer = PairStats().open_stream()
+        timer = PairStats().start_stream_timer()
         reader = StreamReader(opened(), timer, begins_at=0, has_calls=lambda: has_calls, changed=lambda: None)
         await reader.task
         news = [reader.news.get_nowait() for _ in range(5)]

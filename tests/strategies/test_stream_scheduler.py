@@ -13,7 +13,7 @@ from llm_spec.pair_stats import PairStats
 from llm_spec.simulation import run_virtual
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.stream_chain import StreamChain
-from llm_spec.strategies.stream_scheduler import PromptCosts, StreamScheduler
+from llm_spec.strategies.stream_scheduler import PromptTokenCosts, StreamScheduler
 
 STEP_S: Final = 0.02
 FIRST_TOKENS: Final = 20
@@ -33,7 +33,7 @@ class Answer:
         self.scheduler = StreamScheduler(
             self.chain,
             pair_stats,
-            PromptCosts(10),
+            PromptTokenCosts(10),
             make_stream=self.make_stream,
             max_streams=max_streams,
             max_extra_cost=None,
@@ -44,10 +44,10 @@ class Answer:
         self.opened: list[RaceStream] = []
 
     def make_stream(self, prefix: str) -> RaceStream:
-        return RaceStream(prefix, self.pair_stats.open_stream())
+        return RaceStream(prefix, self.pair_stats.start_stream_timer())
 
     def draft(self, *, words: list[str] = WORDS) -> None:
-        self.chain.extend_expected("".join(words))
+        self.chain.extend_expected_text("".join(words))
 
     @property
     def now_s(self) -> float:
@@ -63,13 +63,13 @@ class Answer:
             await asyncio.sleep(after_s)
             is_disturbed = self.num_open > 1
             self.chain.add_delta(self.chain.streams[0], TextDelta(word), self.now_s, is_disturbed=is_disturbed)
-            self.scheduler.add_progress(self.num_open, self.now_s)
+            self.scheduler.record_progress(self.num_open, self.now_s)
 
     def open_all(self) -> list[RaceStream]:
         """All streams that are to be opened now."""
         new: list[RaceStream] = []
         while True:
-            stream = self.scheduler.open_stream(self.num_open, self.now_s, is_draft_whole=False)
+            stream = self.scheduler.choose_stream_to_open(self.num_open, self.now_s, is_draft_whole=False)
             if stream is None:
                 return new
             self.opened.append(stream)
@@ -131,14 +131,14 @@ def test_streams_that_slow_the_answer_down_end(slowdown: float, num_extra: int) 
         answer.draft()
         await answer.write(*WORDS[:5])
         assert answer.open_all()
-        before_s = pair_stats.rows.estimate_allowance(0.0, STEP_S, None)
+        before_s = pair_stats.rows.estimate_allowed_loss_s(0.0, STEP_S, None)
         num_slow = 0
         while not answer.closed:
             await answer.write(WORDS[5 + num_slow], after_s=slowdown * STEP_S)
             num_slow += 1
         assert (slowdown - 1.0) * num_slow * STEP_S < 0.03 * 256 * STEP_S
         assert pair_stats.streams.num_extra == 0
-        assert pair_stats.rows.estimate_allowance(0.0, STEP_S, None) < before_s
+        assert pair_stats.rows.estimate_allowed_loss_s(0.0, STEP_S, None) < before_s
         answer.opened.clear()
         answer.closed.clear()
         await answer.write(*WORDS[5 + num_slow : 35])
@@ -208,7 +208,9 @@ def test_a_whole_draft_is_divided_among_the_streams() -> None:
         answer.pair_stats.acceptance.update(1000, rejected=False)
         answer.draft(words=WORDS[:60])
         await answer.write(*WORDS[:5])
-        while (stream := answer.scheduler.open_stream(answer.num_open, answer.now_s, is_draft_whole=True)) is not None:
+        while (
+            stream := answer.scheduler.choose_stream_to_open(answer.num_open, answer.now_s, is_draft_whole=True)
+        ) is not None:
             answer.opened.append(stream)
         assert len(answer.opened) == 3
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from aiohttp import web
 
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 
 __all__ = ["EOS_ID", "LlamaServer"]
 
@@ -60,7 +60,7 @@ class LlamaServer:
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = []
-        for piece in split_pieces(text):
+        for piece in split_into_pieces(text):
             for part in [piece] if piece.isascii() else list(piece):
                 if part.isascii() or part in _WHOLE:
                     token_ids.append(self._id_of(part.encode()))

@@ -30,9 +30,9 @@ from llm_spec.chat_response import complete_from_stream
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.pair_stats import PairStats
-from llm_spec.row_stats import Agreement, RowStats
+from llm_spec.row_stats import DraftAgreement, RowCallStats
 from llm_spec.simulation import run_virtual
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
@@ -128,7 +128,7 @@ class TokenTarget:
         self.requests.append(request)
         await self._enter("stream")
         rest = self.text[len(request.prefix) :] if self.text.startswith(request.prefix) else "#"
-        pieces = split_pieces(rest)
+        pieces = split_into_pieces(rest)
         limit = len(pieces) if request.max_tokens is None else request.max_tokens
         self.num_input_tokens += len(self._prompt) + len(request.prefix)
 
@@ -304,7 +304,7 @@ class TextDraft:
         self.num_calls += 1
         self.num_open += 1
         rest = self._text[len(request.prefix) if self.capabilities.continues_prefix else 0 :]
-        pieces = self._pieces(split_pieces(rest)[:max_tokens])
+        pieces = self._pieces(split_into_pieces(rest)[:max_tokens])
         try:
             yield pieces
         finally:
@@ -324,17 +324,17 @@ class TextDraft:
         yield DraftPiece("", finish_reason="stop")
 
 
-class PatientRows(RowStats):
+class PatientRows(RowCallStats):
     """Rows that always pay, whatever they cost."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_call(MAX_LOOKAHEAD, 0.0)
+        self.add_call_time(MAX_LOOKAHEAD, 0.0)
 
-    def estimate_speedup(self, agreement: Agreement, step_s: float, max_calls: int) -> float:  # noqa: ARG002 - always
+    def estimate_speedup(self, agreement: DraftAgreement, step_s: float, max_calls: int) -> float:  # noqa: ARG002 - always
         return 1e9
 
-    def estimate_allowance(self, elapsed_s: float, step_s: float, max_tokens: int | None) -> float:  # noqa: ARG002
+    def estimate_allowed_loss_s(self, elapsed_s: float, step_s: float, max_tokens: int | None) -> float:  # noqa: ARG002
         return 1e9
 
     def estimate_answer_s(self, step_s: float, max_tokens: int | None) -> float:  # noqa: ARG002 - always

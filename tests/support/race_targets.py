@@ -22,7 +22,7 @@ from llm_spec import (
 )
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget
 
 __all__ = ["CODE", "DRAFTS", "SLOW", "WORDS", "Draft", "Reading", "Target", "fresh", "racing", "read", "request_of"]
@@ -126,7 +126,7 @@ class Draft:
 
 
 def failing_midway(answer: str) -> Draft:
-    return Draft(*split_pieces(answer)[:40], RuntimeError("the draft broke"))
+    return Draft(*split_into_pieces(answer)[:40], RuntimeError("the draft broke"))
 
 
 DRAFTS: dict[str, Callable[[str], DraftProvider]] = {
@@ -139,8 +139,8 @@ DRAFTS: dict[str, Callable[[str], DraftProvider]] = {
     "nothing": lambda _: Draft(),
     "fails at once": lambda _: Draft(RuntimeError("no draft")),
     "fails midway": failing_midway,
-    "falls silent": lambda answer: Draft(*split_pieces(answer)[:30], 1e6),
-    "writes once": lambda answer: Draft(*split_pieces("Well. " + answer), continues_prefix=False),
+    "falls silent": lambda answer: Draft(*split_into_pieces(answer)[:30], 1e6),
+    "writes once": lambda answer: Draft(*split_into_pieces("Well. " + answer), continues_prefix=False),
     "given text": lambda answer: ReferenceDraft(answer.replace("is", "was")),
 }
 

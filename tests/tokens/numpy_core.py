@@ -18,7 +18,7 @@ from llm_spec.tokens.acceptance import (
     VerifyResult,
     compute_residual_probs,
 )
-from llm_spec.tokens.noise import Purpose
+from llm_spec.tokens.noise import NoisePurpose
 from llm_spec.tokens.sampling import Sampler
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, softmax, target_rows
@@ -97,20 +97,20 @@ def _share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         RejectionAcceptance,
         "_draw_uniform",
-        lambda self, position, _purpose: _draw_uniform(self, position, Purpose.DRAFT),
+        lambda self, position, _purpose: _draw_uniform(self, position, NoisePurpose.DRAFT),
     )
 
 
 def _share_residual_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uniform(self: RejectionAcceptance, position: int, purpose: Purpose) -> float:
-        return _draw_uniform(self, position, Purpose.DRAFT if purpose is Purpose.RESIDUAL else purpose)
+    def uniform(self: RejectionAcceptance, position: int, purpose: NoisePurpose) -> float:
+        return _draw_uniform(self, position, NoisePurpose.DRAFT if purpose is NoisePurpose.RESIDUAL else purpose)
 
     monkeypatch.setattr(RejectionAcceptance, "_draw_uniform", uniform)
 
 
 def _accept_above_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uniform(self: RejectionAcceptance, position: int, purpose: Purpose) -> float:
-        return 0.5 if purpose is Purpose.ACCEPT else _draw_uniform(self, position, purpose)
+    def uniform(self: RejectionAcceptance, position: int, purpose: NoisePurpose) -> float:
+        return 0.5 if purpose is NoisePurpose.ACCEPT else _draw_uniform(self, position, purpose)
 
     monkeypatch.setattr(RejectionAcceptance, "_draw_uniform", uniform)
 
@@ -138,7 +138,7 @@ def _same_noise_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inverse transform that takes the first token whose cumulated mass reaches the uniform, be it zero."""
 
-    def draw(self: Any, probs: Floats, position: int, purpose: Purpose) -> int:
+    def draw(self: Any, probs: Floats, position: int, purpose: NoisePurpose) -> int:
         cumulated = probs.cumsum()
         return int(cumulated.searchsorted(self._draw_uniform(position, purpose) * cumulated[-1], side="left"))
 
@@ -147,7 +147,7 @@ def _draw_first_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _make_uniforms_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """No fault: the least that a uniform can be, and a little less."""
-    monkeypatch.setattr(acceptance, "uniform_number", lambda *_: 0.0)
+    monkeypatch.setattr(acceptance, "draw_uniform_number", lambda *_: 0.0)
 
 
 FAULTS: dict[str, Plant] = {

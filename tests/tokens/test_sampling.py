@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llm_spec.chat import Sampling
 from llm_spec.errors import InvalidRequestError, ModelOutputError
-from llm_spec.tokens.noise import Purpose, make_gumbel_noise
+from llm_spec.tokens.noise import NoisePurpose, make_gumbel_noise
 from llm_spec.tokens.sampling import Sampler, TokenConstraint, compute_sampling_logprobs, is_greedy, needs_no_penalties
 
 VOCAB_SIZE = 12
@@ -137,7 +137,7 @@ def test_token_is_the_argmax_of_law_and_noise() -> None:
     logits = np.random.default_rng(2).normal(size=VOCAB_SIZE)
     sampler = make_sampler(Sampling(temperature=0.5), seed=77)
     for position in range(50):
-        noise = make_gumbel_noise(77, np.array([position]), VOCAB_SIZE, Purpose.TOKEN)[0]
+        noise = make_gumbel_noise(77, np.array([position]), VOCAB_SIZE, NoisePurpose.TOKEN)[0]
         assert sampler.choose_token(logits, [0] * position) == int(np.argmax(logits / 0.5 + noise))
 
 

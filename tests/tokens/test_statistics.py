@@ -6,7 +6,7 @@
 import pytest
 
 from llm_spec.errors import ConfigError
-from llm_spec.tokens.statistics import AcceptanceEstimate, CostLine, ExponentialMovingAverage, TokenCostAverage
+from llm_spec.tokens.statistics import AcceptanceEstimate, ExponentialMovingAverage, ForwardCostLine, TokenCostAverage
 
 
 def test_moving_average_starts_at_the_first_value_and_halves_by_half_life() -> None:
@@ -57,60 +57,60 @@ def test_acceptance_forgets_towards_its_prior() -> None:
 
 def test_line_finds_base_and_slope() -> None:
     """Widths 1 to 9 determine the line, whatever the unit."""
-    line = CostLine(half_life=64)
+    line = ForwardCostLine(half_life=64)
     for index in range(300):
         width = 1 + index % 9
         line.update(width, 2e-3 * (1.0 + 0.2 * (width - 1)))
-    assert line.base == pytest.approx(2e-3, rel=0.02)
-    assert line.slope == pytest.approx(4e-4, rel=0.02)
+    assert line.base_s == pytest.approx(2e-3, rel=0.02)
+    assert line.per_token_s == pytest.approx(4e-4, rel=0.02)
 
 
 def test_line_of_one_width_is_the_prior_to_scale() -> None:
     """Where every forward was equally wide, nine positions cost 1.5 of one."""
-    line = CostLine(half_life=64)
+    line = ForwardCostLine(half_life=64)
     for _ in range(10):
         line.update(5, 0.010)
-    assert line.base + 4 * line.slope == pytest.approx(0.010)
-    assert line.base + 8 * line.slope == pytest.approx(1.5 * line.base)
+    assert line.base_s + 4 * line.per_token_s == pytest.approx(0.010)
+    assert line.base_s + 8 * line.per_token_s == pytest.approx(1.5 * line.base_s)
 
 
 def test_line_keeps_what_a_long_stretch_of_plain_steps_does_not_show() -> None:
     """Two thousand plain steps do not wipe out the slope."""
-    line = CostLine(half_life=64)
+    line = ForwardCostLine(half_life=64)
     for _ in range(20):
         line.update(1, 1.0)
         line.update(5, 2.2)
     for _ in range(2000):
         line.update(1, 1.0)
-    assert line.slope == pytest.approx(0.3, rel=0.05)
+    assert line.per_token_s == pytest.approx(0.3, rel=0.05)
 
 
 def test_line_survives_hiccups() -> None:
     """Single times ten times too long, the very first included, move the line little and not for long."""
-    line = CostLine(half_life=64)
+    line = ForwardCostLine(half_life=64)
     line.update(5, 20.0)
     for index in range(60):
         line.update(1 + 4 * (index % 2), (10.0 if index == 40 else 1.0) * (1.0 + 0.1 * 4 * (index % 2)))
-    assert line.base == pytest.approx(1.0, rel=0.15)
-    assert line.slope == pytest.approx(0.1, abs=0.05)
+    assert line.base_s == pytest.approx(1.0, rel=0.15)
+    assert line.per_token_s == pytest.approx(0.1, abs=0.05)
 
 
 def test_line_follows_a_lasting_change() -> None:
     """A cost that has risen tenfold and stays there is followed within a few half-lives."""
-    line = CostLine(half_life=8)
+    line = ForwardCostLine(half_life=8)
     for factor, rounds in ((1.0, 30), (10.0, 60)):
         for index in range(rounds):
             line.update(1 + 4 * (index % 2), factor * (1.0 + 0.4 * (index % 2)))
-    assert line.base == pytest.approx(10.0, rel=0.1)
+    assert line.base_s == pytest.approx(10.0, rel=0.1)
 
 
 def test_line_and_average_stand_times_of_zero() -> None:
     """A virtual clock that does not move divides nothing by zero."""
-    line, average = CostLine(half_life=8), TokenCostAverage(half_life=8)
+    line, average = ForwardCostLine(half_life=8), TokenCostAverage(half_life=8)
     for width in (1, 5, 1):
         line.update(width, 0.0)
         average.update(width, 0.0)
-    assert (line.base, line.slope, average.value) == (0.0, 0.0, 0.0)
+    assert (line.base_s, line.per_token_s, average.value) == (0.0, 0.0, 0.0)
 
 
 def test_cost_average_is_per_token_and_survives_hiccups() -> None:

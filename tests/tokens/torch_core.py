@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 from llm_spec.contract.local import DraftToken
 from llm_spec.errors import ModelOutputError
 from llm_spec.tokens.acceptance import AcceptanceRule, VerifyResult
-from llm_spec.tokens.noise import Purpose
+from llm_spec.tokens.noise import NoisePurpose
 from llm_spec.tokens.sampling import Sampler
 
 from .pairs import DRAFT, PROMPT_ID, SAMPLING, VOCAB_SIZE, DraftName, Floats, Rows, RuleName, target_rows
@@ -220,11 +220,11 @@ _uniform, _gumbel, _verify = rejection.make_uniform_tensor, sampling.make_gumbel
 
 
 def _change_purpose(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
-    def uniform(key: Tensor, positions: Tensor, purpose: Tensor | Purpose, round_index: Tensor) -> Tensor:
+    def uniform(key: Tensor, positions: Tensor, purpose: Tensor | NoisePurpose, round_index: Tensor) -> Tensor:
         return _uniform(
             key,
             positions,
-            change(torch.as_tensor(int(purpose) if isinstance(purpose, Purpose) else purpose)),
+            change(torch.as_tensor(int(purpose) if isinstance(purpose, NoisePurpose) else purpose)),
             round_index,
         )
 
@@ -232,17 +232,17 @@ def _change_purpose(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], 
 
 
 def _share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    _change_purpose(monkeypatch, lambda purpose: torch.full_like(purpose, Purpose.DRAFT))
+    _change_purpose(monkeypatch, lambda purpose: torch.full_like(purpose, NoisePurpose.DRAFT))
 
 
 def _share_residual_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    _change_purpose(monkeypatch, lambda purpose: purpose.where(purpose != Purpose.RESIDUAL, Purpose.DRAFT))
+    _change_purpose(monkeypatch, lambda purpose: purpose.where(purpose != NoisePurpose.RESIDUAL, NoisePurpose.DRAFT))
 
 
 def _accept_above_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uniform(key: Tensor, positions: Tensor, purpose: Tensor | Purpose, round_index: Tensor) -> Tensor:
+    def uniform(key: Tensor, positions: Tensor, purpose: Tensor | NoisePurpose, round_index: Tensor) -> Tensor:
         numbers = _uniform(key, positions, purpose, round_index)
-        return torch.full_like(numbers, 0.5) if purpose is Purpose.ACCEPT else numbers
+        return torch.full_like(numbers, 0.5) if purpose is NoisePurpose.ACCEPT else numbers
 
     monkeypatch.setattr(rejection, "make_uniform_tensor", uniform)
 

@@ -215,7 +215,7 @@ def _started(event: chat.AnswerStarted) -> Any:
     return [event.strategy, event.guarantee, event.target, event.draft]
 
 
-def _stream(event: chat.TargetStream) -> Any:
+def _stream(event: chat.TargetStreamReport) -> Any:
     return [event.index, event.begins_at, event.num_tokens, event.started_s, event.ended_s, event.is_used]
 
 
@@ -235,7 +235,7 @@ _EVENTS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
     chat.ToolCallDelta: ("tool call", _tool_call),
     chat.AnswerStarted: ("started", _started),
     chat.Round: ("round", round_of),
-    chat.TargetStream: ("target stream", _stream),
+    chat.TargetStreamReport: ("target stream", _stream),
     chat.LocalTimings: ("local times", _times),
     chat.Fallback: ("fallback", lambda event: [event.is_refusal, words_of(event.reason)]),
     chat.Retry: ("retry", lambda event: [event.wait_s, event.is_continued, words_of(event.reason)]),

@@ -1,8 +1,8 @@
 """An OpenAI-compatible server with a scripted answer, a latency model and faults, on real sockets.
 
 Tests and benchmarks talk to it. It stands for a greedy model that knows one text. Its tokens are the pieces of
-`split_pieces`; a prompt is rendered as `<|user|>…<|end|><|assistant|>`, each mark one token, and what is behind the
-last `<|assistant|>` is the beginning of the answer, whether it comes as messages, as text or as token ids.
+`split_into_pieces`; a prompt is rendered as `<|user|>…<|end|><|assistant|>`, each mark one token, and what is behind
+the last `<|assistant|>` is the beginning of the answer, whether it comes as messages, as text or as token ids.
 """
 
 from llm_spec.testing.server.app import ScriptedModelServer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Final, Literal
 
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.testing.server.script import AnswerScript
 from llm_spec.testing.server.vocabulary import ASSISTANT, EOS_ID, GrowingVocabulary
 
@@ -55,7 +55,7 @@ class ScriptedModel:
         text = "".join(pieces)
         found = [at for stop in stops if (at := text.find(stop)) >= 0]
         if found:
-            pieces = split_pieces(text[: min(found)])
+            pieces = split_into_pieces(text[: min(found)])
         is_cut = len(rest) >= max_tokens and not found
         return ScriptedAnswer(
             prompt_ids=prompt_ids,

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Final
 
 from llm_spec._checks import check_number
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 
 __all__ = ["AnswerScript", "make_disagreeing_draft"]
 
@@ -20,7 +20,7 @@ class AnswerScript:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._pieces = split_pieces(text)
+        self._pieces = split_into_pieces(text)
         self._index_at = {at: i for i, at in enumerate(accumulate(map(len, self._pieces), initial=0))}
         self._ends: dict[str, list[int]] = {}  # by piece: the numbers of pieces up to and with it
         for index, piece in enumerate(self._pieces):
@@ -33,9 +33,9 @@ class AnswerScript:
         length; where nothing is alike the script begins again.
         """
         if not self.text.startswith(prefix):
-            return self._pieces[self._find_most_similar_place(split_pieces(prefix)) :]
+            return self._pieces[self._find_most_similar_place(split_into_pieces(prefix)) :]
         index = self._index_at.get(len(prefix))
-        return split_pieces(self.text[len(prefix) :]) if index is None else self._pieces[index:]
+        return split_into_pieces(self.text[len(prefix) :]) if index is None else self._pieces[index:]
 
     def _find_most_similar_place(self, pieces: Sequence[str]) -> int:
         """How many pieces of the script lie before the place that the end of `pieces` resembles most."""
@@ -56,7 +56,7 @@ def make_disagreeing_draft(text: str, agreement: float, seed: int) -> str:
     """
     check_number(ValueError, "agreement", agreement, 0, 1)
     rng = random.Random(seed)  # noqa: S311 - a reproducible draft, no secret
-    return "".join(piece if rng.random() < agreement else _replace_piece(piece) for piece in split_pieces(text))
+    return "".join(piece if rng.random() < agreement else _replace_piece(piece) for piece in split_into_pieces(text))
 
 
 def _replace_piece(piece: str) -> str:

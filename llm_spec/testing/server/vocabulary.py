@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.errors import InvalidRequestError
 
 __all__ = ["ASSISTANT", "EOS_ID", "GrowingVocabulary"]
@@ -25,7 +25,7 @@ class GrowingVocabulary:
 
     def encode(self, text: str) -> list[int]:
         parts = _MARK.split(text)  # every second one is a mark
-        return self.get_ids(p for i, part in enumerate(parts) for p in ([part] if i % 2 else split_pieces(part)))
+        return self.get_ids(p for i, part in enumerate(parts) for p in ([part] if i % 2 else split_into_pieces(part)))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(self.get_pieces(token_ids))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from promises.checks.base import EPSILON_S, is_cut, is_sampled
 from promises.draw import Case
 from promises.run import Answer, Outcome, Shown
@@ -54,7 +54,7 @@ def _spread(outcome: Outcome, plain: Answer) -> float:
 
 
 def _pieces_per_token(answer: Answer) -> float:
-    return max(1, len(split_pieces(answer.text))) / max(1, answer.num_tokens)
+    return max(1, len(split_into_pieces(answer.text))) / max(1, answer.num_tokens)
 
 
 def _is_measurable(outcome: Outcome) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from llm_spec_http import DIALECTS, HttpProvider
 
 from llm_spec import ChatRequest, Finish, InvalidRequestError, TargetError, TextDelta
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.testing.server import (
     EOS_ID,
     MODEL,
@@ -24,7 +24,7 @@ from llm_spec.testing.server import (
 pytestmark = pytest.mark.virtual_clock
 
 ANSWER = "The cat sat on the mat.\n\nIt slept, and dreamt of a cat."
-NUM_TOKENS = len(split_pieces(ANSWER))
+NUM_TOKENS = len(split_into_pieces(ANSWER))
 MESSAGES = [{"role": "user", "content": "Tell me."}]
 
 
@@ -147,7 +147,7 @@ async def test_a_batch_of_token_ids_gives_the_next_token_of_each(session: aiohtt
         answer = await post(session, server, "/v1/completions", prompt=batch, max_tokens=1, return_token_ids=True)
     assert [choice["index"] for choice in answer["choices"]] == list(range(len(batch)))
     assert [choice["token_ids"] for choice in answer["choices"]] == [[i] for i in [*script, EOS_ID]]
-    assert [choice["text"] for choice in answer["choices"]] == [*split_pieces(ANSWER), ""]
+    assert [choice["text"] for choice in answer["choices"]] == [*split_into_pieces(ANSWER), ""]
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * len(script) + ["stop"]
 
 
@@ -310,7 +310,7 @@ async def test_what_is_no_request_gets_a_400(session: aiohttp.ClientSession, pat
 @pytest.mark.parametrize("agreement", [0.0, 0.5, 0.9, 1.0])
 def test_a_draft_disagrees_as_often_as_it_is_told_to(agreement: float) -> None:
     text = (ANSWER + "\n  - other ~ things_x; a.b\n") * 100
-    pieces, draft = split_pieces(text), split_pieces(make_disagreeing_draft(text, agreement, seed=1))
+    pieces, draft = split_into_pieces(text), split_into_pieces(make_disagreeing_draft(text, agreement, seed=1))
     assert len(pieces) == len(draft)
     equal = sum(a == b for a, b in zip(pieces, draft, strict=True)) / len(pieces)
     assert equal == pytest.approx(agreement, abs=0.02)

@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from llm_spec.drafting.text_pieces import split_pieces
+from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.testing.server import EOS_ID, ScriptedModelServer, ServerLatency
 
 pytestmark = pytest.mark.virtual_clock
 
 ANSWER = "The cat sat on the mat."
-PIECES = split_pieces(ANSWER)
+PIECES = split_into_pieces(ANSWER)
 QUESTION = [{"role": "user", "content": "Tell me."}]
 CONTINUED = [*QUESTION, {"role": "assistant", "content": "The cat"}]
 CHAT: dict[str, Any] = {"path": "/v1/chat/completions", "messages": QUESTION}
