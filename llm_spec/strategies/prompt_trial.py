@@ -1,8 +1,9 @@
-"""PromptTrial: the beginning of a prompt is read beside a stream, before all of it is. No clock, no task, no I/O.
+"""PromptTrial: the end of a prompt is read beside a stream, before all of it is. No clock, no task, no I/O.
 
 A call beside the stream reads the prompt again where the server shares no cache between them, and a server without room
 to spare writes nothing meanwhile. So a call reads a few tokens first; how late the stream is afterwards tells what more
 of them would cost. Where that is too much, the next trial is one that can be afforded, and is at least twice as long.
+They are the last ones: many prompts begin alike, and with tokens that a server has in a cache it shows nothing.
 """
 
 from __future__ import annotations

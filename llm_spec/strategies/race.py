@@ -267,7 +267,7 @@ class _Race:
         self._changed.set()
 
     async def _try_prompt(self, num_tokens: int) -> None:
-        """Have the beginning of the prompt read beside the first stream."""
+        """Have the end of the prompt read beside the first stream."""
         try:
             await self._race_target.try_prompt(self._root, num_tokens)
             self._scheduler.prompt_trial.note_answer()

@@ -83,10 +83,10 @@ class RaceTarget:
             await self._try_text_continuation()
 
     async def try_prompt(self, root: RaceStream, num_tokens: int) -> None:
-        """Have the first tokens of the prompt read; only by token ids."""
+        """Have the last tokens of the prompt read; only by token ids."""
         if self._endpoint is not None:
             prompt_ids = await asyncio.shield(self._prompts[root])
-            await self._endpoint.sample_next([prompt_ids[:num_tokens]], self._request.sampling)
+            await self._endpoint.sample_next([prompt_ids[-num_tokens:]], self._request.sampling)
 
     def allow_disturbing_trials(self) -> None:
         """The first stream has shown how fast it is by itself: trials may disturb it now."""

@@ -303,10 +303,10 @@ class _ServerRounds:
         return bool(self._tasks) or is_trying or self._scheduler.prompt_trial.is_running
 
     async def _try_prompt(self, num_tokens: int) -> None:
-        """Have the beginning of the prompt and the answer read."""
+        """Have the end of the prompt and the answer read."""
         context_ids = [*(self._prompt_ids or ()), *self._scheduler.ids]
         try:
-            await self._endpoint.sample_next([context_ids[:num_tokens]], self._request.sampling)
+            await self._endpoint.sample_next([context_ids[-num_tokens:]], self._request.sampling)
             self._scheduler.prompt_trial.note_answer()
         except Exception as error:  # noqa: BLE001 - the target goes on alone
             self._give_up_rows(error)

@@ -114,7 +114,7 @@ def test_a_draft_that_is_wrong_never_costs_a_row() -> None:
 
 
 def prompted(*, late_s: float) -> Run:
-    """An answer to a long prompt, the beginning of which was read, so that the stream was late."""
+    """An answer to a long prompt, the end of which was read, so that the stream was late."""
     run = Run(paced(calls=False))
     run.scheduler.num_prompt_tokens = 150
     run.stream(6)
@@ -128,7 +128,7 @@ def prompted(*, late_s: float) -> Run:
     return run
 
 
-def test_the_beginning_of_a_prompt_is_read_before_a_row_reads_all_of_it() -> None:
+def test_the_end_of_a_prompt_is_read_before_a_row_reads_all_of_it() -> None:
     run = prompted(late_s=0.0)
     decision = run.decide()
     assert decision.num_trial_tokens is None
