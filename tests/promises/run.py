@@ -34,7 +34,7 @@ from promises.drafts import DraftLedger, make_draft
 from promises.draw import Ask, Case
 from promises.language import EOS, Context, Language, cut_at_stop, to_text
 from promises.local_drafts import make_local_draft
-from promises.target import Pace, Target, UsageLedger
+from promises.target import Pace, Target, UsageLedger, asking
 
 __all__ = ["HANG_S", "PRICES", "Answer", "Outcome", "Shown", "answer_alone", "request_of", "run_case"]
 
@@ -372,6 +372,7 @@ async def _ask(decoder: SpeculativeDecoder, shown: Shown, outcome: Outcome) -> N
 
 async def _consume(decoder: SpeculativeDecoder, shown: Shown, outcome: Outcome) -> None:
     loop, ask = asyncio.get_running_loop(), shown.ask
+    asking.set(shown.tag)
     shown.started_s = loop.time()
     patience = asyncio.timeout(HANG_S)
     try:

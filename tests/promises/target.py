@@ -9,6 +9,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
@@ -47,6 +48,7 @@ __all__ = [
     "Pace",
     "Target",
     "UsageLedger",
+    "asking",
     "tag_of",
     "topic_of",
 ]
@@ -146,6 +148,9 @@ class UsageLedger:
             yield
         finally:
             self.open[tag] -= 1
+
+
+asking: Final[ContextVar[str]] = ContextVar("asking")  # the mark of the request that this task works for
 
 
 def tag_of(text: str) -> str:
@@ -345,7 +350,7 @@ class Target:
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         read = [self._read_ids(prefix) for prefix in prefixes]
-        tag = read[0][0]
+        tag = read[0][0] if prefixes[0][0] == BOS else asking.get()  # the end of a prompt does not say whose it is
         self.ledger.generated[tag] += len(prefixes)  # also where nobody waits for them
         bill = self.ledger.bill(tag, Bill(sum(map(len, prefixes)), len(prefixes)))
         with self.ledger.counted(tag), bill.failing():
