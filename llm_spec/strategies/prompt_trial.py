@@ -42,6 +42,8 @@ class PromptTrial:
         if self.is_running or self.may_read(num_tokens, allowance_s):
             return None
         known = self._reading
+        if known.num_tokens and allowance_s <= 0.0:
+            return None
         if known.num_tokens:
             num_tokens = min(num_tokens, int(known.num_tokens * allowance_s / known.late_s))
             if num_tokens < 2 * known.num_tokens:

@@ -19,6 +19,7 @@ from llm_spec_http import DIALECTS, HttpProvider
 from peers.servers import MODELS
 from peers.slow_relay import open_slow_relay
 from scipy.stats import chi2_contingency
+from support.probe_targets import Patient
 
 from llm_spec import (
     Capabilities,
@@ -214,6 +215,8 @@ SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_k": 2, "max_tokens": SAMPLE
 async def sampled(target: LlmProvider, draft: DraftProvider | None, strategy: StrategyName) -> tuple[Counter[str], int]:
     """Texts of many sampled answers to one prompt, and how many drafted tokens were accepted."""
     decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy, max_concurrent_streams=4))
+    if strategy != "race":  # rows are tried whether they pay or not: these answers are too short to stake anything
+        decoder._planner.pair_stats = Patient()
     counts, accepted = Counter[str](), 0
     slots = asyncio.Semaphore(2)
 

@@ -151,6 +151,13 @@ def test_a_longer_trial_costs_what_may_be_lost() -> None:
     assert run.decide().num_trial_tokens == 43  # 8 tokens took 20 ms, a step's half is chance; 108 ms are left
 
 
+def test_nothing_is_read_where_nothing_may_be_lost() -> None:
+    """Not even what cost nothing the last time."""
+    run = prompted(late_s=0.0)
+    run.stats.rows.add_loss(100.0)
+    assert run.decide() == Decision()
+
+
 def test_what_a_closed_stream_would_have_written_is_asked_for() -> None:
     """Rows begin behind what the stream was to write until they are answered; without it somebody else has to."""
     run = Run(paced())
