@@ -154,8 +154,8 @@ def test_a_longer_trial_costs_what_may_be_lost() -> None:
 def test_nothing_is_read_where_nothing_may_be_lost() -> None:
     """Not even what cost nothing the last time."""
     run = prompted(late_s=0.0)
-    run.stats.rows.add_loss(100.0)
-    assert run.decide() == Decision()
+    run.stats.rows.add_lost_time(100.0)
+    assert run.decide() == RowDecision()
 
 
 def test_what_a_closed_stream_would_have_written_is_asked_for() -> None:
