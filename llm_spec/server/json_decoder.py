@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 __all__ = [
     "LONG_BYTES",
@@ -130,11 +130,12 @@ def _find_piece_end(data: bytes | bytearray, end: int) -> int:
 
 def _check_num_members(value: object) -> None:
     """Of each object, and of each list that holds others."""
-    left: list[Any] = [value] if isinstance(value, dict | list) else []
+    left: list[object] = [value] if isinstance(value, dict | list) else []
     while left:
-        members = left.pop()
-        inner = members.values() if isinstance(members, dict) else members
-        containers = [value for value in inner if isinstance(value, dict | list)]
-        if len(members) > MAX_MEMBERS and (containers or isinstance(members, dict)):
+        container = left.pop()
+        is_object = isinstance(container, dict)
+        members = list(cast("dict[str, object]", container).values()) if is_object else cast("list[object]", container)
+        inner: list[object] = [member for member in members if isinstance(member, dict | list)]
+        if len(members) > MAX_MEMBERS and (inner or is_object):
             raise ValueError(f"an object or list in it has {len(members)} members; it may have {MAX_MEMBERS}")
-        left += containers
+        left += inner
