@@ -193,8 +193,12 @@ class _Race:
         """End every stream and the draft, and wait until they are closed."""
         root = self._readers.get(self._root)
         if root is not None:
-            num_characters, token_s = count_prompt_characters(self._request), self._pair_stats.token_s.value
-            root.add_times_to_baseline(self._pair_stats.baseline, num_characters, token_s)
+            root.add_times_to_baseline(
+                self._pair_stats.baseline,
+                count_prompt_characters(self._request),
+                token_s=self._pair_stats.token_s.value,
+                tokens_per_piece=self._root.measure_tokens_per_piece(),
+            )
         self._scheduler.record_answer_end()
         others = filter(None, [self._preparing, self._trying_prompt])
         tasks = [*(reader.task for reader in self._readers.values()), *others]

@@ -70,6 +70,16 @@ class RaceStream:
         else:
             self.token_ids = None
 
+    def measure_tokens_per_piece(self) -> float:
+        """How many tokens the server counts for one that was counted here; 1 where it wrote no whole answer.
+
+        Without ids a token is counted as a piece of text, and several that come at once are not always told apart.
+        """
+        usage = None if self.finish is None else self.finish.usage
+        if usage is None or self.token_ids is not None or not self.num_tokens:
+            return 1.0
+        return max(1, usage.output_tokens - usage.reasoning_tokens) / self.num_tokens
+
     def set_expected_ids(self, token_ids: list[int]) -> None:
         """What it should write up to `end`, in token ids; what it has written meanwhile was compared as text."""
         written = self.token_ids or []

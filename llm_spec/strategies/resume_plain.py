@@ -45,7 +45,7 @@ async def stream_rest_plain(
     endpoint: TokenEndpoint,
     request: ChatRequest,
     *,
-    prompt_ids: Sequence[int] | None,
+    prompt_ids: Sequence[int],
     answer_ids: Sequence[int],
     text: str,
 ) -> AsyncGenerator[StreamEvent]:
@@ -62,7 +62,7 @@ async def stream_rest_plain(
         return
     started = False
     try:
-        async with endpoint.stream_after([*(prompt_ids or ()), *answer_ids], request) as events:
+        async with endpoint.stream_after([*prompt_ids, *answer_ids], request) as events:
             async for event in events:
                 started = True
                 yield event

@@ -295,6 +295,12 @@ class _ServerRounds:
             self._give_up_rows(error)
         self._changed.set()
 
+    def _list_context_ids(self) -> list[int]:
+        """All that is confirmed, prompt included; raises UnsupportedError where the prompt could not be encoded."""
+        if self._prompt_ids is None:
+            raise UnsupportedError("the token ids of the prompt are not known")
+        return [*self._prompt_ids, *self._scheduler.ids]
+
     def _has_other_server_calls(self) -> bool:
         """Whether the server has other work of ours beside its stream; it has where it is found out what it can do."""
         endpoint = self._endpoint
@@ -304,15 +310,14 @@ class _ServerRounds:
 
     async def _try_prompt(self, num_tokens: int) -> None:
         """Have the end of the prompt and the answer read."""
-        context_ids = [*(self._prompt_ids or ()), *self._scheduler.ids]
         try:
-            await self._endpoint.sample_next([context_ids[-num_tokens:]], self._request.sampling)
+            await self._endpoint.sample_next([self._list_context_ids()[-num_tokens:]], self._request.sampling)
             self._scheduler.prompt_trial.note_answer()
         except Exception as error:  # noqa: BLE001 - the target goes on alone
             self._give_up_rows(error)
 
     def _send_row_call(self, call: RowCall) -> None:
-        context_ids = [*(self._prompt_ids or ()), *self._scheduler.ids, *call.assumed_ids[: call.first]]
+        context_ids = [*self._list_context_ids(), *call.assumed_ids[: call.first]]
         drafted_ids = list(call.assumed_ids[call.first :])
         self._tasks[call] = asyncio.create_task(self._request_rows(call, context_ids, drafted_ids))
 
@@ -375,6 +380,15 @@ class _ServerRounds:
         """Have the target go on alone, after what is confirmed."""
         while len(self._closing) >= self._max_open:
             await asyncio.wait(self._closing, return_when=asyncio.FIRST_COMPLETED)
+        limit = self._find_reached_answer_limit()
+        if limit is not None:  # the stream broke off between its last token and its end
+            self._finish, self._is_over = Finish("length", None, limit), True
+            return
+        if self._encoding is not None:
+            await asyncio.wait([self._encoding])
+        if self._prompt_ids is None and self._scheduler.ids:
+            self._error = TransientError("the token ids of the prompt are not known")  # others go on, or begin anew
+            return
         await self._sample_to_character_end()
         if self._is_over or self._error is not None:
             return
@@ -382,7 +396,7 @@ class _ServerRounds:
             self._target,
             self._endpoint,
             self._request,
-            prompt_ids=self._prompt_ids,
+            prompt_ids=self._prompt_ids or (),
             answer_ids=list(self._scheduler.ids),
             text=self._answer.text,
         )
@@ -576,7 +590,7 @@ class _ServerRounds:
 
     async def _sample_one_token(self) -> SampledToken:
         """The target's own token after all that is confirmed."""
-        context_ids = [*(self._prompt_ids or ()), *self._scheduler.ids]
+        context_ids = self._list_context_ids()
         sampling = replace(self._request.sampling, seed=None)  # with one seed all of these calls draw the same noise
         try:
             return (await self._endpoint.sample_next([context_ids], sampling))[0]

@@ -75,16 +75,23 @@ class StreamReader:
         self._num_undisturbed, self._is_disturbed = 0, True
 
     def add_times_to_baseline(
-        self, baseline: TargetSpeedBaseline, num_characters: int, token_s: float | None = None
+        self,
+        baseline: TargetSpeedBaseline,
+        num_characters: int,
+        *,
+        token_s: float | None = None,
+        tokens_per_piece: float = 1.0,
     ) -> None:
         """What it wrote by itself, from the answer's start, tells the target's own speed.
 
-        `token_s`: the seconds of a token, where they are known better than from that alone.
+        `token_s`: the seconds of a token as they were counted, where they are known better than from that alone.
+        `tokens_per_piece`: how many the server counts for one that was counted here.
         """
         first_s, num_tokens = self.timer.first_s, self._num_undisturbed
         if self.begins_at == 0 and num_tokens >= MIN_BASELINE_TOKENS and first_s is not None:
             rest_s = self._undisturbed_s - first_s if token_s is None else num_tokens * token_s
-            baseline.add_answer(num_characters, 1 + num_tokens, first_s - self.timer.opened_s, rest_s)
+            num_counted = max(1, round(num_tokens * tokens_per_piece))
+            baseline.add_answer(num_characters, 1 + num_counted, first_s - self.timer.opened_s, rest_s)
 
     async def _read_stream_to_end(self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]) -> None:
         try:

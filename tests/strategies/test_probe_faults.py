@@ -34,6 +34,7 @@ from llm_spec import (
     StreamEvent,
     TargetError,
     TextDelta,
+    TransientError,
     UnsupportedError,
 )
 from llm_spec.contract.endpoint import SampledToken
@@ -143,6 +144,58 @@ def test_text_that_cannot_be_encoded_any_more_ends_speculation_alone(method: str
     assert result.content == WORDS
     assert len(result.fallbacks) == 1
     assert f"{method} is broken" in result.fallbacks[0]
+
+
+class Breaking(TokenTarget):
+    """The chat's own stream breaks off after so many tokens, and a prompt takes `prompt_s` to encode, if it can be."""
+
+    def __init__(self, *, num_tokens: int, prompt_s: float = 0.0, **options: Any) -> None:
+        super().__init__(bytewise(WORDS), call_s=0.02, **options)
+        self._num_tokens = num_tokens
+        self._prompt_s = prompt_s
+
+    async def encode_chat(self, request: ChatRequest) -> list[int]:
+        await asyncio.sleep(self._prompt_s)
+        return await super().encode_chat(request)
+
+    @asynccontextmanager
+    async def stream_chat(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        async with super().stream_chat(request) as events, aclosing(self._broken(events)) as broken:
+            yield broken
+
+    async def _broken(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        num_tokens = 0
+        async for event in events:
+            yield event
+            num_tokens += 1
+            if num_tokens == self._num_tokens:
+                raise TransientError("the connection broke")
+
+
+def test_an_answer_goes_on_after_its_prompt_and_not_without_it() -> None:
+    """Where the stream breaks off before the prompt's tokens are known, they are waited for."""
+    target = Breaking(num_tokens=3, prompt_s=1.0)
+    result = probed(TextDraft(WORDS), target)
+    assert (result.content, result.guarantee) == (WORDS, "exact")
+    assert [token_ids for token_ids, _ in target.after[1:]] == [[PROMPT_ID, *target.answer_ids[:3]]]
+
+
+@pytest.mark.parametrize("continue_prefix", [True, False])
+def test_without_the_tokens_of_the_prompt_an_answer_goes_on_by_text(*, continue_prefix: bool) -> None:
+    """Or, greedily, is written anew where the target cannot do that: never after something else than the prompt."""
+    target = Breaking(num_tokens=3, prompt_s=1.0, fails={"encode_chat": 0}, continue_prefix=continue_prefix)
+    result = probed(TextDraft(WORDS), target)
+    assert (result.content, result.guarantee) == (WORDS, "exact-text" if continue_prefix else "exact")
+    assert [request.prefix for request in target.requests] == [WORDS[:3] if continue_prefix else ""]
+    assert len(target.after) == 1
+
+
+def test_a_stream_that_breaks_off_behind_its_last_token_has_ended() -> None:
+    """The limit is reached: nothing is left to be asked for."""
+    target = Breaking(num_tokens=3)
+    result = probed(TextDraft("x"), target, ChatRequest.create("tell", max_tokens=3))
+    assert end_of(result) == (WORDS[:3], "length", "max_tokens")
+    assert len(target.after) == 1
 
 
 class Odd(TokenTarget):

@@ -14,11 +14,14 @@ from support.race_targets import CODE, DRAFTS, SLOW, WORDS, Draft, Target, racin
 
 from llm_spec import (
     ChatRequest,
+    Finish,
     Round,
     SpeculativeConfig,
     SpeculativeDecoder,
     StreamEvent,
     TargetStreamReport,
+    TextDelta,
+    Usage,
 )
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
@@ -44,6 +47,25 @@ def test_a_target_that_answers_at_once_asks_the_draft_for_no_more_than_a_server_
         assert 0 < max(asked) <= 1024
 
     run_virtual(check())
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_the_first_answer_tells_plain_by_the_tokens_that_the_server_counts(*, counts: bool) -> None:
+    """Two tokens of text without a space between them come in one piece, and look like one."""
+
+    class Pairs(Target):
+        @asynccontextmanager
+        async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:  # noqa: ARG002
+            yield self._pairs()
+
+        async def _pairs(self) -> AsyncGenerator[StreamEvent]:
+            for _ in range(40):
+                await asyncio.sleep(0.1)
+                yield TextDelta("ab ")
+            yield Finish("stop", Usage(output_tokens=80) if counts else None)
+
+    result = run_virtual(racing(Draft("x"), Pairs("")).decode("tell"))
+    assert result.plain_s == pytest.approx(4.0, rel=0.05)
 
 
 @pytest.mark.parametrize("draft", ["never", "nothing", "differs at the first character"])

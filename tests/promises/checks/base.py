@@ -87,7 +87,15 @@ def walk(outcome: Outcome, shown: Shown, text: str, *, by_text: bool = True) -> 
             if rest.startswith(token) or token.startswith(rest):
                 old_least, old_most = reached.get(end, (least + 1, most + 1))
                 reached[end] = (min(old_least, least + 1), max(old_most, most + 1))
+                whole = _find_last_boundary(data, at, end)  # a token that broke off within a character
+                if by_text and end > whole > at and (shown.tag, topic, begun + data[:whole]) in ledger.by_text:
+                    reached.setdefault(whole, reached[end])
     return reached
+
+
+def _find_last_boundary(data: bytes, start: int, end: int) -> int:
+    """The last place of `start` to `end` where a character ends; `start` where there is none."""
+    return next((at for at in range(min(end, len(data)), start, -1) if is_boundary(data, at)), start)
 
 
 def num_shown(outcome: Outcome, shown: Shown, text: str) -> int:
