@@ -56,11 +56,12 @@ async def choose_strategy(
 
 def has_undiscovered_needs(strategy: StrategyEntry, target: LlmProvider, discovery: FeatureDiscovery) -> bool:
     """Whether nobody knows yet whether the target has what the strategy needs."""
-    if not isinstance(target, Discoverable):
+    features = strategy.discoverable_features
+    if not features or not isinstance(target, Discoverable):
         return False
-    if any(_has_feature_for_sure(target, feature, discovery) for feature in strategy.discoverable_features):
+    if any(_has_feature_for_sure(target, feature, discovery) for feature in features):
         return False
-    return not all(discovery.has_tried(feature) for feature in strategy.discoverable_features)
+    return not all(discovery.has_tried(feature) for feature in features)
 
 
 def _has_feature_for_sure(target: LlmProvider, feature: Feature, discovery: FeatureDiscovery) -> bool:
