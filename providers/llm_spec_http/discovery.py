@@ -1,7 +1,8 @@
 """Finding out what a server really does: a field that it ignores silently is as bad as a call that it lacks.
 
 Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per process, and
-again after a while where the answer was no: servers are updated, and others take their place behind one address.
+again after a while where the answer was no: servers are updated, and others take their place behind one address. They
+are made one after another, at a pace that holds no answer up for long (`trial_pace.py`).
 """
 
 from __future__ import annotations
@@ -11,27 +12,32 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from llm_spec import Capabilities, ChatRequest, Sampling, StreamEvent, TextDelta
+from llm_spec import Capabilities, ChatRequest, LlmSpecError, Sampling, StreamEvent, TextDelta
 from llm_spec.contract.endpoint import Feature
 from llm_spec.provider_kit import now
 from llm_spec_http.tokens import HttpTokenEndpoint
+from llm_spec_http.trial_pace import TrialPace
 
 __all__ = ["ServerAbilities", "forget_all_server_findings"]
 
-_TRIAL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first scored prompt
 _FIRST_PAUSE_S: Final = 60.0  # until an ability that was not there is tried again; twice as long each time …
 _LAST_PAUSE_S: Final = 3600.0
 
 _MAX_SERVERS: Final = 1024  # that a process remembers
 
 _GREEDY: Final = Sampling(temperature=0.0)
-_REQUEST: Final = ChatRequest.create("Count from one to ten.", temperature=0.0, max_tokens=2)
+_USER: Final = {"role": "user", "content": "Count from one to ten."}
+_SYSTEM: Final = {"role": "system", "content": "Count."}  # many templates put a long one of their own there
+_REQUESTS: Final = tuple(
+    ChatRequest.create(messages, temperature=0.0, max_tokens=2) for messages in ([_SYSTEM, _USER], [_USER])
+)
 _WORDS: Final = "return one more word"  # no two of its beginnings are likely to go on with the same token
 _ROUND_TRIP_TEXT: Final = "def naïve(x):\n    return x + 1  # one more\n"
 
 
+T = TypeVar("T")
 Check: TypeAlias = Callable[[], Awaitable[bool]]
 
 
@@ -87,7 +93,9 @@ class ServerAbilities:
         *,
         server: Hashable | None = None,
     ) -> None:
+        self.pace = TrialPace()
         self._tokens = tokens
+        self._token_id_trial = None if tokens is None else _TokenIdTrial(tokens, self.pace)
         self._known = replace(known, discoverable=_list_discoverable_features(known, tokens))
         self._check_continuation = check_continuation
         findings = _get_shared_findings(server)
@@ -108,6 +116,13 @@ class ServerAbilities:
             )
         return self._capabilities_by_findings[findings]
 
+    def watch_while_untried(
+        self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """An answer's stream, by which trials are paced as long as there may be any."""
+        is_settled = self._tokens is None or self._endpoint.is_there or self._endpoint.is_missing
+        return opened if is_settled else self.pace.watch(opened)
+
     def get_untried_token_endpoint(self) -> HttpTokenEndpoint | None:
         """The calls with token ids, unless they were found to be missing."""
         return None if self._endpoint.is_missing else self._tokens
@@ -123,14 +138,14 @@ class ServerAbilities:
 
     async def discover(self, feature: Feature) -> None:
         """Try a feature, if that is due; raises TransientError where a continuation cannot be tried now."""
-        tokens = self._tokens
+        tokens, trial = self._tokens, self._token_id_trial
         if feature == "continue_prefix":
             if self._known.continue_prefix:
                 await self._continuation.probe_if_due(self._check_continuation)
-        elif tokens is not None:
-            await self._endpoint.probe_if_due(lambda: _run_check_within_patience(can_use_token_ids(tokens)))
+        elif tokens is not None and trial is not None:
+            await self._endpoint.probe_if_due(trial.run_to_end)
             if feature == "token_scorer" and tokens.max_top and self._endpoint.is_there:
-                await self._scorer.probe_if_due(lambda: _run_check_within_patience(can_score_tokens(tokens)))
+                await self._scorer.probe_if_due(lambda: _can_score_tokens_or_fails(tokens, self.pace))
 
     def mark_feature_lost(self, feature: Feature) -> None:
         """A call has shown that a feature is not there any more."""
@@ -242,47 +257,77 @@ class _RunningTrial:
     num_waiting: int = 0
 
 
-async def _run_check_within_patience(check: Awaitable[bool]) -> bool:
-    """Whether it says so; whatever the server does instead, and however long it takes, is a no."""
-    try:
-        async with asyncio.timeout(_TRIAL_TIMEOUT_S):
-            return await check
-    except Exception:  # noqa: BLE001 - as above
-        return False
-
-
-async def can_use_token_ids(tokens: HttpTokenEndpoint) -> bool:
+class _TokenIdTrial:
     """Whether chat, continued ids and batched one-token completions give the same tokens, and text survives ids.
 
     An answer may be under way, which a server without room to spare writes more slowly meanwhile. So it reads few
-    tokens: one short conversation, which is in its cache the second time, and the beginnings of a few words.
+    tokens: the beginnings of a few words, and one short conversation, which is in the server's cache the second time.
+    What a call gave is kept: a trial that was left goes on where it was.
     """
-    prompt_ids = await tokens.encode_chat(_REQUEST)
-    async with asyncio.TaskGroup() as group:
-        chat = group.create_task(_collect_text_and_ids(tokens.stream_chat(_REQUEST)))
-        read = group.create_task(_round_trip_test_text(tokens))
-        words = group.create_task(_check_batch_of_words(tokens))
-    continued = await _collect_text_and_ids(tokens.stream_after(prompt_ids, _REQUEST))
-    is_same = chat.result() == continued and read.result() == _ROUND_TRIP_TEXT
-    if is_same and words.result() is None:
+
+    def __init__(self, tokens: HttpTokenEndpoint, pace: TrialPace) -> None:
+        self._tokens = tokens
+        self._pace = pace
+        self._kept: dict[str, Any] = {}
+
+    async def run_to_end(self) -> bool:
+        """Whether it works; whatever the server does instead, and however long a call takes, is a no."""
+        try:
+            works = await self._works()
+        except Exception:  # noqa: BLE001 - as above
+            works = False
+        self._kept.clear()
+        return works
+
+    async def _works(self) -> bool:
+        tokens = self._tokens
+        request, prompt_ids = await self._keep("conversation", self._encode_conversation)
+        word_ids = await self._keep("word ids", lambda: tokens.encode(_WORDS))
+        if await self._keep("round trip", lambda: _round_trip_test_text(tokens)) != _ROUND_TRIP_TEXT:
+            return False
+        has_good_batch = await self._keep_paced("words", 10, lambda: _check_batch(tokens, [word_ids[:2], word_ids[:3]]))
+        if has_good_batch is False:
+            return False
+        chat = await self._keep_paced(
+            "chat", len(prompt_ids), lambda: _collect_text_and_ids(tokens.stream_chat(request))
+        )
+        continued = await self._keep_paced(
+            "continued", len(prompt_ids), lambda: _collect_text_and_ids(tokens.stream_after(prompt_ids, request))
+        )
+        if chat != continued or has_good_batch:
+            return chat == continued
         ends = [prompt_ids[: len(prompt_ids) - cut] for cut in range(3)]
-        return await _check_batch(tokens, ends) is not False
-    return is_same and bool(words.result())
+        has_good_batch = await self._keep_paced("ends", 6 * len(prompt_ids), lambda: _check_batch(tokens, ends))
+        return has_good_batch is not False
 
+    async def _keep_paced(self, name: str, num_tokens: int, call: Callable[[], Awaitable[T]]) -> T:
+        """What a call gave, or gives now, that reads so many tokens."""
+        return await self._keep(name, lambda: self._pace.run_call(num_tokens, call))
 
-async def _check_batch_of_words(tokens: HttpTokenEndpoint) -> bool | None:
-    word_ids = await tokens.encode(_WORDS)
-    return await _check_batch(tokens, [word_ids[:1], word_ids[:2]])
+    async def _keep(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        if name in self._kept:
+            return cast("T", self._kept[name])
+        value = self._kept[name] = await call()
+        return value
+
+    async def _encode_conversation(self) -> tuple[ChatRequest, list[int]]:
+        """A request that the server's template takes, and its tokens."""
+        *others, last = _REQUESTS
+        for request in others:
+            try:
+                return request, await self._tokens.encode_chat(request)
+            except LlmSpecError:
+                continue
+        return last, await self._tokens.encode_chat(last)
 
 
 async def _check_batch(tokens: HttpTokenEndpoint, prefixes: list[list[int]]) -> bool | None:
     """Whether a batch gives what each prefix gives by itself; None: each gives the same, whatever their order is."""
+    one_token = replace(_REQUESTS[-1], max_tokens=1)
     async with asyncio.TaskGroup() as group:
         batch = group.create_task(tokens.sample_next(prefixes, _GREEDY))
         alone = [group.create_task(tokens.sample_next([prefix], _GREEDY)) for prefix in prefixes[1:]]
-        streamed = group.create_task(
-            _collect_text_and_ids(tokens.stream_after(prefixes[0], replace(_REQUEST, max_tokens=1)))
-        )
+        streamed = group.create_task(_collect_text_and_ids(tokens.stream_after(prefixes[0], one_token)))
     first, *others = batch.result()
     text, token_ids = streamed.result()
     same_start = token_ids[:1] == [first.token_id] and (first.is_end or text.startswith(first.text))
@@ -291,9 +336,17 @@ async def _check_batch(tokens: HttpTokenEndpoint, prefixes: list[list[int]]) -> 
     return None if len({token.token_id for token in batch.result()}) == 1 else True
 
 
-async def can_score_tokens(tokens: HttpTokenEndpoint) -> bool:
+async def _can_score_tokens_or_fails(tokens: HttpTokenEndpoint, pace: TrialPace) -> bool:
+    """Whether it scores; whatever the server does instead is a no."""
+    try:
+        prompt_ids = await tokens.encode_chat(_REQUESTS[-1])
+        return await pace.run_call(3 * len(prompt_ids), lambda: can_score_tokens(tokens, prompt_ids))
+    except Exception:  # noqa: BLE001 - as above
+        return False
+
+
+async def can_score_tokens(tokens: HttpTokenEndpoint, prompt_ids: list[int]) -> bool:
     """Whether the likeliest tokens that it reports are those that it samples, position by position."""
-    prompt_ids = await tokens.encode_chat(_REQUEST)
     first = (await tokens.sample_next([prompt_ids], _GREEDY))[0].token_id
     second = (await tokens.sample_next([[*prompt_ids, first]], _GREEDY))[0].token_id
     rows = await tokens.score([*prompt_ids, first], num_rows=2, top=2)

@@ -78,7 +78,7 @@ class HttpProvider:
                 whole_answers=dialect.stops_when_reader_leaves,
             ),
             None if api is None else HttpTokenEndpoint(self._client, model, dialect, api, self.mark_feature_lost),
-            lambda: ContinuationTest(self.name, self.stream).can_continue(),
+            lambda: ContinuationTest(self.name, self._stream_answer).can_continue(),
             # a session may lead anywhere, whatever the address is
             server=None if session is not None else (address.rstrip("/"), dialect.name, model, hash(key)),
         )
@@ -87,8 +87,11 @@ class HttpProvider:
     def capabilities(self) -> Capabilities:
         return self._abilities.capabilities
 
+    def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        return self._abilities.watch_while_untried(self._stream_answer(request))
+
     @asynccontextmanager
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+    async def _stream_answer(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         async with await self._post_request(request) as response:
             repeated, has_logprobs = self._get_repeated_text(request), request.top_logprobs is not None
             events = read_http_answer_events(self._client, response, repeated=repeated, has_logprobs=has_logprobs)
@@ -99,7 +102,9 @@ class HttpProvider:
         tokens = self._abilities.get_untried_token_endpoint()
         if tokens is None:
             return self.stream(request)
-        return tokens.stream_chat_trying_token_ids(request, on_refusal=self._abilities.mark_token_ids_missing)
+        return self._abilities.watch_while_untried(
+            tokens.stream_chat_trying_token_ids(request, on_refusal=self._abilities.mark_token_ids_missing)
+        )
 
     @asynccontextmanager
     async def stream_chunks(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:

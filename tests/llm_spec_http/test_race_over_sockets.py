@@ -90,7 +90,8 @@ async def raced(
     """One raced answer by a new provider; whatever was open is closed soon after."""
     options.setdefault("temperature", 0.0)
     async with opened(server, dialect, kind) as target:
-        result = await racing(draft, target, **(config or {})).decode(QUESTION, **options)
+        async with racing(draft, target, **(config or {})) as decoder:  # with it ends what it finds out beside answers
+            result = await decoder.decode(QUESTION, **options)
         await assert_all_closed(server)
     return result
 

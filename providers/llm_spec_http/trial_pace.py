@@ -1,0 +1,116 @@
+"""TrialPace: calls that find out what a server can do, so far apart that none of them holds an answer up for long.
+
+A server without room to spare writes nothing of an answer while it reads the prompt of another call. How late an answer
+is after a call tells what the next one would cost: that one waits until an answer has taken so long that it does not
+matter, or until there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import Final, TypeVar
+
+from llm_spec import StreamEvent
+from llm_spec.provider_kit import now
+
+__all__ = ["TrialPace"]
+
+T = TypeVar("T")
+
+_MAX_LATE: Final = 0.12  # of an answer's time so far: what calls may hold it up, all together
+_CALL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first scored prompt
+_MIN_EVENTS: Final = 5  # of an answer, to tell its pace from
+
+
+class TrialPace:
+    """The answers under way at one server, and calls beside them. Any number of event loops may use it."""
+
+    def __init__(self) -> None:
+        self._answers: list[_WatchedAnswer] = []
+        self._late_per_token_s: float | None = None  # after the last call, for each token that it read
+
+    @asynccontextmanager
+    async def watch(
+        self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]
+    ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        """An answer's stream, whose pace is watched while it is open."""
+        answer = _WatchedAnswer()
+        self._answers.append(answer)
+        try:
+            async with opened as events, aclosing(answer.time_events(events)) as timed:
+                yield timed
+        finally:
+            answer.close()
+            self._answers.remove(answer)
+
+    async def run_call(self, num_tokens: int, call: Callable[[], Awaitable[T]]) -> T:
+        """What a call gives that reads so many tokens; raises what it raises, and TimeoutError after 60 s."""
+        answer = await self._wait_for_room(num_tokens)
+        began_s, num_before = (0.0, 0) if answer is None else (answer.last_s, answer.num_events)
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
+            result = await call()
+        if answer is not None:
+            late_s = await answer.measure_late_s(began_s, num_before)
+            answer.late_s += late_s
+            self._late_per_token_s = late_s / num_tokens
+        return result
+
+    async def _wait_for_room(self, num_tokens: int) -> _WatchedAnswer | None:
+        """Wait until a call may be made; the answer that it is made beside, or None."""
+        while (answer := self._find_oldest_answer()) is not None:
+            if answer.num_events >= _MIN_EVENTS:
+                late_s = answer.late_s + num_tokens * (self._late_per_token_s or 0.0)
+                if late_s <= _MAX_LATE * (now() - answer.opened_s):
+                    break
+            await answer.wait_for_event()
+        return answer
+
+    def _find_oldest_answer(self) -> _WatchedAnswer | None:
+        """The oldest of this event loop: what is late of one is late of all."""
+        loop = asyncio.get_running_loop()
+        return next((answer for answer in self._answers if answer.loop is loop), None)
+
+
+class _WatchedAnswer:
+    """When the events of one stream came."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.opened_s = self.last_s = now()
+        self.num_events = 0
+        self.late_s = 0.0  # through calls beside it
+        self._first_s = self.opened_s
+        self._is_open = True
+        self._changed = asyncio.Event()
+
+    async def time_events(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        async for event in events:
+            self.last_s = now()
+            if not self.num_events:
+                self._first_s = self.last_s
+            self.num_events += 1
+            self._changed.set()
+            yield event
+
+    def close(self) -> None:
+        self._is_open = False
+        self._changed.set()
+
+    async def wait_for_event(self) -> None:
+        """Wait for its next event, or its end."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def measure_late_s(self, began_s: float, num_before: int) -> float:
+        """How late it is through a call that was made after its event of a number, which had come at `began_s`."""
+        step_s = (self.last_s - self._first_s - self.late_s) / max(1, self.num_events - 1)
+        ended_s, num_seen = now(), self.num_events
+        if ended_s - began_s <= (num_seen - num_before + 1) * step_s:
+            return 0.0  # not even its next event is due
+        while self._is_open and self.num_events == num_seen:
+            await self.wait_for_event()
+        if self.num_events == num_seen:  # it has ended, and does not tell any more
+            return ended_s - began_s
+        return max(0.0, self.last_s - began_s - (self.num_events - num_before) * step_s)

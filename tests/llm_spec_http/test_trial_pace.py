@@ -1,0 +1,150 @@
+"""Trials beside an answer: at once where the server has room, else so that they hold the answer up only a little."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from llm_spec_http import DIALECTS, HttpProvider
+from llm_spec_http.trial_pace import TrialPace
+
+from llm_spec import ChatRequest, StreamEvent, TextDelta
+from llm_spec.simulation import run_virtual
+from llm_spec.testing.server import ScriptedModelServer
+
+STEP_S = 0.02
+
+
+class Server:
+    """Writes an answer of `num_tokens`; a call takes `token_s` for each token that it reads.
+
+    Without room it writes nothing meanwhile.
+    """
+
+    def __init__(self, num_tokens: int, token_s: float, *, has_room: bool = False) -> None:
+        self.calls: list[tuple[float, float]] = []  # when each began and ended
+        self.ended_s = 0.0
+        self._num_tokens = num_tokens
+        self._token_s = token_s
+        self._has_room = has_room
+        self._is_reading = asyncio.Lock()
+
+    @asynccontextmanager
+    async def open_answer(self) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
+        yield self._write_answer()
+
+    async def _write_answer(self) -> AsyncGenerator[StreamEvent]:
+        for _ in range(self._num_tokens):
+            await asyncio.sleep(STEP_S)
+            async with self._is_reading:
+                pass
+            yield TextDelta("word ")
+
+    async def read(self, num_tokens: int) -> int:
+        began_s = asyncio.get_running_loop().time()
+        if self._has_room:
+            await asyncio.sleep(num_tokens * self._token_s)
+        else:
+            async with self._is_reading:
+                await asyncio.sleep(num_tokens * self._token_s)
+        self.calls.append((began_s, asyncio.get_running_loop().time()))
+        return num_tokens
+
+
+async def run_beside_answers(server: Server, sizes: list[int], *, num_answers: int = 1) -> list[float]:
+    """How long each answer took while calls of so many tokens were made, one after the other."""
+    pace, clock = TrialPace(), asyncio.get_running_loop().time
+    began_s, took_s = clock(), list[float]()
+
+    async def make_calls() -> None:
+        for size in sizes:
+            assert await pace.run_call(size, lambda size=size: server.read(size)) == size
+
+    calls = asyncio.create_task(make_calls())
+    for _ in range(num_answers):
+        answer_began_s = clock()
+        async with pace.watch(server.open_answer()) as events:
+            async for _ in events:
+                pass
+        took_s.append(clock() - answer_began_s)
+    server.ended_s = clock() - began_s
+    await calls
+    return took_s
+
+
+def test_without_an_answer_nothing_waits() -> None:
+    async def run() -> None:
+        server, pace = Server(0, 0.01), TrialPace()
+        for size in (10, 40):
+            await pace.run_call(size, lambda size=size: server.read(size))
+        assert server.calls == [pytest.approx((0.0, 0.1)), pytest.approx((0.1, 0.5))]
+
+    run_virtual(run())
+
+
+def test_where_a_server_has_room_calls_follow_one_another() -> None:
+    """The answer is not late, and the last call begins when the one before it ends."""
+
+    async def run() -> None:
+        server = Server(100, 0.002, has_room=True)
+        [took_s] = await run_beside_answers(server, [10, 40, 40])
+        assert took_s == pytest.approx(100 * STEP_S)
+        (first_s, end_s), (second_s, second_end_s), (third_s, _) = server.calls
+        assert first_s == pytest.approx(5 * STEP_S)
+        assert second_s - end_s <= STEP_S
+        assert third_s - second_end_s <= STEP_S
+
+    run_virtual(run())
+
+
+@pytest.mark.parametrize(("num_tokens", "is_tried"), [(40, False), (200, True), (400, True)])
+def test_where_it_has_none_no_answer_is_held_up_for_long(num_tokens: int, *, is_tried: bool) -> None:
+    """Of every answer at most an eighth, and what the first call took, whose cost nobody knew."""
+
+    async def run() -> None:
+        server = Server(num_tokens, 0.01)
+        took_s = await run_beside_answers(server, [10, 30, 30, 30], num_answers=6)
+        for seconds in took_s:
+            late_s = seconds - num_tokens * STEP_S
+            assert late_s <= 0.125 * seconds + 10 * 0.01
+        is_beside_answer = server.calls[1][0] < server.ended_s - STEP_S
+        assert is_beside_answer == is_tried  # short answers are left alone: the others come behind the last of them
+
+    run_virtual(run())
+
+
+async def test_a_trial_that_was_left_goes_on_where_it_was() -> None:
+    """Each call is made once, although the trial is cancelled after every one of them."""
+    async with ScriptedModelServer("one two three four five") as server:
+        provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
+        try:
+            for _ in range(30):
+                num_before = len(server.paths)
+                trial = asyncio.create_task(provider.discover("token_endpoint"))
+                while not trial.done() and len(server.paths) < num_before + 5:  # noqa: ASYNC110 - the server is another party
+                    await asyncio.sleep(0.001)
+                trial.cancel()
+                await asyncio.gather(trial, return_exceptions=True)
+                if provider.capabilities.token_endpoint is not None:
+                    break
+            assert provider.capabilities.token_endpoint is not None
+        finally:
+            await provider.aclose()
+
+
+async def test_only_answers_before_the_trial_are_watched() -> None:
+    """What is known costs a stream nothing."""
+    async with ScriptedModelServer("one two three") as server:
+        provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
+        try:
+            watched = provider._abilities.pace._answers
+            async with provider.stream(ChatRequest.create("tell", max_tokens=3)):
+                assert len(watched) == 1
+            assert watched == []
+            await provider.discover("token_endpoint")
+            async with provider.stream(ChatRequest.create("tell", max_tokens=3)):
+                assert watched == []
+        finally:
+            await provider.aclose()
