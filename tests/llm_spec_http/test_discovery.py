@@ -158,8 +158,8 @@ async def test_concurrent_first_requests_share_it() -> None:
         opened(server) as provider,
     ):
         config = SpeculativeConfig(strategy="race", max_extra_cost=0.0)
-        decoder = SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config)
-        results = await asyncio.gather(*(decoder.decode("q", temperature=0.0) for _ in range(6)))
+        async with SpeculativeDecoder(SimulatedDraft(ANSWER, 1.0, 0), provider, config) as decoder:
+            results = await asyncio.gather(*(decoder.decode("q", temperature=0.0) for _ in range(6)))
         assert [(r.content, r.guarantee) for r in results] == [(ANSWER, "exact")] * 6
         num_chats = server.paths.count("/v1/chat/completions")
     assert num_chats <= 6 + 1
