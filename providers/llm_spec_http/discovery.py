@@ -131,10 +131,10 @@ class ServerAbilities:
         """The calls with token ids, not tried yet, are not needed to be: the server has refused to tell an id."""
         self._endpoint.mark_missing()
 
-    def stop_sharing_findings(self) -> None:
-        """What is tried from now on is of no use to others: connections are being closed."""
+    async def aclose(self) -> None:
+        """End the trials under way, before connections are closed; what others know does not change."""
         for ability in (self._endpoint, self._scorer, self._continuation):
-            ability.stop_sharing_finding()
+            await ability.aclose()
 
     async def discover(self, feature: Feature) -> None:
         """Try a feature, if that is due; raises TransientError where a continuation cannot be tried now."""
@@ -180,9 +180,13 @@ class _ServerAbility:
         """Whether it was tried, and was not there."""
         return self._finding.found_at_s is not None and not self._finding.is_there
 
-    def stop_sharing_finding(self) -> None:
-        """Keep what is found out from now on to oneself."""
+    async def aclose(self) -> None:
+        """End the trial of this event loop; keep what is found out from now on to oneself."""
         self._finding = replace(self._finding)
+        loop = asyncio.get_running_loop()
+        trial = self._trials.get(loop)
+        if trial is not None:
+            await self._cancel_trial(loop, trial)
 
     async def probe_if_due(self, check: Check) -> None:
         """Have it tried by `check`, if that is due; raises what that raises, and then nothing is known.
@@ -198,7 +202,8 @@ class _ServerAbility:
         trial.num_waiting += 1
         try:
             await asyncio.wait([trial.task])
-            trial.task.result()
+            if not trial.task.cancelled():  # else the provider was closed, and nothing is known
+                trial.task.result()
         finally:
             trial.num_waiting -= 1
             if not trial.num_waiting:

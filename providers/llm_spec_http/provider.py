@@ -131,7 +131,7 @@ class HttpProvider:
         self._abilities.mark_feature_lost(feature)
 
     async def aclose(self) -> None:
-        self._abilities.stop_sharing_findings()
+        await self._abilities.aclose()
         await self._client.aclose()
 
     # ------------------------------------------------------------------------------------------ inside
