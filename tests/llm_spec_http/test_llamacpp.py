@@ -23,9 +23,10 @@ QUESTION = ChatRequest.create("Tell me.", temperature=0.0)
 GREEDY = Sampling(temperature=0.0)
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[LlamaServer]:
-    async with LlamaServer(ANSWER).serving() as server:
+@pytest.fixture(params=[True, False], ids=["new", "old"])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[LlamaServer]:
+    """One that tells probabilities after sampling where it is asked to, and an older one that does not know of that."""
+    async with LlamaServer(ANSWER, has_post_sampling=request.param).serving() as server:
         yield server
 
 

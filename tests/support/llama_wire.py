@@ -28,9 +28,13 @@ class _Sent(NamedTuple):
 
 
 class LlamaServer:
-    """Greedily writes `answer`; what follows any other beginning is a tilde. `paths` are those of all requests."""
+    """Greedily writes `answer`; what follows any other beginning is a tilde. `paths` are those of all requests.
 
-    def __init__(self, answer: str) -> None:
+    `has_post_sampling`: it knows the field that has it tell probabilities after sampling, under other names.
+    """
+
+    def __init__(self, answer: str, *, has_post_sampling: bool = True) -> None:
+        self._has_post_sampling = has_post_sampling
         self._pieces = [bytes([byte]) for byte in range(256)] + [b""]
         self._answer_ids = [*self.encode(answer), EOS_ID]
         self.paths: list[str] = []
@@ -139,7 +143,7 @@ class LlamaServer:
         await response.prepare(request)
         for sent in self._sent(written):
             text = sent.text.decode(errors="replace")
-            choice: Json = {"index": 0, "finish_reason": None, "logprobs": {"content": [self._entry(sent)]}}
+            choice: Json = {"index": 0, "finish_reason": None, "logprobs": {"content": [self._entry(sent, body)]}}
             await _write(response, choice | ({"delta": {"content": text}} if is_chat else {"text": text}))
         reason = "stop" if written[-1] == EOS_ID else "length"
         end: Json = {"delta": {}} if is_chat else {"text": "", "logprobs": None}
@@ -152,7 +156,7 @@ class LlamaServer:
         token_id = self._next_id(prompt_ids)
         sent = list(self._sent([token_id]))
         reason = "stop" if token_id == EOS_ID else "length"
-        logprobs = {"content": list(map(self._entry, sent))} if sent else None
+        logprobs = {"content": [self._entry(token, {}) for token in sent]} if sent else None
         return {"index": index, "text": self.decode([token_id]), "logprobs": logprobs, "finish_reason": reason}
 
     def _sent(self, token_ids: Sequence[int]) -> Iterator[_Sent]:
@@ -163,9 +167,13 @@ class LlamaServer:
                 yield _Sent(token_id, waiting)
                 waiting = b""
 
-    def _entry(self, sent: _Sent) -> Json:
-        likely = {"id": sent.token_id, "bytes": [*self._pieces[sent.token_id]], "logprob": 0.0}
-        return {"id": sent.token_id, "bytes": [*sent.text], "logprob": 0.0, "top_logprobs": [likely]}
+    def _entry(self, sent: _Sent, body: Json) -> Json:
+        likely = {"id": sent.token_id, "bytes": [*self._pieces[sent.token_id]]}
+        if self._has_post_sampling and body.get("post_sampling_probs"):
+            probs: Json = {"prob": 1.0, "top_probs": [{**likely, "prob": 1.0}]}
+        else:
+            probs = {"logprob": 0.0, "top_logprobs": [{**likely, "logprob": 0.0}]}
+        return {"id": sent.token_id, "bytes": [*sent.text], **probs}
 
 
 async def _write(response: web.StreamResponse, choice: Json) -> None:

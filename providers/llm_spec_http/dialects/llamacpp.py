@@ -19,7 +19,8 @@ class _LlamaCppTokenApi:
         return 0  # `echo` is silently ignored
 
     def build_token_id_fields(self, *, chat: bool) -> Body:
-        return {"logprobs": True, "top_logprobs": 1} if chat else {"logprobs": 1}
+        # probabilities after sampling: for those before it the server sorts its vocabulary, a millisecond a token
+        return {"post_sampling_probs": True, **({"logprobs": True, "top_logprobs": 1} if chat else {"logprobs": 1})}
 
     def build_score_fields(self, top: int) -> Body:
         raise NotImplementedError
@@ -60,7 +61,8 @@ def _has_whole_token_text(entry: Mapping[str, Any]) -> bool:
     The server waits for whole characters, and then tells the last token alone, with the bytes of them all. The token's
     own bytes it only tells among the likeliest ones.
     """
-    own = (likely["bytes"] for likely in entry.get("top_logprobs") or () if likely["id"] == entry["id"])
+    likeliest = entry.get("top_probs") or entry.get("top_logprobs") or ()
+    own = (likely["bytes"] for likely in likeliest if likely["id"] == entry["id"])
     return bool(next(own, None) == entry["bytes"])
 
 
