@@ -81,12 +81,26 @@ def softmax(logits: NDArray[Any]) -> Floats:
     return mass
 
 
-def is_target_law(counts: NDArray[np.int64]) -> bool:
-    """Chi-square against the exact joint distribution, significance 1e-6; a pair that cannot be must not have come."""
-    probs = softmax(TARGET)
-    expected = (probs[PROMPT_ID][:, None] * probs).ravel()
-    observed = counts.ravel()
-    if observed[expected == 0.0].any():
+def is_target_law(counts: NDArray[np.int64], significance: float = 1e-6) -> bool:
+    """Chi-square against the exact joint distribution; a pair that cannot be must not have come."""
+    expected = pair_probs()
+    if counts[expected == 0.0].any():
         return False
     possible = expected > 0.0
-    return bool(stats.chisquare(observed[possible], expected[possible] * observed.sum()).pvalue > 1e-6)
+    return bool(stats.chisquare(counts[possible], expected[possible] * counts.sum()).pvalue > significance)
+
+
+def is_parity_of_target_law(counts: NDArray[np.int64], significance: float) -> bool:
+    """The same of which tokens are odd alone, [2, 2]: it finds what depends on that with a third less samples."""
+
+    def by_parity(table: NDArray[Any]) -> list[float]:
+        return [table[first::2, second::2].sum() for first in (0, 1) for second in (0, 1)]
+
+    expected = np.array(by_parity(pair_probs())) * counts.sum()
+    return bool(stats.chisquare(by_parity(counts), expected).pvalue > significance)
+
+
+def pair_probs() -> Floats:
+    """The target's probability of each pair: [vocab_size, vocab_size]."""
+    probs = softmax(TARGET)
+    return probs[PROMPT_ID][:, None] * probs

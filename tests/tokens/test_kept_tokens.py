@@ -3,6 +3,9 @@
 Whole generations, pairs of tokens and the chi-square test of `test_acceptance`, with drafts that end in every way that
 may depend on what they drew. The planted faults are those rules that shipped here once: a first token dropped for its
 own probability, and a proposal dropped because the draft failed behind it.
+
+The draft's end depends on which tokens are odd, so that is also compared by itself. With these numbers of samples each
+fault is found with power .999; a right rule fails once in a million times.
 """
 
 from __future__ import annotations
@@ -24,7 +27,17 @@ from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableMod
 from llm_spec.tokens.lookahead import LookaheadController
 from llm_spec.tokens.sampling import Sampler
 
-from .pairs import DRAFT, PROMPT_ID, SAMPLING, TARGET, VOCAB_SIZE, Floats, TokenCore, is_target_law
+from .pairs import (
+    DRAFT,
+    PROMPT_ID,
+    SAMPLING,
+    TARGET,
+    VOCAB_SIZE,
+    Floats,
+    TokenCore,
+    is_parity_of_target_law,
+    is_target_law,
+)
 from .test_acceptance import MAKE_CORE
 
 TIMEOUT_S = 1.0
@@ -92,7 +105,8 @@ class _EndingTokens:
 
 ENDINGS = ["is unsure", "fails", "fails to stop", "is late", "gives no number", "stops"]
 # Of torch's rules one case is enough: which tokens are verified is decided before, by code that they share.
-CASES = [*(("numpy", ending, 1_500) for ending in ENDINGS), ("torch", "is unsure", 600)]
+NUM_SAMPLES = {"is unsure": 800, "gives no number": 1_500, "stops": 1_500}
+CASES = [*(("numpy", ending, NUM_SAMPLES.get(ending, 2_600)) for ending in ENDINGS), ("torch", "is unsure", 800)]
 
 
 @pytest.fixture
@@ -129,10 +143,14 @@ def count_pairs(core: TokenCore, clock: Clock, ending: str, num_samples: int) ->
     return counts
 
 
+def keeps_law(counts: NDArray[np.int64]) -> bool:
+    return is_target_law(counts, 5e-7) and is_parity_of_target_law(counts, 5e-7)
+
+
 @pytest.mark.parametrize(("array", "ending", "num_samples"), CASES)
 def test_joint_law_is_the_targets_however_drafts_end(clock: Clock, array: str, ending: str, num_samples: int) -> None:
     """Also where it depends on the drawn tokens whether more are drafted, and whether the draft goes on at all."""
-    assert is_target_law(count_pairs(MAKE_CORE[array](), clock, ending, num_samples))
+    assert keeps_law(count_pairs(MAKE_CORE[array](), clock, ending, num_samples))
 
 
 def drop_for_own_probability(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,4 +177,4 @@ def test_planted_fault_dropped_tokens_are_caught(
     """The chi-square test fails where drawn tokens are dropped for what was drawn, or for what came of it."""
     plant = drop_for_own_probability if ending == "is unsure" else drop_with_the_draft
     plant(monkeypatch)
-    assert not is_target_law(count_pairs(MAKE_CORE[array](), clock, ending, num_samples))
+    assert not keeps_law(count_pairs(MAKE_CORE[array](), clock, ending, num_samples))
