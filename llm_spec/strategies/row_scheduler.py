@@ -308,8 +308,8 @@ class RowScheduler:
                 self._leave_rows(now_s)
                 decision.opens_stream = True
                 return decision
-            self._send_calls(self._count_positions_with_rows(), now_s, decision)
             self._secure_lead(now_s, decision)
+            self._send_calls(self._count_positions_with_rows(), now_s, decision)
         elif self.can_send and not self._is_off:
             first = self._count_positions_with_rows() if self.calls else self._estimate_stream_lead_tokens(now_s)
             is_trial = bool(self.calls) and not self._is_greedy and self._rows_from is None
@@ -329,7 +329,7 @@ class RowScheduler:
         """Send a call for the positions from `first` after the confirmed ones, when it is due."""
         num_drafted = len(self._drafted_ids)
         room = self._count_answer_tokens_left() - first
-        num_others = self.num_closing + (self.stream_at is not None)
+        num_others = self.num_closing + (self.stream_at is not None or decision.opens_stream)
         max_calls = min(self._max_calls if self._rows.is_measured else 1, self._max_open - num_others)
         if first > num_drafted or room < 1 or len(self.calls) >= max_calls:
             return
@@ -338,7 +338,7 @@ class RowScheduler:
         if num_rows < 1:
             return
         if num_rows == num_drafted - first + 1 < room and not self._is_draft_idle and now_s < self._send_at_s:
-            decision.wait_s = self._send_at_s - now_s  # more is to be drafted
+            decision.wait_s = min(self._send_at_s - now_s, decision.wait_s or math.inf)  # more is to be drafted
             return
         last = first + num_rows - 1
         call = RowCall(len(self.ids), first, tuple(self._drafted_ids[:last]), tuple(self._draft_s[first:last]))
@@ -470,8 +470,10 @@ class RowScheduler:
         if left_s <= _MIN_WAIT_S:
             self._charge_phase_of_rows(now_s, self._get_first_token_s())
             decision.opens_stream = True
+            if self.calls and len(self.calls) + self.num_closing >= self._max_open:
+                self._dropped_calls.append(self.calls.pop())  # the stream takes its place
         else:
-            decision.wait_s = left_s if decision.wait_s is None else min(left_s, decision.wait_s)
+            decision.wait_s = left_s
 
     def _should_leave_rows(self, now_s: float) -> bool:
         """Whether the target's own stream is the better way to go on."""

@@ -32,6 +32,7 @@ class Run:
     is_greedy: bool = True
     max_open: int = 4
     num_right: int = 1000
+    num_drafted: int = 24
     now_s: float = 0.0
     calls: list[RowCall] = field(default_factory=list["RowCall"])
     num_closed: int = 0
@@ -51,7 +52,7 @@ class Run:
 
     def drafted(self) -> list[int]:
         at = len(self.scheduler.ids)
-        return [100 + n if n < self.num_right else 0 for n in range(at, at + 24)]
+        return [100 + n if n < self.num_right else 0 for n in range(at, at + self.num_drafted)]
 
     def decide(self) -> RowDecision:
         ids = self.drafted()
@@ -275,6 +276,24 @@ def test_no_more_is_open_than_may_be() -> None:
     alone.stream(2)
     decision = alone.decide()
     assert (decision.closes_stream, decision.calls) == (False, [])  # calls one after another are not tried
+
+
+def test_a_stream_beside_rows_takes_the_place_of_one() -> None:
+    """All places are taken by calls when the stream is due: the last one is given up."""
+    run = Run(paced(), max_open=2, num_drafted=0)
+    run.stream(2)
+    run.scheduler.record_stream_ended(run.now_s)
+    calls: list[RowCall] = []
+    for num_ms in range(10_000):
+        run.now_s, run.num_drafted = run.now_s + 0.001, num_ms
+        calls = run.scheduler.calls[:]
+        run.decide()
+        assert len(run.scheduler.calls) + (run.scheduler.stream_at is not None) <= 2
+        if run.num_opened:
+            break
+    assert len(calls) == 2
+    assert run.scheduler.calls == calls[:1]
+    assert run.scheduler.take_dropped_calls() == calls[1:]
 
 
 def test_rows_that_do_not_pay_are_left_for_a_stream() -> None:
