@@ -29,8 +29,9 @@ class SimulatedTarget:
     """Writes `answer`, greedily, from wherever it is to continue; a text that departs from it is passed over.
 
     A `LlmProvider` that continues prefixes, and with `by_ids` a `TokenEndpoint`. The first token of a call takes
-    `round_trip_s + first_token_s`, each other `token_s`; its prompt has `num_prompt_tokens`, whatever it says.
-    `num_open` calls are open now, at most `max_open` were.
+    `round_trip_s + first_token_s`, each other `token_s`; its prompt has `num_prompt_tokens`, whatever it says. A
+    call of `sample_next` takes `row_s` more for each prefix but its first, and for each stream and each prefix of other
+    calls that is under way when it is sent. `num_open` calls are open now, at most `max_open` were.
     """
 
     context_length: int | None = None
@@ -42,6 +43,7 @@ class SimulatedTarget:
         first_token_s: float = 0.0,
         token_s: float = 0.0,
         round_trip_s: float = 0.0,
+        row_s: float = 0.0,
         by_ids: bool = False,
         num_prompt_tokens: int = 1,
     ) -> None:
@@ -52,6 +54,8 @@ class SimulatedTarget:
         self._first_token_s = first_token_s
         self._token_s = token_s
         self._round_trip_s = round_trip_s
+        self._row_s = row_s
+        self._num_further_prefixes = 0  # of the calls that are open, each but the first
         self._num_prompt = num_prompt_tokens
         self._texts = ["", "<prompt>"]
         self._ids: dict[str, int] = {}
@@ -88,10 +92,13 @@ class SimulatedTarget:
 
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:  # noqa: ARG002 - greedy
         self._change_num_open_calls(1)
+        self._num_further_prefixes += len(prefixes) - 1
+        rows_s = self._row_s * (self.num_open - 1 + self._num_further_prefixes)
         try:
-            await asyncio.sleep(self._round_trip_s + self._first_token_s)
+            await asyncio.sleep(self._round_trip_s + self._first_token_s + rows_s)
         finally:
             self._change_num_open_calls(-1)
+            self._num_further_prefixes -= len(prefixes) - 1
         self.num_generated_tokens += len(prefixes)
         return [self._get_answer_token_after(prefix) for prefix in prefixes]
 
