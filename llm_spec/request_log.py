@@ -92,6 +92,7 @@ def log_request_end(result: SpeculativeResult, target_call: TargetCall) -> None:
             finish_reason=result.finish_reason,
             stopped_by=result.stopped_by,
             total_s=round(result.timings.total_s, 6),
+            lookahead=dict(result.lookahead),
             **result.stats.to_dict(),
             **content,
         )

@@ -113,6 +113,8 @@ def test_no_speculation(capsys: pytest.CaptureFixture[str]) -> None:
     """--no-speculation reports a plain run, without a speedup that nothing measured."""
     report = json.loads(run(capsys, "run", PROMPT, "--json", "--no-speculation", "--max-tokens", "8")[1])
     assert (report["strategy"], report["draft"], report["speedup"]) == ("plain", None, None)
+    assert report["plain_reason"] == "configured"
+    assert report["plain_text"]
 
 
 def test_prompt_from_standard_input(capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,6 +166,14 @@ def test_result_summary_is_for_people() -> None:
     assert "1.50x as fast as the target alone (measured on 8 of its own tokens)" in text
 
 
+def test_the_summary_says_why_nothing_was_speculated() -> None:
+    """Instead of a speedup, in words for people."""
+    plain = dataclasses.replace(result_of(stats_of(report(0, 0))), strategy="plain", plain_reason="no_draft")
+    assert plain.plain_explanation
+    assert f"no speculation: {plain.plain_explanation}" in plain.summary()
+    assert "no speculation" not in result_of(stats_of(report(4, 2))).summary()
+
+
 def test_a_remote_plain_run_has_the_targets_count() -> None:
     """Where there are no rounds, the summary tells the tokens that the target counted."""
     assert "2 tokens" in dataclasses.replace(result_of(stats_of()), rounds=()).summary()

@@ -54,6 +54,17 @@ async def test_events_per_round_and_request() -> None:
     assert entries[-1]["stopped_by"] == "eos"
 
 
+async def test_the_end_tells_what_the_lookahead_learned() -> None:
+    """The state of its policy, as the result has it; nothing where nothing is drafted."""
+    decoder = decoder_of()
+    with capture_logs([merge_contextvars]) as entries:
+        result = await decoder.decode(QUESTION)
+    assert entries[-1]["plain_reason"] is None
+    assert entries[-1]["lookahead"] == result.lookahead == {"lookahead": 4}
+    (*_, end) = await logged(decoder_of(strategy="plain"))
+    assert (end["event"], end["plain_reason"], end["lookahead"]) == ("request_finished", "configured", {})
+
+
 async def test_one_request_has_one_id() -> None:
     """Every event of a request carries the same id; another request has another."""
     first, second = await logged(decoder_of()), await logged(decoder_of())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.serving import frames_of
 
-from llm_spec import ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta, Usage
+from llm_spec import PLAIN_REASONS, ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta, Usage
 from llm_spec.json_text import dumps
 from llm_spec.server.apis import APIS, AnswerEncodingContext
 from llm_spec.server.encoding import build_figure_headers, describe_result_for_client, get_finish_reason
@@ -25,6 +25,13 @@ def test_a_speedup_is_told_where_it_was_measured(result: SpeculativeResult) -> N
     measured = replace(result, plain_s=result.timings.total_s * 2)
     assert float(build_figure_headers(measured, 0.0)["x-llm-spec-speedup"]) == pytest.approx(2.0)
     assert "x-llm-spec-speedup" not in build_figure_headers(result, 0.0)
+
+
+def test_the_reason_of_a_plain_answer_is_told(result: SpeculativeResult) -> None:
+    """In a word of the documented list; not where something was speculated."""
+    assert result.plain_reason in PLAIN_REASONS
+    assert build_figure_headers(result, 0.0)["x-llm-spec-plain-reason"] == "no_draft"
+    assert "x-llm-spec-plain-reason" not in build_figure_headers(replace(result, plain_reason=None), 0.0)
 
 
 def test_overhead_is_in_milliseconds(result: SpeculativeResult) -> None:

@@ -169,6 +169,22 @@ def test_usage_is_what_the_target_counted(agreement: float, streams: int) -> Non
     assert usage.output_tokens - usage.cancelled_output_tokens == len(pieces)
 
 
+@pytest.mark.parametrize("agreement", [1.0, 0.8, 0.3])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_usage_where_a_stop_string_ends_the_answer(agreement: float, streams: int) -> None:
+    """The answer's own tokens are those of rows and stream up to the stop string; what lies behind it is cancelled."""
+    pieces = split_into_pieces(WORDS)
+    target = TokenTarget([p.encode() for p in pieces], encode_size=100, call_s=0.02, num_prompt_tokens=9)
+    draft = SimulatedDraft(WORDS, agreement, 1, token_s=0.002)
+    request = ChatRequest.create("tell", max_tokens=len(pieces), stop=[pieces[45].strip()])
+    result = probed(draft, target, request, lookahead=Fixed(4), max_concurrent_streams=streams)
+    assert (result.content, result.stopped_by) == ("".join(pieces[:45]) + " ", "stop_string")
+    assert result.rounds
+    usage = usage_of(result)
+    assert (usage.input_tokens, usage.output_tokens) == (target.num_input_tokens, target.num_output_tokens)
+    assert usage.output_tokens - usage.cancelled_output_tokens == 46
+
+
 @pytest.mark.parametrize("fails", [{"sample_next": 4}, {"sample_next": 0}, {"encode_chat": 0}])
 def test_usage_of_an_answer_that_the_target_ended_alone(fails: dict[str, int]) -> None:
     """The prompt is counted once as the target's own input; what else was read is extra."""

@@ -90,6 +90,19 @@ def test_good_reports_give_the_targets_text(options: dict[str, Any]) -> None:
     assert target.num_scored > 3
 
 
+def test_rounds_tell_what_draft_and_target_took() -> None:
+    """A round's time of the target is that of its call; the draft's is that of the tokens that were judged."""
+    target = Slow(lambda rows: rows)
+    decoder = SpeculativeDecoder(
+        SimulatedDraft(TEXT, 0.8, 3, token_s=0.001), target, SpeculativeConfig(strategy="score")
+    )
+    decoder._planner.pair_stats = Patient()
+    result = run_virtual(decoder.decode("tell", temperature=0.0))
+    assert len(result.rounds) > 3
+    assert [report.verify_s for report in result.rounds] == pytest.approx([0.03] * len(result.rounds))
+    assert 0.0 < result.stats.draft_s <= 0.001 * (result.stats.num_draft_tokens + len(result.rounds)) + 1e-6
+
+
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 4}], ids=str)
 @pytest.mark.parametrize("fault", SPOILT)
 @pytest.mark.parametrize("num_good", [0, 2])
