@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 from llm_spec import StreamEvent
@@ -22,6 +22,8 @@ T = TypeVar("T")
 _MAX_LATE: Final = 0.12  # of an answer's time so far: what calls may hold it up, all together
 _CALL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first scored prompt
 _MIN_EVENTS: Final = 5  # of an answer, to tell its pace from
+_MAX_WAIT_S: Final = 1.0
+_MAX_SILENCE_S: Final = 10.0  # after which nobody waits for an answer: its reader may have stopped reading
 
 
 class TrialPace:
@@ -53,13 +55,14 @@ class TrialPace:
             result = await call()
         if answer is not None:
             late_s = await answer.measure_late_s(began_s, num_before)
-            answer.late_s += late_s
             self._late_per_token_s = late_s / num_tokens
+            for each in self._list_lively_answers():  # what makes one late makes all late
+                each.late_s += late_s
         return result
 
     async def _wait_for_room(self, num_tokens: int) -> _WatchedAnswer | None:
         """Wait until a call may be made; the answer that it is made beside, or None."""
-        while (answer := self._find_oldest_answer()) is not None:
+        while (answer := self._find_liveliest_answer()) is not None:
             if answer.num_events >= _MIN_EVENTS:
                 late_s = answer.late_s + num_tokens * (self._late_per_token_s or 0.0)
                 if late_s <= _MAX_LATE * (now() - answer.opened_s):
@@ -67,10 +70,14 @@ class TrialPace:
             await answer.wait_for_event()
         return answer
 
-    def _find_oldest_answer(self) -> _WatchedAnswer | None:
-        """The oldest of this event loop: what is late of one is late of all."""
-        loop = asyncio.get_running_loop()
-        return next((answer for answer in self._answers if answer.loop is loop), None)
+    def _find_liveliest_answer(self) -> _WatchedAnswer | None:
+        """The one that wrote last."""
+        return max(self._list_lively_answers(), key=lambda answer: answer.last_s, default=None)
+
+    def _list_lively_answers(self) -> list[_WatchedAnswer]:
+        """Those of this event loop that wrote not long ago."""
+        loop, silent_s = asyncio.get_running_loop(), now() - _MAX_SILENCE_S
+        return [answer for answer in self._answers if answer.loop is loop and answer.last_s > silent_s]
 
 
 class _WatchedAnswer:
@@ -99,9 +106,11 @@ class _WatchedAnswer:
         self._changed.set()
 
     async def wait_for_event(self) -> None:
-        """Wait for its next event, or its end."""
+        """Wait for its next event, or its end, or a second: another answer may be livelier by then."""
         self._changed.clear()
-        await self._changed.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MAX_WAIT_S):
+                await self._changed.wait()
 
     async def measure_late_s(self, began_s: float, num_before: int) -> float:
         """How late it is through a call that was made after its event of a number, which had come at `began_s`."""
@@ -109,8 +118,8 @@ class _WatchedAnswer:
         ended_s, num_seen = now(), self.num_events
         if ended_s - began_s <= (num_seen - num_before + 1) * step_s:
             return 0.0  # not even its next event is due
-        while self._is_open and self.num_events == num_seen:
+        while self._is_open and self.num_events == num_seen and now() - ended_s < _MAX_SILENCE_S:
             await self.wait_for_event()
-        if self.num_events == num_seen:  # it has ended, and does not tell any more
+        if self.num_events == num_seen:  # it tells nothing any more
             return ended_s - began_s
         return max(0.0, self.last_s - began_s - (self.num_events - num_before) * step_s)

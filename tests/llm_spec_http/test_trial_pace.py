@@ -115,6 +115,27 @@ def test_where_it_has_none_no_answer_is_held_up_for_long(num_tokens: int, *, is_
     run_virtual(run())
 
 
+def test_a_reader_that_stops_reading_holds_up_no_trial() -> None:
+    """An answer beside it tells the pace, and without one the trial goes on after ten seconds."""
+
+    async def run() -> None:
+        server, pace, clock = Server(200, 0.01, has_room=True), TrialPace(), asyncio.get_running_loop().time
+        async with pace.watch(server.open_answer()) as stopped:
+            for _ in range(3):
+                await anext(stopped)
+            began_s = clock()
+            calls = asyncio.create_task(pace.run_call(10, lambda: server.read(10)))
+            async with pace.watch(server.open_answer()) as events:
+                async for _ in events:
+                    pass
+            await calls
+            assert server.calls[0][0] - began_s == pytest.approx(1.0, abs=2 * STEP_S)
+            await pace.run_call(10, lambda: server.read(10))
+            assert server.calls[1][0] - began_s == pytest.approx(10.0, abs=1.0)
+
+    run_virtual(run())
+
+
 async def test_a_trial_that_was_left_goes_on_where_it_was() -> None:
     """Each call is made once, although the trial is cancelled after every one of them."""
     async with ScriptedModelServer("one two three four five") as server:
