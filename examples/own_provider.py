@@ -18,7 +18,7 @@ from llm_spec import (
     StreamEvent,
     complete_from_stream,
 )
-from llm_spec.testing import check_provider
+from llm_spec.testing import check_provider_conformance
 
 
 class Parrot:
@@ -49,7 +49,7 @@ class Parrot:
 
 
 async def main() -> None:
-    await check_provider(Parrot)
+    await check_provider_conformance(Parrot)
     pair = SpeculativeDecoder(Parrot(), Parrot(), SpeculativeConfig(strategy="regenerate"))
     result = await pair.decode("what a draft is worth can be measured before anything is paid for")
     print(result.content, result.summary(), sep="\n")

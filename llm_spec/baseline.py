@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from llm_spec.chat import ChatRequest, Round
-from llm_spec.tokens.statistics import ForwardCostLine, TokenCostAverage
+from llm_spec.tokens.statistics import ForwardCostLine, RobustTokenCostAverage
 
 __all__ = ["TargetSpeedBaseline", "count_prompt_characters"]
 
@@ -30,8 +30,8 @@ class TargetSpeedBaseline:
         self.is_counted = True  # whether the target counts its tokens; if not, those of answers are pieces of text
         # without evidence for a slope there is none
         self._first_s = ForwardCostLine(half_life=_ANSWER_HALF_LIFE, prior_ratio=1.0)
-        self._token_s = TokenCostAverage(half_life=_ANSWER_HALF_LIFE)
-        self._piece_tokens = TokenCostAverage(half_life=_ANSWER_HALF_LIFE)
+        self._token_s = RobustTokenCostAverage(half_life=_ANSWER_HALF_LIFE)
+        self._piece_tokens = RobustTokenCostAverage(half_life=_ANSWER_HALF_LIFE)
         # a hiccup of this machine counts, but one among the few steps of an answer must not tell the whole figure
         self._step_s = ForwardCostLine(half_life=_STEP_HALF_LIFE, prior_ratio=1.0, max_outlier=1.25)
 

@@ -182,7 +182,7 @@ class AnswerReservation:
     """What one answer holds of its budgets, all calls together."""
 
     def __init__(self, budgets: Sequence[Budget]) -> None:
-        self._make_answer_budgets = budgets
+        self._budgets = budgets
         self._num_tokens = 0
         self._cost = 0.0
 
@@ -207,7 +207,7 @@ class AnswerReservation:
 
     def reserve_input_and_output(self, price: Price, num_input: int, num_output: int, *, is_whole: bool = False) -> int:
         """Hold input and at most so much output; how much output that is, 0: nothing is held."""
-        left = [budget.max_affordable_tokens(num_input, price) for budget in self._make_answer_budgets]
+        left = [budget.max_affordable_tokens(num_input, price) for budget in self._budgets]
         room = min((number for number in left if number is not None), default=num_output)
         granted = (
             num_output
@@ -216,28 +216,28 @@ class AnswerReservation:
         )
         while granted > 0:
             cost = price.cost_of(Usage(input_tokens=num_input, output_tokens=granted))
-            if self._reserve_in_all_budgets(num_input + granted, cost):
+            if self._try_reserve_in_all_budgets(num_input + granted, cost):
                 return granted
             granted = 0 if is_whole else granted // 2  # others took some of it meanwhile
         return 0
 
     def reduce_reserved(self, num_tokens: int, cost: float) -> None:
         """Hold so much less; more where it is negative, which was used already."""
-        for budget in self._make_answer_budgets:
+        for budget in self._budgets:
             budget.release(num_tokens, cost)
         self._num_tokens -= num_tokens
         self._cost -= cost
 
     def settle_answer(self, num_tokens: int, cost: float) -> None:
         """The answer is over: so much is spent, and nothing held any more."""
-        for budget in self._make_answer_budgets:
+        for budget in self._budgets:
             budget.spend(num_tokens, cost)
         self.reduce_reserved(self._num_tokens, self._cost)
 
-    def _reserve_in_all_budgets(self, num_tokens: int, cost: float) -> bool:
-        for index, budget in enumerate(self._make_answer_budgets):
+    def _try_reserve_in_all_budgets(self, num_tokens: int, cost: float) -> bool:
+        for index, budget in enumerate(self._budgets):
             if not budget.reserve(num_tokens, cost):
-                for other in self._make_answer_budgets[:index]:
+                for other in self._budgets[:index]:
                     other.release(num_tokens, cost)
                 return False
         self._num_tokens += num_tokens

@@ -71,13 +71,13 @@ def _build_config(arguments: argparse.Namespace) -> SpeculativeConfig:
     given = {arguments.target: arguments.target_price, arguments.draft: arguments.draft_price}
     return SpeculativeConfig(
         strategy=PLAIN.name if arguments.no_speculation else arguments.strategy,
-        lookahead=_parse_lookahead(arguments.lookahead),
+        lookahead=_parse_lookahead_policy(arguments.lookahead),
         prices={name.partition("@")[0]: parse_price(price) for name, price in given.items() if price is not None},
         max_request_cost=arguments.max_cost,
     )
 
 
-def _parse_lookahead(argument: str) -> LookaheadPolicy:
+def _parse_lookahead_policy(argument: str) -> LookaheadPolicy:
     if argument == "adaptive":
         return CostAware()
     try:

@@ -39,7 +39,7 @@ class ConcurrencyLimit:
             places.release()
 
     @asynccontextmanager
-    async def hold_spare_place(self) -> AsyncGenerator[DraftPlace]:
+    async def hold_draft_place(self) -> AsyncGenerator[DraftPlace]:
         """A draft's place, in the task that drafts.
 
         Raises DraftError where none is free, and when a target needs it: then what runs inside is cancelled first.

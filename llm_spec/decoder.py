@@ -93,8 +93,8 @@ class SpeculativeDecoder:
         self._planner = StrategyPlanner()
         self.stats = DecoderStats()
         self._owned: list[DraftProvider | LlmProvider | FeatureDiscovery] = []
-        self._target = self._close_with_decoder(open_provider(target)) if isinstance(target, str) else target
-        self._discovery = self._close_with_decoder(FeatureDiscovery(self._target))
+        self._target = self._register_to_close(open_provider(target)) if isinstance(target, str) else target
+        self._discovery = self._register_to_close(FeatureDiscovery(self._target))
         self._breaker = CircuitBreaker(self._target.name, self.config.breaker)
         self._unguarded_draft = self._open_draft_provider(draft)
         self._draft_breaker = None
@@ -145,7 +145,7 @@ class SpeculativeDecoder:
 
     def _open_draft_provider(self, draft: DraftProvider | LlmProvider | str | None) -> DraftProvider | None:
         if isinstance(draft, str):
-            return self._close_with_decoder(open_draft(draft))
+            return self._register_to_close(open_draft(draft))
         return ProviderDraft(draft) if isinstance(draft, LlmProvider) else draft
 
     def _guard_draft(self, draft: DraftProvider | None) -> DraftProvider | None:
@@ -154,7 +154,7 @@ class SpeculativeDecoder:
             return draft  # what runs in this process needs no guard
         return GuardedDraft(draft, breaker, self.config.limit, self.config.draft_timeout_s)
 
-    def _close_with_decoder(self, opened: P) -> P:
+    def _register_to_close(self, opened: P) -> P:
         self._owned.append(opened)
         return opened
 
@@ -187,7 +187,7 @@ class SpeculativeDecoder:
         are those of ChatRequest.create. Raises InvalidRequestError, UnsupportedError for a strategy that cannot serve
         this pair, and TargetError with the text so far; never for a draft. Cancelling it stops all of its work.
         """
-        original_request = _create_or_pass_request(request, options)
+        original_request = _create_request_unless_given(request, options)
         if self._can_complete_at_once(original_request):
             with bind_session_headers(self._build_session_headers(original_request)):
                 return await self._complete_at_once(original_request)
@@ -210,7 +210,7 @@ class SpeculativeDecoder:
         Arguments and errors are those of `decode`.
         """
         async with aclosing(
-            self._stream_answer_with_session_headers(_create_or_pass_request(request, options), rounds=rounds)
+            self._stream_answer_with_session_headers(_create_request_unless_given(request, options), rounds=rounds)
         ) as events:
             yield events
 
@@ -344,7 +344,7 @@ class SpeculativeDecoder:
             draft_name = None if strategy is PLAIN else recorder.draft_name
             yield AnswerStarted(strategy.name, guarantee, self._target.name, draft_name)
         try:
-            answer = self._stream_verified(strategy_choice.ready, plain, target_call, is_whole=is_whole)
+            answer = self._stream_verified_answer(strategy_choice.ready, plain, target_call, is_whole=is_whole)
             # a plain answer is compared with nothing, so it does not matter what its consumer takes
             async with aclosing(answer if strategy is PLAIN else recorder.iterate_and_time_consumer(answer)) as events:
                 async for event in events:
@@ -482,7 +482,7 @@ class SpeculativeDecoder:
             is_undiscovered=has_undiscovered_needs(strategy_choice.strategy, self._target, self._discovery),
         )
 
-    def _stream_verified(
+    def _stream_verified_answer(
         self, speculation: ReadyStrategy | None, plain: ReadyStrategy, target_call: TargetCall, *, is_whole: bool
     ) -> AsyncGenerator[StreamEvent]:
         """The answer's events, up to its Finish or the deadline."""
@@ -525,7 +525,7 @@ def _make_session_id_secret() -> bytes:
     return os.urandom(_SESSION_KEY_BYTES)
 
 
-def _create_or_pass_request(request: Messages | ChatRequest, options: RequestOptions) -> ChatRequest:
+def _create_request_unless_given(request: Messages | ChatRequest, options: RequestOptions) -> ChatRequest:
     if not isinstance(request, ChatRequest):
         return ChatRequest.create(request, **options)
     if options:

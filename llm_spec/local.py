@@ -92,7 +92,7 @@ def generate_events(
     text = AnswerEmitter(target.tokenizer, request.stop, parser, has_logprobs=request.top_logprobs is not None)
     reason: str | None = None
 
-    def take_fallback_event() -> list[Fallback]:
+    def pop_fallback_event() -> list[Fallback]:
         """The draft's failure, once."""
         nonlocal reason
         is_new, reason = generation.fallback_reason != reason, generation.fallback_reason
@@ -101,7 +101,7 @@ def generate_events(
     with generation:
         for tokens in generation:
             report, events = text.emit_round(tokens)
-            yield [*events, report, *take_fallback_event()]
+            yield [*events, report, *pop_fallback_event()]
             if text.stopped_by is not None:
                 break
         learned = {} if drafter is None else dict(generation.lookahead.describe())
@@ -109,7 +109,7 @@ def generate_events(
         last_events = text.flush()
         finish = _make_finish(generation, text, len(prompt_ids), drafter)
         times = LocalTimings(generation.prompt_s, generation.open_draft_s, learned, generation.between_s)
-        yield [*last_events, *take_fallback_event(), times, finish]
+        yield [*last_events, *pop_fallback_event(), times, finish]
 
 
 def _make_sampler(

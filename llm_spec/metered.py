@@ -93,7 +93,7 @@ class MeteredTarget:
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """The same call of the target, counted; see `ExternalCallMeter`."""
         begin = partial(self._meter.open_call, request, counts_drafts=counts_drafts)
-        return self._chunk_timeouts.limit_waits_for_chunks(_count_target_stream(opened, begin, request))
+        return self._chunk_timeouts.limit_waits_for_chunks(_meter_target_stream(opened, begin, request))
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """With the ids if the target can request them (`TokenIdStreaming`), else without."""
@@ -152,11 +152,11 @@ class _MeteredEndpoint:
     async def sample_next(self, prefixes: Sequence[Sequence[int]], sampling: Sampling) -> list[SampledToken]:
         call = self._meter.open_call(num_input=sum(map(len, prefixes)), num_output=len(prefixes))
         return await self._chunk_timeouts.wait_for_first_chunk(
-            _await_counted(call, self._endpoint.sample_next(prefixes, sampling))
+            _await_metered_call(call, self._endpoint.sample_next(prefixes, sampling))
         )
 
     def stream_chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        counted = _count_target_stream(
+        counted = _meter_target_stream(
             self._endpoint.stream_chat(request), partial(self._meter.open_call, request), request
         )
         return self._chunk_timeouts.limit_waits_for_chunks(counted)
@@ -166,7 +166,7 @@ class _MeteredEndpoint:
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         opened = self._endpoint.stream_after(token_ids, request)
         return self._chunk_timeouts.limit_waits_for_chunks(
-            _count_target_stream(opened, partial(self._meter.open_call, num_input=len(token_ids)), request)
+            _meter_target_stream(opened, partial(self._meter.open_call, num_input=len(token_ids)), request)
         )
 
 
@@ -182,7 +182,7 @@ class _MeteredScorer:
 
     async def score(self, token_ids: Sequence[int], *, num_rows: int, top: int) -> list[TopTokens]:
         call = self._meter.open_call(num_input=len(token_ids), num_output=1)  # a server always writes one
-        scored = _await_counted(call, self._scorer.score(token_ids, num_rows=num_rows, top=top))
+        scored = _await_metered_call(call, self._scorer.score(token_ids, num_rows=num_rows, top=top))
         return await self._chunk_timeouts.wait_for_first_chunk(scored)
 
 
@@ -210,10 +210,10 @@ class MeteredDraft(RequestOptionalDrafter):
 
     def draft(self, request: ChatRequest, max_tokens: int) -> AbstractAsyncContextManager[AsyncIterator[DraftPiece]]:
         begin = partial(self._meter.open_call, request, max_output=max_tokens, is_free=self.capabilities.is_free)
-        return _CountedStream(
+        return _MeteredStream(
             self._draft.draft(request, max_tokens),
             begin,
-            MeteredCall.count_draft_piece,
+            MeteredCall.count_and_cut_draft_piece,
             MeteredCall.finish_cut_draft_call,
         )
 
@@ -236,22 +236,24 @@ class MeteredDraft(RequestOptionalDrafter):
 # ------------------------------------------------------------------------------------------ streams
 
 
-def _count_target_stream(
+def _meter_target_stream(
     opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
     open_call: Callable[..., MeteredCall],
     request: ChatRequest,
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     """A stream of a target that answers `request`, counted; it is cut where it has its tokens, or no budget is left."""
 
-    def open_counted_call() -> MeteredCall:
+    def open_metered_call() -> MeteredCall:
         call = open_call(max_output=request.max_tokens)
         call.cap = None if request.max_tokens is None else MaxTokensCutter(request.max_tokens)
         return call
 
-    return _CountedStream(opened, open_counted_call, MeteredCall.count_target_event, MeteredCall.finish_cut_target_call)
+    return _MeteredStream(
+        opened, open_metered_call, MeteredCall.count_and_cut_target_event, MeteredCall.finish_cut_target_call
+    )
 
 
-class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
+class _MeteredStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
     """A call's context, counted from when it is entered.
 
     `add` takes in what comes and says what is passed on; `end` is passed on in its place once the call is cut.
@@ -280,7 +282,7 @@ class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
                 call.record_call_failure(error)
             call.close_call()
             raise
-        self._items = self._iterate_counted(items, call)
+        self._items = self._iterate_metered_items(items, call)
         return self._items
 
     async def __aexit__(
@@ -294,7 +296,7 @@ class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
             if self._call is not None:
                 self._call.close_call()
 
-    async def _iterate_counted(self, items: AsyncIterator[T], call: MeteredCall) -> AsyncGenerator[T]:
+    async def _iterate_metered_items(self, items: AsyncIterator[T], call: MeteredCall) -> AsyncGenerator[T]:
         """The items of a call, counted, up to where it is cut."""
         next_item, add = items.__anext__, self._add
         while call.cut_by is None:
@@ -310,7 +312,7 @@ class _CountedStream(AbstractAsyncContextManager[AsyncIterator[T]], Generic[T]):
             yield self._end(call)
 
 
-async def _await_counted(call: MeteredCall, awaitable: Awaitable[T]) -> T:
+async def _await_metered_call(call: MeteredCall, awaitable: Awaitable[T]) -> T:
     """Await a call that is not a stream; count its failure, and close it."""
     try:
         return await awaitable

@@ -143,7 +143,7 @@ class MeteredCall:
         own = self.request
         return own is not None and own.messages is request.messages and own.prefix == request.prefix
 
-    def count_target_event(self, event: StreamEvent) -> StreamEvent:
+    def count_and_cut_target_event(self, event: StreamEvent) -> StreamEvent:
         """Something came from a target: what may be passed on of it."""
         self.events.append(event)
         if self.reservation is not None and type(event) is not Finish:
@@ -162,7 +162,7 @@ class MeteredCall:
         self.is_over = True
         return Finish("length", None, self.cut_by)
 
-    def count_draft_piece(self, piece: DraftPiece) -> DraftPiece:
+    def count_and_cut_draft_piece(self, piece: DraftPiece) -> DraftPiece:
         """Something came from a draft; raises DraftError for what is not a piece."""
         checked, self.has_drafted = check_draft_piece(piece), True
         num_tokens = count_piece_tokens(checked)

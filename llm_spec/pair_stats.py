@@ -8,7 +8,12 @@ from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import TargetSpeedBaseline
 from llm_spec.row_stats import RowCallStats
 from llm_spec.stream_stats import ExtraStreamStats
-from llm_spec.tokens.statistics import AcceptanceEstimate, ExponentialMovingAverage, TokenCostAverage, TokenCostMean
+from llm_spec.tokens.statistics import (
+    AcceptanceEstimate,
+    ExponentialMovingAverage,
+    RobustTokenCostAverage,
+    TokenCostMean,
+)
 
 __all__ = ["PairStats", "StreamTimer"]
 
@@ -34,7 +39,7 @@ class PairStats:
         self.token_s = TokenCostMean(half_life=_TOKEN_HALF_LIFE)
         self.rows = RowCallStats()
         self.streams = ExtraStreamStats()
-        self.draft_token_s = TokenCostAverage(half_life=_TOKEN_HALF_LIFE)
+        self.draft_token_s = RobustTokenCostAverage(half_life=_TOKEN_HALF_LIFE)
         self.acceptance = AcceptanceEstimate(
             half_life=_TOKEN_HALF_LIFE, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_TOKENS
         )

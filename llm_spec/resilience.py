@@ -276,7 +276,7 @@ class GuardedDraft:
         async with AsyncExitStack() as stack:
             place = None
             if self._limit is not None and not self.capabilities.is_free:  # what is copied asks no server
-                place = await stack.enter_async_context(self._limit.hold_spare_place())
+                place = await stack.enter_async_context(self._limit.hold_draft_place())
             stack.enter_context(self._breaker.guard_attempt())
             health_watch = _DraftHealthWatch(self._breaker, self._patience_s)
             stack.push(health_watch.record_draft_outcome)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from llm_spec.tokens.statistics import ExponentialMovingAverage, ForwardCostLine
 
-__all__ = ["DraftAgreement", "ReadingStats", "RowCallStats", "RowCycle"]
+__all__ = ["DraftAgreementStats", "ReadingStats", "RowCallStats", "RowCycle"]
 
 _HALF_LIFE: Final = 512.0  # half-life, in tokens, of how well a draft agrees
 _CALL_HALF_LIFE: Final = 64.0  # of calls
@@ -36,10 +36,10 @@ class RowCycle(NamedTuple):
     seconds: float
 
 
-class DraftAgreement:
+class DraftAgreementStats:
     """How often a draft had the target's own next token, another one, or none. `earlier`: of the answers before."""
 
-    def __init__(self, earlier: DraftAgreement | None = None) -> None:
+    def __init__(self, earlier: DraftAgreementStats | None = None) -> None:
         self._earlier = earlier
         self._keep = 0.5 ** (1.0 / _HALF_LIFE)
         self.num_agreed = self.num_different = self.num_missing = 0.0
@@ -101,7 +101,7 @@ class RowCallStats:
         self.max_rows = 0  # of a call that was measured
         self.draft_start_s = ExponentialMovingAverage(half_life=_START_HALF_LIFE)  # until its first token is encoded
         self._drafted = [0.0, 0.0]  # tokens of the draft after its first ones, and the seconds that they took
-        self.agreement = DraftAgreement()
+        self.agreement = DraftAgreementStats()
         self.reading = ReadingStats()
         self._plain_s = 0.0  # of answers that have ended, …
         self._num_answers = 0  # … so many
@@ -130,7 +130,7 @@ class RowCallStats:
         drafting_s = run * max(self.draft_token_s, self.call_s.per_token_s)
         return RowCycle(run + 1.0, call_s + covered * start_s + drafting_s)
 
-    def estimate_speedup(self, agreement: DraftAgreement, step_s: float, max_calls: int) -> float:
+    def estimate_speedup(self, agreement: DraftAgreementStats, step_s: float, max_calls: int) -> float:
         """How many times as fast as a stream of `step_s` a token rows are in the long run.
 
         `max_calls` may overlap, with each other or with a stream. With 0, calls one after another, it seldom pays and

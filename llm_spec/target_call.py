@@ -65,7 +65,7 @@ class TargetCall:
         async with aclosing(self.deadline.end_stream_at_deadline(attempts.stream_answer_events())) as events:
             async for event in events:
                 yield event
-        for progress in attempts.take_progress_events():
+        for progress in attempts.pop_progress_events():
             yield progress
 
     async def complete(self, on_retry: Callable[[TransientError, float], None]) -> ChatResponse:
@@ -146,7 +146,7 @@ class _AnswerAttempts:
             try:
                 while True:
                     events, event = await self._open_next_attempt()
-                    for progress in self.take_progress_events():
+                    for progress in self.pop_progress_events():
                         yield progress
                     read = target_call.make_event_reader(events)
                     try:
@@ -194,7 +194,7 @@ class _AnswerAttempts:
             )
         )
 
-    def take_progress_events(self) -> list[StreamEvent]:
+    def pop_progress_events(self) -> list[StreamEvent]:
         """What happened since this was last called."""
         progress, self._progress = self._progress, []
         return progress

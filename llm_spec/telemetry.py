@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from typing import Any, Final
 
-__all__ = ["RequestLogContext", "is_log_enabled", "log_event", "new_request_id"]
+__all__ = ["RequestLogContext", "is_log_enabled", "log_event", "make_request_id"]
 
 _STDLIB: Final = logging.getLogger("llm_spec")
 _REQUEST_ID: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)
 
 
-def new_request_id() -> str:
+def make_request_id() -> str:
     """A short random id that ties the events of one request together."""
     return f"{random.getrandbits(48):012x}"
 
@@ -38,7 +38,7 @@ class RequestLogContext:
         # by others, in what a provider logs
         self.is_request_logged: bool = structlog is not None and structlog.is_configured()
         self._tokens: list[tuple[Token[str | None], Mapping[str, Any]]] = []
-        self._request_id = new_request_id()
+        self._request_id = make_request_id()
 
     def __enter__(self) -> None:
         structlog = _get_loaded_structlog()

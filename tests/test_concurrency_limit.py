@@ -136,7 +136,7 @@ class Crowd:
         return sum(kind == "target" and not task.done() for kind, task, _ in self.members)
 
     async def _stay(self, kind: str, leave: asyncio.Event) -> None:
-        async with self.limit.hold_place() if kind == "target" else self.limit.hold_spare_place():
+        async with self.limit.hold_place() if kind == "target" else self.limit.hold_draft_place():
             self.inside[kind] += 1
             try:
                 await leave.wait()
@@ -193,7 +193,7 @@ async def num_free(limit: ConcurrencyLimit) -> int:
     async with AsyncExitStack() as stack:
         for number in count():
             try:
-                await stack.enter_async_context(limit.hold_spare_place())
+                await stack.enter_async_context(limit.hold_draft_place())
             except DraftError:
                 return number
     raise AssertionError
@@ -321,7 +321,7 @@ def test_a_draft_that_lost_its_place_is_not_blamed() -> None:
         assert not breaker.is_open
         assert await num_free(limit) == 1
         with pytest.raises(TimeoutError, match="its own"):
-            async with limit.hold_spare_place():
+            async with limit.hold_draft_place():
                 raise TimeoutError("its own")
         assert await num_free(limit) == 1
 

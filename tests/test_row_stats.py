@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_spec.row_stats import DraftAgreement, RowCallStats
+from llm_spec.row_stats import DraftAgreementStats, RowCallStats
 
 STEP_S = 0.025
 
@@ -18,8 +18,8 @@ def measured(*, call_s: float = 0.045, draft_start_s: float = 0.005, draft_token
     return stats
 
 
-def agreeing(rate: float, *, num_tokens: int = 400) -> DraftAgreement:
-    agreement = DraftAgreement()
+def agreeing(rate: float, *, num_tokens: int = 400) -> DraftAgreementStats:
+    agreement = DraftAgreementStats()
     for index in range(num_tokens):
         agreement.add_next_token(has_agreed=int(index * rate) != int((index + 1) * rate))
     return agreement
@@ -41,7 +41,7 @@ def test_a_row_that_costs_as_much_as_a_step_pays_for_nobody() -> None:
 
 def test_tokens_without_a_draft_count_against_what_is_covered_alone() -> None:
     """A draft that is silent at every other token, and else right."""
-    agreement = DraftAgreement()
+    agreement = DraftAgreementStats()
     for _ in range(200):
         agreement.add_next_token(has_agreed=True)
         agreement.add_next_token(has_agreed=None)
@@ -52,7 +52,7 @@ def test_tokens_without_a_draft_count_against_what_is_covered_alone() -> None:
 def test_an_answer_knows_what_earlier_ones_showed() -> None:
     """A new answer begins with the pair's agreement, and soon goes by its own."""
     earlier = agreeing(0.9)
-    local = DraftAgreement(earlier)
+    local = DraftAgreementStats(earlier)
     assert local.estimate_acceptance_rate() == pytest.approx(0.9, abs=0.02)
     for _ in range(20):
         local.add_next_token(has_agreed=False)

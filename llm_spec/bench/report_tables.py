@@ -53,18 +53,18 @@ def build_report_tables(report: BenchReport) -> list[ReportTable]:
     answering = {index: summary for index, summary in everyone.items() if summary.num_answers}
     tables = [
         ReportTable.create_without_empty_columns(
-            "Speed", _SPEED_HEAD, {i: _make_speed_row(s) for i, s in everyone.items()}
+            "Speed", _SPEED_HEAD, {i: _format_speed_table_row(s) for i, s in everyone.items()}
         ),
         ReportTable.create_without_empty_columns(
-            "Times", _TIME_HEAD, {i: _make_time_row(s) for i, s in answering.items()}
+            "Times", _TIME_HEAD, {i: _format_time_table_row(s) for i, s in answering.items()}
         ),
         ReportTable.create_without_empty_columns(
-            "Answers", _WORK_HEAD, {i: _make_work_row(s) for i, s in answering.items()}
+            "Answers", _WORK_HEAD, {i: _format_work_table_row(s) for i, s in answering.items()}
         ),
     ]
     categories = report.prompt_categories
     if len(categories) > 1:
-        rows = {i: _make_category_row(s, categories) for i, s in answering.items() if s.ratios.categories and i}
+        rows = {i: _format_category_table_row(s, categories) for i, s in answering.items() if s.ratios.categories and i}
         tables.append(ReportTable.create_without_empty_columns("Categories", ["median by category", *categories], rows))
     return [table for table in tables if table.rows]
 
@@ -106,7 +106,7 @@ _WORK_HEAD: Final = (
 )
 
 
-def _make_speed_row(summary: ContenderSummary) -> list[str]:
+def _format_speed_table_row(summary: ContenderSummary) -> list[str]:
     ratios, verdict = summary.ratios, _VERDICTS.get(summary.verdict, summary.verdict)
     if summary.kind == "plain" or ratios.median is None:
         return [summary.name, "", "", verdict, "", "", "", ""]
@@ -122,7 +122,7 @@ def _make_speed_row(summary: ContenderSummary) -> list[str]:
     ]
 
 
-def _make_time_row(summary: ContenderSummary) -> list[str]:
+def _format_time_table_row(summary: ContenderSummary) -> list[str]:
     times = summary.times
     cells = map(_format_latency, (times.first, times.between, times.pause, times.whole))
     return [summary.name, *cells, "" if times.tokens_per_s is None else f"{times.tokens_per_s:.1f}"]
@@ -134,7 +134,7 @@ def _format_latency(latency: LatencyFigures) -> str:
     return f"{format_seconds(latency.median_s)} ({format_seconds(latency.p90_s)})"
 
 
-def _make_work_row(summary: ContenderSummary) -> list[str]:
+def _format_work_table_row(summary: ContenderSummary) -> list[str]:
     speculation, tokens, texts, ratios = summary.speculation, summary.tokens, summary.texts, summary.ratios
     of_pair = [
         format_as_percent(speculation.request_share),
@@ -159,7 +159,7 @@ def _make_work_row(summary: ContenderSummary) -> list[str]:
     ]
 
 
-def _make_category_row(summary: ContenderSummary, categories: Sequence[str]) -> list[str]:
+def _format_category_table_row(summary: ContenderSummary, categories: Sequence[str]) -> list[str]:
     found = {category.category: category.estimate for category in summary.ratios.categories}
     estimates = [found.get(category) for category in categories]
     return [summary.name, *(format_ratio(estimate.ratio) if estimate else "" for estimate in estimates)]

@@ -196,21 +196,23 @@ class BenchSummarizer:
             target=strip_credentials(spec.target),
             draft=None if spec.draft is None else strip_credentials(spec.draft),
             strategy=spec.strategy,
-            verdict=_decide_verdict(spec, ratios.median, failure),
+            verdict=_decide_speedup_verdict(spec, ratios.median, failure),
             failure=failure,
             num_answers=len(good),
             errors=errors,
             ratios=ratios,
             times=_summarize_times(good, self._blocks[spec.name]),
             speculation=_summarize_speculation(good),
-            texts=compare_answer_texts(self._pair_answers(spec.name), [prompt.id for prompt in self._prompts]),
+            texts=compare_answer_texts(
+                self._pair_with_plain_answers(spec.name), [prompt.id for prompt in self._prompts]
+            ),
             tokens=_summarize_tokens(good),
         )
 
     # ------------------------------------------------------------------------------------- pairs with plain
 
     def _compare_times_with_plain(self, name: str) -> SpeedupRatioFigures:
-        pairs = self._pair_answers(name)
+        pairs = self._pair_with_plain_answers(name)
         by_prompt = self._find_prompt_ratios(name)
         reporting = [(plain, other) for plain, other in pairs if other.reported_speedup is not None]
         return SpeedupRatioFigures(
@@ -225,7 +227,7 @@ class BenchSummarizer:
             clock_speedup=_compute_median_or_none([plain.total_s / other.total_s for plain, other in reporting]),
         )
 
-    def _pair_answers(self, name: str) -> list[tuple[AnswerRecord, AnswerRecord]]:
+    def _pair_with_plain_answers(self, name: str) -> list[tuple[AnswerRecord, AnswerRecord]]:
         """Plain's and the contender's answers to the same requests, in the order of the prompts."""
         plain = {_get_request_key(answer): answer for answer in self._answers[self._plain] if answer.error is None}
         others = {_get_request_key(answer): answer for answer in self._answers[name] if answer.error is None}
@@ -283,13 +285,13 @@ class BenchSummarizer:
     def _compare_first_requests(self, name: str) -> float | None:
         """The first requests of each run together, the median of the runs."""
         by_run: dict[int, list[tuple[AnswerRecord, AnswerRecord]]] = defaultdict(list)
-        for pair in self._pair_answers(name):
+        for pair in self._pair_with_plain_answers(name):
             by_run[pair[0].key.run].append(pair)
         ratios = [_divide_total_times(pairs[:NUM_FIRST]) for pairs in by_run.values()]
         return _compute_median_or_none([ratio for ratio in ratios if ratio is not None])
 
 
-def _decide_verdict(spec: ContenderSpec, estimate: RatioEstimate | None, failure: str | None) -> Verdict:
+def _decide_speedup_verdict(spec: ContenderSpec, estimate: RatioEstimate | None, failure: str | None) -> Verdict:
     if spec.kind == "plain":
         return "failed" if failure is not None else "reference"
     if estimate is None:

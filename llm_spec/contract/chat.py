@@ -1,7 +1,7 @@
 """The contract of chat models: `LlmProvider` and `Capabilities` are all that every provider needs.
 
-A class fits a protocol by having its members; it inherits nothing. `llm_spec.testing.check_provider` checks an
-implementation against what the docstrings promise.
+A class fits a protocol by having its members; it inherits nothing. `llm_spec.testing.check_provider_conformance` checks
+an implementation against what the docstrings promise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The contract of models in this process: tokenizers, token models and their sessions, drafting by token ids.
 
-`llm_spec.testing.check_token_model` checks a model against what the docstrings promise.
+`llm_spec.testing.check_token_model_conformance` checks a model against what the docstrings promise.
 """
 
 from __future__ import annotations

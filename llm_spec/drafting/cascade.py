@@ -59,7 +59,7 @@ class CascadeDraft(RequestOptionalDrafter):
             is_free=all(can.is_free for can in each),
             drafts=self._drafts,
             token_model=model,
-            companion=None if model is None else self._without_last_draft(),
+            companion=None if model is None else self._copy_without_last_draft(),
         )
 
     def for_request(self) -> CascadeDraft:
@@ -104,7 +104,7 @@ class CascadeDraft(RequestOptionalDrafter):
             opened, self._min_confidence, vocab_size=target.vocab_size, has_fallback_draft=self._has_fallback_draft
         )
 
-    def _without_last_draft(self) -> CascadeDraft:
+    def _copy_without_last_draft(self) -> CascadeDraft:
         """The other drafts; none of them drafts unless it is sure."""
         others = CascadeDraft(*self._drafts[:-1], min_confidence=self._min_confidence)
         others._has_fallback_draft = False

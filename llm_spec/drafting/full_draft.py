@@ -60,12 +60,12 @@ class FullDraft:
         try:
             await self._call.read_pieces(self._add_text_unless_abandoned)
         except Exception as error:  # noqa: BLE001 - whatever a draft does, the target answers
-            self._keep_failure_unless_abandoned(format_error_line(error))
+            self._record_failure_unless_abandoned(format_error_line(error))
 
     def _add_text_unless_abandoned(self, text: str, num_new: int) -> None:  # noqa: ARG002 - they are counted by the call
         if not self._is_abandoned:
             self.text += text
 
-    def _keep_failure_unless_abandoned(self, failure: str) -> None:
+    def _record_failure_unless_abandoned(self, failure: str) -> None:
         if not self._is_abandoned:
             self.failure = failure

@@ -201,10 +201,10 @@ class SpeculativeModel(Model):
             options["extra_body"] = settings.extra_body
         if converted_tools:
             options["tools"] = converted_tools
-            options["tool_choice"] = _omit_to_none(Converter.convert_tool_choice(settings.tool_choice))
+            options["tool_choice"] = _convert_omit_to_none(Converter.convert_tool_choice(settings.tool_choice))
             options["parallel_tool_calls"] = settings.parallel_tool_calls
         if output_schema is not None:
-            options["response_format"] = _omit_to_none(Converter.convert_response_format(output_schema))
+            options["response_format"] = _convert_omit_to_none(Converter.convert_response_format(output_schema))
         return ChatRequest.create(messages, **build_request_options(options))
 
     def _iter_response_events(
@@ -278,7 +278,7 @@ class SpeculativeModelProvider(ModelProvider):
             await model.close()
 
 
-def _omit_to_none(value: Any) -> Any:
+def _convert_omit_to_none(value: Any) -> Any:
     return None if isinstance(value, Omit) else value
 
 

@@ -9,10 +9,10 @@ from llm_spec.result import SpeculativeResult, SpeculativeStats
 from llm_spec.server.request_fields import Json
 from llm_spec.strategies.registry import find_strategy
 
-__all__ = ["build_acceptance_fields", "get_verified_stats"]
+__all__ = ["build_acceptance_fields", "get_stats_of_verified_drafts"]
 
 
-def get_verified_stats(result: SpeculativeResult) -> SpeculativeStats | None:
+def get_stats_of_verified_drafts(result: SpeculativeResult) -> SpeculativeStats | None:
     """The counts of an answer's rounds; None where nothing was drafted, or where the rounds are not known.
 
     A server that takes predicted outputs tells how many tokens it accepted, but not in how many rounds.
@@ -27,7 +27,7 @@ def build_acceptance_fields(result: SpeculativeResult) -> Json:
     `num_spec_tokens` is the longest draft of a round. `acceptance_histogram[n]` counts the rounds in which n drafted
     tokens were accepted, from 0 to `num_spec_tokens`.
     """
-    stats = get_verified_stats(result)
+    stats = get_stats_of_verified_drafts(result)
     if stats is None:
         return {}
     num_spec_tokens = max(report.num_draft_tokens for report in result.rounds)

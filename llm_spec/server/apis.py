@@ -47,7 +47,7 @@ class ApiDefinition:
     can_relay: bool = False
 
 
-def _create_chat_encoder(parsed: ParsedRequest, context: AnswerEncodingContext) -> AnswerStreamEncoder:
+def _create_chat_stream_encoder(parsed: ParsedRequest, context: AnswerEncodingContext) -> AnswerStreamEncoder:
     return ChatStreamEncoder(
         answer_id=context.answer_id,
         model=context.model,
@@ -62,7 +62,7 @@ APIS: Final = {
         name="chat.completions",
         parse=lambda body, target_api: [parse_chat_request(body, is_local=target_api is None)],
         build_body=lambda results, _, n: build_chat_completion(results[0], answer_id=n.answer_id, model=n.model),
-        create_encoder=_create_chat_encoder,
+        create_encoder=_create_chat_stream_encoder,
         can_relay=True,
     ),
     "/v1/completions": ApiDefinition(

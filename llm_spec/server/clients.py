@@ -47,7 +47,7 @@ class ApiClient:
         """Whether it may ask for this model."""
         return self._config is None or self._config.models is None or model in self._config.models
 
-    def take_request_place(self) -> None:
+    def begin_client_request(self) -> None:
         """One request more, up to `end`; raises HttpProblem where it has too many at once."""
         max_concurrent = self._max_concurrent
         if max_concurrent is None:

@@ -15,7 +15,7 @@ from llm_spec.server.request_fields import Json
 __all__ = [
     "AnswerStreamEncoder",
     "ToolCallSequencer",
-    "build_figure_headers",
+    "build_result_headers",
     "describe_result_for_client",
     "format_sse",
     "get_client_token_counts",
@@ -128,7 +128,7 @@ def describe_result_for_client(result: SpeculativeResult) -> Json:
     return fields
 
 
-def build_figure_headers(result: SpeculativeResult, overhead_s: float) -> dict[str, str]:
+def build_result_headers(result: SpeculativeResult, overhead_s: float) -> dict[str, str]:
     """The figures that go into the headers of an answer given at once."""
     rate, speedup = result.stats.draft_acceptance_rate, result.speedup
     headers: dict[str, str] = {

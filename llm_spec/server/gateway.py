@@ -29,7 +29,7 @@ from llm_spec.server.request_fields import ParsedRequest, get_requested_model_na
 from llm_spec.server.responder import Responder
 from llm_spec.server.session_ids import add_session_id
 from llm_spec.server.token_count import count_request_tokens
-from llm_spec.telemetry import log_event, new_request_id
+from llm_spec.telemetry import log_event, make_request_id
 
 __all__ = ["SERVER_NAME", "Gateway"]
 
@@ -125,7 +125,7 @@ class Gateway:
 
     def _build_error_response(self, request: web.Request, problem: HttpProblem) -> web.Response:
         self._metrics.errors.labels(str(problem.status)).inc()
-        request_id = new_request_id()
+        request_id = make_request_id()
         log_event(
             "refused",
             level=logging.WARNING,
@@ -244,7 +244,7 @@ class Gateway:
             given_id, key = request.headers.get(model.session_header), self._config.session_key
             parsed_requests = [add_session_id(parsed, given_id, client, key) for parsed in parsed_requests]
         context = AnswerEncodingContext(
-            answer_id=new_request_id(),
+            answer_id=make_request_id(),
             model=model.name,
             trace=request.headers.get(_TRACE_HEADER) == "1",
             started_s=started_s,
@@ -282,7 +282,7 @@ class Gateway:
             raise HttpProblem(
                 503, "the server already answers as many requests as it can", code="overloaded", retry_after_s=1.0
             )
-        client.take_request_place()
+        client.begin_client_request()
         self._num_open += 1
         self._metrics.set_open_requests(self._num_open)
 

@@ -28,7 +28,7 @@ from prometheus_client.samples import Sample
 
 from llm_spec.chat import Usage
 from llm_spec.result import SpeculativeResult, SpeculativeStats
-from llm_spec.server.acceptance import get_verified_stats
+from llm_spec.server.acceptance import get_stats_of_verified_drafts
 from llm_spec.server.metrics_files import FOLDER_VARIABLE
 from llm_spec.server.models import ServedModel
 from llm_spec.server.problems import HttpProblem
@@ -223,7 +223,7 @@ class _ModelMetrics:
             if result.timings.first_text_s is not None:
                 self._first_text_s.observe(overhead_s + result.timings.first_text_s)
             self._answer_s.observe(overhead_s + result.timings.total_s)
-        verified = [stats for stats in map(get_verified_stats, results) if stats is not None]
+        verified = [stats for stats in map(get_stats_of_verified_drafts, results) if stats is not None]
         if verified:
             totals = _list_acceptance_counts(sum(verified[1:], verified[0]))
             for counter, number in zip(self._get_acceptance_counters(), totals, strict=False):

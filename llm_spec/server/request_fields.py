@@ -154,7 +154,7 @@ def build_chat_request(
         fields["max_tokens"] = None
         extra["max_tokens"] = 0
     if is_local:
-        extra = _keep_local_fields(extra)
+        extra = _check_and_filter_local_fields(extra)
     extra.update(extra_fields or {})
     return ChatRequest(sampling=Sampling(**sampling), extra=extra, **fields)
 
@@ -170,7 +170,7 @@ def _get_unknown_fields(body: Body, known_fields: frozenset[str]) -> Json:
     return unknown
 
 
-def _keep_local_fields(extra: Json) -> Json:
+def _check_and_filter_local_fields(extra: Json) -> Json:
     """What a model in this process reads, and what it does not know; raises InvalidRequestError for what it refuses."""
     uses = {name: find_local_field_use(name, value) for name, value in extra.items()}
     for name, use in uses.items():

@@ -20,7 +20,7 @@ from llm_spec.result import SpeculativeFinish, SpeculativeResult
 from llm_spec.server.apis import AnswerEncodingContext, ApiDefinition
 from llm_spec.server.clients import ApiClient
 from llm_spec.server.config import ServerConfig
-from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, AnswerStreamEncoder, build_figure_headers, format_sse
+from llm_spec.server.encoding import SSE_COMMENT, SSE_DONE, AnswerStreamEncoder, build_result_headers, format_sse
 from llm_spec.server.metrics import ServerMetrics
 from llm_spec.server.models import ServedModel
 from llm_spec.server.problems import HttpProblem
@@ -106,7 +106,7 @@ class Responder:
         for result in results:
             self._metrics.count_answer(self._model.name, result, overhead_s)
         body = self._api.build_body(results, self._parsed_requests, self._context)
-        return self._build_json_response(body, build_figure_headers(results[-1], overhead_s))
+        return self._build_json_response(body, build_result_headers(results[-1], overhead_s))
 
     def _build_json_response(self, body: object, headers: Mapping[str, str]) -> web.Response:
         return web.Response(body=dumps(body), content_type="application/json", headers={**self._headers, **headers})
@@ -134,7 +134,7 @@ class Responder:
                         if sender.is_full:
                             await sender.wait_for_room()
                 except Exception as error:  # noqa: BLE001 - every error ends the stream with a message
-                    sender.put(encoder.encode_error(self._handle_stream_error(error)))
+                    sender.put(encoder.encode_error(self._convert_stream_error_to_problem(error)))
         return sender.response
 
     def _send_event(
@@ -146,7 +146,7 @@ class Responder:
         else:
             sender.put(encoder.encode_event(event))
 
-    def _handle_stream_error(self, error: Exception) -> HttpProblem:
+    def _convert_stream_error_to_problem(self, error: Exception) -> HttpProblem:
         """What went wrong in the middle of a stream; raises what only says that its reader has gone."""
         if isinstance(error, ConnectionError):
             raise error
@@ -228,7 +228,7 @@ class Responder:
                     chunk = await anext(chunks, None)
                     merger.add_chunk(chunk or {})
             except Exception as error:  # noqa: BLE001 - as above
-                sender.put(format_sse(self._handle_stream_error(error).to_openai()))
+                sender.put(format_sse(self._convert_stream_error_to_problem(error).to_openai()))
             sender.put(SSE_DONE)
         return sender.response
 

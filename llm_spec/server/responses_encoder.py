@@ -38,7 +38,7 @@ def build_responses_api_response(
         output.append(_build_message_item(f"msg_{answer_id}", result.content, "completed", logprobs))
     for index, call in enumerate(result.tool_calls):
         output.append(_build_function_call_item(f"fc_{answer_id}_{index}", call, "completed"))
-    return _build_finished_response(_build_initial_response(parsed, answer_id, model), result, output)
+    return _add_final_fields_to_response(_build_initial_response(parsed, answer_id, model), result, output)
 
 
 def _build_initial_response(parsed: ParsedRequest, answer_id: str, model: str) -> Json:
@@ -71,7 +71,7 @@ def _build_initial_response(parsed: ParsedRequest, answer_id: str, model: str) -
     }
 
 
-def _build_finished_response(response: Json, result: SpeculativeResult, output: Sequence[Json]) -> Json:
+def _add_final_fields_to_response(response: Json, result: SpeculativeResult, output: Sequence[Json]) -> Json:
     reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(get_finish_reason(result))
     counts = get_client_token_counts(result)
     usage = (
@@ -159,7 +159,7 @@ class ResponsesStreamEncoder:
         if not self._finished_items and self._current_item is None:
             frames += self.encode_event(TextDelta(""))
         frames += self._close_output_item()
-        response = _build_finished_response(self._response, result, self._finished_items)
+        response = _add_final_fields_to_response(self._response, result, self._finished_items)
         return frames + self._format_numbered_event(f"response.{response['status']}", response=response)
 
     def encode_error(self, problem: HttpProblem) -> bytes:

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 from llm_spec.chat import Origin
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.pair_stats import PairStats
-from llm_spec.row_stats import DraftAgreement
+from llm_spec.row_stats import DraftAgreementStats
 from llm_spec.strategies.prompt_trial import PromptTrial
 
 __all__ = ["ConfirmedToken", "RowCall", "RowDecision", "RowScheduler"]
@@ -134,7 +134,7 @@ class RowScheduler:
         self._dropped_calls: list[RowCall] = []  # that tell nothing more, and were not taken yet
         self._pair_stats = pair_stats
         self._rows = pair_stats.rows
-        self._agreement = DraftAgreement(self._rows.agreement)
+        self._agreement = DraftAgreementStats(self._rows.agreement)
         self._is_greedy = is_greedy
         self._max_open = max_open
         self._max_calls = min(max_calls, max_open)
@@ -199,7 +199,7 @@ class RowScheduler:
         self.stream_at = None
         self.prompt_trial.stop()
 
-    def take_from_stream(self, token_ids: Sequence[int], now_s: float) -> range:
+    def confirm_streamed_tokens(self, token_ids: Sequence[int], now_s: float) -> range:
         """Tokens of the stream, confirmed where it may write them; gives which of them were.
 
         The stream ends here where it goes on from something else than what is confirmed, or comes to what is the rows'.

@@ -445,7 +445,7 @@ class _ServerRounds:
         self, stream: StreamReader, delta: TextDelta, token_ids: Sequence[int], arrived_s: float
     ) -> None:
         """Text of the stream that says which tokens it is."""
-        taken = self._scheduler.take_from_stream(token_ids, arrived_s)
+        taken = self._scheduler.confirm_streamed_tokens(token_ids, arrived_s)
         for index in taken:
             self._encoded_draft.confirm_token(token_ids[index])
         text = await self._get_text_of_taken_tokens(stream, delta, token_ids, taken)

@@ -1,11 +1,11 @@
 """Fakes, a virtual clock and a conformance suite, for this library's tests and for those of others; needs no pytest."""
 
 from llm_spec.simulation import VirtualClockEventLoop, run_virtual
-from llm_spec.testing.conformance import ConformanceError, check_draft, check_provider
+from llm_spec.testing.conformance import ConformanceError, check_draft_conformance, check_provider_conformance
 from llm_spec.testing.random_draft import RANDOM_DRAFT, RandomDraft
 from llm_spec.testing.rules import RULES, RuleBasedProvider
 from llm_spec.testing.scripted import Script, ScriptedProvider
-from llm_spec.testing.token_conformance import check_token_model
+from llm_spec.testing.token_conformance import check_token_model_conformance
 from llm_spec.testing.token_models import ByteTokenizer, CharTokenizer, LocalProvider, TableModel
 
 __all__ = [
@@ -21,8 +21,8 @@ __all__ = [
     "ScriptedProvider",
     "TableModel",
     "VirtualClockEventLoop",
-    "check_draft",
-    "check_provider",
-    "check_token_model",
+    "check_draft_conformance",
+    "check_provider_conformance",
+    "check_token_model_conformance",
     "run_virtual",
 ]

@@ -33,7 +33,7 @@ from llm_spec.testing.stream_checks import (
     run_check,
 )
 
-__all__ = ["ConformanceError", "check_draft", "check_provider"]
+__all__ = ["ConformanceError", "check_draft_conformance", "check_provider_conformance"]
 
 FloatArray = NDArray[np.floating[Any]]
 P = TypeVar("P", bound=LlmProvider)
@@ -45,7 +45,7 @@ _REQUESTS: Final = tuple(
 )
 
 
-async def check_provider(
+async def check_provider_conformance(
     make: Callable[[], P],
     *,
     requests: Sequence[ChatRequest] = _REQUESTS,
@@ -65,7 +65,7 @@ async def check_provider(
         await run_check(subject, what, check(subject), patience_s)
 
 
-async def check_draft(
+async def check_draft_conformance(
     make: Callable[[], D],
     *,
     requests: Sequence[ChatRequest] = _REQUESTS,
@@ -75,7 +75,7 @@ async def check_draft(
 ) -> None:
     """Check a draft against the docstrings of `DraftProvider`; with a `target` that it can serve, of `TokenDrafter`.
 
-    The other parameters are those of `check_provider`.
+    The other parameters are those of `check_provider_conformance`.
     """
     for what, check in _DRAFT_CHECKS.items():
         draft = make()

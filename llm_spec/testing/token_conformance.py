@@ -16,7 +16,7 @@ from llm_spec.testing.stream_checks import ConformanceError
 if TYPE_CHECKING:
     from llm_spec.contract.local import TokenModel, TokenSession
 
-__all__ = ["check_token_model"]
+__all__ = ["check_token_model_conformance"]
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -33,7 +33,7 @@ _LOGIT_TOLERANCE: Final = (
 )
 
 
-def check_token_model(model: TokenModel, *, texts: Sequence[str] = _TEXTS) -> None:
+def check_token_model_conformance(model: TokenModel, *, texts: Sequence[str] = _TEXTS) -> None:
     """Check a model and its tokenizer; `texts` are such as its tokenizer can give back unchanged.
 
     It runs in the calling thread. Raises ConformanceError, and what the model raises.

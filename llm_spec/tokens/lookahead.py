@@ -19,7 +19,12 @@ from typing import NamedTuple, Protocol
 
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
-from llm_spec.tokens.statistics import AcceptanceEstimate, ExponentialMovingAverage, ForwardCostLine, TokenCostAverage
+from llm_spec.tokens.statistics import (
+    AcceptanceEstimate,
+    ExponentialMovingAverage,
+    ForwardCostLine,
+    RobustTokenCostAverage,
+)
 
 __all__ = [
     "MAX_LOOKAHEAD",
@@ -254,7 +259,7 @@ class _CostAwareController:
     def reset(self) -> None:
         self._acceptance = self._make_acceptance_estimate(_PRIOR_WEIGHT)
         self._buckets = [self._make_acceptance_estimate(_BUCKET_WEIGHT) for _ in range(len(_CONFIDENCE_BUCKETS) + 1)]
-        self._draft = TokenCostAverage(half_life=_COST_HALF_LIFE)
+        self._draft = RobustTokenCostAverage(half_life=_COST_HALF_LIFE)
         self._verify = ForwardCostLine(half_life=_COST_HALF_LIFE)
         self._plain_steps = 0  # still to take before the next trial
         self._pause = _FIRST_PAUSE // 2
@@ -279,10 +284,10 @@ class _CostAwareController:
             return True
         survival = self._acceptance.rate
         for confidence in confidences:
-            survival *= self._estimate_acceptance(confidence)
+            survival *= self._estimate_acceptance_at_confidence(confidence)
         return survival >= self._price
 
-    def _estimate_acceptance(self, confidence: float | None) -> float:
+    def _estimate_acceptance_at_confidence(self, confidence: float | None) -> float:
         """How likely a token of this confidence is accepted; before there is evidence, half-way to its own word."""
         overall = self._acceptance.rate
         if confidence is None:

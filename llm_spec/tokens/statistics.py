@@ -7,7 +7,13 @@ import math
 from llm_spec._checks import check_number
 from llm_spec.errors import ConfigError
 
-__all__ = ["AcceptanceEstimate", "ExponentialMovingAverage", "ForwardCostLine", "TokenCostAverage", "TokenCostMean"]
+__all__ = [
+    "AcceptanceEstimate",
+    "ExponentialMovingAverage",
+    "ForwardCostLine",
+    "RobustTokenCostAverage",
+    "TokenCostMean",
+]
 
 _OUTLIER_RATIO = 3.0  # a time beyond this many times the expected one counts as that much: a hiccup, or a new level
 _REFUTED = 0.5  # a time below this part of the expected one refutes it: times are only ever disturbed upward
@@ -102,7 +108,7 @@ class _TokenCostBase:
         self._tokens = keep * self._tokens + num_tokens
 
 
-class TokenCostAverage(_TokenCostBase):
+class RobustTokenCostAverage(_TokenCostBase):
     """Seconds per token, robust against hiccups; recent rounds weigh more. The half-life is in rounds."""
 
     def update(self, num_tokens: int, seconds: float) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from llm_spec import ConfigError, ProviderEntry, TargetFeature
-from llm_spec_http.dialects import DIALECTS, Dialect
+from llm_spec_http.dialects import DIALECTS, ServerDialect
 
 if TYPE_CHECKING:
     from llm_spec_http.provider import HttpProvider
 
-__all__ = ["DIALECTS", "ENTRIES", "Dialect", "HttpProvider"]
+__all__ = ["DIALECTS", "ENTRIES", "HttpProvider", "ServerDialect"]
 
 
 def __getattr__(name: str) -> object:
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _create_provider_entry(dialect: Dialect) -> ProviderEntry:
+def _create_provider_entry(dialect: ServerDialect) -> ProviderEntry:
     def load_provider(model: str, base_url: str | None, api_key: str | None = None) -> HttpProvider:
         from llm_spec_http.provider import HttpProvider
 

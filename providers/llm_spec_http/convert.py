@@ -7,7 +7,7 @@ from typing import Final
 
 from llm_spec import ChatRequest, InvalidRequestError, Sampling, StreamEvent, TextDelta
 from llm_spec.provider_kit import build_logprob_fields
-from llm_spec_http.dialects.base import Body, Dialect
+from llm_spec_http.dialects.base import Body, ServerDialect
 
 __all__ = [
     "RepeatedPrefixStripper",
@@ -19,7 +19,7 @@ __all__ = [
 _STREAM_FIELDS: Final = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def build_request_body(request: ChatRequest, model: str, dialect: Dialect, *, stream: bool = True) -> Body:
+def build_request_body(request: ChatRequest, model: str, dialect: ServerDialect, *, stream: bool = True) -> Body:
     """The JSON of a request; what the caller left open is left out, `extra` comes last and wins."""
     body: Body = {"model": model, **_build_prompt_fields(request), **(_STREAM_FIELDS if stream else {})}
     body |= build_sampling_fields(request.sampling, dialect)
@@ -49,7 +49,7 @@ def _build_prompt_fields(request: ChatRequest) -> Body:
     return {"messages": [message.to_openai() for message in request.messages]}
 
 
-def build_sampling_fields(sampling: Sampling, dialect: Dialect) -> Body:
+def build_sampling_fields(sampling: Sampling, dialect: ServerDialect) -> Body:
     """How to sample, in the dialect's names; what the caller left open is left out."""
     fields = {name: value for name, value in vars(sampling).items() if value is not None}
     del fields["logit_bias"]
@@ -61,7 +61,7 @@ def build_sampling_fields(sampling: Sampling, dialect: Dialect) -> Body:
     return fields
 
 
-def _add_continuation_fields(body: Body, prefix: str, dialect: Dialect) -> None:
+def _add_continuation_fields(body: Body, prefix: str, dialect: ServerDialect) -> None:
     if dialect.continuation is None:
         raise InvalidRequestError(f"prefix is set; {dialect.name} cannot continue an assistant's text")
     if prefix != prefix.rstrip():

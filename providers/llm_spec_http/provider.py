@@ -25,7 +25,7 @@ from llm_spec.provider_kit import ContinuationTest
 from llm_spec_http.answer import read_http_answer_chunks, read_http_answer_events, read_whole_http_answer
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import build_request_body
-from llm_spec_http.dialects import DIALECTS, Dialect
+from llm_spec_http.dialects import DIALECTS, ServerDialect
 from llm_spec_http.discovery import ServerAbilities
 from llm_spec_http.tokens import HttpTokenEndpoint
 
@@ -49,7 +49,7 @@ class HttpProvider:
         model: str,
         *,
         base_url: str | None = None,
-        dialect: Dialect = _GENERIC,
+        dialect: ServerDialect = _GENERIC,
         api_key: str | None = None,
         session: aiohttp.ClientSession | None = None,
     ) -> None:

@@ -28,7 +28,7 @@ from llm_spec.provider_kit import ReadTokenIds
 from llm_spec_http.answer import read_http_answer_events
 from llm_spec_http.client import HttpClient, MissingEndpointError
 from llm_spec_http.convert import build_request_body, build_sampling_fields
-from llm_spec_http.dialects.base import Body, Dialect, TokenApiDialect, read_choices_in_order
+from llm_spec_http.dialects.base import Body, ServerDialect, TokenApiDialect, read_choices_in_order
 
 __all__ = ["HttpTokenEndpoint"]
 
@@ -45,7 +45,12 @@ class HttpTokenEndpoint:
     """A `TokenEndpoint` and `TokenScorer`. `on_lost` is called when the server does not do any more what that needs."""
 
     def __init__(
-        self, client: HttpClient, model: str, dialect: Dialect, api: TokenApiDialect, on_lost: Callable[[Feature], None]
+        self,
+        client: HttpClient,
+        model: str,
+        dialect: ServerDialect,
+        api: TokenApiDialect,
+        on_lost: Callable[[Feature], None],
     ) -> None:
         self.context_length: int | None = None
         self.max_top = api.max_top

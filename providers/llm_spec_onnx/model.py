@@ -53,7 +53,7 @@ class OnnxModel:
         self.name = name or f"onnx:{folder}"
         path = find_file(folder, "model.onnx", "onnx/model.onnx")
         self.tokenizer = FolderTokenizer(folder)
-        self._graph = _load_onnx_graph(path, read_json(folder / "config.json", optional=True), threads)
+        self._graph = _load_onnx_model(path, read_json(folder / "config.json", optional=True), threads)
         self._shared = _allows_one_buffer_for_cache(self._graph.session, folder)
         self.vocab_size = self._graph.vocab_size
         self.context_length = self._graph.context_length
@@ -106,7 +106,7 @@ class OnnxModel:
         return True
 
 
-def _load_onnx_graph(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxModel:
+def _load_onnx_model(path: Path, config: dict[str, Any], threads: int) -> LoadedOnnxModel:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias
 
 from llm_spec import ChatRequest, InvalidRequestError, Sampling
 from llm_spec.provider_kit import build_logprob_fields
-from llm_spec_openai.models import is_limited_by_max_tokens
+from llm_spec_openai.models import takes_max_tokens_field
 
 __all__ = ["Body", "build_request_body"]
 
@@ -30,7 +30,7 @@ def build_request_body(request: ChatRequest, model: str, *, is_openai: bool, tak
         if is_openai and name in sampling and name not in request.extra:
             raise InvalidRequestError(f"{name} is {sampling[name]!r}; OpenAI has no such option: leave it out")
     has_prediction = takes_predictions and request.prediction is not None and _may_have_prediction(request)
-    by_max_tokens = takes_predictions or is_limited_by_max_tokens(model, is_openai=is_openai)
+    by_max_tokens = takes_predictions or takes_max_tokens_field(model, is_openai=is_openai)
     optional: Body = {
         "max_tokens" if by_max_tokens else "max_completion_tokens": request.max_tokens,
         "stop": list(request.stop),

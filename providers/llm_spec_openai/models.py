@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["is_limited_by_max_tokens", "supports_predictions"]
+__all__ = ["supports_predictions", "takes_max_tokens_field"]
 
 # "Predicted Outputs" in OpenAI's guide: these models, and no others of their families (audio, search, realtime).
 _PREDICTING: Final = re.compile(r"(gpt-4o(-mini)?|gpt-4\.1(-mini|-nano)?)(-\d{4}-\d\d-\d\d)?")
@@ -18,7 +18,7 @@ def supports_predictions(model: str) -> bool:
     return _PREDICTING.fullmatch(model) is not None
 
 
-def is_limited_by_max_tokens(model: str, *, is_openai: bool) -> bool:
+def takes_max_tokens_field(model: str, *, is_openai: bool) -> bool:
     """Whether an answer is capped by `max_tokens`; otherwise by `max_completion_tokens`, which counts reasoning too.
 
     OpenAI's reasoning models refuse the one, a prediction the other; servers that are not OpenAI's (`is_openai` False)

@@ -93,7 +93,7 @@ def load_transformers_module(
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported, and refused below
             )
-            _keep_first_layers(module, num_layers)
+            _remove_all_but_first_layers(module, num_layers)
             module = module.eval().requires_grad_(requires_grad=False).to(device)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ModelLoadError(f"{folder} does not fit into the memory of {device} in {dtype}") from error
@@ -116,7 +116,7 @@ def return_freed_memory_to_system() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _keep_first_layers(module: Any, num_layers: int | None) -> None:
+def _remove_all_but_first_layers(module: Any, num_layers: int | None) -> None:
     """Leave the first layers alone."""
     config: Any = module.config.get_text_config()
     if num_layers is None:

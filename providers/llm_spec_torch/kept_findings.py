@@ -22,14 +22,14 @@ import transformers
 
 import llm_spec
 
-__all__ = ["CACHE_VARIABLE", "KeptWidthsFile", "describe_cpu_for_kernels", "describe_model_for_kernels"]
+__all__ = ["CACHE_VARIABLE", "AgreeingWidthsCacheFile", "describe_cpu_for_kernels", "describe_model_for_kernels"]
 
 CACHE_VARIABLE: Final = "LLM_SPEC_CACHE_DIR"
 _KERNEL_VARIABLES: Final = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_")
 _CPU_LINES: Final = ("model name", "flags", "CPU implementer", "CPU part", "Features")  # of /proc/cpuinfo
 
 
-class KeptWidthsFile:
+class AgreeingWidthsCacheFile:
     """A file of its own for each set of facts; nothing is kept where `LLM_SPEC_CACHE_DIR` is empty."""
 
     def __init__(self, facts: Mapping[str, Any], max_width: int) -> None:

@@ -28,14 +28,14 @@ from llm_spec_torch.checkpoint import (
 from llm_spec_torch.checks import check_logits_match, compute_transformers_logits, make_fixed_token_ids
 from llm_spec_torch.device_errors import make_not_finite_error, run_on_device
 from llm_spec_torch.fair_semaphore import FairSemaphore
-from llm_spec_torch.kept_findings import KeptWidthsFile, describe_cpu_for_kernels, describe_model_for_kernels
+from llm_spec_torch.kept_findings import AgreeingWidthsCacheFile, describe_cpu_for_kernels, describe_model_for_kernels
 from llm_spec_torch.network import TransformerNetwork
 from llm_spec_torch.options import MAX_REQUESTS, MAX_WIDTH, MIN_CONTEXT, TorchOptions, check_torch_options
 from llm_spec_torch.round_engine import NetworkWithCache, RoundEnginePool
 from llm_spec_torch.rounds import TorchRoundRunner, prefill_and_open_rounds
 from llm_spec_torch.session import FloatArray, TorchSession
 from llm_spec_torch.shape import PassShape
-from llm_spec_torch.weights import check_architecture, read_network
+from llm_spec_torch.weights import check_architecture, convert_module_to_network
 from llm_spec_torch.width_search import AgreeingWidthSearch
 
 __all__ = ["TorchModel"]
@@ -177,7 +177,7 @@ class TorchModel:
         token_ids = make_fixed_token_ids(_NUM_CHECKED_TOKENS, self.tokenizer.vocab_size)
         with run_on_device(self.name, self.device):
             expected = compute_transformers_logits(module, token_ids)
-        self._network = read_network(
+        self._network = convert_module_to_network(
             module, num_positions=context + max_width, fused=self._options.get("attention") != "eager"
         )
         self._facts = describe_model_for_kernels(module.config, self.dtype, self._options)
@@ -205,7 +205,7 @@ class TorchModel:
 
     def _use_first_layers(self, layers: int) -> None:
         self.name = f"{self.name} (first {layers} layers)"
-        self._network = self._network.keep_first_layers(layers)
+        self._network = self._network.copy_with_first_layers(layers)
         self._places = FairSemaphore(self.max_requests)
         self._engines = RoundEnginePool()
         self._pool = self._make_cache_pool(self.context_length, self._pool.cache.capacity - self.context_length)
@@ -269,7 +269,7 @@ class TorchModel:
             capacity=self._pool.cache.capacity,
             token_ids=make_fixed_token_ids(2 * max_width, self.tokenizer.vocab_size),
         )
-        finding = KeptWidthsFile(self._facts | describe_cpu_for_kernels(), max_width) if is_cpu else None
+        finding = AgreeingWidthsCacheFile(self._facts | describe_cpu_for_kernels(), max_width) if is_cpu else None
         with run_on_device(self.name, self.device):
             widths = [] if finding is None else finding.read_widths()
             if not (widths and search.are_widths_still_agreeing(widths)):

@@ -139,11 +139,11 @@ class TransformerNetwork:
     activation: Callable[[Tensor], Tensor]
     vocab_size: int
 
-    def keep_first_layers(self, num_layers: int) -> TransformerNetwork:
+    def copy_with_first_layers(self, num_layers: int) -> TransformerNetwork:
         """The same model cut off after some layers, followed by its last norm and head: an early-exit draft."""
         return replace(self, layers=self.layers[:num_layers])
 
-    def keep_one_layer_of_each_kind(self) -> TransformerNetwork:
+    def copy_with_one_layer_of_each_kind(self) -> TransformerNetwork:
         """The first layer of each kind alone: what kernels do with a shape shows in it as in all of them."""
         firsts = {layer.kind: layer for layer in reversed(self.layers)}
         return replace(self, layers=tuple(firsts.values()))

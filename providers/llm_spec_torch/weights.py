@@ -18,7 +18,7 @@ from llm_spec import ModelLoadError
 from llm_spec_torch.linear_layers import Linear, make_linear
 from llm_spec_torch.network import AttentionShape, FoldedRmsNorm, LayerKind, LayerWeights, RmsNorm, TransformerNetwork
 
-__all__ = ["check_architecture", "read_network"]
+__all__ = ["check_architecture", "convert_module_to_network"]
 
 _LAYER_MODULES: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _GEMMA_LAYER_MODULES: Final = _LAYER_MODULES | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -42,7 +42,7 @@ def check_architecture(module: Any) -> None:
         _check_layer_architecture(layer)
 
 
-def read_network(module: Any, *, num_positions: int, fused: bool) -> TransformerNetwork:
+def convert_module_to_network(module: Any, *, num_positions: int, fused: bool) -> TransformerNetwork:
     """Read a checked module into a network for positions below `num_positions`, and empty it on the way."""
     config: Any = module.config.get_text_config()
     body = _get_text_model(module)

@@ -61,7 +61,7 @@ class AgreeingWidthSearch:
     def _filter_agreeing_widths(self, widths: Sequence[int]) -> list[int]:
         """The widths that agree in the head, and in one layer of each kind wherever it is read."""
         agreeing = find_agreeing_widths(self._compute_head_logits, self._token_ids, widths, start=0)
-        sample = self._network.keep_one_layer_of_each_kind()
+        sample = self._network.copy_with_one_layer_of_each_kind()
         for start in self._list_start_positions():
             if agreeing:
                 read_layers = self._make_row_reader(sample, start, has_head=False)

@@ -22,7 +22,7 @@ from llm_spec import (
 from llm_spec.contract.local import RequestAwareDrafter
 from llm_spec.drafting.optional_members import open_token_draft
 from llm_spec.testing import ByteTokenizer, LocalProvider, TableModel
-from llm_spec.testing.conformance import check_draft
+from llm_spec.testing.conformance import check_draft_conformance
 
 FILE = 'import os\n\n\ndef find(name):\n\treturn os.environ["A_" + name]\n'
 ESCAPED = 'import os\\n\\n\\ndef find(name):\\n\\treturn os.environ[\\"A_\\" + name]\\n'
@@ -196,4 +196,4 @@ async def test_a_draft_that_knows_no_requests_goes_on_as_it_is() -> None:
 async def test_the_contract_holds() -> None:
     """Of the drafts that read requests."""
     for make in MAKERS:
-        await check_draft(make, target=TableModel())
+        await check_draft_conformance(make, target=TableModel())

@@ -39,7 +39,7 @@ from llm_spec import (
     Usage,
     open_provider,
 )
-from llm_spec.testing import check_provider
+from llm_spec.testing import check_provider_conformance
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -440,7 +440,7 @@ async def test_conformance(wire: MessagesWire, transport: str) -> None:
                 return AnthropicProvider(MODEL, base_url=wire.url, api_key=KEY)
             return AnthropicProvider(MODEL, client=given)
 
-        await check_provider(make, num_open=lambda _: wire.num_open, secret=KEY)
+        await check_provider_conformance(make, num_open=lambda _: wire.num_open, secret=KEY)
     assert any(body["messages"][-1]["role"] == "assistant" for body in wire.bodies)
 
 

@@ -26,7 +26,7 @@ from llm_spec import (
     open_draft,
     open_provider,
 )
-from llm_spec.testing import RandomDraft, check_provider
+from llm_spec.testing import RandomDraft, check_provider_conformance
 
 TARGET = open_provider("builtin:target")
 MODEL_DRAFT = open_draft("builtin:draft")
@@ -87,7 +87,7 @@ async def test_same_text(draft: str, policy: str, sampling: str, plain_texts: di
 
 async def test_conforms() -> None:
     """builtin:target keeps the promises of a provider."""
-    await check_provider(lambda: open_provider("builtin:target"), patience_s=600.0)
+    await check_provider_conformance(lambda: open_provider("builtin:target"), patience_s=600.0)
 
 
 async def test_a_mismatched_vocabulary_is_plain_or_refused() -> None:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from support.tiny_models import BUILTIN, MakeFolder
 
 from llm_spec import ConfigError, ModelLoadError, TokenSession
-from llm_spec.testing import check_token_model
+from llm_spec.testing import check_token_model_conformance
 
 
 def read_in_steps(session: TokenSession, token_ids: list[int], steps: list[int]) -> np.ndarray:
@@ -30,13 +30,13 @@ def test_conforms(make_folder: MakeFolder, cache: CacheKind) -> None:
     """Both kinds of cache keep every promise of a token model, rows independent of the width among them."""
     model = OnnxModel(make_folder(cache))
     assert model.same_text
-    check_token_model(model)
+    check_token_model_conformance(model)
 
 
 def test_builtin_conforms(builtin_target: OnnxModel) -> None:
     """The model that counts keeps them too."""
     assert builtin_target.same_text
-    check_token_model(builtin_target)
+    check_token_model_conformance(builtin_target)
 
 
 def test_both_caches_compute_the_same_model(make_folder: MakeFolder) -> None:

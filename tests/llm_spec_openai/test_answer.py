@@ -21,7 +21,7 @@ from llm_spec import (
     TransientError,
     Usage,
 )
-from llm_spec.testing import check_provider
+from llm_spec.testing import check_provider_conformance
 from llm_spec.testing.server import ScriptedModelServer
 
 DONE = b"data: [DONE]\n\n"
@@ -240,4 +240,6 @@ async def test_malformed_frame(wire: OpenAIWire, data: bytes) -> None:
 async def test_conformance() -> None:
     """It keeps what `LlmProvider` promises, against a server that streams."""
     async with ScriptedModelServer("One two three, four five six. Seven!") as server:
-        await check_provider(lambda: provider_of(server), num_open=lambda _: server.num_open_streams, secret=KEY)
+        await check_provider_conformance(
+            lambda: provider_of(server), num_open=lambda _: server.num_open_streams, secret=KEY
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from llm_spec_openai.models import is_limited_by_max_tokens, supports_predictions
+from llm_spec_openai.models import supports_predictions, takes_max_tokens_field
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ def test_predictions(model: str, does: bool) -> None:
 )
 def test_the_name_of_the_limit(model: str, at_openai: bool, elsewhere: bool) -> None:
     """Reasoning models want `max_completion_tokens`; servers that are not OpenAI's know `max_tokens`."""
-    assert is_limited_by_max_tokens(model, is_openai=True) is at_openai
-    assert is_limited_by_max_tokens(model, is_openai=False) is elsewhere
+    assert takes_max_tokens_field(model, is_openai=True) is at_openai
+    assert takes_max_tokens_field(model, is_openai=False) is elsewhere

@@ -37,7 +37,7 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.prefill import prefill_prompt
-from llm_spec.testing import RandomDraft, check_provider, check_token_model
+from llm_spec.testing import RandomDraft, check_provider_conformance, check_token_model_conformance
 
 from .conftest import PAIR, MakeCheckpoint
 
@@ -671,12 +671,14 @@ def test_keeps_the_promises_of_a_token_model(tiny_folder: Path, options: dict[st
     options = {"max_requests": 4, **options}
     model = TorchModel(tiny_folder, batched=True, max_width=WIDTH, **options)
     assert options.get("exact", True) or not model.same_text
-    check_token_model(model)
+    check_token_model_conformance(model)
 
 
 async def test_keeps_the_promises_of_a_provider(tiny_folder: Path) -> None:
     """Streaming, leaving, errors."""
-    await check_provider(lambda: TorchProvider(tiny_folder, batched=True, max_width=WIDTH), patience_s=600.0)
+    await check_provider_conformance(
+        lambda: TorchProvider(tiny_folder, batched=True, max_width=WIDTH), patience_s=600.0
+    )
 
 
 def test_a_string_asks_for_it(tiny_folder: Path) -> None:

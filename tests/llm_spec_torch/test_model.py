@@ -31,7 +31,7 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.prefill import prefill_prompt
-from llm_spec.testing import check_provider, check_token_model
+from llm_spec.testing import check_provider_conformance, check_token_model_conformance
 
 from .conftest import MakeCheckpoint
 
@@ -44,19 +44,19 @@ IDS = [int(t) for t in np.random.default_rng(3).integers(8, 4096, 700)]
 @pytest.mark.parametrize("options", [{}, {"max_width": 5}, {"attention": "eager"}, {"dtype": "bfloat16"}])
 def test_keeps_the_promises_of_a_token_model(tiny_folder: Path, options: dict[str, Any]) -> None:
     """Where it says that rows do not depend on the width, they do not."""
-    check_token_model(TorchModel(tiny_folder, **options))
+    check_token_model_conformance(TorchModel(tiny_folder, **options))
 
 
 def test_without_exact_it_is_as_wide_as_its_tokens(tiny_folder: Path) -> None:
     """And promises no same text."""
     model = TorchModel(tiny_folder, exact=False)
     assert not model.same_text
-    check_token_model(model)
+    check_token_model_conformance(model)
 
 
 async def test_keeps_the_promises_of_a_provider(tiny_model: TorchModel) -> None:
     """Streaming, leaving, errors; one loaded checkpoint stands all of it."""
-    await check_provider(lambda: TorchProvider(tiny_model), patience_s=600.0)
+    await check_provider_conformance(lambda: TorchProvider(tiny_model), patience_s=600.0)
 
 
 def test_a_string_opens_it_with_options(tiny_folder: Path) -> None:

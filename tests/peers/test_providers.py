@@ -22,7 +22,7 @@ from llm_spec import (
     SpeculativeDecoder,
     TargetError,
 )
-from llm_spec.testing import check_provider
+from llm_spec.testing import check_provider_conformance
 
 pytestmark = pytest.mark.peers
 
@@ -98,7 +98,7 @@ async def refusal_by(provider: HttpProvider, request: ChatRequest) -> LlmSpecErr
 
 async def test_conforms(peer: Peer) -> None:
     """HttpProvider keeps a provider's promises with a real server behind it."""
-    await check_provider(peer.open, requests=QUESTIONS[:2])
+    await check_provider_conformance(peer.open, requests=QUESTIONS[:2])
 
 
 async def test_servers_agree(vllm: Peer, llama: Peer, report: Report) -> None:

@@ -170,12 +170,12 @@ def test_workers_count_together() -> None:
     assert second.budget.spent_tokens == 60
     second.budget.spend(50, 0.0)
     assert first.budget.max_affordable_tokens(1, None) == 0
-    first.take_request_place()
-    second.take_request_place()
+    first.begin_client_request()
+    second.begin_client_request()
     with pytest.raises(HttpProblem):
-        first.take_request_place()
+        first.begin_client_request()
     second.end_request()
-    first.take_request_place()
+    first.begin_client_request()
 
 
 def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
@@ -195,7 +195,7 @@ def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
     def enter(client: ApiClient) -> None:
         nonlocal let_in
         with contextlib.suppress(HttpProblem):
-            client.take_request_place()
+            client.begin_client_request()
             let_in += 1
 
     ledger = Busy(2, 1)
@@ -206,7 +206,7 @@ def test_two_workers_never_let_in_more_than_a_key_may_have() -> None:
     enter(first)
     assert let_in == 1
     first.end_request()
-    second.take_request_place()
+    second.begin_client_request()
 
 
 def test_a_worker_that_died_leaves_no_request_open() -> None:
@@ -217,7 +217,7 @@ def test_a_worker_that_died_leaves_no_request_open() -> None:
     assert client.budget is not None
     client.budget.spend(60, 0.0)
     assert client.budget.reserve(30, 0.0)
-    client.take_request_place()
+    client.begin_client_request()
     ledger.settle_dead_worker(0)
     assert (client.budget.spent_tokens, client.budget.reserved_tokens) == (90, 0)
-    client.take_request_place()
+    client.begin_client_request()

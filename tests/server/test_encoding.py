@@ -10,7 +10,7 @@ from support.serving import frames_of
 from llm_spec import PLAIN_REASONS, ChatRequest, SpeculativeDecoder, SpeculativeResult, ToolCall, ToolCallDelta, Usage
 from llm_spec.json_text import dumps
 from llm_spec.server.apis import APIS, AnswerEncodingContext
-from llm_spec.server.encoding import build_figure_headers, describe_result_for_client, get_finish_reason
+from llm_spec.server.encoding import build_result_headers, describe_result_for_client, get_finish_reason
 from llm_spec.server.request_fields import ParsedRequest
 from llm_spec.testing import RuleBasedProvider
 
@@ -23,20 +23,20 @@ async def result() -> SpeculativeResult:
 def test_a_speedup_is_told_where_it_was_measured(result: SpeculativeResult) -> None:
     """With a plain run beside it an answer says how much faster it was; without one it does not guess."""
     measured = replace(result, plain_s=result.timings.total_s * 2)
-    assert float(build_figure_headers(measured, 0.0)["x-llm-spec-speedup"]) == pytest.approx(2.0)
-    assert "x-llm-spec-speedup" not in build_figure_headers(result, 0.0)
+    assert float(build_result_headers(measured, 0.0)["x-llm-spec-speedup"]) == pytest.approx(2.0)
+    assert "x-llm-spec-speedup" not in build_result_headers(result, 0.0)
 
 
 def test_the_reason_of_a_plain_answer_is_told(result: SpeculativeResult) -> None:
     """In a word of the documented list; not where something was speculated."""
     assert result.plain_reason in PLAIN_REASONS
-    assert build_figure_headers(result, 0.0)["x-llm-spec-plain-reason"] == "no_draft"
-    assert "x-llm-spec-plain-reason" not in build_figure_headers(replace(result, plain_reason=None), 0.0)
+    assert build_result_headers(result, 0.0)["x-llm-spec-plain-reason"] == "no_draft"
+    assert "x-llm-spec-plain-reason" not in build_result_headers(replace(result, plain_reason=None), 0.0)
 
 
 def test_overhead_is_in_milliseconds(result: SpeculativeResult) -> None:
     """The unit is the one in the header's name."""
-    assert build_figure_headers(result, 0.0125)["x-llm-spec-overhead-ms"] == "12.500"
+    assert build_result_headers(result, 0.0125)["x-llm-spec-overhead-ms"] == "12.500"
 
 
 def test_figures_tell_no_text_and_no_address(result: SpeculativeResult) -> None:

@@ -351,7 +351,7 @@ async def test_a_failing_handler_is_told_as_an_error_object(monkeypatch: pytest.
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("the secret prompt")
 
-    monkeypatch.setattr(responder, "build_figure_headers", fail)
+    monkeypatch.setattr(responder, "build_result_headers", fail)
     async with serving(ModelConfig(target="rules:any")) as server:
         reply = await server.chat()
     assert reply.status == 500

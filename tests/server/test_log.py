@@ -115,7 +115,7 @@ async def test_a_mistake_is_logged_by_its_place(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError(f"{PROMPT} {KEY}")
 
-    monkeypatch.setattr(responder, "build_figure_headers", fail)
+    monkeypatch.setattr(responder, "build_result_headers", fail)
     async with serving() as server:
         assert (await server.chat(PROMPT)).status == 500
     assert "RuntimeError" in logged.text

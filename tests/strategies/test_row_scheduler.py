@@ -71,7 +71,7 @@ class Run:
             self.now_s += STEP_S
             at = self.scheduler.stream_at
             if at is not None:
-                self.scheduler.take_from_stream([100 + at], self.now_s)
+                self.scheduler.confirm_streamed_tokens([100 + at], self.now_s)
 
     def answer(self, call: RowCall, *, seconds: float = 0.045) -> None:
         tokens = [SampledToken(100 + n, f" {n}") for n in range(call.start, call.end)]
@@ -229,7 +229,7 @@ def test_sampled_tokens_of_a_stream_are_not_taken_where_rows_own_the_position() 
     first = run.calls[0].start
     run.answer(run.calls[0])
     assert len(run.scheduler.ids) == 2  # the stream has yet to come there
-    taken = run.scheduler.take_from_stream([100 + n for n in range(2, first + 3)], run.now_s)
+    taken = run.scheduler.confirm_streamed_tokens([100 + n for n in range(2, first + 3)], run.now_s)
     assert taken == range(first - 2)
     assert run.scheduler.stream_at is None
     confirmed = run.scheduler.take_confirmed(run.now_s)
@@ -243,7 +243,7 @@ def test_sampled_rows_are_dropped_where_the_stream_leaves_the_draft() -> None:
     run.stream(2)
     run.decide()
     assert run.calls
-    run.scheduler.take_from_stream([7], run.now_s)
+    run.scheduler.confirm_streamed_tokens([7], run.now_s)
     assert run.scheduler.calls == []
     assert run.scheduler.take_dropped_calls() == run.calls
     assert run.scheduler.take_confirmed(run.now_s) is None

@@ -32,7 +32,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.pair_stats import PairStats
-from llm_spec.row_stats import DraftAgreement, RowCallStats
+from llm_spec.row_stats import DraftAgreementStats, RowCallStats
 from llm_spec.simulation import run_virtual
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
@@ -331,7 +331,7 @@ class PatientRows(RowCallStats):
         super().__init__()
         self.add_call_time(MAX_LOOKAHEAD, 0.0)
 
-    def estimate_speedup(self, agreement: DraftAgreement, step_s: float, max_calls: int) -> float:  # noqa: ARG002 - always
+    def estimate_speedup(self, agreement: DraftAgreementStats, step_s: float, max_calls: int) -> float:  # noqa: ARG002 - always
         return 1e9
 
     def estimate_allowed_loss_s(self, elapsed_s: float, step_s: float, max_tokens: int | None) -> float:  # noqa: ARG002

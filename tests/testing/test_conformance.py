@@ -34,8 +34,8 @@ from llm_spec.testing import (
     RandomDraft,
     ScriptedProvider,
     TableModel,
-    check_draft,
-    check_provider,
+    check_draft_conformance,
+    check_provider_conformance,
     run_virtual,
 )
 
@@ -299,7 +299,7 @@ class Hangs(Honest):
 
 
 def check(make: Callable[[], ScriptedProvider]) -> None:
-    run_virtual(check_provider(make, num_open=lambda provider: provider.num_open, secret=MARKER))
+    run_virtual(check_provider_conformance(make, num_open=lambda provider: provider.num_open, secret=MARKER))
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_local_provider_passes(text: str) -> None:
         assert isinstance(provider.model, TableModel)
         return provider.model.num_open
 
-    run_virtual(check_provider(lambda: LocalProvider(TableModel(text)), num_open=num_open))
+    run_virtual(check_provider_conformance(lambda: LocalProvider(TableModel(text)), num_open=num_open))
 
 
 def test_a_decoder_passes() -> None:
@@ -337,7 +337,7 @@ def test_a_decoder_passes() -> None:
     def num_open(_: SpeculativeDecoder) -> int:
         return draft.num_open + target.num_open
 
-    run_virtual(check_provider(lambda: SpeculativeDecoder(draft, target), num_open=num_open))
+    run_virtual(check_provider_conformance(lambda: SpeculativeDecoder(draft, target), num_open=num_open))
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ class StrayingDraft(RandomDraft):
 )
 def test_a_draft_that_keeps_the_contract_passes(make: Callable[[], DraftProvider]) -> None:
     """Drafts by text pass without a target."""
-    run_virtual(check_draft(make))
+    run_virtual(check_draft_conformance(make))
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_a_draft_that_keeps_the_contract_passes(make: Callable[[], DraftProvider
 )
 def test_a_token_drafter_that_keeps_the_contract_passes(make: Callable[[], DraftProvider]) -> None:
     """Drafts by token pass with a target of their vocabulary."""
-    run_virtual(check_draft(make, target=TableModel()))
+    run_virtual(check_draft_conformance(make, target=TableModel()))
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_a_token_drafter_that_keeps_the_contract_passes(make: Callable[[], Draft
 def test_a_broken_promise_of_a_draft_is_named(make: Callable[[], DraftProvider], promise: str) -> None:
     """Each fault of a draft fails by its own promise."""
     with pytest.raises(ConformanceError, match=promise):
-        run_virtual(check_draft(make))
+        run_virtual(check_draft_conformance(make))
 
 
 @pytest.mark.parametrize(
@@ -496,4 +496,4 @@ def test_a_broken_promise_of_a_draft_is_named(make: Callable[[], DraftProvider],
 def test_a_broken_promise_of_a_token_drafter_is_named(make: Callable[[], DraftProvider], promise: str) -> None:
     """With a target, the promises of a TokenDrafter are checked as well."""
     with pytest.raises(ConformanceError, match=promise):
-        run_virtual(check_draft(make, target=TableModel()))
+        run_virtual(check_draft_conformance(make, target=TableModel()))

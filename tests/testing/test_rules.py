@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llm_spec import ChatRequest, ChunkStreaming, InvalidRequestError
-from llm_spec.testing import RuleBasedProvider, check_provider
+from llm_spec.testing import RuleBasedProvider, check_provider_conformance
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -21,7 +21,7 @@ ADD: dict[str, Any] = {
 
 
 async def test_it_is_a_provider() -> None:
-    await check_provider(RuleBasedProvider)
+    await check_provider_conformance(RuleBasedProvider)
 
 
 @pytest.mark.parametrize("choice", [None, "required", {"type": "function", "function": {"name": "add_numbers"}}])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llm_spec.testing import ByteTokenizer, CharTokenizer, ConformanceError, TableModel, check_token_model
+from llm_spec.testing import ByteTokenizer, CharTokenizer, ConformanceError, TableModel, check_token_model_conformance
 
 if TYPE_CHECKING:
     from llm_spec import ChatRequest, TokenSession
@@ -188,13 +188,13 @@ class Unmarked(ByteTokenizer):
 def test_a_model_that_keeps_the_contract_passes(make: Callable[[], TableModel]) -> None:
     """Nothing but promises is required; a model that does not claim `same_text` may depend on the width."""
     model = make()
-    check_token_model(model)
+    check_token_model_conformance(model)
     assert model.num_open == 0
 
 
 def test_texts_may_be_restricted() -> None:
     """A tokenizer of few characters is checked with texts of its own."""
-    check_token_model(TableModel(tokenizer=CharTokenizer("abc")), texts=["", "abccba"])
+    check_token_model_conformance(TableModel(tokenizer=CharTokenizer("abc")), texts=["", "abccba"])
 
 
 @pytest.mark.parametrize(
@@ -227,5 +227,5 @@ def test_a_broken_promise_is_named(make: Callable[[], TableModel], promise: str)
     """Each fault fails by its own promise, in one line, and no session stays open."""
     model = make()
     with pytest.raises(ConformanceError, match=promise) as caught:
-        check_token_model(model)
+        check_token_model_conformance(model)
     assert "\n" not in str(caught.value)

@@ -6,7 +6,12 @@
 import pytest
 
 from llm_spec.errors import ConfigError
-from llm_spec.tokens.statistics import AcceptanceEstimate, ExponentialMovingAverage, ForwardCostLine, TokenCostAverage
+from llm_spec.tokens.statistics import (
+    AcceptanceEstimate,
+    ExponentialMovingAverage,
+    ForwardCostLine,
+    RobustTokenCostAverage,
+)
 
 
 def test_moving_average_starts_at_the_first_value_and_halves_by_half_life() -> None:
@@ -106,7 +111,7 @@ def test_line_follows_a_lasting_change() -> None:
 
 def test_line_and_average_stand_times_of_zero() -> None:
     """A virtual clock that does not move divides nothing by zero."""
-    line, average = ForwardCostLine(half_life=8), TokenCostAverage(half_life=8)
+    line, average = ForwardCostLine(half_life=8), RobustTokenCostAverage(half_life=8)
     for width in (1, 5, 1):
         line.update(width, 0.0)
         average.update(width, 0.0)
@@ -115,7 +120,7 @@ def test_line_and_average_stand_times_of_zero() -> None:
 
 def test_cost_average_is_per_token_and_survives_hiccups() -> None:
     """Seconds per token, weighted by tokens; a hiccup counts three times at most, and a low time refutes it."""
-    average = TokenCostAverage(half_life=64)
+    average = RobustTokenCostAverage(half_life=64)
     average.update(4, 4.0)
     for _ in range(20):
         average.update(4, 0.4)

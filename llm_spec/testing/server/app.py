@@ -13,7 +13,7 @@ from llm_spec._checks import check_number
 from llm_spec.errors import InvalidRequestError
 from llm_spec.testing.server.bodies import (
     Json,
-    compute_answer_room,
+    compute_max_answer_tokens,
     parse_max_tokens,
     read_chat_messages,
     read_json_body,
@@ -212,7 +212,7 @@ class ScriptedModelServer:
         return self._model.write_answer(
             prompt_ids,
             prefix,
-            max_tokens=compute_answer_room(self.context_length, len(prompt_ids), max_tokens),
+            max_tokens=compute_max_answer_tokens(self.context_length, len(prompt_ids), max_tokens),
             stops=read_stop_strings(body),
             is_repeating=self.continues_prefix == "repeats" and "messages" in body,
         )

@@ -14,7 +14,7 @@ from llm_spec.testing.server.vocabulary import ASSISTANT
 
 __all__ = [
     "Json",
-    "compute_answer_room",
+    "compute_max_answer_tokens",
     "parse_max_tokens",
     "read_chat_messages",
     "read_json_body",
@@ -58,7 +58,7 @@ def parse_max_tokens(body: Json, default: int | None) -> int | None:
     return cast("int | None", value)
 
 
-def compute_answer_room(context_length: int, num_prompt_tokens: int, max_tokens: int | None) -> int:
+def compute_max_answer_tokens(context_length: int, num_prompt_tokens: int, max_tokens: int | None) -> int:
     """How many tokens the answer may have; what does not fit is refused in vLLM's words."""
     limit = f"This model's maximum context length is {context_length} tokens"
     room = context_length - num_prompt_tokens

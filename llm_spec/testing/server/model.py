@@ -11,7 +11,7 @@ from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.testing.server.script import AnswerScript
 from llm_spec.testing.server.vocabulary import ASSISTANT, EOS_ID, GrowingVocabulary
 
-__all__ = ["ScriptedAnswer", "ScriptedModel", "make_other_token_ids"]
+__all__ = ["ScriptedAnswer", "ScriptedModel", "make_unlikely_token_ids"]
 
 _UNLIKELY: Final = -10.0  # the logprob of a token that is not the script's
 
@@ -50,7 +50,7 @@ class ScriptedModel:
         self, prompt_ids: Sequence[int], prefix: str, *, max_tokens: int, stops: Sequence[str], is_repeating: bool
     ) -> ScriptedAnswer:
         """What follows the prefix that the prompt ends with; before a stop string it ends too, and has no ending."""
-        rest = self.script.find_rest(prefix)
+        rest = self.script.find_rest_after_prefix(prefix)
         pieces = rest[:max_tokens]
         text = "".join(pieces)
         found = [at for stop in stops if (at := text.find(stop)) >= 0]
@@ -77,14 +77,14 @@ class ScriptedModel:
         return entries
 
     def _find_next_token_id(self, prefix: str) -> int:
-        return next(iter(self.vocabulary.get_ids(self.script.find_rest(prefix)[:1])), EOS_ID)
+        return next(iter(self.vocabulary.get_ids(self.script.find_rest_after_prefix(prefix)[:1])), EOS_ID)
 
     def _make_logprobs_entry(self, likeliest: int, token_id: int, top: int) -> dict[str, Any]:
         known = {
             str(each): {"logprob": logprob, "rank": rank, "decoded_token": self.vocabulary.decode([each])}
             for each, logprob, rank in ((token_id, _UNLIKELY, 2), (likeliest, 0.0, 1))  # if they are one, the last wins
         }
-        others = make_other_token_ids(top - len(known), token_id, likeliest)
+        others = make_unlikely_token_ids(top - len(known), token_id, likeliest)
         ranks = range(len(known) + 1, top + 1)
         return known | {
             str(other): {"logprob": _UNLIKELY - rank, "rank": rank, "decoded_token": ""}
@@ -92,6 +92,6 @@ class ScriptedModel:
         }
 
 
-def make_other_token_ids(number: int, *token_ids: int) -> list[int]:
+def make_unlikely_token_ids(number: int, *token_ids: int) -> list[int]:
     """So many ids of other tokens, all of them unlikely."""
     return list(islice((token_id for token_id in count(1) if token_id not in token_ids), max(0, number)))

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from aiohttp import web
 
 from llm_spec.testing.server.bodies import Json, wants_token_ids, wants_usage
-from llm_spec.testing.server.model import ScriptedAnswer, make_other_token_ids
+from llm_spec.testing.server.model import ScriptedAnswer, make_unlikely_token_ids
 
 __all__ = [
     "MODEL",
@@ -96,7 +96,7 @@ def _make_logprobs(body: Json, answer: ScriptedAnswer) -> Json:
     names = [*answer.pieces, *("" for _ in answer.ending)]
     if body.get("return_tokens_as_token_ids"):
         names = [f"token_id:{token_id}" for token_id in ids]
-    others = [make_other_token_ids(int(body["logprobs"]) - 1, token_id) for token_id in ids]
+    others = [make_unlikely_token_ids(int(body["logprobs"]) - 1, token_id) for token_id in ids]
     tops = [
         {name: 0.0} | {f"token_id:{other}": -10.0 - rank for rank, other in enumerate(row)}
         for name, row in zip(names, others, strict=True)

@@ -26,7 +26,7 @@ class AnswerScript:
         for index, piece in enumerate(self._pieces):
             self._ends.setdefault(piece, []).append(index + 1)
 
-    def find_rest(self, prefix: str) -> list[str]:
+    def find_rest_after_prefix(self, prefix: str) -> list[str]:
         """The pieces that follow `prefix`; if it is not a beginning, those after the place that its end resembles most.
 
         That is where most of its last pieces are the script's, and of several such the one nearest to the prefix's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect
+from llm_spec_http.dialects.base import ServerDialect
 from llm_spec_http.dialects.cerebras import CEREBRAS
 from llm_spec_http.dialects.deepseek import DEEPSEEK
 from llm_spec_http.dialects.fireworks import FIREWORKS
@@ -20,7 +20,7 @@ from llm_spec_http.dialects.sglang import SGLANG
 from llm_spec_http.dialects.together import TOGETHER
 from llm_spec_http.dialects.vllm import VLLM
 
-__all__ = ["DIALECTS", "Dialect"]
+__all__ = ["DIALECTS", "ServerDialect"]
 
 DIALECTS: Final = {
     dialect.name: dialect

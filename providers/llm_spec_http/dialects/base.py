@@ -11,8 +11,8 @@ from llm_spec import SampledToken
 __all__ = [
     "Body",
     "Continuation",
-    "Dialect",
     "PostJson",
+    "ServerDialect",
     "TokenApiDialect",
     "make_continuation",
     "read_choices_in_order",
@@ -59,15 +59,16 @@ class TokenApiDialect(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dialect:
+class ServerDialect:
     """One kind of server.
 
     base_url: where it listens by default; None: it must be said. key_variable: the environment variable that its
     vendor documents for the key. continuation: changes a request's body so that the answer continues the given
     assistant text; None: it cannot. repeats_prefix: whether such an answer may begin with that text again. prediction:
     whether it takes predicted outputs. token_api: how to call it with token ids; None: it cannot. sampling_names: its
-    own names for fields of `Sampling`, where they differ. keeps_alive: whether it keeps the connections that it says it
-    keeps. stops_whole: whether it stops writing when the reader of a whole answer has gone, as all do with a stream.
+    own names for fields of `Sampling`, where they differ. reuses_connections: whether it keeps the connections that it
+    says it keeps. stops_when_reader_leaves: whether it stops writing when the reader of a whole answer has gone, as all
+    do with a stream.
     """
 
     name: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect
+from llm_spec_http.dialects.base import ServerDialect
 
 __all__ = ["CEREBRAS"]
 
-CEREBRAS: Final = Dialect(
+CEREBRAS: Final = ServerDialect(
     name="cerebras",
     summary="Cerebras' API",
     base_url="https://api.cerebras.ai/v1",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect
+from llm_spec_http.dialects.base import ServerDialect
 
 __all__ = ["FIREWORKS"]
 
-FIREWORKS: Final = Dialect(
+FIREWORKS: Final = ServerDialect(
     name="fireworks",
     summary="Fireworks' API",
     base_url="https://api.fireworks.ai/inference/v1",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect
+from llm_spec_http.dialects.base import ServerDialect
 
 __all__ = ["GENERIC"]
 
-GENERIC: Final = Dialect(
+GENERIC: Final = ServerDialect(
     name="generic",
     summary="any OpenAI-compatible server: generic:model@http://host:port/v1",
     base_url=None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect, make_continuation
+from llm_spec_http.dialects.base import ServerDialect, make_continuation
 
 __all__ = ["KIMI"]
 
-KIMI: Final = Dialect(
+KIMI: Final = ServerDialect(
     name="kimi",
     summary="Kimi's API",
     base_url="https://api.moonshot.ai/v1",

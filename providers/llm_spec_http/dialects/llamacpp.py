@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from llm_spec import SampledToken
-from llm_spec_http.dialects.base import Body, Dialect, PostJson, make_continuation
+from llm_spec_http.dialects.base import Body, PostJson, ServerDialect, make_continuation
 
 __all__ = ["LLAMACPP"]
 
@@ -73,7 +73,7 @@ def _parse_sampled_token(answer: Mapping[str, Any]) -> SampledToken:
     return SampledToken(int(answer["tokens"][-1]), "" if is_end else str(answer["content"]), is_end)
 
 
-LLAMACPP: Final = Dialect(
+LLAMACPP: Final = ServerDialect(
     name="llamacpp",
     summary="llama.cpp's llama-server",
     base_url="http://127.0.0.1:8080/v1",

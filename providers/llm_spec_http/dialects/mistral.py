@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect, make_continuation
+from llm_spec_http.dialects.base import ServerDialect, make_continuation
 
 __all__ = ["MISTRAL"]
 
-MISTRAL: Final = Dialect(
+MISTRAL: Final = ServerDialect(
     name="mistral",
     summary="Mistral's API",
     base_url="https://api.mistral.ai/v1",

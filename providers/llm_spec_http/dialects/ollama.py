@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect
+from llm_spec_http.dialects.base import ServerDialect
 
 __all__ = ["OLLAMA"]
 
-OLLAMA: Final = Dialect(
+OLLAMA: Final = ServerDialect(
     name="ollama",
     summary="Ollama",
     base_url="http://127.0.0.1:11434/v1",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect
+from llm_spec_http.dialects.base import ServerDialect
 
 __all__ = ["OPENROUTER"]
 
-OPENROUTER: Final = Dialect(
+OPENROUTER: Final = ServerDialect(
     name="openrouter",
     summary="OpenRouter",
     base_url="https://openrouter.ai/api/v1",

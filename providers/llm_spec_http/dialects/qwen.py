@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect, make_continuation
+from llm_spec_http.dialects.base import ServerDialect, make_continuation
 
 __all__ = ["QWEN"]
 
-QWEN: Final = Dialect(
+QWEN: Final = ServerDialect(
     name="qwen",
     summary="Qwen on DashScope",
     base_url="https://dashscope-intl.aliyuncs.com/compatible-mode/v1",

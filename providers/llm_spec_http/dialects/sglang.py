@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect, make_continuation
+from llm_spec_http.dialects.base import ServerDialect, make_continuation
 
 __all__ = ["SGLANG"]
 
-SGLANG: Final = Dialect(
+SGLANG: Final = ServerDialect(
     name="sglang",
     summary="SGLang",
     base_url="http://127.0.0.1:30000/v1",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from llm_spec_http.dialects.base import Dialect
+from llm_spec_http.dialects.base import ServerDialect
 
 __all__ = ["TOGETHER"]
 
-TOGETHER: Final = Dialect(
+TOGETHER: Final = ServerDialect(
     name="together",
     summary="Together's API",
     base_url="https://api.together.xyz/v1",

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from llm_spec import SampledToken
 from llm_spec.provider_kit import parse_finish_reason
-from llm_spec_http.dialects.base import Body, Dialect, PostJson, make_continuation, read_choices_in_order
+from llm_spec_http.dialects.base import Body, PostJson, ServerDialect, make_continuation, read_choices_in_order
 
 __all__ = ["VLLM"]
 
@@ -57,7 +57,7 @@ def _parse_sampled_token(choice: Mapping[str, Any]) -> SampledToken:
     return SampledToken(int(choice["token_ids"][-1]), "" if is_end else str(choice.get("text") or ""), is_end)
 
 
-VLLM: Final = Dialect(
+VLLM: Final = ServerDialect(
     name="vllm",
     summary="vLLM",
     base_url="http://127.0.0.1:8000/v1",
