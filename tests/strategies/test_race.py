@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
+from support.matrix import every_combination
 from support.race_targets import DRAFTS, SLOW, WORDS, Draft, Reading, Target, racing, read, request_of
 
 from llm_spec import (
@@ -63,21 +64,20 @@ def assert_same(raced: Reading, plain: Reading) -> None:
 # ------------------------------------------------------------------------------------------ the same text
 
 
-@pytest.mark.parametrize("by_ids", [False, True])
-@pytest.mark.parametrize("num_streams", [1, 2, 12])
-@pytest.mark.parametrize("draft", DRAFTS)
-def test_the_answer_is_the_targets_own(draft: str, num_streams: int, by_ids: bool) -> None:
+@every_combination(draft=DRAFTS, num_streams=("1", "2", "12"), by=("ids", "text"))
+def test_the_answer_is_the_targets_own(draft: str, num_streams: str, by: str) -> None:
     """Whatever the draft does, text and finish are plain's, twice on one decoder, and all streams are closed."""
 
     async def check() -> None:
         plain = await read_plain(Target(VARIED, **SLOW), request_of())
-        target = Target(VARIED, by_ids=by_ids, **SLOW)
-        decoder = racing(DRAFTS[draft](VARIED), target, max_concurrent_streams=num_streams, draft_timeout_s=1.0)
+        target = Target(VARIED, by_ids=by == "ids", **SLOW)
+        most_open = int(num_streams)
+        decoder = racing(DRAFTS[draft](VARIED), target, max_concurrent_streams=most_open, draft_timeout_s=1.0)
         for _ in range(2):
             raced = await read(decoder, request_of())
             assert_same(raced, plain)
             assert target.num_open == 0
-            assert target.max_open <= num_streams
+            assert target.max_open <= most_open
             assert raced.total_s <= plain.total_s + 1e-6
 
     run_virtual(check())
@@ -169,10 +169,10 @@ def test_any_race_gives_plain_text_and_is_never_behind(
 @pytest.mark.parametrize("by_ids", [False, True])
 @pytest.mark.parametrize("at", ["before a word", "inside a word", "across words"])
 def test_stop_strings_wherever_streams_take_over(at: str, by_ids: bool) -> None:
-    """Every place is tried, so also those where the beginning is one stream's and the end another's."""
+    """All over the answer, so also where the beginning is one stream's and the end another's."""
 
     async def check() -> None:
-        for number in range(20, 60, 2):
+        for number in range(21 if by_ids else 20, 60, 4):  # streams begin at other words in each
             word = f" word{number}"
             stop = {"before a word": word, "inside a word": word[3:], "across words": f"{word} wo"}[at]
             target = Target(WORDS, by_ids=by_ids, **SLOW)

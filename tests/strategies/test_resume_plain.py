@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.matrix import every_combination
 from support.probe_targets import patient
 
 from llm_spec import (
@@ -401,12 +402,10 @@ def shares(target: HalfCharacters, temperature: float = 1.0) -> tuple[float, Cou
     return sum(result.content == "é" for result in found) / NUM_ANSWERS, Counter(result.guarantee for result in found)
 
 
-@pytest.mark.parametrize("num_good", [0, 1, 2])
-@pytest.mark.parametrize("num_failures", [1, 10**6])
-@pytest.mark.parametrize("lost", ["sample_next", "stream_after"])
-def test_half_a_character_that_was_drawn_is_not_drawn_again(lost: str, num_failures: int, num_good: int) -> None:
+@every_combination(lost=("sample_next", "stream_after"), num_failures=("1", "1000000"), num_good=("0", "1", "2"))
+def test_half_a_character_that_was_drawn_is_not_drawn_again(lost: str, num_failures: str, num_good: str) -> None:
     """Whichever call is lost, for once or for good: "é" is as likely as in the target, and all of it is exact."""
-    share, guarantees = shares(HalfCharacters(lost, num_good, num_failures=num_failures))
+    share, guarantees = shares(HalfCharacters(lost, int(num_good), num_failures=int(num_failures)))
     assert share == pytest.approx(0.5, abs=0.1)
     assert set(guarantees) == {"exact"}
 
