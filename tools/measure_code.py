@@ -77,13 +77,18 @@ def find_attributes(class_: ast.ClassDef) -> set[str]:
     }
 
 
-def find_imports(modules: Sequence[Module], *, for_types: bool = False) -> dict[str, set[str]]:
-    """The modules of this project that each module imports when it is loaded; `for_types`: or for type checkers."""
+def find_imports(
+    modules: Sequence[Module], *, for_types: bool = False, in_functions: bool = False
+) -> dict[str, set[str]]:
+    """The modules of this project that each module imports when it is loaded.
+
+    `for_types`: also for type checkers alone. `in_functions`: also when its functions are called.
+    """
     names = {module.name for module in modules}
     imports: dict[str, set[str]] = {}
     for module in modules:
         found: set[str] = set()
-        for node in _walk_loaded(module.tree.body, for_types):
+        for node in _walk_statements(module.tree.body, for_types, in_functions):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names} & names
             elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -93,14 +98,20 @@ def find_imports(modules: Sequence[Module], *, for_types: bool = False) -> dict[
     return imports
 
 
-def _walk_loaded(body: Sequence[ast.stmt], for_types: bool) -> Iterator[ast.stmt]:
-    """The statements that run on import."""
+def _walk_statements(body: Sequence[ast.stmt], for_types: bool, in_functions: bool) -> Iterator[ast.stmt]:
+    """The statements that run on import; `in_functions`: those of functions as well."""
     for node in body:
         yield node
-        if isinstance(node, ast.If) and (for_types or "TYPE_CHECKING" not in ast.unparse(node.test)):
-            yield from _walk_loaded([*node.body, *node.orelse], for_types)
-        elif isinstance(node, ast.Try):
-            yield from _walk_loaded([*node.body, *node.orelse, *node.finalbody], for_types)
+        inner: list[ast.AST] = []
+        if isinstance(node, ast.If):
+            if for_types or "TYPE_CHECKING" not in ast.unparse(node.test):
+                inner = [*node.body, *node.orelse]
+        elif in_functions or not isinstance(node, Function):
+            inner = list(ast.iter_child_nodes(node))
+        statements = [
+            s for part in inner for s in (part.body if isinstance(part, ast.ExceptHandler | ast.match_case) else [part])
+        ]
+        yield from _walk_statements([s for s in statements if isinstance(s, ast.stmt)], for_types, in_functions)
 
 
 def get_package(module: str) -> str:
