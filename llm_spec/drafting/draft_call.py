@@ -68,7 +68,7 @@ class DraftCall:
             raise DraftError("the draft was cancelled, and nobody cancelled the request") from error
 
     def end_with_timeout(self) -> None:
-        """It takes too long: end `read`. The draft sees TimeoutError, so that its circuit breaker counts a failure."""
+        """Too slow: end `read_pieces`. The draft sees TimeoutError, so that its circuit breaker counts a failure."""
         patience, self._patience = self._patience, None
         if patience is not None:
             patience.reschedule(0.0)

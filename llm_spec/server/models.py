@@ -163,7 +163,7 @@ class ServedModels:
 
     @property
     def drafts_by_spec(self) -> Mapping[str, DraftProvider]:
-        """As `targets`."""
+        """As `targets_by_spec`."""
         return self._drafts
 
     @property

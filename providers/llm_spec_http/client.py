@@ -97,7 +97,7 @@ class HttpClient:
         return response
 
     async def post_json(self, path: str, body: Body, timeouts: aiohttp.ClientTimeout | None = None) -> Any:
-        """Send a request and read the JSON that answers it; raises as `open`."""
+        """Send a request and read the JSON that answers it; raises as `post`."""
         async with await self.post(path, body, timeouts) as response:
             try:
                 return self.parse_json((await _read_body_up_to(response, _MAX_ANSWER_BYTES)).decode(errors="replace"))
@@ -109,7 +109,7 @@ class HttpClient:
         await self._loop_sessions.aclose()
 
     async def post_for_answer(self, path: str, body: Body) -> dict[str, Any]:
-        """As `call`, for an answer that is written meanwhile; raises also what the server reports in it."""
+        """As `post_json`, for an answer that is written meanwhile; raises also what the server reports in it."""
         return self._check_answer_object(await self.post_json(path, body, _WHOLE_ANSWER_TIMEOUT))
 
     def parse_json(self, data: str) -> Any:

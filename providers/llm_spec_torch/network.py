@@ -126,7 +126,10 @@ class KeyValueCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerNetwork:
-    """A model's weights; `hidden` and `logits` are its forward pass. Never changed, shared by all requests."""
+    """A model's weights; `compute_hidden_states` and `compute_logits` are its forward pass.
+
+    Never changed, shared by all requests.
+    """
 
     embedding: Tensor  # [vocab_size, hidden_size]
     embedding_scale: Tensor | None
