@@ -6,7 +6,8 @@ import itertools
 import os
 import random
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -251,6 +252,26 @@ def test_the_limit_is_for_one_event() -> None:
     reader = SseReader(max_event_bytes=10)
     events = reader.feed(b": waiting\ndata: 1234\ndata: 5678\n: waiting\n\n" * 100)
     assert [event.data for event in events] == ["1234\n5678"] * 100
+
+
+def test_cut_events_cost_no_more_than_whole_ones() -> None:
+    """A block that begins and ends inside an event is not read line by line: it takes about as many calls."""
+    event = b'data: {"choices": [{"delta": {"content": "hello "}}]}\n\n'
+    stream, size = event * 1000, 40 * len(event)
+    whole = [stream[at : at + size] for at in range(0, len(stream), size)]
+    cut = [stream[:7], *(stream[at : at + size] for at in range(7, len(stream), size))]
+    assert count_calls(cut) < 1.3 * count_calls(whole)
+
+
+def count_calls(blocks: Sequence[bytes]) -> int:
+    """Calls of Python functions to read a stream."""
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        read(blocks)
+    finally:
+        sys.setprofile(None)
+    return len(calls)
 
 
 @pytest.mark.parametrize("limit", [0, -1])
