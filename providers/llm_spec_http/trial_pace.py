@@ -90,6 +90,7 @@ class _WatchedAnswer:
         self.late_s = 0.0  # through calls beside it
         self._first_s = self.opened_s
         self._is_open = True
+        self._closed_s = self.opened_s
         self._changed = asyncio.Event()
 
     async def time_events(self, events: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
@@ -102,7 +103,7 @@ class _WatchedAnswer:
             yield event
 
     def close(self) -> None:
-        self._is_open = False
+        self._is_open, self._closed_s = False, now()
         self._changed.set()
 
     async def wait_for_event(self) -> None:
@@ -120,6 +121,8 @@ class _WatchedAnswer:
             return 0.0  # not even its next event is due
         while self._is_open and self.num_events == num_seen and now() - ended_s < _MAX_SILENCE_S:
             await self.wait_for_event()
-        if self.num_events == num_seen:  # it tells nothing any more
+        if not self._is_open:  # no more than one event was due when it ended
+            return max(0.0, self._closed_s - began_s - (self.num_events - num_before + 1) * step_s)
+        if self.num_events == num_seen:  # its reader has stopped
             return ended_s - began_s
         return max(0.0, self.last_s - began_s - (self.num_events - num_before) * step_s)
