@@ -94,6 +94,7 @@ class ServerAbilities:
         server: Hashable | None = None,
     ) -> None:
         self.pace = TrialPace()
+        self._is_trial_wanted = False
         self._tokens = tokens
         self._token_id_trial = None if tokens is None else _TokenIdTrial(tokens, self.pace)
         self._known = replace(known, discoverable=_list_discoverable_features(known, tokens))
@@ -116,12 +117,13 @@ class ServerAbilities:
             )
         return self._capabilities_by_findings[findings]
 
-    def watch_while_untried(
-        self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]
+    def watch_beside_trial(
+        self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]], *, wants_trial: bool = False
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        """An answer's stream, by which trials are paced as long as there may be any."""
-        is_settled = self._tokens is None or self._endpoint.is_there or self._endpoint.is_missing
-        return opened if is_settled else self.pace.watch(opened)
+        """An answer's stream, by which a trial is paced; one that nobody wants, or that has ended, costs it nothing."""
+        self._is_trial_wanted |= wants_trial
+        is_settled = self._endpoint.is_there or self._endpoint.is_missing
+        return self.pace.watch(opened) if self._is_trial_wanted and not is_settled else opened
 
     def get_untried_token_endpoint(self) -> HttpTokenEndpoint | None:
         """The calls with token ids, unless they were found to be missing."""
@@ -143,9 +145,10 @@ class ServerAbilities:
             if self._known.continue_prefix:
                 await self._continuation.probe_if_due(self._check_continuation)
         elif tokens is not None and trial is not None:
+            self._is_trial_wanted = True
             await self._endpoint.probe_if_due(trial.run_to_end)
             if feature == "token_scorer" and tokens.max_top and self._endpoint.is_there:
-                await self._scorer.probe_if_due(lambda: _can_score_tokens_or_fails(tokens, self.pace))
+                await self._scorer.probe_if_due(lambda: _passes_check(_can_score_at_pace(tokens, self.pace)))
 
     def mark_feature_lost(self, feature: Feature) -> None:
         """A call has shown that a feature is not there any more."""
@@ -262,6 +265,14 @@ class _RunningTrial:
     num_waiting: int = 0
 
 
+async def _passes_check(check: Awaitable[bool]) -> bool:
+    """Whether a check says so; whatever the server does instead, and however long a call takes, is a no."""
+    try:
+        return await check
+    except Exception:  # noqa: BLE001 - as above
+        return False
+
+
 class _TokenIdTrial:
     """Whether chat, continued ids and batched one-token completions give the same tokens, and text survives ids.
 
@@ -276,11 +287,8 @@ class _TokenIdTrial:
         self._kept: dict[str, Any] = {}
 
     async def run_to_end(self) -> bool:
-        """Whether it works; whatever the server does instead, and however long a call takes, is a no."""
-        try:
-            works = await self._works()
-        except Exception:  # noqa: BLE001 - as above
-            works = False
+        """Whether it works; what was kept of the calls is of no use then."""
+        works = await _passes_check(self._works())
         self._kept.clear()
         return works
 
@@ -341,13 +349,9 @@ async def _check_batch(tokens: HttpTokenEndpoint, prefixes: list[list[int]]) -> 
     return None if len({token.token_id for token in batch.result()}) == 1 else True
 
 
-async def _can_score_tokens_or_fails(tokens: HttpTokenEndpoint, pace: TrialPace) -> bool:
-    """Whether it scores; whatever the server does instead is a no."""
-    try:
-        prompt_ids = await tokens.encode_chat(_REQUESTS[-1])
-        return await pace.run_call(3 * len(prompt_ids), lambda: can_score_tokens(tokens, prompt_ids))
-    except Exception:  # noqa: BLE001 - as above
-        return False
+async def _can_score_at_pace(tokens: HttpTokenEndpoint, pace: TrialPace) -> bool:
+    prompt_ids = await tokens.encode_chat(_REQUESTS[-1])
+    return await pace.run_call(3 * len(prompt_ids), lambda: can_score_tokens(tokens, prompt_ids))
 
 
 async def can_score_tokens(tokens: HttpTokenEndpoint, prompt_ids: list[int]) -> bool:

@@ -88,7 +88,7 @@ class HttpProvider:
         return self._abilities.capabilities
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        return self._abilities.watch_while_untried(self._stream_answer(request))
+        return self._abilities.watch_beside_trial(self._stream_answer(request))
 
     @asynccontextmanager
     async def _stream_answer(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -102,8 +102,9 @@ class HttpProvider:
         tokens = self._abilities.get_untried_token_endpoint()
         if tokens is None:
             return self.stream(request)
-        return self._abilities.watch_while_untried(
-            tokens.stream_chat_trying_token_ids(request, on_refusal=self._abilities.mark_token_ids_missing)
+        return self._abilities.watch_beside_trial(
+            tokens.stream_chat_trying_token_ids(request, on_refusal=self._abilities.mark_token_ids_missing),
+            wants_trial=True,
         )
 
     @asynccontextmanager

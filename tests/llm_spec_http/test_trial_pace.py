@@ -155,17 +155,19 @@ async def test_a_trial_that_was_left_goes_on_where_it_was() -> None:
             await provider.aclose()
 
 
-async def test_only_answers_before_the_trial_are_watched() -> None:
-    """What is known costs a stream nothing."""
+async def test_only_answers_that_may_pace_a_trial_are_watched() -> None:
+    """Not those of a target that nobody speculates on, nor any more once the trial has ended."""
     async with ScriptedModelServer("one two three") as server:
         provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
         try:
-            watched = provider._abilities.pace._answers
-            async with provider.stream(ChatRequest.create("tell", max_tokens=3)):
-                assert len(watched) == 1
+            watched, request = provider._abilities.pace._answers, ChatRequest.create("tell", max_tokens=3)
+            async with provider.stream(request):
+                assert watched == []
+            async with provider.stream_with_token_ids(request), provider.stream(request):
+                assert len(watched) == 2
             assert watched == []
             await provider.discover("token_endpoint")
-            async with provider.stream(ChatRequest.create("tell", max_tokens=3)):
+            async with provider.stream_with_token_ids(request), provider.stream(request):
                 assert watched == []
         finally:
             await provider.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from support.probe_targets import EMOJI, WORDS, TextDraft, TokenTarget, bytewise, patient, probed, probing
@@ -152,15 +153,21 @@ def usage_of(result: SpeculativeResult) -> Usage:
     return result.usage
 
 
+def probe_words(agreement: float, streams: int, **options: Any) -> tuple[TokenTarget, SpeculativeResult]:
+    """A target whose tokens are the words' pieces, and its answer."""
+    pieces = split_into_pieces(WORDS)
+    target = TokenTarget([p.encode() for p in pieces], encode_size=100, call_s=0.02, num_prompt_tokens=9)
+    draft = SimulatedDraft(WORDS, agreement, 1, token_s=0.002)
+    request = ChatRequest.create("tell", max_tokens=len(pieces), **options)
+    return target, probed(draft, target, request, lookahead=Fixed(4), max_concurrent_streams=streams)
+
+
 @pytest.mark.parametrize("agreement", [1.0, 0.8, 0.3])
 @pytest.mark.parametrize("streams", [1, 3])
 def test_usage_is_what_the_target_counted(agreement: float, streams: int) -> None:
     """Everything it read and wrote, and how much of that the target alone would not have."""
     pieces = split_into_pieces(WORDS)
-    target = TokenTarget([p.encode() for p in pieces], encode_size=100, call_s=0.02, num_prompt_tokens=9)
-    draft = SimulatedDraft(WORDS, agreement, 1, token_s=0.002)
-    request = ChatRequest.create("tell", max_tokens=len(pieces))
-    result = probed(draft, target, request, lookahead=Fixed(4), max_concurrent_streams=streams)
+    target, result = probe_words(agreement, streams)
     assert result.content == WORDS
     usage = usage_of(result)
     assert usage.input_tokens == target.num_input_tokens
@@ -174,10 +181,7 @@ def test_usage_is_what_the_target_counted(agreement: float, streams: int) -> Non
 def test_usage_where_a_stop_string_ends_the_answer(agreement: float, streams: int) -> None:
     """The answer's own tokens are those of rows and stream up to the stop string; what lies behind it is cancelled."""
     pieces = split_into_pieces(WORDS)
-    target = TokenTarget([p.encode() for p in pieces], encode_size=100, call_s=0.02, num_prompt_tokens=9)
-    draft = SimulatedDraft(WORDS, agreement, 1, token_s=0.002)
-    request = ChatRequest.create("tell", max_tokens=len(pieces), stop=[pieces[45].strip()])
-    result = probed(draft, target, request, lookahead=Fixed(4), max_concurrent_streams=streams)
+    target, result = probe_words(agreement, streams, stop=[pieces[45].strip()])
     assert (result.content, result.stopped_by) == ("".join(pieces[:45]) + " ", "stop_string")
     assert result.rounds
     usage = usage_of(result)
