@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache, partial
@@ -78,13 +79,13 @@ class ServerMetrics:
         self.retries = Counter("llm_spec_retries", "Requests to a target that were retried", by_model, registry=r)
         self.acceptance = _AcceptanceCounters(r)
         self.strategies = Counter("llm_spec_answers", "Answers by strategy", ("model", "strategy"), registry=r)
-        self.first_text_s = Histogram(
+        self.first_text_s = _BatchHistogram(
             "llm_spec_first_text_seconds", "Time to the first text", by_model, buckets=_LATENCY_BUCKETS_S, registry=r
         )
-        self.answer_s = Histogram(
+        self.answer_s = _BatchHistogram(
             "llm_spec_answer_seconds", "Time of answers", by_model, buckets=_LATENCY_BUCKETS_S, registry=r
         )
-        self._overhead = Histogram(
+        self._overhead = _BatchHistogram(
             "llm_spec_overhead_seconds",
             "Time that this server takes before it calls the target",
             buckets=_OVERHEAD_BUCKETS_S,
@@ -125,8 +126,7 @@ class ServerMetrics:
             if model not in self._model_metrics:
                 self._model_metrics[model] = _ModelMetrics(self, model)
             self._model_metrics[model].count_answers(answers)
-            for _, overhead_s in answers:
-                self._overhead.observe(overhead_s)
+            self._overhead.observe_all([overhead_s for _, overhead_s in answers])
         self._new_answers.clear()
 
     def count_relayed_answer(self, model: str, usage: Usage | None) -> None:
@@ -152,6 +152,15 @@ class ServerMetrics:
             registry = CollectorRegistry()
             multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call] # it has no types
         return generate_latest(_VisibleModelsRegistry(registry, {model.name for model in visible}))
+
+
+class _BatchHistogram(Histogram):
+    """A histogram that counts several values in one go."""
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        self._sum.inc(sum(amounts))
+        for bucket, number in collections.Counter(map(partial(bisect_left, self._upper_bounds), amounts)).items():
+            self._buckets[bucket].inc(number)
 
 
 class _VisibleModelsRegistry(CollectorRegistry):
@@ -212,21 +221,23 @@ class _ModelMetrics:
         self._get_acceptance_counters = cache(partial(metrics.acceptance.list_counters, model))
 
     def count_answers(self, answers: Sequence[tuple[SpeculativeResult, float]]) -> None:
+        """Count answers, each with the server's overhead in seconds, which its client waits too."""
         results = [result for result, _ in answers]
-        numbers = [sum(of_one) for of_one in zip(*map(_list_answer_counts, results), strict=True)]
-        for counter, number in zip(self._counters, numbers, strict=True):
+        totals = map(sum, zip(*map(_list_answer_counts, results), strict=True))
+        for counter, number in zip(self._counters, totals, strict=True):
             if number:
                 counter.inc(number)
         for strategy, number in collections.Counter([result.strategy for result in results]).items():
             self._get_strategy_counter(strategy).inc(number)
-        for result, overhead_s in answers:  # which is time that a client waits, too
-            if result.timings.first_text_s is not None:
-                self._first_text_s.observe(overhead_s + result.timings.first_text_s)
-            self._answer_s.observe(overhead_s + result.timings.total_s)
+        timings = [(result.timings, overhead_s) for result, overhead_s in answers]
+        self._first_text_s.observe_all(
+            [overhead_s + times.first_text_s for times, overhead_s in timings if times.first_text_s is not None]
+        )
+        self._answer_s.observe_all([overhead_s + times.total_s for times, overhead_s in timings])
         verified = [stats for stats in map(get_stats_of_verified_drafts, results) if stats is not None]
         if verified:
-            totals = _list_acceptance_counts(sum(verified[1:], verified[0]))
-            for counter, number in zip(self._get_acceptance_counters(), totals, strict=False):
+            counts = _list_acceptance_counts(sum(verified[1:], verified[0]))
+            for counter, number in zip(self._get_acceptance_counters(), counts, strict=False):
                 counter.inc(number)
 
 
