@@ -94,6 +94,8 @@ class SpeculativeDecoder:
         self.stats = DecoderStats()
         self._owned: list[DraftProvider | LlmProvider | FeatureDiscovery] = []
         self._target = self._register_to_close(open_provider(target)) if isinstance(target, str) else target
+        can = self._target.capabilities  # of which these two never change
+        self._is_target_local, self._target_has_whole_answers = can.token_model is not None, can.whole_answers
         self._discovery = self._register_to_close(FeatureDiscovery(self._target))
         self._breaker = CircuitBreaker(self._target.name, self.config.breaker)
         self._unguarded_draft = self._open_draft_provider(draft)
@@ -132,7 +134,7 @@ class SpeculativeDecoder:
     def _apply_config(self, config: SpeculativeConfig) -> None:
         self.config = config
         is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
-        self._may_complete_at_once = not (config.stream_always or is_timed)
+        self._may_complete_at_once = self._target_has_whole_answers and not (config.stream_always or is_timed)
         if config.strategy == AUTO and self._unguarded_draft is not None:
             get_strategies_by_name()  # a package that registers one wrongly is an error now, not in a request
         self._draft = self._guard_draft(self._unguarded_draft)
@@ -150,7 +152,7 @@ class SpeculativeDecoder:
 
     def _guard_draft(self, draft: DraftProvider | None) -> DraftProvider | None:
         breaker = self._draft_breaker
-        if draft is None or breaker is None or self._target.capabilities.token_model is not None:
+        if draft is None or breaker is None or self._is_target_local:
             return draft  # what runs in this process needs no guard
         return GuardedDraft(draft, breaker, self.config.limit, self.config.draft_timeout_s)
 
@@ -189,7 +191,10 @@ class SpeculativeDecoder:
         """
         original_request = _create_request_unless_given(request, options)
         if self._can_complete_at_once(original_request):
-            with bind_session_headers(self._build_session_headers(original_request)):
+            headers = self._build_session_headers(original_request)
+            if not headers:
+                return await self._complete_at_once(original_request)
+            with bind_session_headers(headers):
                 return await self._complete_at_once(original_request)
         async with aclosing(
             self._stream_answer_with_session_headers(original_request, rounds=False, is_whole=True)
@@ -301,7 +306,7 @@ class SpeculativeDecoder:
             extra = {name: value for name, value in request.extra.items() if name not in LIMIT_FIELDS}  # they would win
             request = replace(request, max_tokens=max(1, min(caps)), extra=extra)  # at 0 no call is made
         seed = sampling.seed if sampling.seed is not None else self.config.seed
-        if seed is None and sampling.temperature and self._target.capabilities.token_model is not None:
+        if seed is None and sampling.temperature and self._is_target_local:
             seed = draw_random_seed()  # so that the result can tell it
         return request if seed == sampling.seed else replace(request, sampling=replace(sampling, seed=seed))
 
@@ -413,7 +418,7 @@ class SpeculativeDecoder:
     ) -> SpeculativeResult:
         """The result of an answer that has come to its end, for the caller, the planner and the statistics."""
         strategy = strategy_choice.strategy
-        if self._target.capabilities.token_model is not None and (strategy is PLAIN or strategy.is_local):
+        if self._is_target_local and (strategy is PLAIN or strategy.is_local):
             recorder.add_plain_steps_to_baseline(self._planner.baseline)
         result = self._build_result(finish, recorder, strategy_choice)
         if (
@@ -442,9 +447,9 @@ class SpeculativeDecoder:
 
     def _can_complete_at_once(self, request: ChatRequest) -> bool:
         """Whether the answer may be requested whole: nothing verifies, times, counts or keeps its pieces."""
-        if not self._may_complete_at_once or self._can_speculate(self._choose_draft(request)):
+        if not self._may_complete_at_once or self._cost_tracker.is_bounded:
             return False
-        return self._target.capabilities.whole_answers and not self._cost_tracker.is_bounded
+        return not self._can_speculate(self._choose_draft(request))
 
     async def _complete_at_once(self, original_request: ChatRequest) -> SpeculativeResult:
         """The target's own answer in one call, under the same rules."""

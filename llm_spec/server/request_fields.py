@@ -88,6 +88,8 @@ def get_typed_field(body: Body, name: str, default: T, kind: type | None = None)
     if value is None:
         return default
     kind = kind or type(default)
+    if type(value) is kind:  # nearly always
+        return cast("T", value)
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)  # JSON has one kind of numbers
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -41,7 +41,8 @@ async def read_http_answer_events(
     try:
         while block := await event_data.read_data_block():
             for data in block:
-                for event in stripper.strip_events(reader.read_chunk(client.parse_chunk(data))):
+                events = reader.read_chunk(client.parse_chunk(data))
+                for event in stripper.strip_events(events) if repeated else events:
                     if type(event) is TextDelta:
                         texts.append(event.text)
                     yield event
@@ -112,7 +113,7 @@ class _EventDataReader:
         while not self._is_ended:
             block = await self._content.readany()
             self._is_ended = not block
-            data = [event.data for event in (self._reader.feed(block) if block else self._reader.finish())]
+            data = self._reader.feed_data(block) if block else [event.data for event in self._reader.finish()]
             if _DONE in data:
                 self._is_ended = self.is_done = True
                 del data[data.index(_DONE) :]

@@ -50,26 +50,13 @@ class SseReader:
 
     def feed(self, block: bytes) -> list[ServerSentEvent]:
         """The events that `block` completes; raises ValueError for a line or data over the limit."""
-        if not block:
-            return []
-        events: list[ServerSentEvent] = []
-        if not (self._data or self._event or self._after_cr):
-            events, block = self._read_whole_events(block)
-            if not block:
-                return events
-        if self._after_cr:
-            block = block.removeprefix(b"\n")
-        self._after_cr = block.endswith(b"\r")
-        lines = block.splitlines()
-        rest = b"" if block.endswith((b"\n", b"\r")) or not lines else lines.pop()
-        if lines and self._partial:
-            lines[0] = bytes(self._partial) + lines[0]
-            self._partial.clear()
-        events += self._read_lines(lines)
-        self._partial += rest
-        if len(self._partial) > self._max_event_bytes:
-            raise self._build_too_long_error("line")
-        return events
+        values, rest = self._read_whole_events(block)
+        return [ServerSentEvent("message", value, self._id) for value in values] + self._read_block(rest)
+
+    def feed_data(self, block: bytes) -> list[str]:
+        """The data of the events that `block` completes; raises as `feed`."""
+        values, rest = self._read_whole_events(block)
+        return values + [event.data for event in self._read_block(rest)] if rest else values
 
     def finish(self) -> list[ServerSentEvent]:
         """The last event, at the end of the stream, when no blank line closed it and it has data.
@@ -81,11 +68,14 @@ class SseReader:
         self._partial.clear()
         return self._read_lines([last_line, b""] if last_line else [b""])
 
-    def _read_whole_events(self, block: bytes) -> tuple[list[ServerSentEvent], bytes]:
-        """The events of one line of data each that the block completes, and the rest; none where others are among them.
+    def _read_whole_events(self, block: bytes) -> tuple[list[str], bytes]:
+        """The data of the events that the block completes, where each is one line of data, and the rest of the block.
 
-        That is what servers send nearly always, and to read it line by line takes four times as long.
+        That is what servers send nearly always, and to read it line by line takes four times as long. Where there is
+        anything else, all of the block is the rest.
         """
+        if self._data or self._event or self._after_cr:
+            return [], block
         end = block.rfind(b"\n\n") + 2
         whole = bytes(self._partial) + block[:end] if end > 1 else b""
         if not whole.startswith(_DATA) or b"\r" in whole or len(whole) > self._max_event_bytes:
@@ -95,8 +85,25 @@ class SseReader:
             return [], block
         self._partial.clear()
         self._at_start = False
-        events = [ServerSentEvent("message", value.decode(errors="replace"), self._id) for value in values if value]
-        return events, block[end:]
+        return [value.decode(errors="replace") for value in values if value], block[end:]
+
+    def _read_block(self, block: bytes) -> list[ServerSentEvent]:
+        """The events that a block completes, read line by line."""
+        if not block:
+            return []
+        if self._after_cr:
+            block = block.removeprefix(b"\n")
+        self._after_cr = block.endswith(b"\r")
+        lines = block.splitlines()
+        rest = b"" if block.endswith((b"\n", b"\r")) or not lines else lines.pop()
+        if lines and self._partial:
+            lines[0] = bytes(self._partial) + lines[0]
+            self._partial.clear()
+        events = self._read_lines(lines)
+        self._partial += rest
+        if len(self._partial) > self._max_event_bytes:
+            raise self._build_too_long_error("line")
+        return events
 
     def _read_lines(self, lines: list[bytes]) -> list[ServerSentEvent]:
         if self._at_start and lines:
