@@ -215,6 +215,8 @@ class Table:
         theirs = read_by_transformers(raw)
         if theirs is None:
             outcome = "not read by transformers"
+        elif not raw:  # lookup was never asked for a proposal
+            outcome = "raw text not kept"
         elif ours == theirs:
             outcome = "equal"
         elif ours == [call for call in theirs[: raw.count("</tool_call>")] if call[0] in offered]:

@@ -3,12 +3,13 @@
     python benchmarks/reported_speedup.py [--quick] [--only virtual,local,sockets] [--json FILE]
 
 virtual: simulated targets and drafts by virtual clock, where times are exact. local: a model in this process whose
-forward pass takes a fixed time, in real time. sockets: a server in a process of its own, in real time; plain answers
-and speculative ones by turns. Each cell is one decoder that answers several requests, one after another. The table
-tells by strategy how many answers had no speedup (the target alone was not measured yet), how far the others were off,
-and the same for the sums of a cell: the time that its figures claim for plain, beside the time that plain took. Exits
-with 1 where more than a tenth has none, or, by virtual clock, one is off by more than 5 %: in real time a bound would
-judge the machine, whose hiccups fall on one answer of a pair and not on the other.
+forward pass takes a fixed time, in real time; answers that are written at the same time share it. sockets: a server in
+a process of its own, in real time; plain answers and speculative ones by turns. Each cell is one decoder that answers
+several requests, one after another unless the cell says how many at a time. The table tells by strategy how many
+answers had no speedup (the target alone was not measured yet), how far the others were off, and the same for the sums
+of a cell: the time that its figures claim for plain, beside the time that plain took. Exits with 1 where more than a
+tenth has none, or, by virtual clock, one is off by more than 5 %: in real time a bound would judge the machine, whose
+hiccups fall on one answer of a pair and not on the other.
 """
 
 from __future__ import annotations
@@ -113,22 +114,27 @@ async def compare(
     num_requests: int = NUM_REQUESTS,
     consumer_s: float = 0.0,
     plain_every_time: bool = True,
+    num_concurrent: int = 1,
     **options: Any,
 ) -> list[SpeedupReading]:
-    """Answers of one decoder; the target alone is timed beside each, or once."""
+    """Answers of one decoder, so many at a time; the target alone is timed beside each, or once."""
     plain = SpeculativeDecoder(None, target)
     decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy, **options))
     readings: list[SpeedupReading] = []
-    plain_s = 0.0
+    plain_answers: list[tuple[float, Any]] = []
+
+    async def time_answers(decoder: SpeculativeDecoder) -> list[tuple[float, Any]]:
+        return await asyncio.gather(*[time_answer(decoder, PROMPT, consumer_s) for _ in range(num_concurrent)])
+
     for index in range(num_requests):
         if plain_every_time or not index:
-            plain_s, _ = await time_answer(plain, PROMPT, consumer_s)
-        taken_s, result = await time_answer(decoder, PROMPT, consumer_s)
-        readings.append(
-            SpeedupReading(
-                strategy=strategy, cell=cell, reported_speedup=result.speedup, plain_s=plain_s, taken_s=taken_s
+            plain_answers = await time_answers(plain)
+        for (plain_s, _), (taken_s, result) in zip(plain_answers, await time_answers(decoder), strict=True):
+            readings.append(
+                SpeedupReading(
+                    strategy=strategy, cell=cell, reported_speedup=result.speedup, plain_s=plain_s, taken_s=taken_s
+                )
             )
-        )
     return readings
 
 
@@ -189,6 +195,21 @@ def measure_local(*, quick: bool) -> list[SpeedupReading]:
     readings: list[SpeedupReading] = []
     for name, draft in drafts.items():
         readings += asyncio.run(compare("tokens", name, target, draft, num_requests=4 if quick else 10))
+    busy = TableModel(
+        text, forward_s=0.002, order=12, sleep=lambda seconds: time.sleep(seconds * max(1, busy.num_open))
+    )
+    for num_concurrent in (2, 4):
+        cell, draft = f"{num_concurrent} at a time", drafts["wrong now and then"]
+        readings += asyncio.run(
+            compare(
+                "tokens",
+                cell,
+                LocalProvider(busy),
+                draft,
+                num_requests=4 if quick else 10,
+                num_concurrent=num_concurrent,
+            )
+        )
     return readings
 
 

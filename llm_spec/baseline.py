@@ -6,6 +6,7 @@ a draft.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,6 +18,7 @@ __all__ = ["TargetSpeedBaseline", "count_prompt_characters"]
 _ANSWER_HALF_LIFE: Final = 4.0  # half-lives: of answers …
 _STEP_HALF_LIFE: Final = 128.0  # … and of plain steps
 _MIN_STEPS: Final = 8  # the first few are slow: buffers are new and caches cold
+_MAX_HICCUP: Final = 1.25  # times a step's usual time, as much as one counts where nothing else is written
 _CHARACTERS: Final = 100  # of a prompt; the first token's time is a line over its length …
 _POSITIONS: Final = 100  # … and a plain step's over the tokens before it
 
@@ -26,19 +28,22 @@ class TargetSpeedBaseline:
 
     def __init__(self) -> None:
         self.num_answers = 0
-        self.num_steps = 0
         self.is_counted = True  # whether the target counts its tokens; if not, those of answers are pieces of text
         # without evidence for a slope there is none
         self._first_s = ForwardCostLine(half_life=_ANSWER_HALF_LIFE, prior_ratio=1.0)
         self._token_s = RobustTokenCostAverage(half_life=_ANSWER_HALF_LIFE)
         self._piece_tokens = RobustTokenCostAverage(half_life=_ANSWER_HALF_LIFE)
-        # a hiccup of this machine counts, but one among the few steps of an answer must not tell the whole figure
-        self._step_s = ForwardCostLine(half_life=_STEP_HALF_LIFE, prior_ratio=1.0, max_outlier=1.25)
+        self._plain_steps: dict[int, _PlainSteps] = {}  # by how many answers were written at the same time
 
     @property
-    def num_plain_steps_needed(self) -> int:
-        """Plain steps that have to be measured before they tell something."""
-        return max(0, _MIN_STEPS - self.num_steps)
+    def num_steps(self) -> int:
+        """Plain steps that were measured."""
+        return sum(steps.number for steps in self._plain_steps.values())
+
+    def count_plain_steps_needed(self, num_concurrent: float = 1.0) -> int:
+        """Plain steps to be measured before they tell something of an answer beside so many others, itself included."""
+        steps = self._plain_steps.get(_round_concurrency(num_concurrent))
+        return _MIN_STEPS if steps is None else max(0, _MIN_STEPS - steps.number)
 
     @property
     def tokens_per_piece(self) -> float:
@@ -60,13 +65,14 @@ class TargetSpeedBaseline:
         if num_tokens > 1:
             self._token_s.update(num_tokens - 1, rest_s)
 
-    def add_plain_steps(self, num_prompt_tokens: int, rounds: Sequence[Round]) -> None:
-        """Add the plain steps among an answer's rounds."""
-        position = num_prompt_tokens
+    def add_plain_steps(self, num_prompt_tokens: int, rounds: Sequence[Round], *, num_concurrent: float = 1.0) -> None:
+        """Add the plain steps among an answer's rounds; so many answers were written at the same time."""
+        level, position = _round_concurrency(num_concurrent), num_prompt_tokens
+        steps = self._plain_steps.setdefault(level, _PlainSteps(is_alone=level == 1))
         for report in rounds:
             if not report.num_draft_tokens:  # what a draft took that had nothing to say is not the target's
-                self.num_steps += 1
-                self._step_s.update(1 + position // _POSITIONS, report.verify_s)
+                steps.number += 1
+                steps.cost_s.update(1 + position // _POSITIONS, report.verify_s)
             position += report.num_emitted_tokens
 
     def add_tokens_per_piece(self, num_pieces: int, num_tokens: int) -> None:
@@ -82,12 +88,33 @@ class TargetSpeedBaseline:
         first_s = self._first_s.base_s + self._first_s.per_token_s * (num_characters // _CHARACTERS)
         return first_s + max(0, num_tokens - 1) * token_s
 
-    def estimate_plain_steps_s(self, num_prompt_tokens: int, num_tokens: int) -> float | None:
-        """How long so many plain steps take after a prompt; None: not measured yet."""
-        if self.num_plain_steps_needed:
+    def estimate_plain_steps_s(
+        self, num_prompt_tokens: int, num_tokens: int, *, num_concurrent: float = 1.0
+    ) -> float | None:
+        """How long so many plain steps take after a prompt, beside so many others; None: not measured yet."""
+        if self.count_plain_steps_needed(num_concurrent):
             return None
+        cost_s = self._plain_steps[_round_concurrency(num_concurrent)].cost_s
         middle = (num_prompt_tokens + num_tokens / 2.0) / _POSITIONS
-        return num_tokens * (self._step_s.base_s + self._step_s.per_token_s * middle)
+        return num_tokens * (cost_s.base_s + cost_s.per_token_s * middle)
+
+
+class _PlainSteps:
+    """Plain steps at one level of concurrency: how many, and what each takes.
+
+    `is_alone`: beside no other answer. A hiccup of this machine counts then, but one among the few steps of an answer
+    must not tell the whole figure. Steps beside others wait for those every now and then, and the mean is what counts.
+    """
+
+    def __init__(self, *, is_alone: bool) -> None:
+        self.number = 0
+        self.cost_s = ForwardCostLine(
+            half_life=_STEP_HALF_LIFE, prior_ratio=1.0, max_outlier=_MAX_HICCUP if is_alone else math.inf
+        )
+
+
+def _round_concurrency(num_concurrent: float) -> int:
+    return max(1, round(num_concurrent))
 
 
 def count_prompt_characters(request: ChatRequest) -> int:

@@ -467,13 +467,15 @@ class LocalTimings:
     `prompt_s`: opening the target's session and reading the prompt. `open_draft_s`: opening the draft, which may read
     the prompt, too. `between_s`: from the end of a round to the beginning of the next, all together: text is decoded
     and handed on. All are seconds of this process's clock. `lookahead` is what the lookahead controller had measured
-    by then (`LookaheadController.describe`), empty without a draft.
+    by then (`LookaheadController.describe`), empty without a draft. `num_concurrent`: answers that the models of this
+    process wrote at the same time, this one included, on average.
     """
 
     prompt_s: float
     open_draft_s: float
     lookahead: Mapping[str, float] = field(default_factory=dict[str, float])
     between_s: float = 0.0
+    num_concurrent: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from llm_spec.chat import (
     StreamEvent,
     Usage,
 )
+from llm_spec.concurrent_answers import count_concurrent_answers
 from llm_spec.contract.draft import get_draft_capabilities
 from llm_spec.contract.local import (
     BoundedTokenizer,
@@ -98,7 +99,7 @@ def generate_events(
         is_new, reason = generation.fallback_reason != reason, generation.fallback_reason
         return [Fallback(reason)] if is_new and reason is not None else []
 
-    with generation:
+    with count_concurrent_answers() as average_concurrency, generation:
         for tokens in generation:
             report, events = text.emit_round(tokens)
             yield [*events, report, *pop_fallback_event()]
@@ -108,7 +109,9 @@ def generate_events(
         generation.close_draft()  # here, so that a failure can still be reported
         last_events = text.flush()
         finish = _make_finish(generation, text, len(prompt_ids), drafter)
-        times = LocalTimings(generation.prompt_s, generation.open_draft_s, learned, generation.between_s)
+        times = LocalTimings(
+            generation.prompt_s, generation.open_draft_s, learned, generation.between_s, average_concurrency()
+        )
         yield [*last_events, *pop_fallback_event(), times, finish]
 
 

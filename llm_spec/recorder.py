@@ -294,7 +294,8 @@ class AnswerRecorder:
     def add_plain_steps_to_baseline(self, baseline: TargetSpeedBaseline) -> None:
         """Add the plain steps of this answer, by a model in this process."""
         if self.finish is not None and self.finish.usage is not None:
-            baseline.add_plain_steps(self.finish.usage.input_tokens, self._rounds)
+            num_concurrent = self._local_timings.num_concurrent
+            baseline.add_plain_steps(self.finish.usage.input_tokens, self._rounds, num_concurrent=num_concurrent)
 
     def _find_kept_guarantee(self) -> TextGuarantee:
         """What holds for the text as it has come about."""
@@ -418,10 +419,10 @@ class AnswerRecorder:
     def _estimate_plain_steps_s(self, num_tokens: int, total_s: float, baseline: TargetSpeedBaseline) -> float | None:
         """The same answer in plain steps: what is part of neither a round nor the draft takes as long with them."""
         num_prompt = 0 if self.finish is None or self.finish.usage is None else self.finish.usage.input_tokens
-        steps_s = baseline.estimate_plain_steps_s(num_prompt, num_tokens)
+        local, num_rounds = self._local_timings, max(1, len(self._rounds))
+        steps_s = baseline.estimate_plain_steps_s(num_prompt, num_tokens, num_concurrent=local.num_concurrent)
         if steps_s is None:
             return None
-        local, num_rounds = self._local_timings, max(1, len(self._rounds))
         rounds_s = sum(report.draft_s + report.verify_s for report in self._rounds) + local.between_s
         others_s = max(0.0, total_s - self.consumer_wait_s - local.open_draft_s - rounds_s)
         return others_s + steps_s + num_tokens * local.between_s / num_rounds

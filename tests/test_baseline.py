@@ -72,6 +72,21 @@ def test_one_hiccup_does_not_tell_the_time_of_plain_steps(at: int) -> None:
     assert baseline.estimate_plain_steps_s(10, 100) == pytest.approx(1.0, rel=0.1)
 
 
+def test_plain_steps_beside_other_answers_are_measured_apart() -> None:
+    """They wait for each other: what a step takes alone tells nothing of four at a time, and neither does a median."""
+    baseline = TargetSpeedBaseline()
+    plain = Round(index=0, num_draft_tokens=0, num_accepted_tokens=0, num_emitted_tokens=1, verify_s=0.01)
+    baseline.add_plain_steps(10, [plain] * 20)
+    assert baseline.estimate_plain_steps_s(10, 100, num_concurrent=3.6) is None
+    assert baseline.count_plain_steps_needed(3.6) == 8
+    steps = [replace(plain, verify_s=0.1 if index % 4 == 0 else 0.02) for index in range(400)]
+    baseline.add_plain_steps(10, steps, num_concurrent=4.3)
+    assert baseline.count_plain_steps_needed(3.6) == 0
+    assert baseline.estimate_plain_steps_s(10, 100, num_concurrent=3.6) == pytest.approx(4.0, rel=0.05)
+    assert baseline.estimate_plain_steps_s(10, 100) == pytest.approx(1.0)
+    assert baseline.num_steps == 420
+
+
 def test_plain_steps_take_longer_behind_a_long_context() -> None:
     """The time of a step is a line over the tokens before it."""
     baseline = TargetSpeedBaseline()

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from llm_spec.chat import Guarantee, StreamEvent
+from llm_spec.concurrent_answers import count_open_answers
 from llm_spec.contract.draft import get_draft_capabilities
 from llm_spec.contract.local import TokenDrafter, TokenModel
 from llm_spec.errors import format_error_line
@@ -45,6 +46,7 @@ def _open_local_answer(
     context: StrategyContext, model: TokenModel, drafter: TokenDrafter
 ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
     config = context.config
+    num_plain_steps = context.pair_stats.baseline.count_plain_steps_needed(count_open_answers() + 1)
     opened = stream_token_model(
         model,
         context.request,
@@ -56,7 +58,7 @@ def _open_local_answer(
             max_draft_tokens=config.max_draft_tokens,
             draft_timeout_s=config.draft_timeout_s,
             plain_every=config.baseline_every,
-            min_plain_steps=context.pair_stats.baseline.num_plain_steps_needed if config.baseline_every else 0,
+            min_plain_steps=num_plain_steps if config.baseline_every else 0,
         ),
     )
     counts_drafts = not get_draft_capabilities(drafter).is_free

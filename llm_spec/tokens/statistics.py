@@ -200,6 +200,6 @@ def _weigh_outlier(seconds: float, expected: float | None, max_outlier: float = 
     """How far to keep earlier evidence, and the time to add to it."""
     if expected is None:
         return 1.0, seconds
-    if seconds < _REFUTED * expected:
+    if seconds < _REFUTED * expected and max_outlier < math.inf:
         return _DOUBT, seconds
     return 1.0, min(seconds, max_outlier * expected)

@@ -1,0 +1,53 @@
+"""How many answers the models in this process write at the same time: their steps wait for each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Final
+
+__all__ = ["count_concurrent_answers", "count_open_answers"]
+
+
+class _AnswerClock:
+    """Adds up the seconds of all answers; any thread may use it."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self._lock = threading.Lock()
+        self._changed_s = 0.0
+        self._answer_s = 0.0  # of all answers until then
+
+    def read_times(self, change: int = 0) -> tuple[float, float]:
+        """The time now, and the seconds of all answers until now; `change`: so many more are open from now on."""
+        with self._lock:
+            now_s = time.perf_counter()
+            self._answer_s += self.num_open * (now_s - self._changed_s)
+            self._changed_s = now_s
+            self.num_open += change
+            return now_s, self._answer_s
+
+
+_clock: Final = _AnswerClock()
+
+
+@contextmanager
+def count_concurrent_answers() -> Generator[Callable[[], float]]:
+    """An answer is written while the context is open; it gives what tells how many were, on average, since it began."""
+    began_s, answer_s = _clock.read_times(1)
+
+    def average() -> float:
+        now_s, now_answer_s = _clock.read_times()
+        return (now_answer_s - answer_s) / (now_s - began_s) if now_s > began_s else 1.0
+
+    try:
+        yield average
+    finally:
+        _clock.read_times(-1)
+
+
+def count_open_answers() -> int:
+    """How many answers are written now."""
+    return _clock.num_open
