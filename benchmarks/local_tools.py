@@ -105,9 +105,12 @@ class RecordingLookup(PromptLookup):
         super().__init__()
         self.answer_ids: list[int] = []  # of the latest answer; shared with the copies that requests get
 
-    def open_token_draft(self, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]) -> TokenDraft:
+    def open_token_draft_for_request(
+        self, request: ChatRequest | None, target: TokenModel, choose: TokenSampler, prompt_ids: Sequence[int]
+    ) -> TokenDraft:
         self.answer_ids.clear()
-        return RecordingTokenDraft(super().open_token_draft(target, choose, prompt_ids), self.answer_ids, prompt_ids)
+        draft = super().open_token_draft_for_request(request, target, choose, prompt_ids)
+        return RecordingTokenDraft(draft, self.answer_ids, prompt_ids)
 
 
 class RecordingTokenDraft:
@@ -215,8 +218,6 @@ class Table:
         theirs = read_by_transformers(raw)
         if theirs is None:
             outcome = "not read by transformers"
-        elif not raw:  # lookup was never asked for a proposal
-            outcome = "raw text not kept"
         elif ours == theirs:
             outcome = "equal"
         elif ours == [call for call in theirs[: raw.count("</tool_call>")] if call[0] in offered]:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from llm_spec.tokens.statistics import ExponentialMovingAverage, ForwardCostLine
 
-__all__ = ["DraftAgreementStats", "ReadingStats", "RowCallStats", "RowCycle"]
+__all__ = ["DraftAgreementStats", "ReadingStats", "RowCallStats", "RowCycle", "SingleCall"]
 
 _HALF_LIFE: Final = 512.0  # half-life, in tokens, of how well a draft agrees
 _CALL_HALF_LIFE: Final = 64.0  # of calls
@@ -25,6 +25,7 @@ _PRIOR_TOKENS: Final = 2.0  # … so many tokens
 _LOCAL_PRIOR_TOKENS: Final = 6.0  # what earlier answers say counts as so many tokens of this one
 _MIN_SECONDS: Final = 1e-9
 _MAX_RUN: Final = 128.0  # tokens in a row that a draft may be expected to be right
+_ASSUMED_ROW_SHARE: Final = 1 / 16  # of a call's time, that a row more is assumed to take before that was measured
 _MAX_LOSS: Final = 0.02  # of the target's own time: what finding out that rows do not pay may cost …
 _EXPECTED_TOKENS: Final = 256  # … and as much of an answer of so many tokens, or of its limit, before there is one
 
@@ -34,6 +35,18 @@ class RowCycle(NamedTuple):
 
     tokens: float
     seconds: float
+
+
+class SingleCall(NamedTuple):
+    """A call with no other beside it: its rows, the tokens that it gives on average, and seconds until the next one.
+
+    `drafting_s`: what a draft that begins anew takes for it.
+    """
+
+    num_rows: int
+    tokens: float
+    seconds: float
+    drafting_s: float
 
 
 class DraftAgreementStats:
@@ -133,13 +146,28 @@ class RowCallStats:
     def estimate_speedup(self, agreement: DraftAgreementStats, step_s: float, max_calls: int) -> float:
         """How many times as fast as a stream of `step_s` a token rows are in the long run.
 
-        `max_calls` may overlap, with each other or with a stream. With 0, calls one after another, it seldom pays and
-        is not tried.
+        `max_calls` may overlap, with each other or with a stream.
         """
-        if not max_calls:
-            return 0.0
         tokens, seconds = self.estimate_cycle(agreement.estimate_coverage_rate(), max_calls)
         return tokens * step_s / max(seconds, _MIN_SECONDS)
+
+    def find_best_single_call(self, agreement: DraftAgreementStats, max_rows: int, assumed_call_s: float) -> SingleCall:
+        """The best calls of at most `max_rows`, one after another; `assumed_call_s`: of a row that was not measured."""
+        call_s, row_s = self.call_s.base_s, self.call_s.per_token_s
+        if not self.is_measured:
+            call_s, row_s = assumed_call_s, assumed_call_s * _ASSUMED_ROW_SHARE
+        covered = agreement.estimate_coverage_rate()
+        calls = [self._estimate_single_call(covered, n, call_s + (n - 1) * row_s) for n in range(1, max_rows + 1)]
+        return max(calls, key=lambda call: call.tokens / max(call.seconds, _MIN_SECONDS))
+
+    def _estimate_single_call(self, covered: float, num_rows: int, call_s: float) -> SingleCall:
+        tokens = sum(covered**n for n in range(num_rows))
+        all_right = covered ** (num_rows - 1)
+        drafting_s = (num_rows - 1) * self.draft_token_s
+        from_start_s = drafting_s + (self.draft_start_s.value or 0.0) * (num_rows > 1)
+        # what follows a call that was right was drafted while it was under way
+        wait_s = all_right * max(0.0, drafting_s - call_s) + (1.0 - all_right) * from_start_s
+        return SingleCall(num_rows, tokens, call_s + wait_s, from_start_s)
 
     @property
     def draft_token_s(self) -> float:

@@ -158,9 +158,9 @@ class _BatchHistogram(Histogram):
     """A histogram that counts several values in one go."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
-        self._sum.inc(sum(amounts))
+        self._sum.inc(sum(amounts))  # pyright: ignore[reportUnknownMemberType] # it has no types
         for bucket, number in collections.Counter(map(partial(bisect_left, self._upper_bounds), amounts)).items():
-            self._buckets[bucket].inc(number)
+            self._buckets[bucket].inc(number)  # pyright: ignore[reportUnknownMemberType] # as above
 
 
 class _VisibleModelsRegistry(CollectorRegistry):

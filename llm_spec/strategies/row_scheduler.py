@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 from llm_spec.chat import Origin
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.pair_stats import PairStats
-from llm_spec.row_stats import DraftAgreementStats
+from llm_spec.row_stats import DraftAgreementStats, SingleCall
 from llm_spec.strategies.prompt_trial import PromptTrial
 
 __all__ = ["ConfirmedToken", "RowCall", "RowDecision", "RowScheduler"]
@@ -45,6 +45,7 @@ _WATCHED_SPEEDUP: Final = 0.8  # of rows, below which nothing that the draft say
 _MAX_STAKE: Final = 0.15  # of an answer's time, that may be lost where rows end its stream
 _MIN_LEAD: Final = 2  # tokens that rows are ahead of a stream before it is closed
 _FIRST_PAUSE: Final = 32  # tokens that a stream writes after rows did not pay, twice as many each time
+_DRAFT_PATIENCE: Final = 2.0  # times what drafting for a call usually takes, that the call waits for it
 _MAX_GAP: Final = 1.5  # times its usual step, beyond which a stream waits because of rows
 
 
@@ -151,6 +152,7 @@ class RowScheduler:
         self._stream_last_s = now_s
         self._rows_from: int | None = None  # the first position of sampled text that the stream may not write
         self._send_at_s = now_s  # when the next call is due
+        self._held_since_s: float | None = None  # since when one waits for more to be drafted, with no other beside it
         self._phase_s, self._phase_at = now_s, 0  # when rows were left alone, and how many tokens there were, …
         self._closed_at = 0  # … and those that the stream had come to
         self._late_s = 0.0  # that the answer is by rows that were alone
@@ -337,9 +339,12 @@ class RowScheduler:
         num_rows = min(num_drafted - first + 1, room, limit if self.calls else max(1, limit))
         if num_rows < 1:
             return
-        if num_rows == num_drafted - first + 1 < room and not self._is_draft_idle and now_s < self._send_at_s:
-            decision.wait_s = min(self._send_at_s - now_s, decision.wait_s or math.inf)  # more is to be drafted
-            return
+        if num_rows == num_drafted - first + 1 < room and not self._is_draft_idle:  # more is to be drafted
+            wait_s = self._send_at_s - now_s if self._max_open > 1 else self._wait_for_single_call(num_rows, now_s)
+            if wait_s > 0.0:
+                decision.wait_s = min(wait_s, math.inf if decision.wait_s is None else decision.wait_s)
+                return
+        self._held_since_s = None
         last = first + num_rows - 1
         call = RowCall(len(self.ids), first, tuple(self._drafted_ids[:last]), tuple(self._draft_s[first:last]))
         self._send_at_s = now_s + self._rows.estimate_call_s() / self._max_calls
@@ -348,6 +353,15 @@ class RowScheduler:
         self.calls.append(call)
         decision.calls.append(call)
         self._send_calls(first + num_rows, now_s, decision)
+
+    def _wait_for_single_call(self, num_rows: int, now_s: float) -> float:
+        """How long a call with no other beside it may wait for more than these rows."""
+        best = self._find_best_single_call()
+        if num_rows >= min(best.num_rows, 2 * self._rows.max_rows):
+            return 0.0
+        if self._held_since_s is None:
+            self._held_since_s = now_s
+        return self._held_since_s + _DRAFT_PATIENCE * best.drafting_s - now_s
 
     def _count_positions_with_rows(self) -> int:
         """How many positions after the confirmed ones will be written; a stream writes those before the first row."""
@@ -374,8 +388,7 @@ class RowScheduler:
 
     def _estimate_stream_lead_tokens(self, now_s: float) -> int:
         """How many tokens the stream writes until a call that is sent now is answered."""
-        step_s = self._pair_stats.target_token_s
-        call_s = self._rows.estimate_call_s() if self._rows.is_measured else self._get_first_token_s()
+        step_s, call_s = self._pair_stats.target_token_s, self._estimate_call_s()
         if self._max_open == 1:
             return 0
         if self._stream_opened_s is not None:
@@ -389,7 +402,7 @@ class RowScheduler:
         if not (is_known and num_drafted):
             return False
         if self._max_open == 1:  # nothing may run beside the stream: neither a trial nor rows that gain once
-            return self._estimate_speedup_of_rows() >= _MIN_SPEEDUP
+            return self._estimate_speedup_of_rows() >= _MIN_SPEEDUP and self._can_stake(now_s)
         if not self._rows.is_measured:
             return self._should_try_first_row(now_s)
         if first > num_drafted or not self._can_stake(now_s):
@@ -404,7 +417,7 @@ class RowScheduler:
         """Whether what is lost where rows are of no use is little: of sampled text they end the stream, at a price."""
         first_s = self._get_first_token_s()
         is_affordable = first_s <= self._estimate_allowance(now_s)
-        return self._is_greedy or (is_affordable and first_s + self._rows.estimate_call_s() <= self._limit_stake())
+        return self._is_insured() or (is_affordable and first_s + self._estimate_call_s() <= self._limit_stake())
 
     def _limit_stake(self) -> float:
         return _MAX_STAKE * self._rows.estimate_answer_s(self._pair_stats.target_token_s, self.max_tokens)
@@ -482,7 +495,9 @@ class RowScheduler:
         step_s = self._pair_stats.target_token_s
         lost_s = (now_s - self._phase_s) - (len(self.ids) - self._phase_at) * step_s
         allowance_s = min(self._estimate_allowance(now_s), self._limit_stake()) - self._get_first_token_s()
-        if not self._is_insured() and lost_s > max(2.0 * self._rows.estimate_call_s(), allowance_s):
+        # with one place a call is under way nearly always, and shows what it gives only at its end
+        usual_s = (2.0 if self._max_open > 1 else 3.0) * self._rows.estimate_call_s()
+        if not self._is_insured() and lost_s > max(usual_s, allowance_s):
             self._pause_rows()
             return True
         if self.calls or not (self._drafted_ids or self._is_draft_idle):
@@ -509,9 +524,19 @@ class RowScheduler:
     def _get_first_token_s(self) -> float:
         return self._pair_stats.first_token_s.value or 0.0
 
+    def _estimate_call_s(self) -> float:
+        """How long a call of one row takes; before that was measured, as long as a stream's first token."""
+        return self._rows.estimate_call_s() if self._rows.is_measured else self._get_first_token_s()
+
     def _estimate_speedup_of_rows(self) -> float:
-        max_calls = self._max_calls if self._max_open > 1 else 0
-        return self._rows.estimate_speedup(self._agreement, self._pair_stats.target_token_s, max_calls)
+        step_s = self._pair_stats.target_token_s
+        if self._max_open > 1:
+            return self._rows.estimate_speedup(self._agreement, step_s, self._max_calls)
+        call = self._find_best_single_call()
+        return call.tokens * step_s / max(call.seconds, _MIN_SECONDS)
+
+    def _find_best_single_call(self) -> SingleCall:
+        return self._rows.find_best_single_call(self._agreement, self._max_rows, self._get_first_token_s())
 
     def _estimate_run_of_right_tokens(self, num_drafted: int) -> float:
         """How many of the next drafted tokens are right, on average, before one is wrong."""

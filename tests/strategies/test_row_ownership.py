@@ -33,12 +33,18 @@ class PacedTarget(MarkovTarget):
         return await super().sample_next(prefixes, sampling)
 
 
-def draw(num_answers: int, num_tokens: int, patterns: Sequence[str] = ("aabbbc", "b", "abc", "cb", "a")) -> list[str]:
+def draw(
+    num_answers: int,
+    num_tokens: int,
+    patterns: Sequence[str] = ("aabbbc", "b", "abc", "cb", "a"),
+    *,
+    num_places: int = 4,
+) -> list[str]:
     async def texts() -> list[str]:
         request = ChatRequest.create("tell", temperature=1.0, max_tokens=num_tokens)
         target = PacedTarget(11)
         drafts = [LikelyDraft(patterns[n % len(patterns)]) for n in range(num_answers)]
-        return [await sampled_text(target, request, draft, max_concurrent_streams=4) for draft in drafts]
+        return [await sampled_text(target, request, draft, max_concurrent_streams=num_places) for draft in drafts]
 
     return run_virtual(texts())
 
@@ -68,6 +74,17 @@ class FasterWins(RowScheduler):
         return super().take_confirmed(now_s)
 
 
+class AsksAgain(RowScheduler):
+    """The planted fault: a call whose first token is not the draft's is dropped, and the stream goes on."""
+
+    def take_confirmed(self, now_s: float) -> ConfirmedToken | None:
+        call = next((call for call in self.calls if call.tokens is not None and call.num_rows > 1), None)
+        if call is not None and call.tokens is not None and call.tokens[0].token_id != call.assumed_ids[call.first]:
+            self.calls.remove(call)
+            self._dropped_calls.append(call)
+        return super().take_confirmed(now_s)
+
+
 SIZES = [(20, 300), (600, 6), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((60, 300), (1500, 6)))]
 
 
@@ -75,6 +92,17 @@ SIZES = [(20, 300), (600, 6), *(pytest.param(*size, marks=pytest.mark.slow) for 
 def test_text_of_streams_and_rows_that_overlap_has_the_targets_law(num_answers: int, num_tokens: int) -> None:
     """Windows of three tokens are as likely as in the target, in long answers and in those that hardly begin."""
     assert triples_p_value(draw(num_answers, num_tokens)) > 1e-3
+
+
+def test_with_one_place_streams_and_rows_by_turns_have_the_targets_law() -> None:
+    """A stream ends where rows begin, and begins where they end."""
+    assert triples_p_value(draw(200, 60, num_places=1)) > 1e-3
+
+
+def test_a_call_that_is_asked_again_where_the_draft_was_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the draft likes becomes likelier."""
+    monkeypatch.setattr(server_rounds, "RowScheduler", AsksAgain)
+    assert triples_p_value(draw(200, 60, num_places=1)) < 1e-6
 
 
 def test_the_law_holds_where_the_fault_would_show() -> None:

@@ -275,7 +275,64 @@ def test_no_more_is_open_than_may_be() -> None:
     alone = Run(paced(), max_open=1)
     alone.stream(2)
     decision = alone.decide()
-    assert (decision.closes_stream, decision.calls) == (False, [])  # calls one after another are not tried
+    assert (decision.closes_stream, decision.calls) == (True, [])  # it is closed before a call is sent
+    alone.scheduler.num_closing = 1
+    assert alone.decide().calls == []
+    alone.scheduler.num_closing = 0
+    assert len(alone.decide().calls) == 1
+    assert alone.decide().calls == []
+
+
+def test_with_one_place_the_first_call_of_a_server_has_one_row() -> None:
+    """The stream ends for it where the draft is good, and comes back where a call takes much longer than assumed."""
+    run = Run(paced(calls=False), max_open=1)
+    run.stream(6)
+    while not run.calls:
+        run.decide()
+    assert (run.num_closed, [call.num_rows for call in run.calls]) == (1, [1])
+    run.now_s += 1.0
+    run.answer(run.calls[0], seconds=1.0)
+    run.decide()
+    assert run.num_opened == 1
+    for _ in range(100):
+        run.stream()
+        run.decide()
+    assert run.num_closed == 1  # once was enough
+
+
+def test_with_one_place_a_draft_of_little_use_never_ends_the_stream() -> None:
+    """Calls one after another take nearly two steps each, and a token of three is right."""
+    run = Run(paced(agreement=0.33), max_open=1)
+    run.drafted = lambda: [0 if n % 3 else 100 + n for n in range(len(run.scheduler.ids), 200)]  # type: ignore[method-assign]
+    for _ in range(100):
+        run.stream()
+        run.decide()
+    assert (run.num_closed, run.calls) == (0, [])
+
+
+def test_with_one_place_a_call_waits_for_the_rows_that_pay_most() -> None:
+    """Not for ever: a draft that writes nothing more has shown all that the call is sent with."""
+    run = Run(paced(agreement=0.9), max_open=1)
+    run.stats.rows.draft_start_s.update(0.01)
+    run.stats.rows.add_drafted_tokens_time(10, 0.03)
+    run.scheduler.record_stream_ended(0.0)
+    scheduler = run.scheduler
+
+    def decide(num_drafted: int) -> RowDecision:
+        scheduler.update_draft(
+            run.drafted()[:num_drafted], [0.003] * num_drafted, run.now_s, is_idle=False, is_exhausted=False
+        )
+        return scheduler.decide_next_actions(run.now_s)
+
+    for num_drafted in (0, 1, 2):
+        decision = decide(num_drafted)
+        assert decision.calls == []
+        assert decision.wait_s is not None
+    assert [call.num_rows > 4 for call in decide(12).calls] == [True]
+    run.answer(scheduler.calls[0])
+    assert decide(1).calls == []
+    run.now_s += 0.1
+    assert [call.num_rows for call in decide(1).calls] == [2]
 
 
 def test_a_stream_beside_rows_takes_the_place_of_one() -> None:
