@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_the_mean_is_over_the_time_of_an_answer(clock: list[float]) -> None:
 def test_answers_of_local_models_are_counted(clock: list[float]) -> None:
     """From reading the prompt to the end, also of one that is left."""
 
-    def answer() -> Iterator[object]:
+    def answer() -> Generator[object]:
         request = ChatRequest.create("ab", max_tokens=6)
         for events in generate_events(TableModel("abcdefghij", order=1), request):
             clock[0] += 1.0

@@ -283,21 +283,21 @@ def test_a_race_measures_streams_as_they_arrive(consumer_s: float) -> None:
 def test_a_named_strategy_is_compared_with_a_plain_answer_now_and_then() -> None:
     """Its own first stream measures the target; then one answer in so many is plain, with `baseline_every=0` none."""
 
-    async def run(every: int) -> list[tuple[str, str | None, bool]]:
+    async def run(every: int, num_requests: int) -> list[tuple[str, str | None, bool]]:
         decoder = SpeculativeDecoder(
             SimulatedDraft(TEXT, 0.9, 1),
             SimulatedTarget(TEXT, by_ids=True, first_token_s=0.4, token_s=0.02),
             SpeculativeConfig(strategy="race", baseline_every=every),
         )
-        results = [await decoder.decode("tell") for _ in range(90)]
+        results = [await decoder.decode("tell") for _ in range(num_requests)]
         return [(result.strategy, result.plain_reason, result.speedup is None) for result in results]
 
-    measured = run_virtual(run(20))
+    measured = run_virtual(run(20, 60))
     plain = [index for index, (name, *_) in enumerate(measured) if name == "plain"]
     assert plain[0] == 8
     assert all(later - earlier >= 20 for earlier, later in pairwise(plain))
     assert len(plain) >= 3
-    assert [(name, reason) for name, reason, _ in run_virtual(run(0))] == [("race", None)] * 90
+    assert [(name, reason) for name, reason, _ in run_virtual(run(0, 30))] == [("race", None)] * 30
 
 
 @pytest.mark.parametrize(

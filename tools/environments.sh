@@ -4,7 +4,8 @@ command -v uv >/dev/null || {
   echo "$0 needs uv: pip install uv" >&2
   exit 1
 }
-pip_setting() { python3 -m pip config list | sed -n "s/^[^=]*\.$1='\(.*\)'\$/\1/p" | tr '\n' ' ' | sed 's/ *$//'; }
+export PIP_SETTINGS=${PIP_SETTINGS-$(python3 -m pip config list)} # read once for all environments: it takes half a second
+pip_setting() { sed -n "s/^[^=]*\.$1='\(.*\)'\$/\1/p" <<<"$PIP_SETTINGS" | tr '\n' ' ' | sed 's/ *$//'; }
 
 defaults() { # NAME VALUE: exports it where there is a value and the name has none
   if [ -n "$2" ] && [ -z "${!1:-}" ]; then export "$1=$2"; fi

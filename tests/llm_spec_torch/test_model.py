@@ -213,13 +213,13 @@ def resident_kib() -> int:
 
 
 @pytest.mark.slow
-async def test_memory_does_not_grow_over_a_thousand_requests(tiny_folder: Path) -> None:
+async def test_memory_does_not_grow_over_hundreds_of_requests(tiny_folder: Path) -> None:
     """Caches are made once and used again."""
     decoder = SpeculativeDecoder(PromptLookup(), TorchProvider(tiny_folder, max_requests=2))
     sizes: list[int] = []
-    for number in range(1000):
+    for number in range(500):
         await decoder.decode(f"x{number}", max_tokens=4, seed=number, temperature=1.0)
-        if number % 250 == 249:
+        if number % 125 == 124:
             gc.collect()
             sizes.append(resident_kib())
     assert sizes[-1] - sizes[0] < 4096, sizes

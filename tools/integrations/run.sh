@@ -14,6 +14,7 @@ if [ ${#names[@]} -eq 0 ]; then
   for folder in tests/integrations/*/requirements.txt; do names+=("$(basename "$(dirname "$folder")")"); done
 fi
 
+source tools/environments.sh
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 printf '%s\n' "${names[@]}" | xargs -P "${JOBS:-$(nproc)}" -I NAME bash -c '
