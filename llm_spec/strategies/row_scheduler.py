@@ -423,8 +423,14 @@ class RowScheduler:
         return _MAX_STAKE * self._rows.estimate_answer_s(self._pair_stats.target_token_s, self.max_tokens)
 
     def _tolerate_late(self, now_s: float) -> float:
-        """How late an answer may be where its stream is closed: a wrong token of the draft is no reason to open it."""
-        usual_s = max(2.0 * self._rows.estimate_call_s(), self._estimate_allowance(now_s))
+        """How late an answer may be where its stream is closed: a wrong token of the draft is no reason to open it.
+
+        Not at all where too much was lost already.
+        """
+        allowance_s = self._estimate_allowance(now_s)
+        if allowance_s <= 0.0:
+            return 0.0
+        usual_s = max(2.0 * self._rows.estimate_call_s(), allowance_s)
         return min(usual_s + self._get_first_token_s(), self._limit_stake() - self._late_s)
 
     def _should_try_first_row(self, now_s: float) -> bool:
