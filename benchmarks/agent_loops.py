@@ -336,6 +336,7 @@ async def main() -> None:
     except LlmSpecError as error:
         raise SystemExit(str(error)) from error
     if arguments.transcripts is not None:
+        arguments.transcripts.mkdir(parents=True, exist_ok=True)
         for run in runs:
             (arguments.transcripts / f"{run.draft or 'plain'}.json").write_bytes(run.transcript)
     print(f"{arguments.framework}, {arguments.model}: {arguments.loops} loops, temperature {arguments.temperature:g}")
