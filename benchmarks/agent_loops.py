@@ -242,7 +242,7 @@ async def run_langchain(run: Run, target: LlmProvider, project: Project) -> None
 
     @wrap_model_call
     async def take_turn(request: Any, handler: Any) -> Any:
-        settings = {"parallel_tool_calls": False, **run.options}
+        settings = {"parallel_tool_calls": False, "strict": True, **run.options}
         async with run.take_turn():
             return await handler(request.override(tool_choice=run.due_tool or "none", model_settings=settings))
 

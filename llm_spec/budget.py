@@ -86,7 +86,7 @@ class Budget:
             self._add_to_counter(_SPENT_TOKENS_COLUMN, num_tokens)
             self._add_to_counter(_SPENT_COST_COLUMN, cost)
 
-    def reserve(self, num_tokens: int, cost: float) -> bool:
+    def try_reserve(self, num_tokens: int, cost: float) -> bool:
         """Keep so much for a request, up to `release`; False: so much is not left.
 
         It is kept first and checked then: of two that take the last of it at once, both may be refused, none is let by.
@@ -236,7 +236,7 @@ class AnswerReservation:
 
     def _try_reserve_in_all_budgets(self, num_tokens: int, cost: float) -> bool:
         for index, budget in enumerate(self._budgets):
-            if not budget.reserve(num_tokens, cost):
+            if not budget.try_reserve(num_tokens, cost):
                 for other in self._budgets[:index]:
                     other.release(num_tokens, cost)
                 return False

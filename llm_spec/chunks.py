@@ -43,7 +43,7 @@ class CountedChunkStream:
         self._limit = config.limit
         self._breaker = breaker
         self._deadline = Deadline(config.deadline_s)
-        self._num_told_tokens: Usage | None = None
+        self._reported_usage: Usage | None = None
         self._num_pieces = 0
         self._is_complete = False
         self._reservation = reservation
@@ -52,7 +52,7 @@ class CountedChunkStream:
     @property
     def usage(self) -> Usage:
         """What the answer took so far."""
-        return self._num_told_tokens or Usage(
+        return self._reported_usage or Usage(
             input_tokens=estimate_request_tokens(self._request), output_tokens=self._num_pieces
         )
 
@@ -85,7 +85,7 @@ class CountedChunkStream:
 
     def _count_chunk(self, chunk: Mapping[str, Any]) -> bool:
         """Take in a chunk; whether it is to be the last."""
-        self._num_told_tokens = parse_usage(chunk) or self._num_told_tokens
+        self._reported_usage = parse_usage(chunk) or self._reported_usage
         choices: list[Mapping[str, Any]] = chunk.get("choices") or []
         self._num_pieces += sum(map(_count_choice_pieces, choices))
         has_enough = [self._choice_has_reached_max_tokens(choice) for choice in choices]

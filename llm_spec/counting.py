@@ -43,7 +43,9 @@ def estimate_request_tokens(request: ChatRequest) -> int:
     """
     num_bytes = sum(_count_utf8_bytes(message.text) for message in request.messages)
     others = [request.tools, request.response_format, request.extra]
-    num_others = sum(map(_estimate_json_value_bytes, others)) + sum(map(_count_non_text_bytes, request.messages))
+    num_others = sum(map(_estimate_json_value_bytes, others)) + sum(
+        map(_count_tool_call_and_file_bytes, request.messages)
+    )
     num_images = sum(map(_count_image_parts, request.messages))
     num_others += sum(
         _estimate_json_value_bytes(_list_uncounted_native_fields(message))
@@ -63,7 +65,7 @@ def _count_image_parts(message: ChatMessage) -> int:
     return sum(part.get("type") in _IMAGE_TYPES for part in (*parts, *_list_tool_result_parts(message)))
 
 
-def _count_non_text_bytes(message: ChatMessage) -> int:
+def _count_tool_call_and_file_bytes(message: ChatMessage) -> int:
     """Of the parts that are neither text nor images, and of tool calls."""
     parts = message.content if isinstance(message.content, tuple) else ()
     others = [part for part in parts if part.get("type") not in ("text", *_IMAGE_TYPES)]

@@ -161,7 +161,7 @@ class DeviceVerifier:
         if proposal or not self.has_own_draft:
             done = self._runner.verify([token.token_id for token in proposal])
         else:
-            done = self._runner.draft_and_verify(_count_wanted_draft_tokens(lookahead, draft_room), room_ahead)
+            done = self._runner.draft_and_verify(_choose_num_draft_tokens(lookahead, draft_room), room_ahead)
             proposal = [DraftToken(token_id) for token_id in done.drafted_ids]
         return VerifiedProposal(proposal, done.num_accepted, done.next_token_id, done.draft_s, done.verify_s)
 
@@ -169,7 +169,7 @@ class DeviceVerifier:
         self._runner.close()
 
 
-def _count_wanted_draft_tokens(lookahead: LookaheadController, draft_room: int) -> int:
+def _choose_num_draft_tokens(lookahead: LookaheadController, draft_room: int) -> int:
     """How many tokens to draft at once: as many as the lookahead policy chooses without their confidences."""
     max_drafted = min(lookahead.limit(), draft_room)
     count = min(1, max_drafted)

@@ -88,7 +88,7 @@ def test_threads_hold_no_token_twice() -> None:
     budget = Budget(max_tokens=10_000)
 
     def take(_: int) -> int:
-        return sum(budget.reserve(3, 0.0) for _ in range(1000))
+        return sum(budget.try_reserve(3, 0.0) for _ in range(1000))
 
     with ThreadPoolExecutor(8) as threads:
         num_taken = sum(threads.map(take, range(8)))
@@ -206,7 +206,7 @@ def test_a_piece_larger_than_a_slice_is_passed_on() -> None:
 def test_a_request_that_is_refused_was_not_sent() -> None:
     """What is asked for as the target's own chunks fails, as there is no result that could say so."""
     budget = Budget(max_tokens=10)
-    budget.reserve(10, 0.0)
+    budget.try_reserve(10, 0.0)
 
     async def check() -> None:
         target = ScriptedProvider("one two")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Capabilities",
     "ChunkStreaming",
-    "InputTokenCounting",
+    "InputTokenCounter",
     "LlmProvider",
 ]
 
@@ -92,7 +92,7 @@ class ChunkStreaming(Protocol):
 
 
 @runtime_checkable
-class InputTokenCounting(Protocol):
+class InputTokenCounter(Protocol):
     """A provider whose server counts the tokens of a request without answering it; optional beside `LlmProvider`."""
 
     async def count_input_tokens(self, request: ChatRequest) -> int:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 from llm_spec.errors import ConfigError
 from llm_spec.server.worker_process import (
     READY,
-    WorkerProcess,
+    SupervisedWorker,
     WorkerProgram,
     build_python_program_options,
     read_worker_channel,
@@ -55,13 +55,13 @@ class WorkerSupervisor:
         self._num_workers = num_workers
         self._program = WorkerProgram(target, arguments, inherited)
         self._on_death = on_death
-        self._workers: list[WorkerProcess] = []
+        self._workers: list[SupervisedWorker] = []
         self._has_served = False  # one of them has been
 
     def start_workers(self) -> None:
         """Start all, and wait until one of them serves; raises ConfigError, in its words, where one cannot."""
         for index in range(self._num_workers):
-            self._workers.append(WorkerProcess(*self._program.start(index)))
+            self._workers.append(SupervisedWorker(*self._program.start(index)))
         while not self._has_served:
             self._handle_next_worker_event()
 
@@ -119,7 +119,7 @@ class WorkerSupervisor:
         times_s = [worker.restart_at_s for worker in self._workers if worker.restart_at_s is not None]
         return max(0.0, min(times_s) - time.monotonic()) if times_s else None
 
-    def _read_worker_report(self, index: int, worker: WorkerProcess) -> None:
+    def _read_worker_report(self, index: int, worker: SupervisedWorker) -> None:
         """Read a part of a worker's report; at the end of its channel it has died."""
         chunk = read_worker_channel(worker.channel)
         report = worker.read_report(chunk)
@@ -132,7 +132,7 @@ class WorkerSupervisor:
         elif report is not None:
             _log_worker_error("worker_cannot_serve", worker=index, why=report)
 
-    def _handle_worker_death(self, index: int, worker: WorkerProcess) -> None:
+    def _handle_worker_death(self, index: int, worker: SupervisedWorker) -> None:
         code = worker.reap()
         lived_s = time.monotonic() - worker.started_s
         worker.num_quick_deaths = 0 if lived_s >= _MIN_LIFETIME_S else worker.num_quick_deaths + 1

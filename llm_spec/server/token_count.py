@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from llm_spec.chat import ChatRequest
-from llm_spec.contract.chat import InputTokenCounting, LlmProvider
+from llm_spec.contract.chat import InputTokenCounter, LlmProvider
 from llm_spec.counting import estimate_request_tokens
 from llm_spec.errors import InvalidRequestError, LlmSpecError
 
@@ -28,7 +28,7 @@ async def count_request_tokens(target: LlmProvider, request: ChatRequest) -> int
 
 
 async def _count_request_tokens_exactly(target: LlmProvider, request: ChatRequest, estimate: int) -> int | None:
-    if isinstance(target, InputTokenCounting):
+    if isinstance(target, InputTokenCounter):
         return await target.count_input_tokens(request)
     model, endpoint = target.capabilities.token_model, target.capabilities.token_endpoint
     if model is not None and estimate <= 2 * model.context_length:  # what cannot fit need not be encoded

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final
 
 __all__ = [
     "READY",
-    "WorkerProcess",
+    "SupervisedWorker",
     "WorkerProgram",
     "build_python_program_options",
     "read_worker_channel",
@@ -82,7 +82,7 @@ class WorkerProgram:
         return pid, ours.detach()
 
 
-class WorkerProcess:
+class SupervisedWorker:
     """A worker, through all the processes that it has been."""
 
     def __init__(self, pid: int, channel: int) -> None:

@@ -59,7 +59,7 @@ class SimulatedTarget:
         self._num_prompt = num_prompt_tokens
         self._texts = ["", "<prompt>"]
         self._ids: dict[str, int] = {}
-        self._asked: set[str] = set()
+        self._tokenized_pieces: set[str] = set()
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -78,8 +78,10 @@ class SimulatedTarget:
 
     async def encode(self, text: str) -> list[int]:
         pieces = split_into_pieces(text)
-        await asyncio.sleep(0.0 if self._asked.issuperset(pieces) else self._round_trip_s)  # known words are remembered
-        self._asked.update(pieces)
+        await asyncio.sleep(
+            0.0 if self._tokenized_pieces.issuperset(pieces) else self._round_trip_s
+        )  # known words are remembered
+        self._tokenized_pieces.update(pieces)
         return self._encode_pieces(pieces)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
@@ -178,13 +180,13 @@ class SimulatedDraft:
     async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
         self.num_calls += 1
         start = len(split_into_pieces(request.prefix))
-        async with aclosing(self._stream_guessed_rest(self._pieces[start : start + max_tokens])) as pieces:
+        async with aclosing(self._stream_draft_remainder(self._pieces[start : start + max_tokens])) as pieces:
             yield pieces
 
     async def aclose(self) -> None:
         """Nothing to release."""
 
-    async def _stream_guessed_rest(self, rest: Sequence[str]) -> AsyncGenerator[DraftPiece]:
+    async def _stream_draft_remainder(self, rest: Sequence[str]) -> AsyncGenerator[DraftPiece]:
         at = asyncio.get_running_loop().time() + self._first_token_s
         for piece in rest:
             wait_s = at - asyncio.get_running_loop().time()

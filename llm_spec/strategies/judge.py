@@ -90,13 +90,13 @@ class _JudgedAnswer:
         self._pair_stats = context.pair_stats
         self._clock = get_loop_clock()
         self._started_s = self._clock()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._background_draft = BackgroundDraft(
             draft,
             request,
             max_tokens=config.max_draft_tokens,
             timeout_s=config.draft_timeout_s,
-            changed=self._news.set,
+            changed=self._changed.set,
         )
         self._continues_prefix = get_draft_capabilities(draft).continues_prefix
         self._draft = JudgedDraft()
@@ -183,8 +183,8 @@ class _JudgedAnswer:
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._background_draft.ended:
-                    self._news.clear()
-                    await self._news.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
             self._background_draft.abandon_as_late(f"late: the draft took longer than {timeout_s:.3g} s")
 

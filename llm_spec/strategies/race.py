@@ -116,7 +116,7 @@ class _Race:
             max_tokens=request.max_tokens,
             now_s=self._clock(),
         )
-        self._news: asyncio.Queue[StreamArrival] = asyncio.Queue(_READ_AHEAD)
+        self._arrivals: asyncio.Queue[StreamArrival] = asyncio.Queue(_READ_AHEAD)
         self._readers: dict[RaceStream, StreamReader] = {}
         self._streams: dict[StreamReader, RaceStream] = {}
         self._preparing: asyncio.Task[None] | None = None
@@ -144,7 +144,7 @@ class _Race:
             await self._changed.wait()
             self._changed.clear()
             self._extend_expected_text()
-            self._handle_all_stream_news()
+            self._handle_arrivals()
             self._start_draft_and_streams()
             output = [*chain.output_events, *self._take_fallback_event()]
             chain.output_events.clear()
@@ -229,7 +229,7 @@ class _Race:
             begins_at=stream.num_prefix_tokens,
             has_calls=self._has_server_other_calls,
             changed=self._changed.set,
-            news=self._news,
+            arrivals=self._arrivals,
         )
         self._readers[stream], self._streams[reader] = reader, stream
         reader.task.add_done_callback(partial(self._handle_stream_closed, stream))
@@ -278,23 +278,23 @@ class _Race:
         except Exception as error:  # noqa: BLE001 - only speculation needs it
             self._stop_racing(error)
 
-    # -------------------------------------------------------------------------------------------- news
+    # -------------------------------------------------------------------------------------------- arrivals
 
-    def _handle_all_stream_news(self) -> None:
+    def _handle_arrivals(self) -> None:
         """Take what the streams wrote, in the order in which it came."""
-        while self._chain.finish is None and self._error is None and not self._news.empty():
-            news = self._news.get_nowait()
-            self._handle_stream_news(self._streams[news.reader], news)
+        while self._chain.finish is None and self._error is None and not self._arrivals.empty():
+            arrival = self._arrivals.get_nowait()
+            self._handle_stream_arrival(self._streams[arrival.reader], arrival)
 
-    def _handle_stream_news(self, stream: RaceStream, news: StreamArrival) -> None:
+    def _handle_stream_arrival(self, stream: RaceStream, arrival: StreamArrival) -> None:
         chain, has_begun = self._chain, stream.timer.first_s is not None
-        match news.event:
+        match arrival.event:
             case TextDelta() as delta:
-                news.reader.count_undisturbed_tokens(count_piece_tokens(delta), news)
-                is_disturbed = news.is_disturbed and not self._is_pace_undisturbed(stream)
-                chain.add_delta(stream, delta, news.arrived_s, is_disturbed=is_disturbed)
+                arrival.reader.count_undisturbed_tokens(count_piece_tokens(delta), arrival)
+                is_disturbed = arrival.is_disturbed and not self._is_pace_undisturbed(stream)
+                chain.add_delta(stream, delta, arrival.arrived_s, is_disturbed=is_disturbed)
             case Finish() as finish:
-                chain.record_stream_end(stream, finish, news.arrived_s, is_disturbed=news.is_disturbed)
+                chain.record_stream_end(stream, finish, arrival.arrived_s, is_disturbed=arrival.is_disturbed)
             case None:
                 error = TargetError(f"{self._name} ended its stream without a finish reason")
                 self._handle_stream_failure(stream, error)
@@ -311,7 +311,7 @@ class _Race:
             self._race_target.allow_disturbing_trials()
         if not has_begun and stream is not self._root and stream.timer.first_s is not None:
             self._pair_stats.streams.first_s.update(stream.timer.first_s - stream.timer.opened_s)
-        self._scheduler.record_progress(self._num_open_streams, news.arrived_s)
+        self._scheduler.record_progress(self._num_open_streams, arrival.arrived_s)
 
     def _handle_new_draft_text(self) -> None:
         """The draft wrote something: it waits for the target's next word, unless it is enough for another stream."""

@@ -107,7 +107,7 @@ class StrategyEntry:
     def load_prepare_function(self) -> Prepare:
         """Its function; raises ConfigError where that cannot be imported."""
         if isinstance(self.prepare, str):
-            return cast("Prepare", _import_object(self.name, self.prepare))
+            return cast("Prepare", _import_strategy(self.name, self.prepare))
         return self.prepare
 
 
@@ -227,16 +227,18 @@ def _load_strategy_entry(points: Sequence[EntryPoint]) -> StrategyEntry:
     name, places = points[0].name, sorted({point.value for point in points})
     if len(places) > 1:
         raise ConfigError(f"strategy {name!r} is registered by {' and '.join(places)}; uninstall one of the packages")
-    entry = _import_object(name, places[0])
+    entry = _import_strategy(name, places[0])
     if not isinstance(entry, StrategyEntry) or entry.name != name:
         raise ConfigError(f"entry point {name} = {places[0]} is not a StrategyEntry of that name")
     return entry
 
 
-def _import_object(name: str, place: str) -> object:
-    """What "module:attribute" means; whatever goes wrong in somebody's module becomes a ConfigError."""
-    module, _, attribute = place.partition(":")
+def _import_strategy(name: str, import_path: str) -> object:
+    """What `import_path` names ("module:attribute"); whatever goes wrong in somebody's module becomes a ConfigError."""
+    module, _, attribute = import_path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        raise ConfigError(f"strategy {name!r} cannot be loaded from {place}: {format_error_line(error)}") from error
+        raise ConfigError(
+            f"strategy {name!r} cannot be loaded from {import_path}: {format_error_line(error)}"
+        ) from error

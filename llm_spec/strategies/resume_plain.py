@@ -20,7 +20,7 @@ __all__ = [
     "continue_by_text",
     "sample_one_token_by_stream",
     "skip_repeated_text",
-    "stream_rest_plain",
+    "stream_remainder_plain",
 ]
 
 _NO_TOKEN_ID: Final = -1  # of an end whose token is not told
@@ -40,7 +40,7 @@ async def can_target_continue_text(target: LlmProvider) -> bool:
     return target.capabilities.continue_prefix
 
 
-async def stream_rest_plain(
+async def stream_remainder_plain(
     target: LlmProvider,
     endpoint: TokenEndpoint,
     request: ChatRequest,

@@ -458,7 +458,7 @@ class RowScheduler:
         covered = self._agreement.estimate_coverage_rate()
         return covered >= 0.5 and (not self._rows.is_measured or self._estimate_speedup_of_rows() >= _WATCHED_SPEEDUP)
 
-    def can_do_without_stream(self) -> bool:
+    def are_rows_faster_than_stream(self) -> bool:
         """Whether rows are known to be the faster way, and may write again what a stream has written, unseen."""
         is_known = self._is_greedy and self.can_send and not self._is_off and self._rows.is_measured
         return is_known and self._estimate_speedup_of_rows() >= _MIN_SPEEDUP

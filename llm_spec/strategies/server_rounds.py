@@ -41,7 +41,7 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 from llm_spec.strategies.base import StrategyContext
-from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_rest_plain
+from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_remainder_plain
 from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
 from llm_spec.strategies.token_answer import TokenAnswer
@@ -176,9 +176,9 @@ class _ServerRounds:
         while not self._is_over and self._error is None:
             await self._wait_for_change(wait_s)
             self._changed.clear()
-            await self._handle_all_news()
+            await self._handle_arrivals()
             if not self._is_over and self._error is None:
-                wait_s = await self._do_what_is_due()
+                wait_s = await self._apply_scheduler_decision()
             for event in self._take_output_events():
                 yield event
         if self._error is not None:
@@ -206,7 +206,7 @@ class _ServerRounds:
 
     # ---------------------------------------------------------------------------------------- deciding
 
-    async def _do_what_is_due(self) -> float | None:
+    async def _apply_scheduler_decision(self) -> float | None:
         """Do what is due; seconds until something will be, None where that depends on what comes."""
         self._encode_and_extend_draft()
         encoded, scheduler = self._encoded_draft, self._scheduler
@@ -225,7 +225,7 @@ class _ServerRounds:
             self._prompt_trial = asyncio.create_task(self._try_prompt(decision.num_trial_tokens))
         self._report_rounds(scheduler.take_dropped_calls())
         if decision.opens_stream:
-            await self._open_stream_of_rest()
+            await self._open_remainder_stream()
         return decision.wait_s
 
     def _take_output_events(self) -> list[StreamEvent]:
@@ -376,7 +376,7 @@ class _ServerRounds:
             stream.add_times_to_baseline(self._pair_stats.baseline, count_prompt_characters(self._request))
             self._cancel_and_track_task(stream.task)
 
-    async def _open_stream_of_rest(self) -> None:
+    async def _open_remainder_stream(self) -> None:
         """Have the target go on alone, after what is confirmed."""
         while len(self._closing) >= self._max_open:
             await asyncio.wait(self._closing, return_when=asyncio.FIRST_COMPLETED)
@@ -392,7 +392,7 @@ class _ServerRounds:
         await self._sample_to_character_end()
         if self._is_over or self._error is not None:
             return
-        rest = stream_rest_plain(
+        rest = stream_remainder_plain(
             self._target,
             self._endpoint,
             self._request,
@@ -403,10 +403,12 @@ class _ServerRounds:
         self._open_stream(aclosing(rest))
         self._scheduler.record_stream_opened(self._clock())
 
-    async def _handle_all_news(self) -> None:
+    async def _handle_arrivals(self) -> None:
         """Take in what has come since the last time."""
-        while self._stream is not None and not self._is_over and self._error is None and not self._stream.news.empty():
-            await self._handle_stream_news(self._stream, self._stream.news.get_nowait())
+        while (
+            self._stream is not None and not self._is_over and self._error is None and not self._stream.arrivals.empty()
+        ):
+            await self._handle_stream_arrival(self._stream, self._stream.arrivals.get_nowait())
             if self._scheduler.stream_at is None and not self._is_plain:
                 break
         while not self._is_over and (confirmed := self._scheduler.take_confirmed(self._clock())) is not None:
@@ -418,20 +420,20 @@ class _ServerRounds:
         if self._scheduler.stream_at is None and not self._is_plain:
             self._close_stream()
 
-    async def _handle_stream_news(self, stream: StreamReader, news: StreamArrival) -> None:
-        event = news.event
+    async def _handle_stream_arrival(self, stream: StreamReader, arrival: StreamArrival) -> None:
+        event = arrival.event
         is_needed = self._is_plain or self._scheduler.stream_at == len(self._scheduler.ids)
         if isinstance(event, TextDelta):
-            stream.time_arrived_tokens(count_piece_tokens(event), news)
+            stream.time_arrived_tokens(count_piece_tokens(event), arrival)
         if isinstance(event, TextDelta) and event.token_ids is not None and not self._is_plain:
-            await self._take_stream_tokens(stream, event, event.token_ids, news.arrived_s)
+            await self._take_stream_tokens(stream, event, event.token_ids, arrival.arrived_s)
         elif isinstance(event, Progress):
             self._output.append(event)
-        elif not is_needed or (isinstance(event, TextDelta) and self._can_rows_tell_token_ids()):
-            self._scheduler.record_stream_ended(news.arrived_s)
+        elif not is_needed or (isinstance(event, TextDelta) and self._can_rows_replace_stream()):
+            self._scheduler.record_stream_ended(arrival.arrived_s)
         elif isinstance(event, TransientError) and self._scheduler.ids and not (self._is_plain or self._has_given_up):
             self._give_up_rows(event)  # a new stream goes on from the very tokens
-            self._scheduler.record_stream_ended(news.arrived_s)
+            self._scheduler.record_stream_ended(arrival.arrived_s)
         elif isinstance(event, Exception):
             self._error = event
         elif event is None or isinstance(event, Finish):
@@ -476,9 +478,9 @@ class _ServerRounds:
         is_beginning = delta.text.startswith(known_text) and REPLACEMENT_CHARACTER not in known_text
         return delta.text[len(known_text) :] if is_beginning else None
 
-    def _can_rows_tell_token_ids(self) -> bool:
+    def _can_rows_replace_stream(self) -> bool:
         """Whether rows can tell the tokens of a text that a stream gives without their ids."""
-        return not self._is_plain and self._scheduler.can_do_without_stream()
+        return not self._is_plain and self._scheduler.are_rows_faster_than_stream()
 
     def _pass_on_plain_stream(self, event: StreamEvent) -> None:
         """The stream gives something else than tokens: what follows is its own, and nothing is speculated."""

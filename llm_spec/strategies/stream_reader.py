@@ -31,7 +31,7 @@ class StreamReader:
     """The target's own stream, read in a task of its own. `begins_at`: tokens of the answer before it.
 
     `is_in_step`: the answer goes up to where its last piece did. `is_at_boundary`: that piece ended with whole tokens'
-    text. `news`: a queue that it may share with other streams.
+    text. `arrivals`: a queue that it may share with other streams.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class StreamReader:
         begins_at: int,
         has_calls: Callable[[], bool],
         changed: Callable[[], None],
-        news: asyncio.Queue[StreamArrival] | None = None,
+        arrivals: asyncio.Queue[StreamArrival] | None = None,
     ) -> None:
         self.begins_at = begins_at
-        self.news: asyncio.Queue[StreamArrival] = asyncio.Queue(_READ_AHEAD) if news is None else news
+        self.arrivals: asyncio.Queue[StreamArrival] = asyncio.Queue(_READ_AHEAD) if arrivals is None else arrivals
         self.timer = timer
         self.is_in_step = self.is_at_boundary = True
         self._num_undisturbed = 0  # tokens after the first piece that came before anything disturbed it, …
@@ -56,18 +56,18 @@ class StreamReader:
         self._clock = get_loop_clock()
         self.task = asyncio.create_task(self._read_stream_to_end(opened))
 
-    def time_arrived_tokens(self, num_tokens: int, news: StreamArrival) -> None:
+    def time_arrived_tokens(self, num_tokens: int, arrival: StreamArrival) -> None:
         """Take the time of what came."""
-        self.count_undisturbed_tokens(num_tokens, news)
-        self.timer.add_tokens(num_tokens, news.arrived_s, is_disturbed=news.is_disturbed)
+        self.count_undisturbed_tokens(num_tokens, arrival)
+        self.timer.add_tokens(num_tokens, arrival.arrived_s, is_disturbed=arrival.is_disturbed)
 
-    def count_undisturbed_tokens(self, num_tokens: int, news: StreamArrival) -> None:
+    def count_undisturbed_tokens(self, num_tokens: int, arrival: StreamArrival) -> None:
         """Count what came, before its time is taken elsewhere."""
         is_first = self.timer.first_s is None
-        self._is_disturbed |= news.is_disturbed
+        self._is_disturbed |= arrival.is_disturbed
         if not (self._is_disturbed or is_first):
             self._num_undisturbed += num_tokens
-            self._undisturbed_s = news.arrived_s
+            self._undisturbed_s = arrival.arrived_s
 
     def stop_timing(self) -> None:
         """Its tokens cannot be counted, so that its times tell nothing."""
@@ -105,9 +105,9 @@ class StreamReader:
             await self._put_event(error)
 
     async def _put_event(self, event: StreamEvent | Exception | None) -> None:
-        if self.news.full():
+        if self.arrivals.full():
             self.timer.stop_timing()
         has_calls = self._has_calls()
-        await self.news.put(StreamArrival(event, self._clock(), has_calls or self._had_calls, self))
+        await self.arrivals.put(StreamArrival(event, self._clock(), has_calls or self._had_calls, self))
         self._had_calls = has_calls
         self._changed()

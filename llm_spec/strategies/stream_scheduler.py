@@ -108,7 +108,7 @@ class StreamScheduler:
         self._num_seen_takeovers = 0
         self._num_seen_agreed = 0
         self._num_extra = 0  # streams that are open beside the first one …
-        self._num_beside = 0  # … and tokens of the answer since there are so many
+        self._num_tokens_since_change = 0  # … and tokens of the answer since there are so many
         self._late_s = 0.0  # that the answer is later than without them
         self._num_tokens = 0
         self._last_s: float | None = None  # when the answer's last token came
@@ -275,7 +275,7 @@ class StreamScheduler:
         num_new = self._chain.num_answer_tokens - self._num_tokens
         self._num_tokens += num_new
         if num_open - 1 != self._num_extra:
-            self._num_extra, self._num_beside = num_open - 1, 0
+            self._num_extra, self._num_tokens_since_change = num_open - 1, 0
         if num_new < 1:
             return
         last_s, self._last_s = self._last_s, arrived_s
@@ -287,17 +287,17 @@ class StreamScheduler:
             return
         gap_s = min(arrived_s - last_s, _MAX_GAP * step_s) * (1.0 - _LATE_TOLERANCE)
         self._late_s = max(0.0, self._late_s + gap_s - step_s)
-        self._num_beside += num_new
+        self._num_tokens_since_change += num_new
         self._judge_server_room(arrived_s)
 
     def _judge_server_room(self, now_s: float) -> None:
         step_s = self._pair_stats.target_token_s
         is_trial = self._num_extra > self._stats.num_extra
         has_room = self._late_s <= _MAX_TRIAL_LOSS * step_s
-        if is_trial and self._num_beside >= _TRIAL_TOKENS and has_room:
+        if is_trial and self._num_tokens_since_change >= _TRIAL_TOKENS and has_room:
             self._stats.num_extra = self._num_extra
         allowance_s = self._estimate_allowance(now_s)
-        is_refuted = is_trial and self._num_beside >= _TRIAL_TOKENS and not has_room
+        is_refuted = is_trial and self._num_tokens_since_change >= _TRIAL_TOKENS and not has_room
         if is_refuted or self._late_s > max(allowance_s, _MAX_LATE * step_s):
             self._stats.num_extra = 0
             self._resume_at = self._num_tokens + self._pause_tokens

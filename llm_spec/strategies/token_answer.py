@@ -22,7 +22,7 @@ class TokenAnswer:
         self.text = ""
         self.held_ids: list[int] = []
         self._endpoint = endpoint
-        self._unshown_ids: list[int] = []  # whose text comes out with the next piece
+        self._unemitted_ids: list[int] = []  # whose text comes out with the next piece
         self._context_ids: list[int] = []  # of a stream, the last ones before `held_ids`
         self._is_cut = False  # whether they end inside a character
 
@@ -42,7 +42,7 @@ class TokenAnswer:
         Bytes of an incomplete character are held back: only later tokens tell which character it is. Raises what the
         server's decoding raises.
         """
-        self._unshown_ids.append(token.token_id)
+        self._unemitted_ids.append(token.token_id)
         if token.is_end:
             return None
         if not self.ends_inside_character and token.text and REPLACEMENT_CHARACTER not in token.text:
@@ -58,7 +58,7 @@ class TokenAnswer:
     def add_delta(self, delta: TextDelta) -> TextDelta:
         """Add a piece as a stream gives it: without text its tokens are held back until a later piece."""
         token_ids = delta.token_ids or ()
-        self._unshown_ids += token_ids
+        self._unemitted_ids += token_ids
         if not delta.text:
             self.held_ids += token_ids
             return TextDelta("", delta.origin, ())
@@ -71,7 +71,7 @@ class TokenAnswer:
         num_held = len(self.held_ids)
         self.held_ids.clear()
         self._is_cut = False
-        del self._unshown_ids[len(self._unshown_ids) - num_held :]
+        del self._unemitted_ids[len(self._unemitted_ids) - num_held :]
         return num_held
 
     async def flush(self, origin: Origin) -> TextDelta | None:
@@ -87,8 +87,8 @@ class TokenAnswer:
         if not text:
             return None
         self.text += text
-        num_shown = len(self._unshown_ids) - len(self.held_ids)
-        shown_ids, self._unshown_ids = self._unshown_ids[:num_shown], self._unshown_ids[num_shown:]
+        num_shown = len(self._unemitted_ids) - len(self.held_ids)
+        shown_ids, self._unemitted_ids = self._unemitted_ids[:num_shown], self._unemitted_ids[num_shown:]
         return TextDelta(text, origin, tuple(shown_ids))
 
     async def _decode_in_context(self, held_ids: Sequence[int]) -> str:

@@ -162,7 +162,7 @@ class _TableSession:
     def __init__(self, model: TableModel) -> None:
         self._model = model
         self._ids: list[int] = []
-        self._given: FloatArray | None = None
+        self._last_logits: FloatArray | None = None
         self._closed = False
 
     @property
@@ -178,13 +178,13 @@ class _TableSession:
         for position in range(start, start + len(token_ids)):
             if position in model.fail_at:
                 raise model.fail_at[position]
-        if self._given is not None:
-            self._given.fill(np.nan)  # logits are valid until the next call: whoever keeps them shall notice
+        if self._last_logits is not None:
+            self._last_logits.fill(np.nan)  # logits are valid until the next call: whoever keeps them shall notice
         self._ids += token_ids
-        self._given = np.stack(
+        self._last_logits = np.stack(
             [self._compute_logits_row(end) for end in range(len(self._ids) - num_rows, len(self._ids))]
         )
-        return self._given
+        return self._last_logits
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= len(self._ids):

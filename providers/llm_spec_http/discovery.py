@@ -20,9 +20,9 @@ from llm_spec.provider_kit import now
 from llm_spec_http.tokens import HttpTokenEndpoint
 from llm_spec_http.trial_pace import TrialPace
 
-__all__ = ["ServerAbilities", "forget_all_server_findings"]
+__all__ = ["ServerFeatures", "forget_all_server_findings"]
 
-_FIRST_PAUSE_S: Final = 60.0  # until an ability that was not there is tried again; twice as long each time …
+_FIRST_PAUSE_S: Final = 60.0  # until a feature that was not there is tried again; twice as long each time …
 _LAST_PAUSE_S: Final = 3600.0
 
 _MAX_SERVERS: Final = 1024  # that a process remembers
@@ -42,10 +42,10 @@ Check: TypeAlias = Callable[[], Awaitable[bool]]
 
 
 @dataclass(slots=True)
-class _AbilityFinding:
-    """What is known of one ability of a server."""
+class _FeatureFinding:
+    """What is known of one feature of a server."""
 
-    is_there: bool = False
+    is_supported: bool = False
     pause_s: float = 0.0
     found_at_s: float | None = None  # when it was found, or found to be missing; None: not tried
 
@@ -54,9 +54,9 @@ class _AbilityFinding:
 class _ServerFindings:
     """What is known of one server."""
 
-    endpoint: _AbilityFinding = field(default_factory=_AbilityFinding)
-    scorer: _AbilityFinding = field(default_factory=_AbilityFinding)
-    continuation: _AbilityFinding = field(default_factory=_AbilityFinding)
+    endpoint: _FeatureFinding = field(default_factory=_FeatureFinding)
+    scorer: _FeatureFinding = field(default_factory=_FeatureFinding)
+    continuation: _FeatureFinding = field(default_factory=_FeatureFinding)
 
 
 _servers: Final[OrderedDict[Hashable, _ServerFindings]] = OrderedDict()  # that providers of this process use or used
@@ -78,7 +78,7 @@ def _get_shared_findings(server: Hashable | None) -> _ServerFindings:
     return findings
 
 
-class ServerAbilities:
+class ServerFeatures:
     """What a server can do: `known`, less and more what was found out. Any number of event loops may use it.
 
     `server`: what tells it apart from others; what is found out is shared by all of this process that name it (None:
@@ -94,36 +94,36 @@ class ServerAbilities:
         server: Hashable | None = None,
     ) -> None:
         self.pace = TrialPace()
-        self._is_trial_wanted = False
+        self._is_trial_requested = False
         self._tokens = tokens
         self._token_id_trial = None if tokens is None else _TokenIdTrial(tokens, self.pace)
         self._known = replace(known, discoverable=_list_discoverable_features(known, tokens))
         self._check_continuation = check_continuation
         findings = _get_shared_findings(server)
-        self._endpoint, self._scorer = _ServerAbility(findings.endpoint), _ServerAbility(findings.scorer)
-        self._continuation = _ServerAbility(findings.continuation)
+        self._endpoint, self._scorer = _FeatureProbe(findings.endpoint), _FeatureProbe(findings.scorer)
+        self._continuation = _FeatureProbe(findings.continuation)
         self._capabilities_by_findings: dict[tuple[bool, ...], Capabilities] = {}
 
     @property
     def capabilities(self) -> Capabilities:
         """What it can do, as far as is known now."""
-        findings = (self._endpoint.is_there, self._scorer.is_there, self._continuation.is_missing)
+        findings = (self._endpoint.is_supported, self._scorer.is_supported, self._continuation.is_missing)
         if findings not in self._capabilities_by_findings:
             self._capabilities_by_findings[findings] = replace(
                 self._known,
-                token_endpoint=self._tokens if self._endpoint.is_there else None,
-                token_scorer=self._tokens if self._scorer.is_there else None,
+                token_endpoint=self._tokens if self._endpoint.is_supported else None,
+                token_scorer=self._tokens if self._scorer.is_supported else None,
                 continue_prefix=self._known.continue_prefix and not self._continuation.is_missing,
             )
         return self._capabilities_by_findings[findings]
 
-    def watch_beside_trial(
-        self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]], *, wants_trial: bool = False
+    def pace_trial_by_stream(
+        self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]], *, requests_trial: bool = False
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """An answer's stream, by which a trial is paced; one that nobody wants, or that has ended, costs it nothing."""
-        self._is_trial_wanted |= wants_trial
-        is_settled = self._endpoint.is_there or self._endpoint.is_missing
-        return self.pace.watch(opened) if self._is_trial_wanted and not is_settled else opened
+        self._is_trial_requested |= requests_trial
+        is_settled = self._endpoint.is_supported or self._endpoint.is_missing
+        return self.pace.watch(opened) if self._is_trial_requested and not is_settled else opened
 
     def get_untried_token_endpoint(self) -> HttpTokenEndpoint | None:
         """The calls with token ids, unless they were found to be missing."""
@@ -135,8 +135,8 @@ class ServerAbilities:
 
     async def aclose(self) -> None:
         """End the trials under way, before connections are closed; what others know does not change."""
-        for ability in (self._endpoint, self._scorer, self._continuation):
-            await ability.aclose()
+        for feature in (self._endpoint, self._scorer, self._continuation):
+            await feature.aclose()
 
     async def discover(self, feature: Feature) -> None:
         """Try a feature, if that is due; raises TransientError where a continuation cannot be tried now."""
@@ -145,43 +145,43 @@ class ServerAbilities:
             if self._known.continue_prefix:
                 await self._continuation.probe_if_due(self._check_continuation)
         elif tokens is not None and trial is not None:
-            self._is_trial_wanted = True
+            self._is_trial_requested = True
             await self._endpoint.probe_if_due(trial.run_to_end)
-            if feature == "token_scorer" and tokens.max_top and self._endpoint.is_there:
+            if feature == "token_scorer" and tokens.max_top and self._endpoint.is_supported:
                 await self._scorer.probe_if_due(lambda: _passes_check(_can_score_at_pace(tokens, self.pace)))
 
     def mark_feature_lost(self, feature: Feature) -> None:
         """A call has shown that a feature is not there any more."""
         if feature == "continue_prefix":
             self._continuation.mark_missing()
-        elif feature == "token_scorer" and self._scorer.is_there:
+        elif feature == "token_scorer" and self._scorer.is_supported:
             self._scorer.mark_missing()
-        elif feature == "token_endpoint" and self._endpoint.is_there:
+        elif feature == "token_endpoint" and self._endpoint.is_supported:
             self._endpoint.mark_missing()
             self._scorer.forget_finding()
             if self._tokens is not None:
                 self._tokens.forget_vocabulary()  # perhaps another model, with another vocabulary
 
 
-class _ServerAbility:
+class _FeatureProbe:
     """Whether a server can do something: tried when it is first needed, and where it could not, again after a pause.
 
-    The pause doubles, up to an hour, unless the ability had been there for longer than the last one.
+    The pause doubles, up to an hour, unless the feature had been there for longer than the last one.
     """
 
-    def __init__(self, finding: _AbilityFinding) -> None:
+    def __init__(self, finding: _FeatureFinding) -> None:
         self._finding = finding
         self._trials: dict[asyncio.AbstractEventLoop, _RunningTrial] = {}
 
     @property
-    def is_there(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether it was tried, and was there."""
-        return self._finding.is_there
+        return self._finding.is_supported
 
     @property
     def is_missing(self) -> bool:
         """Whether it was tried, and was not there."""
-        return self._finding.found_at_s is not None and not self._finding.is_there
+        return self._finding.found_at_s is not None and not self._finding.is_supported
 
     async def aclose(self) -> None:
         """End the trial of this event loop; keep what is found out from now on to oneself."""
@@ -218,27 +218,29 @@ class _ServerAbility:
         if not self.is_missing:
             if finding.found_at_s is None or now() - finding.found_at_s > finding.pause_s:
                 finding.pause_s = 0.0
-            self._set_finding(is_there=False)
+            self._set_finding(is_supported=False)
 
     def forget_finding(self) -> None:
         """Nothing is known of it any more."""
         finding = self._finding
-        finding.is_there, finding.pause_s, finding.found_at_s = False, 0.0, None
+        finding.is_supported, finding.pause_s, finding.found_at_s = False, 0.0, None
 
     # ------------------------------------------------------------------------------------------ inside
 
     def _is_probe_due(self) -> bool:
         finding = self._finding
-        return not finding.is_there and (finding.found_at_s is None or now() - finding.found_at_s >= finding.pause_s)
+        return not finding.is_supported and (
+            finding.found_at_s is None or now() - finding.found_at_s >= finding.pause_s
+        )
 
-    def _set_finding(self, *, is_there: bool) -> None:
+    def _set_finding(self, *, is_supported: bool) -> None:
         finding = self._finding
-        finding.is_there, finding.found_at_s = is_there, now()
-        if not is_there:
+        finding.is_supported, finding.found_at_s = is_supported, now()
+        if not is_supported:
             finding.pause_s = min(max(_FIRST_PAUSE_S, 2 * finding.pause_s), _LAST_PAUSE_S)
 
     async def _run_check_and_set_finding(self, check: Check) -> None:
-        self._set_finding(is_there=await check())
+        self._set_finding(is_supported=await check())
 
     async def _cancel_trial(self, loop: asyncio.AbstractEventLoop, trial: _RunningTrial) -> None:
         if self._trials.get(loop) is trial:
@@ -284,43 +286,47 @@ class _TokenIdTrial:
     def __init__(self, tokens: HttpTokenEndpoint, pace: TrialPace) -> None:
         self._tokens = tokens
         self._pace = pace
-        self._kept: dict[str, Any] = {}
+        self._cached_results: dict[str, Any] = {}
 
     async def run_to_end(self) -> bool:
         """Whether it works; what was kept of the calls is of no use then."""
-        works = await _passes_check(self._works())
-        self._kept.clear()
+        works = await _passes_check(self._check_token_id_support())
+        self._cached_results.clear()
         return works
 
-    async def _works(self) -> bool:
+    async def _check_token_id_support(self) -> bool:
         tokens = self._tokens
-        request, prompt_ids = await self._keep("conversation", self._encode_conversation)
-        word_ids = await self._keep("word ids", lambda: tokens.encode(_WORDS))
-        if await self._keep("round trip", lambda: _round_trip_test_text(tokens)) != _ROUND_TRIP_TEXT:
+        request, prompt_ids = await self._call_cached("conversation", self._encode_conversation)
+        word_ids = await self._call_cached("word ids", lambda: tokens.encode(_WORDS))
+        if await self._call_cached("round trip", lambda: _round_trip_test_text(tokens)) != _ROUND_TRIP_TEXT:
             return False
-        has_good_batch = await self._keep_paced("words", 10, lambda: _check_batch(tokens, [word_ids[:2], word_ids[:3]]))
+        has_good_batch = await self._call_cached_at_pace(
+            "words", 10, lambda: _check_batch(tokens, [word_ids[:2], word_ids[:3]])
+        )
         if has_good_batch is False:
             return False
-        chat = await self._keep_paced(
+        chat = await self._call_cached_at_pace(
             "chat", len(prompt_ids), lambda: _collect_text_and_ids(tokens.stream_chat(request))
         )
-        continued = await self._keep_paced(
+        continued = await self._call_cached_at_pace(
             "continued", len(prompt_ids), lambda: _collect_text_and_ids(tokens.stream_after(prompt_ids, request))
         )
         if chat != continued or has_good_batch:
             return chat == continued
         ends = [prompt_ids[: len(prompt_ids) - cut] for cut in range(3)]
-        has_good_batch = await self._keep_paced("ends", 6 * len(prompt_ids), lambda: _check_batch(tokens, ends))
+        has_good_batch = await self._call_cached_at_pace(
+            "ends", 6 * len(prompt_ids), lambda: _check_batch(tokens, ends)
+        )
         return has_good_batch is not False
 
-    async def _keep_paced(self, name: str, num_tokens: int, call: Callable[[], Awaitable[T]]) -> T:
+    async def _call_cached_at_pace(self, name: str, num_tokens: int, call: Callable[[], Awaitable[T]]) -> T:
         """What a call gave, or gives now, that reads so many tokens."""
-        return await self._keep(name, lambda: self._pace.run_call(num_tokens, call))
+        return await self._call_cached(name, lambda: self._pace.run_call(num_tokens, call))
 
-    async def _keep(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        if name in self._kept:
-            return cast("T", self._kept[name])
-        value = self._kept[name] = await call()
+    async def _call_cached(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        if name in self._cached_results:
+            return cast("T", self._cached_results[name])
+        value = self._cached_results[name] = await call()
         return value
 
     async def _encode_conversation(self) -> tuple[ChatRequest, list[int]]:

@@ -26,7 +26,7 @@ from llm_spec_http.answer import read_http_answer_chunks, read_http_answer_event
 from llm_spec_http.client import HttpClient
 from llm_spec_http.convert import build_request_body
 from llm_spec_http.dialects import DIALECTS, ServerDialect
-from llm_spec_http.discovery import ServerAbilities
+from llm_spec_http.discovery import ServerFeatures
 from llm_spec_http.tokens import HttpTokenEndpoint
 
 __all__ = ["HttpProvider"]
@@ -69,7 +69,7 @@ class HttpProvider:
             session=session,
         )
         api = dialect.token_api
-        self._abilities = ServerAbilities(
+        self._features = ServerFeatures(
             Capabilities(
                 tools=True,
                 response_format=True,
@@ -85,10 +85,10 @@ class HttpProvider:
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._abilities.capabilities
+        return self._features.capabilities
 
     def stream(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        return self._abilities.watch_beside_trial(self._stream_answer(request))
+        return self._features.pace_trial_by_stream(self._stream_answer(request))
 
     @asynccontextmanager
     async def _stream_answer(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
@@ -99,12 +99,12 @@ class HttpProvider:
                 yield events
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
-        tokens = self._abilities.get_untried_token_endpoint()
+        tokens = self._features.get_untried_token_endpoint()
         if tokens is None:
             return self.stream(request)
-        return self._abilities.watch_beside_trial(
-            tokens.stream_chat_trying_token_ids(request, on_refusal=self._abilities.mark_token_ids_missing),
-            wants_trial=True,
+        return self._features.pace_trial_by_stream(
+            tokens.stream_chat_trying_token_ids(request, on_refusal=self._features.mark_token_ids_missing),
+            requests_trial=True,
         )
 
     @asynccontextmanager
@@ -125,14 +125,14 @@ class HttpProvider:
         return read_whole_http_answer(self._client, answer, repeated=repeated, has_logprobs=has_logprobs)
 
     async def discover(self, feature: Feature) -> None:
-        await self._abilities.discover(feature)
+        await self._features.discover(feature)
 
     def mark_feature_lost(self, feature: Feature) -> None:
         """A call has shown that the server does not do something any more; `discover` tries it again after a while."""
-        self._abilities.mark_feature_lost(feature)
+        self._features.mark_feature_lost(feature)
 
     async def aclose(self) -> None:
-        await self._abilities.aclose()
+        await self._features.aclose()
         await self._client.aclose()
 
     # ------------------------------------------------------------------------------------------ inside

@@ -50,19 +50,19 @@ class TrialPace:
     async def run_call(self, num_tokens: int, call: Callable[[], Awaitable[T]]) -> T:
         """What a call gives that reads so many tokens; raises what it raises, and TimeoutError after 60 s."""
         answer = await self._wait_for_room(num_tokens)
-        began_s, num_before = (0.0, 0) if answer is None else (answer.last_s, answer.num_events)
+        last_event_s, num_events_before = (0.0, 0) if answer is None else (answer.last_s, answer.num_events)
         async with asyncio.timeout(_CALL_TIMEOUT_S):
             result = await call()
         if answer is not None:
-            late_s = await answer.measure_late_s(began_s, num_before)
+            late_s = await answer.measure_delay_s(last_event_s, num_events_before)
             self._late_per_token_s = late_s / num_tokens
-            for each in self._list_lively_answers():  # what makes one late makes all late
+            for each in self._list_active_answers():  # what makes one late makes all late
                 each.late_s += late_s
         return result
 
     async def _wait_for_room(self, num_tokens: int) -> _WatchedAnswer | None:
         """Wait until a call may be made; the answer that it is made beside, or None."""
-        while (answer := self._find_liveliest_answer()) is not None:
+        while (answer := self._find_latest_active_answer()) is not None:
             if answer.num_events >= _MIN_EVENTS:
                 late_s = answer.late_s + num_tokens * (self._late_per_token_s or 0.0)
                 if late_s <= _MAX_LATE * (now() - answer.opened_s):
@@ -70,11 +70,11 @@ class TrialPace:
             await answer.wait_for_event()
         return answer
 
-    def _find_liveliest_answer(self) -> _WatchedAnswer | None:
+    def _find_latest_active_answer(self) -> _WatchedAnswer | None:
         """The one that wrote last."""
-        return max(self._list_lively_answers(), key=lambda answer: answer.last_s, default=None)
+        return max(self._list_active_answers(), key=lambda answer: answer.last_s, default=None)
 
-    def _list_lively_answers(self) -> list[_WatchedAnswer]:
+    def _list_active_answers(self) -> list[_WatchedAnswer]:
         """Those of this event loop that wrote not long ago."""
         loop, silent_s = asyncio.get_running_loop(), now() - _MAX_SILENCE_S
         return [answer for answer in self._answers if answer.loop is loop and answer.last_s > silent_s]
@@ -113,16 +113,16 @@ class _WatchedAnswer:
             async with asyncio.timeout(_MAX_WAIT_S):
                 await self._changed.wait()
 
-    async def measure_late_s(self, began_s: float, num_before: int) -> float:
-        """How late it is through a call that was made after its event of a number, which had come at `began_s`."""
+    async def measure_delay_s(self, last_event_s: float, num_events_before: int) -> float:
+        """How late it is through a call that was made after its event of a number, which had come at `last_event_s`."""
         step_s = (self.last_s - self._first_s - self.late_s) / max(1, self.num_events - 1)
         ended_s, num_seen = now(), self.num_events
-        if ended_s - began_s <= (num_seen - num_before + 1) * step_s:
+        if ended_s - last_event_s <= (num_seen - num_events_before + 1) * step_s:
             return 0.0  # not even its next event is due
         while self._is_open and self.num_events == num_seen and now() - ended_s < _MAX_SILENCE_S:
             await self.wait_for_event()
         if not self._is_open:  # no more than one event was due when it ended
-            return max(0.0, self._closed_s - began_s - (self.num_events - num_before + 1) * step_s)
+            return max(0.0, self._closed_s - last_event_s - (self.num_events - num_events_before + 1) * step_s)
         if self.num_events == num_seen:  # its reader has stopped
-            return ended_s - began_s
-        return max(0.0, self.last_s - began_s - (self.num_events - num_before) * step_s)
+            return ended_s - last_event_s
+        return max(0.0, self.last_s - last_event_s - (self.num_events - num_events_before) * step_s)

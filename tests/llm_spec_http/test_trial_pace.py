@@ -160,7 +160,7 @@ async def test_only_answers_that_may_pace_a_trial_are_watched() -> None:
     async with ScriptedModelServer("one two three") as server:
         provider = HttpProvider("scripted", base_url=server.url, dialect=DIALECTS["vllm"])
         try:
-            watched, request = provider._abilities.pace._answers, ChatRequest.create("tell", max_tokens=3)
+            watched, request = provider._features.pace._answers, ChatRequest.create("tell", max_tokens=3)
             async with provider.stream(request):
                 assert watched == []
             async with provider.stream_with_token_ids(request), provider.stream(request):

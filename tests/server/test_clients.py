@@ -216,7 +216,7 @@ def test_a_worker_that_died_leaves_no_request_open() -> None:
     client = ClientRegistry(keys, ledger, 0).authenticate({"x-api-key": "secret-of-ann"})
     assert client.budget is not None
     client.budget.spend(60, 0.0)
-    assert client.budget.reserve(30, 0.0)
+    assert client.budget.try_reserve(30, 0.0)
     client.begin_client_request()
     ledger.settle_dead_worker(0)
     assert (client.budget.spent_tokens, client.budget.reserved_tokens) == (90, 0)

@@ -32,7 +32,7 @@ from llm_spec import (
 from llm_spec.chat_response import complete_from_stream
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.simulation import SimulatedTarget, run_virtual
-from llm_spec.strategies.resume_plain import continue_by_text, stream_rest_plain
+from llm_spec.strategies.resume_plain import continue_by_text, stream_remainder_plain
 from llm_spec.testing import ScriptedProvider
 
 ANSWER = "one two  three\n\nfour five six seven"
@@ -70,7 +70,7 @@ async def resumed(target: SimulatedTarget, num_confirmed: int, **options: Any) -
     answer_ids = (await target.encode(ANSWER))[:num_confirmed]
     text = await target.decode(answer_ids)
     request = ChatRequest.create("tell", **options)
-    plain = stream_rest_plain(target, target, request, prompt_ids=prompt_ids, answer_ids=answer_ids, text=text)
+    plain = stream_remainder_plain(target, target, request, prompt_ids=prompt_ids, answer_ids=answer_ids, text=text)
     deltas: list[TextDelta] = []
     finish: Finish | None = None
     async with aclosing(plain) as events:
@@ -119,7 +119,7 @@ def test_by_text_a_prefix_of_the_callers_own_stays_in_front() -> None:
 
     async def run() -> str:
         answer_ids = await target.encode(" one two")
-        plain = stream_rest_plain(
+        plain = stream_remainder_plain(
             target,
             target,
             ChatRequest.create("tell", prefix="Well:"),

@@ -33,7 +33,7 @@ def test_a_token_after_a_call_has_ended_is_disturbed_as_well() -> None:
         timer = PairStats().start_stream_timer()
         reader = StreamReader(opened(), timer, begins_at=0, has_calls=lambda: has_calls, changed=lambda: None)
         await reader.task
-        news = [reader.news.get_nowait() for _ in range(5)]
+        news = [reader.arrivals.get_nowait() for _ in range(5)]
         assert [entry.is_disturbed for entry in news] == [False, False, True, True, False]
 
     run_virtual(check())
