@@ -34,8 +34,7 @@ class TokenMeter:
         self._allowance = allowance
         self._price = price
         self._calls: list[MeteredCall] = []
-        self._num_encoded: int | None = None
-        self._num_pieces: int | None = None
+        self._prompt = _PromptTokenCounter(request)
 
     def open_call(
         self,
@@ -53,7 +52,9 @@ class TokenMeter:
         """
         # counted now: at the end it would be counted for all calls in one go
         num_prefix = 0 if request is None else count_pieces(request.prefix)
-        call = MeteredCall(self, request, num_input, num_output, is_free, num_prefix, counts_drafts=counts_drafts)
+        call = MeteredCall(
+            self._prompt, request, num_input, num_output, is_free, num_prefix, counts_drafts=counts_drafts
+        )
         if self._allowance is not None and not is_free:
             call.reservation = self._allowance.open_call_reservation(
                 self._price, call.estimate_input_tokens(), num_output=num_output, max_output=max_output
@@ -63,7 +64,7 @@ class TokenMeter:
 
     def record_prompt_tokens(self, num_tokens: int) -> None:
         """The prompt was encoded, and has so many tokens."""
-        self._num_encoded = num_tokens
+        self._prompt.num_encoded = num_tokens
 
     @property
     def num_calls(self) -> int:
@@ -96,14 +97,28 @@ class TokenMeter:
         """Tokens of the request itself: as the provider counted them, else as encoded, else in pieces."""
         counted = (call.counted for call in self._calls if call.is_for_request(self._request))
         found = next((usage.input_tokens for usage in counted if usage is not None), None)
-        return self.estimate_input_tokens(self._request, count_pieces(self._request.prefix)) if found is None else found
+        return (
+            self._prompt.estimate_tokens(self._request, count_pieces(self._request.prefix)) if found is None else found
+        )
 
-    def estimate_input_tokens(self, request: ChatRequest, num_prefix: int) -> int:
+
+class _PromptTokenCounter:
+    """How many tokens the prompt of `own_request` has, for all calls that are made for it.
+
+    Apart from `TokenMeter`, since calls that knew their meter would be freed, with all their events, only now and then.
+    """
+
+    def __init__(self, own_request: ChatRequest) -> None:
+        self.num_encoded: int | None = None
+        self._own_request = own_request
+        self._num_pieces: int | None = None
+
+    def estimate_tokens(self, request: ChatRequest, num_prefix: int) -> int:
         """How many tokens a request has, `num_prefix` of them in its prefix, where its provider does not count them."""
-        if request.messages is not self._request.messages:
+        if request.messages is not self._own_request.messages:
             return estimate_request_tokens(request) + num_prefix
-        if self._num_encoded is not None and request.prefix == self._request.prefix:
-            return self._num_encoded
+        if self.num_encoded is not None and request.prefix == self._own_request.prefix:
+            return self.num_encoded
         if self._num_pieces is None:  # the same for every stream of a race, and long
             self._num_pieces = estimate_request_tokens(request)
         return self._num_pieces + num_prefix
@@ -117,7 +132,7 @@ class MeteredCall:
     `counts_drafts`: the tokens that its rounds drafted are paid for, too.
     """
 
-    meter: TokenMeter
+    prompt: _PromptTokenCounter
     request: ChatRequest | None
     num_input: int | None
     num_output: int
@@ -217,7 +232,7 @@ class MeteredCall:
         """Tokens that it reads, as far as they can be counted here."""
         if self.num_input is not None:
             return self.num_input
-        return 0 if self.request is None else self.meter.estimate_input_tokens(self.request, self.num_prefix)
+        return 0 if self.request is None else self.prompt.estimate_tokens(self.request, self.num_prefix)
 
     def _estimate_output_tokens(self) -> int:
         """The rounds of a model in this process tell exactly."""

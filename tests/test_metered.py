@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from llm_spec import ChatRequest, StreamEvent, TargetError, TextDelta, Usage, complete_from_stream
+from llm_spec import (
+    ChatRequest,
+    SpeculativeDecoder,
+    StreamEvent,
+    TargetError,
+    TextDelta,
+    Usage,
+    complete_from_stream,
+)
 from llm_spec.discovery import FeatureDiscovery
 from llm_spec.metered import MeteredTarget
 from llm_spec.metering import TokenMeter
+from llm_spec.simulation import SimulatedTarget, run_virtual
 from llm_spec.testing import ScriptedProvider
 
 REQUEST = ChatRequest.create("two words")
@@ -42,3 +52,25 @@ async def test_a_stream_that_fails_counts_what_came(num_words: int, usage: Usage
     with pytest.raises(TargetError, match="refused"):
         await complete_from_stream(metered, REQUEST)
     assert (meter.num_calls, meter.usage) == (min(1, num_words), usage)
+
+
+def test_what_a_plain_answer_held_is_freed_at_once() -> None:
+    """Its events too: none waits for the garbage collector, which would take a server's time now and then."""
+
+    async def answer() -> None:
+        decoder = SpeculativeDecoder(None, SimulatedTarget("one two three", first_token_s=0.1, token_s=0.1))
+        async with decoder.stream("tell") as events:
+            async for _ in events:
+                pass
+
+    run_virtual(answer())
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        run_virtual(answer())
+        gc.collect()
+        left = [type(value).__name__ for value in gc.garbage if type(value).__module__.startswith("llm_spec")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert left == []
