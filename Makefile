@@ -19,9 +19,9 @@ lint: ## ruff
 	@$(step) "ruff check" ruff check .
 	@$(step) "ruff format" ruff format --check .
 
-types: mypy pyright ## mypy and pyright, strict
+types: pyright ## pyright, strict
 
-mypy:
+mypy: ## mypy, strict, as pre-commit runs it
 	@$(step) mypy mypy
 
 pyright:
@@ -30,7 +30,7 @@ pyright:
 docs: ## links of Markdown files, and the commands that they give
 	@$(step) docs pytest -n 0 tests/test_docs.py
 
-check-long: test-peers test-slow bench test-integrations ## the long suites; the one that waits most goes first
+check-long: test-slow bench test-integrations test-peers ## the long suites
 
 environments: ## other frameworks and clients, each with an environment; vLLM and llama-server; a browser: kept in a cache
 	@$(step) "environments: browser" tools/integrations/install_browser.sh
