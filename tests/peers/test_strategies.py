@@ -207,12 +207,25 @@ async def tokenized_otherwise(target: HttpProvider, index: int, ours: str, their
 
 # ------------------------------------------------------------------------------------------- sampling
 
-NUM_SAMPLES = 300
+NUM_SAMPLES = 200
+NUM_PLAIN_SAMPLES = 600
 SAMPLED_TOKENS = 8
 SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_k": 2, "max_tokens": SAMPLED_TOKENS}
 
 
-async def sampled(target: LlmProvider, draft: DraftProvider | None, strategy: StrategyName) -> tuple[Counter[str], int]:
+_plain_samples = Counter[str]()
+
+
+async def plain_samples(target: LlmProvider) -> Counter[str]:
+    """Texts of many sampled answers of the target alone."""
+    if not _plain_samples:
+        _plain_samples.update((await sampled(target, None, "plain", NUM_PLAIN_SAMPLES))[0])
+    return _plain_samples
+
+
+async def sampled(
+    target: LlmProvider, draft: DraftProvider | None, strategy: StrategyName, num_samples: int = NUM_SAMPLES
+) -> tuple[Counter[str], int]:
     """Texts of many sampled answers to one prompt, and how many drafted tokens were accepted."""
     decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy, max_concurrent_streams=4))
     if strategy != "race":  # rows are tried whether they pay or not: these answers are too short to stake anything
@@ -228,7 +241,7 @@ async def sampled(target: LlmProvider, draft: DraftProvider | None, strategy: St
         counts[result.content] += 1
         accepted += result.stats.num_accepted_draft_tokens
 
-    await asyncio.gather(*(one() for _ in range(NUM_SAMPLES)))
+    await asyncio.gather(*(one() for _ in range(num_samples)))
     return counts, accepted
 
 
@@ -251,7 +264,7 @@ async def test_sampled_answers_have_the_servers_own_law(vllm_target: str, strate
     target = provider("vllm", vllm_target)
     try:
         greedy = (await target.complete(ChatRequest.create(PROMPTS[0], temperature=0.0, max_tokens=40))).content
-        plain, _ = await sampled(target, None, "plain")
+        plain = await plain_samples(target)
         async with open_slow_relay(vllm_target, SLOW_TOKEN_S) as url:
             slow_target = provider("vllm", url)
             try:
