@@ -15,7 +15,14 @@ from llm_spec.chunk_timeouts import ChunkTimeouts
 from llm_spec.config import Timeouts
 from llm_spec.contract.chat import Capabilities, LlmProvider
 from llm_spec.contract.draft import DraftCapabilities, DraftPiece, DraftProvider, get_draft_capabilities
-from llm_spec.contract.endpoint import Feature, SampledToken, TokenEndpoint, TokenScorer, TopTokens
+from llm_spec.contract.endpoint import (
+    EarlyEncoding,
+    Feature,
+    SampledToken,
+    TokenEndpoint,
+    TokenScorer,
+    TopTokens,
+)
 from llm_spec.contract.local import TokenDraft, TokenModel, TokenSampler
 from llm_spec.counting import MaxTokensCutter
 from llm_spec.discovery import FeatureDiscovery, stream_with_token_ids_if_possible
@@ -25,7 +32,7 @@ from llm_spec.drafting.optional_members import (
     open_draft_for_request,
     open_token_draft,
 )
-from llm_spec.errors import TransientError
+from llm_spec.errors import TransientError, UnsupportedError
 from llm_spec.metering import MeteredCall, TokenMeter
 
 __all__ = ["MeteredDraft", "MeteredTarget", "count_call_if_target_is_metered"]
@@ -53,7 +60,7 @@ class ExternalCallMeter(Protocol):
 class MeteredTarget:
     """A target whose calls are counted, and fail after silence; otherwise the same.
 
-    An `LlmProvider`, `Discoverable` and `TokenIdStreaming`.
+    An `LlmProvider`, `Discoverable`, `TokenIdStreaming` and `EarlyEncoding`.
 
     What is found out of it serves all requests, and is not counted.
     """
@@ -98,6 +105,12 @@ class MeteredTarget:
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """With the ids if the target can request them (`TokenIdStreaming`), else without."""
         return self.count_external_call(stream_with_token_ids_if_possible(self._target, request), request)
+
+    async def encode_early(self, text: str) -> list[int]:
+        """By the target's own tokenizer, if it can be asked this early (`EarlyEncoding`)."""
+        if not isinstance(self._target, EarlyEncoding):
+            raise UnsupportedError(f"target {self.name} encodes nothing before it was tried")
+        return await self._chunk_timeouts.wait_for_first_chunk(self._target.encode_early(text))
 
     async def complete(self, request: ChatRequest) -> ChatResponse:
         return await complete_from_stream(self, request)

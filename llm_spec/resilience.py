@@ -152,7 +152,7 @@ class CircuitBreaker:
 
         What is raised inside is its outcome; any other is given to `record_outcome` before it is left.
         """
-        return _GuardedAttempt(self)
+        return _AttemptThroughBreaker(self)
 
     def begin_attempt(self) -> bool:
         """Let an attempt through, or raise CircuitOpenError; True: it is the trial, and the next waits for its end."""
@@ -186,7 +186,7 @@ class CircuitBreaker:
             )
 
 
-class _GuardedAttempt(AbstractContextManager[None]):
+class _AttemptThroughBreaker(AbstractContextManager[None]):
     def __init__(self, breaker: CircuitBreaker) -> None:
         self._breaker = breaker
         self._is_trial = False

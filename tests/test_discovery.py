@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from llm_spec import (
     ChatRequest,
+    DraftPiece,
     Round,
     Sampling,
     SpeculativeConfig,
@@ -134,6 +135,35 @@ class IdStreamingTarget(Shy):
         return self.stream_chat(request)
 
 
+class EarlyEncodingTarget(IdStreamingTarget):
+    """Its tokenizer can be asked during the trial; `early_failure` is what comes of that instead."""
+
+    def __init__(self, early_failure: Exception | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.early_s: list[float] = []  # when it was asked
+        self._early_failure = early_failure
+
+    async def encode_early(self, text: str) -> list[int]:
+        self.early_s.append(asyncio.get_running_loop().time())
+        if self._early_failure is not None:
+            raise self._early_failure
+        return await self.encode(text)
+
+
+class RestartTimedDraft(SimulatedDraft):
+    """It notes when its calls begin."""
+
+    def __init__(self, answer: str, agreement: float, seed: int) -> None:
+        super().__init__(answer, agreement, seed)
+        self.began_s: list[float] = []
+
+    @asynccontextmanager
+    async def draft(self, request: ChatRequest, max_tokens: int) -> AsyncGenerator[AsyncIterator[DraftPiece]]:
+        self.began_s.append(asyncio.get_running_loop().time())
+        async with super().draft(request, max_tokens) as pieces:
+            yield pieces
+
+
 class ScoringTarget(IdStreamingTarget):
     """It scores tokens, too, which takes part of its trial to find out."""
 
@@ -178,14 +208,48 @@ def test_an_answer_begins_beside_it_and_speculation_joins(target: IdStreamingTar
     run_virtual(check())
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_draft_is_judged_beside_the_trial(*, is_early: bool) -> None:
+    """Where the tokenizer can be asked, a draft that was wrong begins anew before the trial has ended."""
+
+    async def check() -> None:
+        target = (EarlyEncodingTarget if is_early else IdStreamingTarget)(trial_s=1.0, text=LONG_TEXT)
+        draft = RestartTimedDraft(LONG_TEXT, 0.5, 1)
+        config = SpeculativeConfig(strategy="probe", baseline_every=0)
+        async with SpeculativeDecoder(draft, target, config) as decoder:
+            result, _ = await seconds(decoder)
+        assert result.content == LONG_TEXT
+        began_s, ended_s = target.began_s, target.began_s + 1.0
+        assert [at_s for at_s in draft.began_s if at_s < began_s] == [0.0]
+        assert any(began_s <= at_s < ended_s for at_s in draft.began_s) == is_early
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("has_endpoint", [True, False])
+def test_a_tokenizer_that_fails_beside_the_trial_is_asked_after_it(*, has_endpoint: bool) -> None:
+    """What it could not encode in time is encoded then, if there is an endpoint; nothing is lost."""
+
+    async def check() -> None:
+        target = EarlyEncodingTarget(TransientError("busy"), trial_s=1.0, text=LONG_TEXT, has_endpoint=has_endpoint)
+        async with decoder_of(target, LONG_TEXT, strategy="probe", baseline_every=0) as decoder:
+            result, _ = await seconds(decoder)
+        assert 1 <= len(target.early_s) <= 4  # those under way when the first one failed
+        assert result.content == LONG_TEXT
+        assert bool(result.rounds) == has_endpoint
+
+    run_virtual(check())
+
+
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
         (IdStreamingTarget(trial_s=60.0), "discovery"),
+        (EarlyEncodingTarget(trial_s=60.0), "discovery"),
         (IdStreamingTarget(trial_s=0.1, has_endpoint=False), "target"),
         (IdStreamingTarget(trial_s=0.1, failure=TransientError("busy")), "draft_failed"),
     ],
-    ids=["is not over", "finds nothing", "fails"],
+    ids=["is not over", "is not over, encoded early", "finds nothing", "fails"],
 )
 def test_an_answer_that_does_not_wait_for_it_says_why_it_is_plain(target: IdStreamingTarget, reason: str) -> None:
     """It takes as long as plain, has the same text, and the reason is reported once."""

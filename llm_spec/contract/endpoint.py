@@ -10,6 +10,7 @@ from llm_spec.chat import ChatRequest, Sampling, StreamEvent
 
 __all__ = [
     "Discoverable",
+    "EarlyEncoding",
     "Feature",
     "FeatureLossAware",
     "SampledToken",
@@ -120,6 +121,18 @@ class TokenIdStreaming(Protocol):
 
         If the server refuses the field for them, the request is sent again without it.
         """
+        ...
+
+
+@runtime_checkable
+class EarlyEncoding(Protocol):
+    """A `Discoverable` whose tokenizer can be asked while the rest is being tried; optional beside it.
+
+    Drafts are encoded and judged by it meanwhile. Without it that begins after the trial.
+    """
+
+    async def encode_early(self, text: str) -> list[int]:
+        """As `TokenEndpoint.encode`, by a tokenizer that was not tried; raises UnsupportedError if there is none."""
         ...
 
 

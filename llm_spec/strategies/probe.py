@@ -12,7 +12,7 @@ from llm_spec.contract.draft import DraftProvider
 from llm_spec.contract.endpoint import SampledToken, TokenEndpoint
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
-from llm_spec.strategies.untried_endpoint import find_token_endpoint
+from llm_spec.strategies.undiscovered_endpoint import find_token_endpoint
 
 __all__ = ["prepare_or_refuse"]
 

@@ -36,7 +36,7 @@ from llm_spec.strategies.race_target import RaceTarget
 from llm_spec.strategies.stream_chain import StreamChain
 from llm_spec.strategies.stream_reader import MIN_BASELINE_TOKENS, StreamArrival, StreamReader
 from llm_spec.strategies.stream_scheduler import DraftRequest, StreamScheduler
-from llm_spec.strategies.untried_endpoint import find_token_endpoint
+from llm_spec.strategies.undiscovered_endpoint import find_token_endpoint
 from llm_spec.text import StopMatcher
 
 __all__ = ["prepare_or_refuse"]
@@ -267,13 +267,13 @@ class _Race:
         if was_by_ids and not target.is_by_ids:
             self._chain.output_events.append(_BY_TEXT)
             self._chain.set_max_tokens(self._request.max_tokens)
-        self._scheduler.can_begin, self._scheduler.can_try_prompt = True, target.is_by_ids
+        self._scheduler.can_begin, self._scheduler.can_read_prompt_end = True, target.is_by_ids
         self._changed.set()
 
-    async def _try_prompt(self, num_tokens: int) -> None:
+    async def _run_prompt_trial(self, num_tokens: int) -> None:
         """Have the end of the prompt read beside the first stream."""
         try:
-            await self._race_target.try_prompt(self._root, num_tokens)
+            await self._race_target.read_prompt_end(self._root, num_tokens)
             self._scheduler.prompt_trial.note_answer()
         except Exception as error:  # noqa: BLE001 - only speculation needs it
             self._stop_racing(error)
@@ -364,7 +364,7 @@ class _Race:
                 self._restart_draft_at_answer(request)
         num_tokens = scheduler.choose_prompt_trial(self._clock())
         if num_tokens is not None:
-            self._trying_prompt = asyncio.create_task(self._try_prompt(num_tokens))
+            self._trying_prompt = asyncio.create_task(self._run_prompt_trial(num_tokens))
         while self._error is None:
             parent = self._chain.last_stream
             is_whole = feed.ended and feed.is_complete

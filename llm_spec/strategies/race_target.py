@@ -16,7 +16,7 @@ from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.resume_plain import can_target_continue_text
 from llm_spec.strategies.stream_scheduler import PromptTokenCosts
-from llm_spec.strategies.untried_endpoint import UntriedEndpoint
+from llm_spec.strategies.undiscovered_endpoint import UndiscoveredEndpoint
 
 __all__ = ["RaceTarget"]
 
@@ -46,7 +46,7 @@ class RaceTarget:
     @property
     def is_being_tried(self) -> bool:
         """Whether the server has calls of ours that find out what it can do."""
-        is_endpoint_tried = isinstance(self._endpoint, UntriedEndpoint) and self._endpoint.is_being_tried
+        is_endpoint_tried = isinstance(self._endpoint, UndiscoveredEndpoint) and self._endpoint.is_being_tried
         return self._is_trying_text or is_endpoint_tried
 
     def open_first_stream(self) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
@@ -73,7 +73,7 @@ class RaceTarget:
             try:
                 self.costs.num_prompt_tokens = len(await asyncio.shield(self._prompts[root]))
             except UnsupportedError:
-                if not (isinstance(self._endpoint, UntriedEndpoint) and self._target.capabilities.continue_prefix):
+                if not (isinstance(self._endpoint, UndiscoveredEndpoint) and self._target.capabilities.continue_prefix):
                     raise
                 self._switch_to_text()
         if self._endpoint is not None and root.token_ids is None:  # it began before it was known to tell them
@@ -82,7 +82,7 @@ class RaceTarget:
             await self._root_shows_pace.wait()
             await self._try_text_continuation()
 
-    async def try_prompt(self, root: RaceStream, num_tokens: int) -> None:
+    async def read_prompt_end(self, root: RaceStream, num_tokens: int) -> None:
         """Have the last tokens of the prompt read; only by token ids."""
         if self._endpoint is not None:
             prompt_ids = await asyncio.shield(self._prompts[root])

@@ -15,7 +15,7 @@ from llm_spec.contract.endpoint import SampledToken, TokenEndpoint, TokenScorer,
 from llm_spec.errors import TargetError
 from llm_spec.strategies.base import ReadyStrategy, Refusal, StrategyContext, TextGuarantee, find_multi_call_refusal
 from llm_spec.strategies.server_rounds import VerifyRound, answer_in_rounds
-from llm_spec.strategies.untried_endpoint import find_scoring_endpoint
+from llm_spec.strategies.undiscovered_endpoint import find_scoring_endpoint
 from llm_spec.tokens.noise import NoisePurpose, draw_uniform_number
 from llm_spec.tokens.seed import draw_random_seed
 

@@ -45,7 +45,7 @@ from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_
 from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
 from llm_spec.strategies.token_answer import TokenAnswer
-from llm_spec.strategies.untried_endpoint import UntriedEndpoint
+from llm_spec.strategies.undiscovered_endpoint import UndiscoveredEndpoint
 from llm_spec.text import REPLACEMENT_CHARACTER, StopMatcher
 from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
 
@@ -222,7 +222,7 @@ class _ServerRounds:
         for call in decision.calls:
             self._send_row_call(call)
         if decision.num_trial_tokens is not None:
-            self._prompt_trial = asyncio.create_task(self._try_prompt(decision.num_trial_tokens))
+            self._prompt_trial = asyncio.create_task(self._run_prompt_trial(decision.num_trial_tokens))
         self._report_rounds(scheduler.take_dropped_calls())
         if decision.opens_stream:
             await self._open_remainder_stream()
@@ -304,11 +304,11 @@ class _ServerRounds:
     def _has_other_server_calls(self) -> bool:
         """Whether the server has other work of ours beside its stream; it has where it is found out what it can do."""
         endpoint = self._endpoint
-        is_discovering = isinstance(endpoint, UntriedEndpoint) and endpoint.is_being_tried
+        is_discovering = isinstance(endpoint, UndiscoveredEndpoint) and endpoint.is_being_tried
         is_trying = is_discovering and not self._has_given_up
         return bool(self._tasks) or is_trying or self._scheduler.prompt_trial.is_running
 
-    async def _try_prompt(self, num_tokens: int) -> None:
+    async def _run_prompt_trial(self, num_tokens: int) -> None:
         """Have the end of the prompt and the answer read."""
         try:
             await self._endpoint.sample_next([self._list_context_ids()[-num_tokens:]], self._request.sampling)

@@ -91,7 +91,7 @@ class StreamScheduler:
         self.can_begin = False  # whether it is known how further streams are begun
         self.is_off = False  # nothing more is begun
         self.num_opened = 0  # streams beside the first one, in all
-        self.can_try_prompt = False  # whether a part of the prompt can be read by itself
+        self.can_read_prompt_end = False  # whether a part of the prompt can be read by itself
         self.prompt_trial = PromptTrial(pair_stats.rows.reading)
         self._chain = chain
         self._pair_stats = pair_stats
@@ -205,7 +205,7 @@ class StreamScheduler:
 
     def choose_prompt_trial(self, now_s: float) -> int | None:
         """How many tokens of the prompt are to be read now, before a second stream reads all of them; None: none."""
-        is_of_use = self.can_try_prompt and not self.is_off and self._may_try_stream(now_s)
+        is_of_use = self.can_read_prompt_end and not self.is_off and self._may_try_stream(now_s)
         if self._stats.num_extra or not is_of_use or self._last_s is None:
             return None
         return self.prompt_trial.begin(self._costs.num_prompt_tokens, self._estimate_allowance(now_s), self._last_s)
@@ -227,7 +227,7 @@ class StreamScheduler:
         return self._num_tokens >= self._resume_at and _TRIAL_TOKENS * step_s <= self._estimate_allowance(now_s)
 
     def _may_read_prompt(self, now_s: float) -> bool:
-        if not self.can_try_prompt:
+        if not self.can_read_prompt_end:
             return True
         if self.prompt_trial.is_running:
             return False

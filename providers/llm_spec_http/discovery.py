@@ -2,7 +2,7 @@
 
 Each check compares two ways to the same greedy tokens. It costs a handful of short requests, once per process, and
 again after a while where the answer was no: servers are updated, and others take their place behind one address. They
-are made one after another, at a pace that holds no answer up for long (`trial_pace.py`).
+are made a few at a time, at a pace that holds no answer up for long (`trial_pace.py`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _ROUND_TRIP_TEXT: Final = "def naïve(x):\n    return x + 1  # one more\n"
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[], Awaitable[bool]]
+_TextAndIds: TypeAlias = tuple[str, list[int]]
 
 
 @dataclass(slots=True)
@@ -279,7 +280,7 @@ class _TokenIdTrial:
     """Whether chat, continued ids and batched one-token completions give the same tokens, and text survives ids.
 
     An answer may be under way, which a server without room to spare writes more slowly meanwhile. So it reads few
-    tokens: the beginnings of a few words, and one short conversation, which is in the server's cache the second time.
+    tokens: the beginnings of a few words, and one short conversation, in two ways at once.
     What a call gave is kept: a trial that was left goes on where it was.
     """
 
@@ -305,11 +306,8 @@ class _TokenIdTrial:
         )
         if has_good_batch is False:
             return False
-        chat = await self._call_cached_at_pace(
-            "chat", len(prompt_ids), lambda: _collect_text_and_ids(tokens.stream_chat(request))
-        )
-        continued = await self._call_cached_at_pace(
-            "continued", len(prompt_ids), lambda: _collect_text_and_ids(tokens.stream_after(prompt_ids, request))
+        chat, continued = await self._call_cached_at_pace(
+            "conversation's answers", 2 * len(prompt_ids), lambda: _answer_both_ways(tokens, prompt_ids, request)
         )
         if chat != continued or has_good_batch:
             return chat == continued
@@ -355,6 +353,16 @@ async def _check_batch(tokens: HttpTokenEndpoint, prefixes: list[list[int]]) -> 
     return None if len({token.token_id for token in batch.result()}) == 1 else True
 
 
+async def _answer_both_ways(
+    tokens: HttpTokenEndpoint, prompt_ids: list[int], request: ChatRequest
+) -> tuple[_TextAndIds, _TextAndIds]:
+    """What the server answers a chat, and what it continues its token ids with."""
+    async with asyncio.TaskGroup() as group:
+        chat = group.create_task(_collect_text_and_ids(tokens.stream_chat(request)))
+        continued = group.create_task(_collect_text_and_ids(tokens.stream_after(prompt_ids, request)))
+    return chat.result(), continued.result()
+
+
 async def _can_score_at_pace(tokens: HttpTokenEndpoint, pace: TrialPace) -> bool:
     prompt_ids = await tokens.encode_chat(_REQUESTS[-1])
     return await pace.run_call(3 * len(prompt_ids), lambda: can_score_tokens(tokens, prompt_ids))
@@ -373,7 +381,7 @@ async def can_score_tokens(tokens: HttpTokenEndpoint, prompt_ids: list[int]) -> 
 
 async def _collect_text_and_ids(
     stream_context: AbstractAsyncContextManager[AsyncIterator[StreamEvent]],
-) -> tuple[str, list[int]]:
+) -> _TextAndIds:
     text, token_ids = "", list[int]()
     async with stream_context as events:
         async for event in events:

@@ -10,6 +10,7 @@ from llm_spec.chat import ChatRequest, Sampling, StreamEvent
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.endpoint import (
     Discoverable,
+    EarlyEncoding,
     Feature,
     SampledToken,
     TokenEndpoint,
@@ -18,25 +19,27 @@ from llm_spec.contract.endpoint import (
 )
 from llm_spec.counting import count_answer_tokens_in_event
 from llm_spec.discovery import stream_with_token_ids_if_possible
-from llm_spec.errors import UnsupportedError
+from llm_spec.errors import LlmSpecError, UnsupportedError
 from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.stream_reader import MIN_BASELINE_TOKENS
 
-__all__ = ["UntriedEndpoint", "UntriedScorer", "find_scoring_endpoint", "find_token_endpoint"]
+__all__ = ["UndiscoveredEndpoint", "UndiscoveredScorer", "find_scoring_endpoint", "find_token_endpoint"]
 
 
-class UntriedEndpoint:
+class UndiscoveredEndpoint:
     """A `TokenEndpoint` of a target that is being discovered.
 
-    The chat's own stream begins at once, with token ids where the server tells them. Every other call waits until the
-    endpoint has been tried, which begins once the stream has shown how fast it is by itself. Raises UnsupportedError
-    where the target turns out to have none. `feature`: what is to be tried; a scorer is tried with its endpoint.
+    The chat's own stream begins at once, with token ids where the server tells them. Once it has shown how fast it is
+    by itself, the endpoint is tried. Text is encoded meanwhile, so that the draft can be judged: a tokenizer does not
+    slow a stream. Every other call waits until the endpoint has been tried. Raises UnsupportedError where the target
+    turns out to have none. `feature`: what is to be tried; a scorer is tried with its endpoint.
     """
 
     def __init__(self, target: LlmProvider, feature: Feature = "token_endpoint") -> None:
         self._target = target
         self._feature: Feature = feature
         self._may_try = asyncio.Event()
+        self._can_encode_early = True  # as far as is known
 
     @property
     def context_length(self) -> int | None:
@@ -49,6 +52,13 @@ class UntriedEndpoint:
         return self._may_try.is_set() and not self._is_feature_found
 
     async def encode(self, text: str) -> list[int]:
+        await self._may_try.wait()
+        target = self._target
+        if self._can_encode_early and not self._is_feature_found and isinstance(target, EarlyEncoding):
+            try:
+                return await target.encode_early(text)
+            except LlmSpecError:
+                self._can_encode_early = False
         return await (await self._wait_for_endpoint()).encode(text)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
@@ -101,8 +111,8 @@ class UntriedEndpoint:
         return endpoint
 
 
-class UntriedScorer:
-    """A `TokenScorer` of a target whose `UntriedEndpoint` is being discovered with it, and is waited for first.
+class UndiscoveredScorer:
+    """A `TokenScorer` of a target whose `UndiscoveredEndpoint` is being discovered with it, and is waited for first.
 
     `max_top` is what every scorer reports. Raises UnsupportedError where the target turns out to have none.
     """
@@ -122,7 +132,7 @@ def find_token_endpoint(context: StrategyContext) -> TokenEndpoint | None:
     """The target's token endpoint, be it known or still untried; None: it has none."""
     endpoint = context.target.capabilities.token_endpoint
     if endpoint is None and "token_endpoint" in context.untried:
-        return UntriedEndpoint(context.target)
+        return UndiscoveredEndpoint(context.target)
     return endpoint
 
 
@@ -132,5 +142,5 @@ def find_scoring_endpoint(context: StrategyContext) -> tuple[TokenEndpoint, Toke
     if can.token_endpoint is not None and can.token_scorer is not None:
         return can.token_endpoint, can.token_scorer
     if "token_scorer" in context.untried and context.request.sampling.temperature == 0:
-        return UntriedEndpoint(context.target, "token_scorer"), UntriedScorer(context.target)
+        return UndiscoveredEndpoint(context.target, "token_scorer"), UndiscoveredScorer(context.target)
     return None
