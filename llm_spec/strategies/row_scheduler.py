@@ -29,6 +29,7 @@ from llm_spec.chat import Origin
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.pair_stats import PairStats
 from llm_spec.row_stats import DraftAgreementStats, SingleCall
+from llm_spec.strategies.drafted_tokens import DraftedTokens
 from llm_spec.strategies.prompt_trial import PromptTrial
 
 __all__ = ["ConfirmedToken", "RowCall", "RowDecision", "RowScheduler"]
@@ -128,6 +129,7 @@ class RowScheduler:
         self.stream_at: int | None = 0  # the position that the stream writes next; None: there is none
         self.can_send = False  # whether the prompt is known, …
         self.num_prompt_tokens = 0  # … which has so many tokens
+        self.draft = DraftedTokens(pair_stats.rows, now_s)
         self.prompt_trial = PromptTrial(pair_stats.rows.reading)
         self.can_leave = True  # whether a stream can go on from what is confirmed
         self.num_closing = 0  # calls and streams that are not needed, and still open
@@ -140,12 +142,6 @@ class RowScheduler:
         self._max_open = max_open
         self._max_calls = min(max_calls, max_open)
         self._max_rows = max_rows
-        self._drafted_ids: list[int] = []  # after those that are confirmed
-        self._draft_s: list[float] = []
-        self._draft_began_s: float | None = None  # None: its first token has come, or is an answer's very first, …
-        self._drafts_began = False
-        self._draft_grew_s = now_s  # … and its last at this time
-        self._is_draft_idle = self._is_draft_exhausted = False
         self._is_off = False  # no more rows
         self._began_s = now_s
         self._stream_opened_s: float | None = now_s  # None: its first token has come
@@ -160,28 +156,6 @@ class RowScheduler:
         self._resume_at = 0  # tokens that the answer has when rows may be tried again
 
     # ------------------------------------------------------------------------------------------ events
-
-    def record_draft_restarted(self, now_s: float) -> None:
-        """The draft was restarted after the confirmed tokens."""
-        self._draft_began_s = now_s if self._drafts_began else None
-        self._drafts_began = True
-
-    def update_draft(
-        self, drafted_ids: Sequence[int], draft_s: Sequence[float], now_s: float, *, is_idle: bool, is_exhausted: bool
-    ) -> None:
-        """What the draft says follows the confirmed tokens, and the seconds that each took.
-
-        `is_idle`: nothing more is on its way; `is_exhausted`: nor ever will be.
-        """
-        num_new = len(drafted_ids) - len(self._drafted_ids)
-        if num_new > 0 and self._draft_began_s is not None:
-            self._rows.draft_start_s.update(now_s - self._draft_began_s)
-        elif num_new > 0 and self._drafted_ids:
-            self._rows.add_drafted_tokens_time(num_new, now_s - self._draft_grew_s)
-        if num_new > 0:
-            self._draft_grew_s, self._draft_began_s = now_s, None
-        self._drafted_ids, self._draft_s = list(drafted_ids), list(draft_s)
-        self._is_draft_idle, self._is_draft_exhausted = is_idle, is_exhausted
 
     def add_late_token_counts(self, num_agreed: int, num_different: int) -> None:
         """Tokens of the draft that were late for what was confirmed, and agreed with it or not."""
@@ -276,13 +250,9 @@ class RowScheduler:
     def _confirm_token(self, token_id: int, source: RowCall | None = None) -> None:
         at = len(self.ids)
         self.ids.append(token_id)
-        drafted_id = self._drafted_ids.pop(0) if self._drafted_ids else None
-        del self._draft_s[:1]
-        if drafted_id is not None or self._is_draft_idle:  # a draft that has just begun is not silent
+        drafted_id = self.draft.confirm_token(token_id)
+        if drafted_id is not None or self.draft.is_idle:  # a draft that has just begun is not silent
             self._agreement.add_next_token(has_agreed=None if drafted_id is None else drafted_id == token_id)
-        if drafted_id != token_id:
-            self._drafted_ids.clear()  # what follows was guessed after another token
-            self._draft_s.clear()
         for call in list(self.calls):
             if call is not source and call.start <= at < call.end:
                 call.num_skipped += 1
@@ -329,7 +299,7 @@ class RowScheduler:
 
     def _send_calls(self, first: int, now_s: float, decision: RowDecision) -> None:
         """Send a call for the positions from `first` after the confirmed ones, when it is due."""
-        num_drafted = len(self._drafted_ids)
+        num_drafted = len(self.draft.ids)
         room = self._count_answer_tokens_left() - first
         num_others = self.num_closing + (self.stream_at is not None or decision.opens_stream)
         max_calls = min(self._max_calls if self._rows.is_measured else 1, self._max_open - num_others)
@@ -339,14 +309,14 @@ class RowScheduler:
         num_rows = min(num_drafted - first + 1, room, limit if self.calls else max(1, limit))
         if num_rows < 1:
             return
-        if num_rows == num_drafted - first + 1 < room and not self._is_draft_idle:  # more is to be drafted
+        if num_rows == num_drafted - first + 1 < room and not self.draft.is_idle:  # more is to be drafted
             wait_s = self._send_at_s - now_s if self._max_open > 1 else self._wait_for_single_call(num_rows, now_s)
             if wait_s > 0.0:
                 decision.wait_s = min(wait_s, math.inf if decision.wait_s is None else decision.wait_s)
                 return
         self._held_since_s = None
         last = first + num_rows - 1
-        call = RowCall(len(self.ids), first, tuple(self._drafted_ids[:last]), tuple(self._draft_s[first:last]))
+        call = RowCall(len(self.ids), first, tuple(self.draft.ids[:last]), tuple(self.draft.seconds[first:last]))
         self._send_at_s = now_s + self._rows.estimate_call_s() / self._max_calls
         if self.stream_at is not None and self._rows_from is None and self._rows.is_measured and not self._is_greedy:
             self._rows_from = call.start
@@ -397,7 +367,7 @@ class RowScheduler:
 
     def _should_begin_rows(self, first: int, now_s: float) -> bool:
         """Whether rows are likely to overtake the stream, and may be tried."""
-        num_drafted = len(self._drafted_ids)
+        num_drafted = len(self.draft.ids)
         is_known = self._pair_stats.token_s.value is not None and self._pair_stats.first_token_s.value is not None
         if not (is_known and num_drafted):
             return False
@@ -506,13 +476,11 @@ class RowScheduler:
         if not self._is_insured() and lost_s > max(usual_s, allowance_s):
             self._pause_rows()
             return True
-        if self.calls or not (self._drafted_ids or self._is_draft_idle):
+        if self.calls or not (self.draft.ids or self.draft.is_idle):
             return False
-        if not self._drafted_ids and self._is_draft_exhausted:
+        if not self.draft.ids and self.draft.is_exhausted:
             return True
-        gain_s = (
-            self._estimate_run_of_right_tokens(len(self._drafted_ids)) + 1.0
-        ) * step_s - self._rows.estimate_call_s()
+        gain_s = (self._estimate_run_of_right_tokens(len(self.draft.ids)) + 1.0) * step_s - self._rows.estimate_call_s()
         return self._estimate_speedup_of_rows() < _KEPT_SPEEDUP and gain_s < 0.0
 
     def _leave_rows(self, now_s: float) -> None:

@@ -212,7 +212,7 @@ class _ServerRounds:
         encoded, scheduler = self._encoded_draft, self._scheduler
         now_s, is_exhausted = self._clock(), self._background_draft.is_exhausted
         scheduler.add_late_token_counts(*encoded.take_late_token_counts())
-        scheduler.update_draft(encoded.ids, encoded.seconds, now_s, is_idle=encoded.is_idle, is_exhausted=is_exhausted)
+        scheduler.draft.update(encoded.ids, encoded.seconds, now_s, is_idle=encoded.is_idle, is_exhausted=is_exhausted)
         scheduler.can_leave = not self._answer.held_ids
         scheduler.num_closing = len(self._closing)
         scheduler.max_tokens = self._find_max_answer_tokens()
@@ -282,7 +282,7 @@ class _ServerRounds:
             self._restart_draft_after_answer()
 
     def _restart_draft_after_answer(self) -> None:
-        self._scheduler.record_draft_restarted(self._clock())
+        self._scheduler.draft.record_restart(self._clock())
         self._encoded_draft.restart(self._answer.text, _DRAFT_TOKENS)
 
     # ------------------------------------------------------------------------------------------- calls

@@ -56,7 +56,7 @@ class Run:
 
     def decide(self) -> RowDecision:
         ids = self.drafted()
-        self.scheduler.update_draft(ids, [0.003] * len(ids), self.now_s, is_idle=True, is_exhausted=False)
+        self.scheduler.draft.update(ids, [0.003] * len(ids), self.now_s, is_idle=True, is_exhausted=False)
         decision = self.scheduler.decide_next_actions(self.now_s)
         self.calls += decision.calls
         self.num_closed += decision.closes_stream
@@ -319,7 +319,7 @@ def test_with_one_place_a_call_waits_for_the_rows_that_pay_most() -> None:
     scheduler = run.scheduler
 
     def decide(num_drafted: int) -> RowDecision:
-        scheduler.update_draft(
+        scheduler.draft.update(
             run.drafted()[:num_drafted], [0.003] * num_drafted, run.now_s, is_idle=False, is_exhausted=False
         )
         return scheduler.decide_next_actions(run.now_s)
