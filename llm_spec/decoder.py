@@ -58,7 +58,7 @@ from llm_spec.session_affinity import bind_session_headers, derive_session_id, s
 from llm_spec.strategies.base import ReadyStrategy, StrategyContext
 from llm_spec.strategies.choice import StrategyChoice, choose_strategy, has_undiscovered_needs
 from llm_spec.strategies.plain import prepare_or_refuse as prepare_plain
-from llm_spec.strategies.registry import AUTO, PLAIN, get_strategies_by_name
+from llm_spec.strategies.registry import AUTO, PLAIN, load_configured_strategies
 from llm_spec.stream_timing import record_plain_answer_times
 from llm_spec.target_call import TargetCall
 from llm_spec.tokens.seed import draw_random_seed
@@ -135,8 +135,8 @@ class SpeculativeDecoder:
         self.config = config
         is_timed = config.deadline_s is not None or config.timeouts != _NO_TIMEOUTS
         self._may_complete_at_once = self._target_has_whole_answers and not (config.stream_always or is_timed)
-        if config.strategy == AUTO and self._unguarded_draft is not None:
-            get_strategies_by_name()  # a package that registers one wrongly is an error now, not in a request
+        if self._unguarded_draft is not None:
+            load_configured_strategies(config.strategy, is_local=self._is_target_local)
         self._draft = self._guard_draft(self._unguarded_draft)
         self._cost_tracker = CostTracker(
             target=find_model_price(self._target.name, config.prices),

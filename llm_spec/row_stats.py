@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from llm_spec.tokens.statistics import ExponentialMovingAverage, ForwardCostLine
 
-__all__ = ["DraftAgreementStats", "ReadingStats", "RowCallStats", "RowCycle", "SingleCall"]
+__all__ = ["DraftAgreementStats", "LatenessStats", "RowCallStats", "RowCycle", "SingleCall"]
 
 _HALF_LIFE: Final = 512.0  # half-life, in tokens, of how well a draft agrees
 _CALL_HALF_LIFE: Final = 64.0  # of calls
@@ -89,21 +89,21 @@ class DraftAgreementStats:
         return (self.num_agreed + weight * prior) / (num_tokens + weight)
 
 
-class ReadingStats:
-    """How late a stream is where another call reads a prompt beside it: `late_s` for `num_tokens`, the most so far."""
+class LatenessStats:
+    """How late a stream is beside other work: `late_s` for an `amount` of it (tokens, rows), the most so far."""
 
     def __init__(self) -> None:
-        self.num_tokens = 0
+        self.amount = 0
         self.late_s = 0.0
 
-    def add_reading(self, num_tokens: int, late_s: float) -> None:
-        """So many tokens were read."""
-        if num_tokens >= self.num_tokens:
-            self.num_tokens, self.late_s = num_tokens, late_s
+    def add(self, amount: int, late_s: float) -> None:
+        """So much was done beside a stream."""
+        if amount >= self.amount:
+            self.amount, self.late_s = amount, late_s
 
-    def estimate_late_s(self, num_tokens: int) -> float | None:
-        """The same for so many tokens; None: nothing was read yet."""
-        return self.late_s * num_tokens / self.num_tokens if self.num_tokens else None
+    def estimate_late_s(self, amount: int) -> float | None:
+        """How late a stream is by so much of it; None: nothing was measured yet."""
+        return self.late_s * amount / self.amount if self.amount else None
 
 
 class RowCallStats:
@@ -115,7 +115,8 @@ class RowCallStats:
         self.draft_start_s = ExponentialMovingAverage(half_life=_START_HALF_LIFE)  # until its first token is encoded
         self._drafted = [0.0, 0.0]  # tokens of the draft after its first ones, and the seconds that they took
         self.agreement = DraftAgreementStats()
-        self.reading = ReadingStats()
+        self.reading = LatenessStats()  # of tokens of a prompt …
+        self.lateness = LatenessStats()  # … and of rows
         self._plain_s = 0.0  # of answers that have ended, …
         self._num_answers = 0  # … so many
         self._lost_s = 0.0

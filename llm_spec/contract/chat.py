@@ -63,6 +63,7 @@ class Capabilities:
     `continue_prefix`: it continues `ChatRequest.prefix`. For a `Discoverable`, this is what servers of its kind usually
     do, until `discover("continue_prefix")` has tried it.
     `prediction`: it takes predicted outputs (`ChatRequest.prediction`) and answers faster where they are right.
+    `shares_prompt_cache`: of calls that begin alike, its server reads the common beginning once.
     `whole_answers`: `complete` is a call of its own that costs less than a stream, and cancelling it ends the work.
     `discoverable`: what a `Discoverable` may find its server to have. The rest no server of its kind has.
     `api`: the API that its server speaks. Fields that a client gives in the same API (`ChatMessage.native`,
@@ -74,6 +75,7 @@ class Capabilities:
     response_format: bool = False
     continue_prefix: bool = False
     prediction: bool = False
+    shares_prompt_cache: bool = False
     whole_answers: bool = False
     discoverable: frozenset[Feature] = frozenset()
     api: ApiName = "chat"

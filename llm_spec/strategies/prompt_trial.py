@@ -1,29 +1,35 @@
-"""PromptTrial: the end of a prompt is read beside a stream, before all of it is. No clock, no task, no I/O.
+"""PromptTrial: a few tokens of a prompt are read beside a stream, before all of it is. No clock, no task, no I/O.
 
 A call beside the stream reads the prompt again where the server shares no cache between them, and a server without room
 to spare writes nothing meanwhile. So a call reads a few tokens first; how late the stream is afterwards tells what more
 of them would cost. Where that is too much, the next trial is one that can be afforded, and is at least twice as long.
-They are the last ones: many prompts begin alike, and with tokens that a server has in a cache it shows nothing.
+They are in no order, since a server shows nothing with a beginning that it has in a cache.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Final
 
-from llm_spec.row_stats import ReadingStats
+from llm_spec.row_stats import LatenessStats
 
-__all__ = ["PromptTrial"]
+__all__ = ["PromptTrial", "shuffle_prompt_tokens"]
 
-_FIRST_TOKENS: Final = 8  # of the first trial
-_LATE_TOLERANCE: Final = 0.5  # steps that a stream may be late by chance
+_FIRST_TOKENS: Final = 4  # of the first trial, of which each takes a step at most
+_SHARE: Final = 0.5  # of what may be lost, that a later one may cost
 
 
 class PromptTrial:
-    """The trials of one answer. Times are seconds of the clock by which its stream is timed."""
+    """The trials of one answer. Times are seconds of the clock by which its stream is timed.
 
-    def __init__(self, reading: ReadingStats) -> None:
+    `is_cache_shared`: the server reads again no more than the end of a prompt that it has read, so none is needed.
+    """
+
+    def __init__(self, reading: LatenessStats, *, is_cache_shared: bool) -> None:
         self.is_running = False
         self._reading = reading
+        self._is_cache_shared = is_cache_shared
         self._is_answered = False
         self._num_tokens = 0  # that are being read
         self._num_streamed = 0  # tokens of the stream since …
@@ -31,22 +37,24 @@ class PromptTrial:
 
     def may_read(self, num_tokens: int, allowance_s: float) -> bool:
         """Whether a call may read a prompt of so many tokens, where so much time may be lost."""
+        if self._is_cache_shared:
+            return True
         late_s = self._reading.estimate_late_s(num_tokens)
         return num_tokens <= 2 * _FIRST_TOKENS if late_s is None else late_s <= allowance_s
 
-    def begin(self, num_tokens: int, allowance_s: float, stream_last_s: float) -> int | None:
+    def begin(self, num_tokens: int, allowance_s: float, stream_last_s: float, step_s: float) -> int | None:
         """How many of a prompt's tokens are to be read now; None: none.
 
-        `stream_last_s`: when the stream wrote its last token.
+        `stream_last_s`: when the stream wrote its last token; `step_s`: between two of them.
         """
-        if self.is_running or self.may_read(num_tokens, allowance_s):
+        if self.is_running or self.may_read(num_tokens, allowance_s) or allowance_s <= 0.0:
             return None
         known = self._reading
-        if known.num_tokens and allowance_s <= 0.0:
+        if not known.amount and _FIRST_TOKENS * step_s > allowance_s:
             return None
-        if known.num_tokens:
-            num_tokens = min(num_tokens, int(known.num_tokens * allowance_s / known.late_s))
-            if num_tokens < 2 * known.num_tokens:
+        if known.amount:
+            num_tokens = min(num_tokens, int(_SHARE * known.amount * allowance_s / known.late_s))
+            if num_tokens < 2 * known.amount:
                 return None
         else:
             num_tokens = min(num_tokens, _FIRST_TOKENS)
@@ -70,6 +78,11 @@ class PromptTrial:
         if not self._is_answered:
             return 0.0
         self.is_running = False
-        late_s = arrived_s - self._began_s - (self._num_streamed + _LATE_TOLERANCE) * step_s
-        self._reading.add_reading(self._num_tokens, max(0.0, late_s))
-        return max(0.0, late_s)
+        late_s = max(0.0, arrived_s - self._began_s - self._num_streamed * step_s)
+        self._reading.add(self._num_tokens, late_s)
+        return late_s
+
+
+def shuffle_prompt_tokens(token_ids: Sequence[int], num_tokens: int) -> list[int]:
+    """So many of a prompt's tokens, in an order with which hardly any prompt begins."""
+    return random.sample(token_ids, min(num_tokens, len(token_ids)))

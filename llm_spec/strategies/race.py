@@ -115,6 +115,7 @@ class _Race:
             max_extra_cost=config.max_extra_cost,
             max_tokens=request.max_tokens,
             now_s=self._clock(),
+            is_cache_shared=context.target.capabilities.shares_prompt_cache,
         )
         self._arrivals: asyncio.Queue[StreamArrival] = asyncio.Queue(_READ_AHEAD)
         self._readers: dict[RaceStream, StreamReader] = {}
@@ -267,13 +268,13 @@ class _Race:
         if was_by_ids and not target.is_by_ids:
             self._chain.output_events.append(_BY_TEXT)
             self._chain.set_max_tokens(self._request.max_tokens)
-        self._scheduler.can_begin, self._scheduler.can_read_prompt_end = True, target.is_by_ids
+        self._scheduler.can_begin, self._scheduler.can_read_prompt_part = True, target.is_by_ids
         self._changed.set()
 
     async def _run_prompt_trial(self, num_tokens: int) -> None:
-        """Have the end of the prompt read beside the first stream."""
+        """Have some tokens of the prompt read beside the first stream."""
         try:
-            await self._race_target.read_prompt_end(self._root, num_tokens)
+            await self._race_target.read_prompt_tokens(self._root, num_tokens)
             self._scheduler.prompt_trial.note_answer()
         except Exception as error:  # noqa: BLE001 - only speculation needs it
             self._stop_racing(error)

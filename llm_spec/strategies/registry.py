@@ -41,6 +41,7 @@ __all__ = [
     "find_strategy",
     "get_strategies_by_name",
     "list_strategy_choices",
+    "load_configured_strategies",
     "register_strategy",
 ]
 
@@ -208,6 +209,20 @@ def get_strategies_by_name() -> Mapping[str, StrategyEntry]:
         places = [point.value for point in _scan_strategy_entry_points() if point.name == name]
         raise ConfigError(f"strategy {name!r} is registered already, and again by {places[0]}; uninstall that package")
     return _registered | added
+
+
+def load_configured_strategies(name: str, *, is_local: bool) -> None:
+    """Import what a config's strategy needs, so that no request waits for it; those of other packages for `auto` alone.
+
+    Raises ConfigError where a package registers a strategy wrongly, or one cannot be imported.
+    """
+    if name == AUTO:
+        strategies = [strategy for strategy in get_strategies_by_name().values() if strategy.auto]
+    else:
+        strategies = [strategy for strategy in _registered.values() if strategy.name == name]
+    for strategy in strategies:
+        if strategy.is_local == is_local:
+            strategy.load_prepare_function()
 
 
 def list_strategy_choices() -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from llm_spec.contract.endpoint import SampledToken
 from llm_spec.pair_stats import PairStats
 from llm_spec.row_stats import DraftAgreementStats, SingleCall
 from llm_spec.strategies.drafted_tokens import DraftedTokens
+from llm_spec.strategies.loss_budget import LossBudget
 from llm_spec.strategies.prompt_trial import PromptTrial
 
 __all__ = ["ConfirmedToken", "RowCall", "RowDecision", "RowScheduler"]
@@ -47,6 +48,7 @@ _MAX_STAKE: Final = 0.15  # of an answer's time, that may be lost where rows end
 _MIN_LEAD: Final = 2  # tokens that rows are ahead of a stream before it is closed
 _FIRST_PAUSE: Final = 32  # tokens that a stream writes after rows did not pay, twice as many each time
 _DRAFT_PATIENCE: Final = 2.0  # times what drafting for a call usually takes, that the call waits for it
+_TRIAL_SHARE: Final = 0.5  # of what may be lost, that rows beside a stream may cost
 _MAX_GAP: Final = 1.5  # times its usual step, beyond which a stream waits because of rows
 
 
@@ -92,6 +94,16 @@ class ConfirmedToken(NamedTuple):
 
 
 @dataclass(slots=True)
+class _RowTrial:
+    """Rows that were sent beside a stream since its token at `began_s`, and its tokens since."""
+
+    began_s: float
+    num_rows: int = 0
+    num_streamed: int = 0
+    is_answered: bool = False
+
+
+@dataclass(slots=True)
 class RowDecision:
     """What to do now; `wait_s`: when to decide again, unless something happens before (None: only then).
 
@@ -109,8 +121,9 @@ class RowScheduler:
     """One answer. Times are seconds of any clock that never goes back.
 
     `max_open`: calls and streams that may be open at once; with one, a stream ends where rows begin. `max_calls`: of
-    those, calls. `max_rows`: of a call. `max_tokens`: of the answer. Whoever drives it tells
-    what has happened, calls `take_confirmed` and `take_dropped_calls`, and does what `decide_next_actions` says.
+    those, calls. `max_rows`: of a call. `max_tokens`: of the answer. `is_cache_shared`: as of `PromptTrial`. Whoever
+    drives it tells what has happened, calls `take_confirmed` and `take_dropped_calls`, and does what
+    `decide_next_actions` says.
     """
 
     def __init__(
@@ -123,6 +136,7 @@ class RowScheduler:
         max_rows: int,
         max_tokens: int | None,
         now_s: float,
+        is_cache_shared: bool = False,
     ) -> None:
         self.ids: list[int] = []  # confirmed
         self.calls: list[RowCall] = []  # that may still tell something, in the order in which they were sent
@@ -130,7 +144,7 @@ class RowScheduler:
         self.can_send = False  # whether the prompt is known, …
         self.num_prompt_tokens = 0  # … which has so many tokens
         self.draft = DraftedTokens(pair_stats.rows, now_s)
-        self.prompt_trial = PromptTrial(pair_stats.rows.reading)
+        self.prompt_trial = PromptTrial(pair_stats.rows.reading, is_cache_shared=is_cache_shared)
         self.can_leave = True  # whether a stream can go on from what is confirmed
         self.num_closing = 0  # calls and streams that are not needed, and still open
         self.max_tokens = max_tokens
@@ -143,7 +157,8 @@ class RowScheduler:
         self._max_calls = min(max_calls, max_open)
         self._max_rows = max_rows
         self._is_off = False  # no more rows
-        self._began_s = now_s
+        self._budget = LossBudget(pair_stats, now_s)
+        self._trial: _RowTrial | None = None  # of the calls under way
         self._stream_opened_s: float | None = now_s  # None: its first token has come
         self._stream_last_s = now_s
         self._rows_from: int | None = None  # the first position of sampled text that the stream may not write
@@ -172,7 +187,7 @@ class RowScheduler:
         """The stream writes no more, or nobody reads it: rows are alone."""
         self._phase_s, self._phase_at = now_s, len(self.ids)
         self._closed_at = len(self.ids) if self.stream_at is None else self.stream_at
-        self.stream_at = None
+        self.stream_at = self._trial = None
         self.prompt_trial.stop()
 
     def confirm_streamed_tokens(self, token_ids: Sequence[int], now_s: float) -> range:
@@ -207,6 +222,8 @@ class RowScheduler:
     def record_call_answer(self, call: RowCall, tokens: list[SampledToken], seconds: float) -> None:
         """A call was answered."""
         call.tokens, call.verify_s = tokens, seconds
+        if self._trial is not None:
+            self._trial.is_answered = True
         self._rows.add_call_time(call.num_rows, seconds)
 
     def take_confirmed(self, now_s: float) -> ConfirmedToken | None:
@@ -294,7 +311,9 @@ class RowScheduler:
                     self._send_calls(first, now_s, decision)
             elif not self._rows.is_measured and self._is_first_row_promising() and self._max_open > 1:
                 num_tokens, allowance_s = self.num_prompt_tokens + len(self.ids), self._estimate_allowance(now_s)
-                decision.num_trial_tokens = self.prompt_trial.begin(num_tokens, allowance_s, self._stream_last_s)
+                decision.num_trial_tokens = self.prompt_trial.begin(
+                    num_tokens, allowance_s, self._stream_last_s, self._pair_stats.target_token_s
+                )
         return decision
 
     def _send_calls(self, first: int, now_s: float, decision: RowDecision) -> None:
@@ -306,7 +325,9 @@ class RowScheduler:
         if first > num_drafted or room < 1 or len(self.calls) >= max_calls:
             return
         limit = self._limit_rows(first)
-        num_rows = min(num_drafted - first + 1, room, limit if self.calls else max(1, limit))
+        num_rows = min(
+            num_drafted - first + 1, room, limit if self.calls else max(1, limit), self._limit_rows_beside_stream(now_s)
+        )
         if num_rows < 1:
             return
         if num_rows == num_drafted - first + 1 < room and not self.draft.is_idle:  # more is to be drafted
@@ -320,6 +341,9 @@ class RowScheduler:
         self._send_at_s = now_s + self._rows.estimate_call_s() / self._max_calls
         if self.stream_at is not None and self._rows_from is None and self._rows.is_measured and not self._is_greedy:
             self._rows_from = call.start
+        if self.stream_at is not None and self._stream_opened_s is None:
+            self._trial = self._trial or _RowTrial(self._stream_last_s)
+            self._trial.num_rows += num_rows
         self.calls.append(call)
         decision.calls.append(call)
         self._send_calls(first + num_rows, now_s, decision)
@@ -355,6 +379,14 @@ class RowScheduler:
         least = max(_MIN_USE, self._rows.call_s.per_token_s / max(self._pair_stats.target_token_s, _MIN_SECONDS))
         reach = math.log(min(1.0, least)) / math.log(accepted)
         return min(num_rows, int(reach) - first + 1)
+
+    def _limit_rows_beside_stream(self, now_s: float) -> int:
+        """Rows that may be sent besides those under way: half of what may be lost is what they are expected to cost."""
+        row_late_s = self._rows.lateness.estimate_late_s(1)
+        if self.stream_at is None or not row_late_s:
+            return _MAX_AHEAD
+        num_under_way = sum(call.num_rows for call in self.calls if call.tokens is None)
+        return int(_TRIAL_SHARE * self._estimate_allowance(now_s) / row_late_s) - num_under_way
 
     def _estimate_stream_lead_tokens(self, now_s: float) -> int:
         """How many tokens the stream writes until a call that is sent now is answered."""
@@ -418,8 +450,7 @@ class RowScheduler:
 
     def _estimate_allowance(self, now_s: float) -> float:
         """How much may be lost now."""
-        step_s = self._pair_stats.target_token_s
-        return self._rows.estimate_allowed_loss_s(now_s - self._began_s, step_s, self.max_tokens)
+        return self._budget.estimate_left_s(now_s, self.max_tokens)
 
     def is_draft_promising(self) -> bool:
         """Whether the draft is worth being asked at once where it was wrong, and not only now and then."""
@@ -488,6 +519,12 @@ class RowScheduler:
         self._dropped_calls += self.calls
         self.calls.clear()
 
+    def _end_trial_if_answered(self, trial: _RowTrial, late_s: float) -> None:
+        """The stream is so late: because of the trial's rows, once a call of them is answered."""
+        if trial.is_answered:
+            self._rows.lateness.add(trial.num_rows, max(0.0, late_s))
+            self._trial = None
+
     def _pause_rows(self) -> None:
         """Rows took longer than the stream would have: they are tried later, and later each time."""
         self._resume_at = len(self.ids) + self._pause_tokens
@@ -521,18 +558,22 @@ class RowScheduler:
         """Rows were alone until now: what was lost by it, with the first token of the stream that follows."""
         gained_s = (len(self.ids) - self._closed_at) * self._pair_stats.target_token_s
         late_s = now_s - self._phase_s - gained_s + first_s
-        self._rows.add_lost_time(late_s)
+        self._budget.add_lost_time(late_s)
         self._late_s += max(0.0, late_s)
 
     def _charge_slow_stream(self, num_tokens: int, now_s: float) -> None:
         """A stream that waits while rows are under way waits because of them: its server has no room."""
-        gap_s, step_s = now_s - self._stream_last_s, self._pair_stats.target_token_s * num_tokens
-        self._rows.add_lost_time(self.prompt_trial.add_streamed(num_tokens, now_s, self._pair_stats.target_token_s))
+        token_s = self._pair_stats.target_token_s
+        gap_s, step_s = now_s - self._stream_last_s, token_s * num_tokens
+        self._budget.add_lost_time(self.prompt_trial.add_streamed(num_tokens, now_s, token_s))
+        if self._trial is not None:
+            self._trial.num_streamed += num_tokens
+            self._end_trial_if_answered(self._trial, now_s - self._trial.began_s - self._trial.num_streamed * token_s)
         is_first, self._stream_opened_s = self._stream_opened_s is not None, None
         self._stream_last_s = now_s
         if is_first or not self.calls or gap_s <= _MAX_GAP * step_s:
             return
-        self._rows.add_lost_time(gap_s - step_s)  # a hiccup counts as well: nobody can tell
+        self._budget.add_lost_time(gap_s - step_s)  # a hiccup counts as well: nobody can tell
         if self._estimate_allowance(now_s) < 0:
             self._pause_rows()
             self._dropped_calls += self.calls

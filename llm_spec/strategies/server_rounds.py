@@ -41,6 +41,7 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 from llm_spec.strategies.base import StrategyContext
+from llm_spec.strategies.prompt_trial import shuffle_prompt_tokens
 from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_remainder_plain
 from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
@@ -150,6 +151,7 @@ class _ServerRounds:
             max_rows=min(MAX_LOOKAHEAD, config.lookahead.start().limit()) + 1,
             max_tokens=request.max_tokens,
             now_s=self._clock(),
+            is_cache_shared=self._target.capabilities.shares_prompt_cache,
         )
         self._prompt_ids: list[int] | None = None
         self._stream: StreamReader | None = None
@@ -309,9 +311,11 @@ class _ServerRounds:
         return bool(self._tasks) or is_trying or self._scheduler.prompt_trial.is_running
 
     async def _run_prompt_trial(self, num_tokens: int) -> None:
-        """Have the end of the prompt and the answer read."""
+        """Have some tokens of the prompt and the answer read."""
         try:
-            await self._endpoint.sample_next([self._list_context_ids()[-num_tokens:]], self._request.sampling)
+            await self._endpoint.sample_next(
+                [shuffle_prompt_tokens(self._list_context_ids(), num_tokens)], self._request.sampling
+            )
             self._scheduler.prompt_trial.note_answer()
         except Exception as error:  # noqa: BLE001 - the target goes on alone
             self._give_up_rows(error)

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.pair_stats import PairStats
+from llm_spec.strategies.loss_budget import LossBudget
 from llm_spec.strategies.prompt_trial import PromptTrial
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.stream_chain import StreamChain, find_stream_boundary
@@ -71,9 +72,9 @@ class DraftRequest(NamedTuple):
 class StreamScheduler:
     """One answer. Times are seconds of the clock by which streams are timed.
 
-    `max_streams` may be open at once, `max_extra_cost` as of the config. Whoever drives it tells when tokens of the
-    answer came (`record_progress`), asks the draft what `choose_draft_request` says, and opens what
-    `choose_stream_to_open` gives.
+    `max_streams` may be open at once, `max_extra_cost` as of the config, `is_cache_shared` as of
+    `PromptTrial`. Whoever drives it tells when tokens of the answer came (`record_progress`), asks the draft what
+    `choose_draft_request` says, and opens what `choose_stream_to_open` gives.
     """
 
     def __init__(
@@ -87,12 +88,13 @@ class StreamScheduler:
         max_extra_cost: float | None,
         max_tokens: int | None,
         now_s: float,
+        is_cache_shared: bool = False,
     ) -> None:
         self.can_begin = False  # whether it is known how further streams are begun
         self.is_off = False  # nothing more is begun
         self.num_opened = 0  # streams beside the first one, in all
-        self.can_read_prompt_end = False  # whether a part of the prompt can be read by itself
-        self.prompt_trial = PromptTrial(pair_stats.rows.reading)
+        self.can_read_prompt_part = False  # whether a part of the prompt can be read by itself
+        self.prompt_trial = PromptTrial(pair_stats.rows.reading, is_cache_shared=is_cache_shared)
         self._chain = chain
         self._pair_stats = pair_stats
         self._stats = pair_stats.streams
@@ -101,7 +103,7 @@ class StreamScheduler:
         self._max_streams = max_streams
         self._max_extra_cost = max_extra_cost
         self._max_tokens = max_tokens
-        self._began_s = now_s
+        self._budget = LossBudget(pair_stats, now_s)
         self._num_rest_tokens = 0  # tokens to wait before the draft begins anew …
         self._resting: RaceStream | None = None  # … while this one is the last …
         self._rest_until = 0  # … until it has written so many
@@ -205,10 +207,11 @@ class StreamScheduler:
 
     def choose_prompt_trial(self, now_s: float) -> int | None:
         """How many tokens of the prompt are to be read now, before a second stream reads all of them; None: none."""
-        is_of_use = self.can_read_prompt_end and not self.is_off and self._may_try_stream(now_s)
+        is_of_use = self.can_read_prompt_part and not self.is_off and self._may_try_stream(now_s)
         if self._stats.num_extra or not is_of_use or self._last_s is None:
             return None
-        return self.prompt_trial.begin(self._costs.num_prompt_tokens, self._estimate_allowance(now_s), self._last_s)
+        allowance_s, step_s = self._estimate_allowance(now_s), self._pair_stats.target_token_s
+        return self.prompt_trial.begin(self._costs.num_prompt_tokens, allowance_s, self._last_s, step_s)
 
     def _choose_max_open_streams(self, now_s: float) -> int:
         """How many streams may be open now."""
@@ -227,7 +230,7 @@ class StreamScheduler:
         return self._num_tokens >= self._resume_at and _TRIAL_TOKENS * step_s <= self._estimate_allowance(now_s)
 
     def _may_read_prompt(self, now_s: float) -> bool:
-        if not self.can_read_prompt_end:
+        if not self.can_read_prompt_part:
             return True
         if self.prompt_trial.is_running:
             return False
@@ -235,8 +238,7 @@ class StreamScheduler:
 
     def _estimate_allowance(self, now_s: float) -> float:
         """How much may be lost now."""
-        rows, step_s = self._pair_stats.rows, self._pair_stats.target_token_s
-        return rows.estimate_allowed_loss_s(now_s - self._began_s, step_s, self._max_tokens)
+        return self._budget.estimate_left_s(now_s, self._max_tokens)
 
     def _estimate_lead_tokens(self) -> float:
         """How many tokens a stream writes while another waits for its first one."""
@@ -281,7 +283,7 @@ class StreamScheduler:
         last_s, self._last_s = self._last_s, arrived_s
         step_s = self._pair_stats.target_token_s * num_new
         late_s = self.prompt_trial.add_streamed(num_new, arrived_s, self._pair_stats.target_token_s)
-        self._pair_stats.rows.add_lost_time(late_s)
+        self._budget.add_lost_time(late_s)
         if last_s is None or num_open < 2 or self._pair_stats.token_s.value is None:
             self._charge_lost_time()
             return
@@ -307,7 +309,7 @@ class StreamScheduler:
 
     def _charge_lost_time(self) -> None:
         if self._late_s:
-            self._pair_stats.rows.add_lost_time(self._late_s)
+            self._budget.add_lost_time(self._late_s)
             self._late_s = 0.0
 
     def record_answer_end(self) -> None:

@@ -49,15 +49,18 @@ class _FeatureFinding:
     is_supported: bool = False
     pause_s: float = 0.0
     found_at_s: float | None = None  # when it was found, or found to be missing; None: not tried
+    trial: asyncio.Task[Any] | None = None  # under way: others of its event loop wait for it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _ServerFindings:
-    """What is known of one server."""
+    """What is known of one server, and the pace of the trials that find it out."""
 
     endpoint: _FeatureFinding = field(default_factory=_FeatureFinding)
     scorer: _FeatureFinding = field(default_factory=_FeatureFinding)
     continuation: _FeatureFinding = field(default_factory=_FeatureFinding)
+    pace: TrialPace = field(default_factory=TrialPace)
+    is_trial_requested: bool = False
 
 
 _servers: Final[OrderedDict[Hashable, _ServerFindings]] = OrderedDict()  # that providers of this process use or used
@@ -94,13 +97,12 @@ class ServerFeatures:
         *,
         server: Hashable | None = None,
     ) -> None:
-        self.pace = TrialPace()
-        self._is_trial_requested = False
+        self._findings = findings = _get_shared_findings(server)
+        self.pace = findings.pace
         self._tokens = tokens
         self._token_id_trial = None if tokens is None else _TokenIdTrial(tokens, self.pace)
         self._known = replace(known, discoverable=_list_discoverable_features(known, tokens))
         self._check_continuation = check_continuation
-        findings = _get_shared_findings(server)
         self._endpoint, self._scorer = _FeatureProbe(findings.endpoint), _FeatureProbe(findings.scorer)
         self._continuation = _FeatureProbe(findings.continuation)
         self._capabilities_by_findings: dict[tuple[bool, ...], Capabilities] = {}
@@ -122,9 +124,9 @@ class ServerFeatures:
         self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]], *, requests_trial: bool = False
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """An answer's stream, by which a trial is paced; one that nobody wants, or that has ended, costs it nothing."""
-        self._is_trial_requested |= requests_trial
+        self._findings.is_trial_requested |= requests_trial
         is_settled = self._endpoint.is_supported or self._endpoint.is_missing
-        return self.pace.watch(opened) if self._is_trial_requested and not is_settled else opened
+        return self.pace.watch(opened) if self._findings.is_trial_requested and not is_settled else opened
 
     def get_untried_token_endpoint(self) -> HttpTokenEndpoint | None:
         """The calls with token ids, unless they were found to be missing."""
@@ -146,7 +148,7 @@ class ServerFeatures:
             if self._known.continue_prefix:
                 await self._continuation.probe_if_due(self._check_continuation)
         elif tokens is not None and trial is not None:
-            self._is_trial_requested = True
+            self._findings.is_trial_requested = True
             await self._endpoint.probe_if_due(trial.run_to_end)
             if feature == "token_scorer" and tokens.max_top and self._endpoint.is_supported:
                 await self._scorer.probe_if_due(lambda: _passes_check(_can_score_at_pace(tokens, self.pace)))
@@ -186,7 +188,7 @@ class _FeatureProbe:
 
     async def aclose(self) -> None:
         """End the trial of this event loop; keep what is found out from now on to oneself."""
-        self._finding = replace(self._finding)
+        self._finding = replace(self._finding, trial=None)
         loop = asyncio.get_running_loop()
         trial = self._trials.get(loop)
         if trial is not None:
@@ -241,7 +243,17 @@ class _FeatureProbe:
             finding.pause_s = min(max(_FIRST_PAUSE_S, 2 * finding.pause_s), _LAST_PAUSE_S)
 
     async def _run_check_and_set_finding(self, check: Check) -> None:
-        self._set_finding(is_supported=await check())
+        """Try it, unless a provider of the same server does: then what that finds out is known here as well."""
+        finding = self._finding
+        while (other := _find_running_trial(finding)) is not None:
+            await asyncio.wait([other])
+            if not self._is_probe_due():
+                return
+        finding.trial = asyncio.current_task()
+        try:
+            self._set_finding(is_supported=await check())
+        finally:
+            finding.trial = None
 
     async def _cancel_trial(self, loop: asyncio.AbstractEventLoop, trial: _RunningTrial) -> None:
         if self._trials.get(loop) is trial:
@@ -266,6 +278,13 @@ class _RunningTrial:
 
     task: asyncio.Task[None]
     num_waiting: int = 0
+
+
+def _find_running_trial(finding: _FeatureFinding) -> asyncio.Task[Any] | None:
+    """The trial that is under way on this event loop."""
+    trial = finding.trial
+    is_here = trial is not None and not trial.done() and trial.get_loop() is asyncio.get_running_loop()
+    return trial if is_here else None
 
 
 async def _passes_check(check: Awaitable[bool]) -> bool:
@@ -307,7 +326,9 @@ class _TokenIdTrial:
         if has_good_batch is False:
             return False
         chat, continued = await self._call_cached_at_pace(
-            "conversation's answers", 2 * len(prompt_ids), lambda: _answer_both_ways(tokens, prompt_ids, request)
+            "conversation's answers",
+            2 * len(prompt_ids),
+            lambda: _answer_both_ways(tokens, prompt_ids, request, is_at_once=self._pace.has_seen_room),
         )
         if chat != continued or has_good_batch:
             return chat == continued
@@ -354,9 +375,15 @@ async def _check_batch(tokens: HttpTokenEndpoint, prefixes: list[list[int]]) -> 
 
 
 async def _answer_both_ways(
-    tokens: HttpTokenEndpoint, prompt_ids: list[int], request: ChatRequest
+    tokens: HttpTokenEndpoint, prompt_ids: list[int], request: ChatRequest, *, is_at_once: bool
 ) -> tuple[_TextAndIds, _TextAndIds]:
-    """What the server answers a chat, and what it continues its token ids with."""
+    """What the server answers a chat, and what it continues its token ids with.
+
+    Not `is_at_once`, the second call finds in the server's cache what the first one has read.
+    """
+    if not is_at_once:
+        answer = await _collect_text_and_ids(tokens.stream_chat(request))
+        return answer, await _collect_text_and_ids(tokens.stream_after(prompt_ids, request))
     async with asyncio.TaskGroup() as group:
         chat = group.create_task(_collect_text_and_ids(tokens.stream_chat(request)))
         continued = group.create_task(_collect_text_and_ids(tokens.stream_after(prompt_ids, request)))

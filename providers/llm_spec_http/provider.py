@@ -76,6 +76,7 @@ class HttpProvider:
                 response_format=True,
                 continue_prefix=dialect.continuation is not None,
                 prediction=dialect.prediction,
+                shares_prompt_cache=dialect.shares_prompt_cache,
                 whole_answers=dialect.stops_when_reader_leaves,
             ),
             None if api is None else HttpTokenEndpoint(self._client, model, dialect, api, self.mark_feature_lost),

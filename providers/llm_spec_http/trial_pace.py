@@ -33,6 +33,11 @@ class TrialPace:
         self._answers: list[_WatchedAnswer] = []
         self._late_per_token_s: float | None = None  # after the last call, for each token that it read
 
+    @property
+    def has_seen_room(self) -> bool:
+        """Whether the last call beside an answer did not make it late."""
+        return self._late_per_token_s == 0.0
+
     @asynccontextmanager
     async def watch(
         self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.pair_stats import PairStats
+from llm_spec.strategies.loss_budget import LossBudget
+from llm_spec.strategies.prompt_trial import shuffle_prompt_tokens
 from llm_spec.strategies.row_scheduler import RowCall, RowDecision, RowScheduler
 
 STEP_S = 0.025
@@ -33,6 +37,7 @@ class Run:
     max_open: int = 4
     num_right: int = 1000
     num_drafted: int = 24
+    is_cache_shared: bool = False
     now_s: float = 0.0
     calls: list[RowCall] = field(default_factory=list["RowCall"])
     num_closed: int = 0
@@ -47,6 +52,7 @@ class Run:
             max_rows=32,
             max_tokens=400,
             now_s=0.0,
+            is_cache_shared=self.is_cache_shared,
         )
         self.scheduler.can_send = True
 
@@ -115,12 +121,12 @@ def test_a_draft_that_is_wrong_never_costs_a_row() -> None:
 
 
 def prompted(*, late_s: float) -> Run:
-    """An answer to a long prompt, the end of which was read, so that the stream was late."""
+    """An answer to a long prompt, some tokens of which were read, so that the stream was late."""
     run = Run(paced(calls=False))
     run.scheduler.num_prompt_tokens = 150
     run.stream(6)
     decision = run.decide()
-    assert (decision.num_trial_tokens, decision.calls) == (8, [])
+    assert (decision.num_trial_tokens, decision.calls) == (4, [])
     run.stream()
     assert run.decide() == RowDecision()  # it is under way
     run.scheduler.prompt_trial.note_answer()
@@ -129,7 +135,7 @@ def prompted(*, late_s: float) -> Run:
     return run
 
 
-def test_the_end_of_a_prompt_is_read_before_a_row_reads_all_of_it() -> None:
+def test_some_tokens_of_a_prompt_are_read_before_a_row_reads_all_of_it() -> None:
     run = prompted(late_s=0.0)
     decision = run.decide()
     assert decision.num_trial_tokens is None
@@ -137,7 +143,7 @@ def test_the_end_of_a_prompt_is_read_before_a_row_reads_all_of_it() -> None:
 
 
 def test_a_prompt_that_takes_too_long_to_read_is_not_read_again() -> None:
-    """A row would hold up the stream by two seconds; once the budget allows that it is tried."""
+    """A row would hold up the stream by five seconds; once the budget allows that it is tried."""
     run = prompted(late_s=0.12)
     for _ in range(50):
         assert run.decide() == RowDecision()
@@ -148,8 +154,72 @@ def test_a_prompt_that_takes_too_long_to_read_is_not_read_again() -> None:
 
 def test_a_longer_trial_costs_what_may_be_lost() -> None:
     """It is lengthened from what is known, before all of the prompt is read."""
-    run = prompted(late_s=0.0325)
-    assert run.decide().num_trial_tokens == 43  # 8 tokens took 20 ms, a step's half is chance; 108 ms are left
+    run = prompted(late_s=0.02)
+    assert run.decide().num_trial_tokens == 10  # 4 tokens took 20 ms; half of the 108 ms that are left
+
+
+def test_a_cache_that_calls_share_makes_trials_needless() -> None:
+    """A row reads the end of the prompt alone: it is itself the trial."""
+    run = Run(paced(calls=False), is_cache_shared=True)
+    run.scheduler.num_prompt_tokens = 150
+    run.stream(6)
+    decision = run.decide()
+    assert (decision.num_trial_tokens, [call.num_rows for call in decision.calls]) == (None, [1])
+
+
+def after_first_row(*, late_s: float) -> Run:
+    """An answer whose first row was answered, and made its stream late."""
+    run = Run(paced(calls=False), is_cache_shared=True)
+    run.stream(6)
+    run.decide()
+    run.stream()
+    run.now_s += late_s
+    run.answer(run.calls[0])
+    run.stream()
+    return run
+
+
+def test_rows_are_sent_beside_a_stream_as_far_as_it_may_be_late() -> None:
+    """15 ms a row: three of them are expected to cost less than half of the 113 ms that are left."""
+    run = after_first_row(late_s=0.015)
+    run.decide()
+    assert sum(call.num_rows for call in run.calls[1:]) == 3
+
+
+def test_a_row_that_costs_the_stream_nothing_is_followed_by_many() -> None:
+    run = after_first_row(late_s=0.0)
+    run.decide()
+    assert sum(call.num_rows for call in run.calls[1:]) > 4
+
+
+def test_no_row_is_sent_where_one_takes_more_than_may_be_lost() -> None:
+    """Not in this answer; a later one may lose more."""
+    run = after_first_row(late_s=0.1)
+    for _ in range(20):
+        assert run.decide().calls == []
+        run.stream()
+
+
+def test_one_answer_does_not_lose_what_all_may() -> None:
+    """A pair with a thousand seconds of answers may lose twenty, but not in an answer of two seconds and a half."""
+    stats = paced()
+    for _ in range(400):
+        stats.rows.add_answer_time(2.5)
+    budget = LossBudget(stats, 0.0)
+    assert budget.estimate_left_s(1.0, 400) == pytest.approx(0.2)
+    budget.add_lost_time(0.15)
+    assert budget.estimate_left_s(1.0, 400) == pytest.approx(0.05)
+    assert LossBudget(stats, 0.0).estimate_left_s(1.0, 400) == pytest.approx(0.2)  # the next answer's own
+    assert stats.rows.estimate_allowed_loss_s(1.0, STEP_S, 400) == pytest.approx(0.02 * (1000 + 6.4) - 0.15)
+
+
+def test_tokens_of_a_trial_are_in_no_cache() -> None:
+    """They are the prompt's, but neither its beginning nor its end."""
+    token_ids = list(range(1000))
+    drawn = shuffle_prompt_tokens(token_ids, 6)
+    assert len(set(drawn)) == 6 and set(drawn) <= set(token_ids)
+    assert drawn not in (token_ids[:6], token_ids[-6:])
+    assert sorted(shuffle_prompt_tokens([1, 2], 6)) == [1, 2]
 
 
 def test_nothing_is_read_where_nothing_may_be_lost() -> None:

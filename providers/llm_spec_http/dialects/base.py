@@ -67,8 +67,9 @@ class ServerDialect:
     assistant text; None: it cannot. repeats_prefix: whether such an answer may begin with that text again. prediction:
     whether it takes predicted outputs. token_api: how to call it with token ids; None: it cannot. sampling_names: its
     own names for fields of `Sampling`, where they differ. reuses_connections: whether it keeps the connections that it
-    says it keeps. stops_when_reader_leaves: whether it stops writing when the reader of a whole answer has gone, as all
-    do with a stream.
+    says it keeps. shares_prompt_cache: whether calls that begin alike share what was read of their prompts, unless it
+    was started otherwise. stops_when_reader_leaves: whether it stops writing when the reader of a whole answer has
+    gone, as all do with a stream.
     """
 
     name: str
@@ -81,6 +82,7 @@ class ServerDialect:
     token_api: TokenApiDialect | None = None
     sampling_names: Mapping[str, str] = field(default_factory=dict[str, str])
     reuses_connections: bool = True
+    shares_prompt_cache: bool = False
     stops_when_reader_leaves: bool = False
 
 

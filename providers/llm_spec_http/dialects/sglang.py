@@ -14,4 +14,5 @@ SGLANG: Final = ServerDialect(
     base_url="http://127.0.0.1:30000/v1",
     key_variable="SGLANG_API_KEY",
     continuation=make_continuation(fields={"continue_final_message": True}),
+    shares_prompt_cache=True,
 )

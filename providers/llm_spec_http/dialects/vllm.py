@@ -64,5 +64,6 @@ VLLM: Final = ServerDialect(
     key_variable="VLLM_API_KEY",
     continuation=make_continuation(fields={"continue_final_message": True, "add_generation_prompt": False}),
     token_api=_VllmTokenApi(),
+    shares_prompt_cache=True,
     stops_when_reader_leaves=True,
 )
