@@ -346,6 +346,30 @@ async def _num_calls_alone() -> int:
         return len(server.paths)
 
 
+async def test_clients_of_one_server_share_a_trial() -> None:
+    """Decoders of one process that meet a new server at the same time do not each read prompts beside the others."""
+    async with Gate() as server, opened(server) as first, opened(server) as second:
+        callers = [asyncio.create_task(client.discover("token_endpoint")) for client in (first, second)]
+        await waiting(server, 1)
+        server.is_open.set()
+        await asyncio.gather(*callers)
+        assert first.capabilities.token_endpoint is not None
+        assert second.capabilities.token_endpoint is not None
+        num_calls = len(server.paths)
+    assert num_calls == await _num_calls_alone()
+
+
+async def test_a_trial_goes_on_with_another_client_when_one_is_closed() -> None:
+    """What the closed one had begun is tried anew."""
+    async with Gate() as server, opened(server) as second:
+        async with opened(server) as first:
+            callers = [asyncio.create_task(client.discover("token_endpoint")) for client in (first, second)]
+            await waiting(server, 1)
+        server.is_open.set()
+        await asyncio.wait_for(asyncio.gather(*callers), 10)
+        assert second.capabilities.token_endpoint is not None
+
+
 async def test_a_client_that_is_closed_in_its_trial_tells_others_nothing() -> None:
     """Its calls fail since its connections are gone, not since the server cannot."""
     server = Gate()

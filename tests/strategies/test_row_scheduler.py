@@ -143,13 +143,14 @@ def test_some_tokens_of_a_prompt_are_read_before_a_row_reads_all_of_it() -> None
 
 
 def test_a_prompt_that_takes_too_long_to_read_is_not_read_again() -> None:
-    """A row would hold up the stream by five seconds; once the budget allows that it is tried."""
+    """A row would hold up the stream by five seconds. Once more may be lost, some more tokens are read first."""
     run = prompted(late_s=0.12)
     for _ in range(50):
         assert run.decide() == RowDecision()
         run.stream()
     run.stats.rows.add_answer_time(1000.0)
-    assert len(run.decide().calls) == 1
+    decision = run.decide()
+    assert (decision.num_trial_tokens, decision.calls) == (11, [])
 
 
 def test_a_longer_trial_costs_what_may_be_lost() -> None:
@@ -189,7 +190,7 @@ def test_rows_are_sent_beside_a_stream_as_far_as_it_may_be_late() -> None:
 def test_a_row_that_costs_the_stream_nothing_is_followed_by_many() -> None:
     run = after_first_row(late_s=0.0)
     run.decide()
-    assert sum(call.num_rows for call in run.calls[1:]) > 4
+    assert [call.num_rows for call in run.calls[1:]] == [2, 2]  # all that may be under way, none of unknown width
 
 
 def test_no_row_is_sent_where_one_takes_more_than_may_be_lost() -> None:
@@ -217,7 +218,8 @@ def test_tokens_of_a_trial_are_in_no_cache() -> None:
     """They are the prompt's, but neither its beginning nor its end."""
     token_ids = list(range(1000))
     drawn = shuffle_prompt_tokens(token_ids, 6)
-    assert len(set(drawn)) == 6 and set(drawn) <= set(token_ids)
+    assert len(set(drawn)) == 6
+    assert set(drawn) <= set(token_ids)
     assert drawn not in (token_ids[:6], token_ids[-6:])
     assert sorted(shuffle_prompt_tokens([1, 2], 6)) == [1, 2]
 
