@@ -3,7 +3,7 @@
 A call beside the stream reads the prompt again where the server shares no cache between them, and a server without room
 to spare writes nothing meanwhile. So a call reads a few tokens first; how late the stream is afterwards tells what more
 of them would cost. Where that is too much, the next trial is one that can be afforded, and is at least twice as long.
-They are in no order, since a server shows nothing with a beginning that it has in a cache.
+They are from anywhere in the prompt, since a server shows nothing with a beginning that it has in a cache.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from llm_spec.row_stats import LatenessStats
 
-__all__ = ["PromptTrial", "shuffle_prompt_tokens"]
+__all__ = ["PromptTrial", "choose_prompt_stretch"]
 
 _FIRST_TOKENS: Final = 4  # of the first trial, of which each takes a step at most
 _SHARE: Final = 0.5  # of what may be lost, that a later one may cost
@@ -83,6 +83,8 @@ class PromptTrial:
         return late_s
 
 
-def shuffle_prompt_tokens(token_ids: Sequence[int], num_tokens: int) -> list[int]:
-    """So many of a prompt's tokens, in an order with which hardly any prompt begins."""
-    return random.sample(token_ids, min(num_tokens, len(token_ids)))
+def choose_prompt_stretch(token_ids: Sequence[int], num_tokens: int) -> list[int]:
+    """So many of a prompt's tokens, from anywhere but its beginning, where it has more of them."""
+    last = max(0, len(token_ids) - num_tokens)
+    start = random.randint(min(1, last), last)  # noqa: S311 - a place, no secret
+    return list(token_ids[start : start + num_tokens])

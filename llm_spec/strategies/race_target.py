@@ -13,7 +13,7 @@ from llm_spec.contract.endpoint import TokenEndpoint
 from llm_spec.drafting.text_pieces import count_prompt_pieces
 from llm_spec.errors import UnsupportedError
 from llm_spec.strategies.base import StrategyContext
-from llm_spec.strategies.prompt_trial import shuffle_prompt_tokens
+from llm_spec.strategies.prompt_trial import choose_prompt_stretch
 from llm_spec.strategies.race_stream import RaceStream
 from llm_spec.strategies.resume_plain import can_target_continue_text
 from llm_spec.strategies.stream_scheduler import PromptTokenCosts
@@ -87,7 +87,7 @@ class RaceTarget:
         """Have so many tokens of the prompt read; only by token ids."""
         if self._endpoint is not None:
             prompt_ids = await asyncio.shield(self._prompts[root])
-            await self._endpoint.sample_next([shuffle_prompt_tokens(prompt_ids, num_tokens)], self._request.sampling)
+            await self._endpoint.sample_next([choose_prompt_stretch(prompt_ids, num_tokens)], self._request.sampling)
 
     def allow_disturbing_trials(self) -> None:
         """The first stream has shown how fast it is by itself: trials may disturb it now."""

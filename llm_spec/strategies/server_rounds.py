@@ -41,7 +41,7 @@ from llm_spec.errors import (
     UnsupportedError,
 )
 from llm_spec.strategies.base import StrategyContext
-from llm_spec.strategies.prompt_trial import shuffle_prompt_tokens
+from llm_spec.strategies.prompt_trial import choose_prompt_stretch
 from llm_spec.strategies.resume_plain import sample_one_token_by_stream, stream_remainder_plain
 from llm_spec.strategies.row_scheduler import RowCall, RowScheduler
 from llm_spec.strategies.stream_reader import StreamArrival, StreamReader
@@ -314,7 +314,7 @@ class _ServerRounds:
         """Have some tokens of the prompt and the answer read."""
         try:
             await self._endpoint.sample_next(
-                [shuffle_prompt_tokens(self._list_context_ids(), num_tokens)], self._request.sampling
+                [choose_prompt_stretch(self._list_context_ids(), num_tokens)], self._request.sampling
             )
             self._scheduler.prompt_trial.note_answer()
         except Exception as error:  # noqa: BLE001 - the target goes on alone

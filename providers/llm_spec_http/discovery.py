@@ -60,7 +60,7 @@ class _ServerFindings:
     scorer: _FeatureFinding = field(default_factory=_FeatureFinding)
     continuation: _FeatureFinding = field(default_factory=_FeatureFinding)
     pace: TrialPace = field(default_factory=TrialPace)
-    is_trial_requested: bool = False
+    requested: set[Feature] = field(default_factory=set["Feature"])  # of token ids, that somebody wants to know
 
 
 _servers: Final[OrderedDict[Hashable, _ServerFindings]] = OrderedDict()  # that providers of this process use or used
@@ -124,9 +124,12 @@ class ServerFeatures:
         self, opened: AbstractAsyncContextManager[AsyncIterator[StreamEvent]], *, requests_trial: bool = False
     ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """An answer's stream, by which a trial is paced; one that nobody wants, or that has ended, costs it nothing."""
-        self._findings.is_trial_requested |= requests_trial
-        is_settled = self._endpoint.is_supported or self._endpoint.is_missing
-        return self.pace.watch(opened) if self._findings.is_trial_requested and not is_settled else opened
+        if requests_trial:
+            self._findings.requested.add("token_endpoint")
+        probes: dict[Feature, _FeatureProbe] = {"token_endpoint": self._endpoint, "token_scorer": self._scorer}
+        requested = [probes[feature] for feature in self._findings.requested]
+        is_settled = all(probe.is_supported or probe.is_missing for probe in requested)
+        return opened if is_settled else self.pace.watch(opened)
 
     def get_untried_token_endpoint(self) -> HttpTokenEndpoint | None:
         """The calls with token ids, unless they were found to be missing."""
@@ -148,7 +151,7 @@ class ServerFeatures:
             if self._known.continue_prefix:
                 await self._continuation.probe_if_due(self._check_continuation)
         elif tokens is not None and trial is not None:
-            self._findings.is_trial_requested = True
+            self._findings.requested |= {"token_endpoint", feature}
             await self._endpoint.probe_if_due(trial.run_to_end)
             if feature == "token_scorer" and tokens.max_top and self._endpoint.is_supported:
                 await self._scorer.probe_if_due(lambda: _passes_check(_can_score_at_pace(tokens, self.pace)))
@@ -392,7 +395,7 @@ async def _answer_both_ways(
 
 async def _can_score_at_pace(tokens: HttpTokenEndpoint, pace: TrialPace) -> bool:
     prompt_ids = await tokens.encode_chat(_REQUESTS[-1])
-    return await pace.run_call(3 * len(prompt_ids), lambda: can_score_tokens(tokens, prompt_ids))
+    return await pace.run_call_in_idle_time(lambda: can_score_tokens(tokens, prompt_ids))
 
 
 async def can_score_tokens(tokens: HttpTokenEndpoint, prompt_ids: list[int]) -> bool:

@@ -8,6 +8,7 @@ matter, or until there is none.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from typing import Final, TypeVar
@@ -20,7 +21,8 @@ __all__ = ["TrialPace"]
 T = TypeVar("T")
 
 _MAX_LATE: Final = 0.12  # of an answer's time so far: what calls may hold it up, all together
-_CALL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first scored prompt
+_CALL_TIMEOUT_S: Final = 60.0  # a server may compile something for its first scored prompt: vLLM does, for seconds
+_MIN_IDLE_S: Final = 1.0  # without an answer, until none is expected soon
 _MIN_EVENTS: Final = 5  # of an answer, to tell its pace from
 _MAX_WAIT_S: Final = 1.0
 _MAX_SILENCE_S: Final = 10.0  # after which nobody waits for an answer: its reader may have stopped reading
@@ -31,6 +33,7 @@ class TrialPace:
 
     def __init__(self) -> None:
         self._answers: list[_WatchedAnswer] = []
+        self._ended_s = -math.inf  # when the last answer did
         self._late_per_token_s: float | None = None  # after the last call, for each token that it read
 
     @property
@@ -51,6 +54,7 @@ class TrialPace:
         finally:
             answer.close()
             self._answers.remove(answer)
+            self._ended_s = now()
 
     async def run_call(self, num_tokens: int, call: Callable[[], Awaitable[T]]) -> T:
         """What a call gives that reads so many tokens; raises what it raises, and TimeoutError after 60 s."""
@@ -64,6 +68,19 @@ class TrialPace:
             for each in self._list_active_answers():  # what makes one late makes all late
                 each.late_s += late_s
         return result
+
+    async def run_call_in_idle_time(self, call: Callable[[], Awaitable[T]]) -> T:
+        """What a call gives that may hold up every answer for seconds; made when there was none for a second."""
+        while True:
+            answer, idle_s = self._find_latest_active_answer(), now() - self._ended_s
+            if answer is not None:
+                await answer.wait_for_event()
+            elif idle_s < _MIN_IDLE_S:
+                await asyncio.sleep(_MIN_IDLE_S - idle_s)
+            else:
+                break
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
+            return await call()
 
     async def _wait_for_room(self, num_tokens: int) -> _WatchedAnswer | None:
         """Wait until a call may be made; the answer that it is made beside, or None."""

@@ -74,6 +74,27 @@ async def run_beside_answers(server: Server, sizes: list[int], *, num_answers: i
     return took_s
 
 
+def test_a_call_that_may_take_seconds_waits_until_nobody_asks() -> None:
+    """Not in an answer, nor in the short time between two."""
+
+    async def run() -> None:
+        server, pace, clock = Server(50, 0.1), TrialPace(), asyncio.get_running_loop().time
+        ended_s = began_s = clock()
+        call: asyncio.Task[int] | None = None
+        for _ in range(3):
+            async with pace.watch(server.open_answer()) as events:
+                async for _ in events:
+                    call = call or asyncio.create_task(pace.run_call_in_idle_time(lambda: server.read(80)))
+            ended_s = clock()
+            await asyncio.sleep(0.9)
+        assert call is not None
+        await call
+        assert ended_s - began_s == pytest.approx(3 * 50 * STEP_S + 2 * 0.9, rel=0.01)
+        assert server.calls == [(pytest.approx(ended_s + 1.0), pytest.approx(ended_s + 9.0))]
+
+    run_virtual(run())
+
+
 def test_without_an_answer_nothing_waits() -> None:
     async def run() -> None:
         server, pace = Server(0, 0.01), TrialPace()

@@ -98,6 +98,11 @@ async def answer(decoder: SpeculativeDecoder, messages: Any) -> SpeculativeResul
     return result
 
 
+async def discover_needs(target: HttpProvider, strategy: StrategyName) -> None:
+    """Scores are tried when nobody asks for a second, which tests do not wait for."""
+    await target.discover("token_scorer" if strategy == "score" else "token_endpoint")
+
+
 def drafting(name: str, other: Callable[[], LlmProvider]) -> DraftProvider | LlmProvider:
     return other() if name == "other server" else open_draft(name)
 
@@ -147,6 +152,7 @@ async def test_rows_write_the_servers_own_text_where_they_pay(
         async with open_slow_relay(url, SLOW_TOKEN_S) as slow_url:
             slow_target = provider(dialect, slow_url)
             try:
+                await discover_needs(slow_target, strategy)
                 config = SpeculativeConfig(strategy=strategy, max_concurrent_streams=4)
                 decoder = SpeculativeDecoder(draft, slow_target, config)  # one for all: it gets to know what pays
                 results = [await answer(decoder, messages) for messages in PROMPTS]
@@ -268,6 +274,7 @@ async def test_sampled_answers_have_the_servers_own_law(vllm_target: str, strate
         async with open_slow_relay(vllm_target, SLOW_TOKEN_S) as url:
             slow_target = provider("vllm", url)
             try:
+                await discover_needs(slow_target, strategy)
                 through, accepted = await sampled(slow_target, ReferenceDraft(greedy), strategy)
             finally:
                 await slow_target.aclose()

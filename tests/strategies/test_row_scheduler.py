@@ -9,7 +9,7 @@ import pytest
 from llm_spec.contract.endpoint import SampledToken
 from llm_spec.pair_stats import PairStats
 from llm_spec.strategies.loss_budget import LossBudget
-from llm_spec.strategies.prompt_trial import shuffle_prompt_tokens
+from llm_spec.strategies.prompt_trial import choose_prompt_stretch
 from llm_spec.strategies.row_scheduler import RowCall, RowDecision, RowScheduler
 
 STEP_S = 0.025
@@ -215,13 +215,16 @@ def test_one_answer_does_not_lose_what_all_may() -> None:
 
 
 def test_tokens_of_a_trial_are_in_no_cache() -> None:
-    """They are the prompt's, but neither its beginning nor its end."""
+    """They are the prompt's, but not its beginning, and not the same ones each time."""
     token_ids = list(range(1000))
-    drawn = shuffle_prompt_tokens(token_ids, 6)
-    assert len(set(drawn)) == 6
-    assert set(drawn) <= set(token_ids)
-    assert drawn not in (token_ids[:6], token_ids[-6:])
-    assert sorted(shuffle_prompt_tokens([1, 2], 6)) == [1, 2]
+    starts = set[int]()
+    for _ in range(20):
+        stretch = choose_prompt_stretch(token_ids, 6)
+        starts.add(stretch[0])
+        assert stretch == token_ids[stretch[0] : stretch[0] + 6]
+    assert len(starts) > 1
+    assert 0 not in starts
+    assert choose_prompt_stretch([1, 2], 6) == [1, 2]
 
 
 def test_nothing_is_read_where_nothing_may_be_lost() -> None:
