@@ -220,30 +220,32 @@ def write_turn(drafter: TokenDrafter, model: TokenModel, turn: Turn, sums: Sums,
     sums.num_tokens += len(answer_ids)
 
 
-def measure(turns: Sequence[Turn], tokenizer: FolderTokenizer) -> int:
-    """Print a table; how many turns were left out, as their prompts are too long."""
+def measure(turns: Sequence[Turn], tokenizer: FolderTokenizer) -> list[str]:
+    """Print a table; why turns were left out, such as prompts that are too long."""
     model = UnreadModel(tokenizer)
     contenders = {
         "lookup": partial(PromptLookup),
         "suffix": partial(SuffixDraft, max_stored_tokens=0),
         "suffix, history": partial(SuffixDraft),
     }
-    num_left_out = 0
+    left_out: list[str] = []
     for name, make in contenders.items():
         sums: dict[tuple[str, bool], Sums] = {}
         for with_forms in (False, True):
             drafter: TokenDrafter = make()
-            num_left_out = 0
+            left_out = []
             for turn in turns:
                 drafter = make() if turn.is_first else drafter
                 try:
                     counted = sums.setdefault((turn.kind, with_forms), Sums())
                     write_turn(drafter, model, turn, counted, with_forms=with_forms)
-                except InvalidRequestError:
-                    num_left_out += 1
+                except InvalidRequestError as error:
+                    left_out.append(str(error))
+        if len(left_out) == len(turns):
+            raise SystemExit(f"none of {len(turns)} turns can be drafted for: {left_out[-1]}")
         for kind in dict.fromkeys(turn.kind for turn in turns):
             print_row(name, kind, sums[kind, False], sums[kind, True])
-    return num_left_out
+    return left_out
 
 
 def print_row(name: str, kind: str, without: Sums, with_forms: Sums) -> None:
@@ -273,8 +275,8 @@ def main() -> None:
         recorded = list(read_traces(arguments.traces))
         starts = [index for index, turn in enumerate(recorded) if turn.is_first]
         turns += recorded[: starts[arguments.transcripts] if arguments.transcripts < len(starts) else None]
-    num_left_out = measure(turns, tokenizer)
-    print(f"{len(turns)} turns, {num_left_out} left out: their prompts are longer than the model's context")
+    left_out = measure(turns, tokenizer)
+    print(f"{len(turns)} turns, {len(left_out)} left out{f'; the last: {left_out[-1]}' if left_out else ''}")
 
 
 if __name__ == "__main__":
