@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from llm_spec.row_stats import LatenessStats
+from llm_spec.strategies.lateness_trial import LatenessTrial
 
 __all__ = ["PromptTrial", "choose_prompt_stretch"]
 
@@ -27,13 +28,14 @@ class PromptTrial:
     """
 
     def __init__(self, reading: LatenessStats, *, is_cache_shared: bool) -> None:
-        self.is_running = False
         self._reading = reading
         self._is_cache_shared = is_cache_shared
-        self._is_answered = False
-        self._num_tokens = 0  # that are being read
-        self._num_streamed = 0  # tokens of the stream since …
-        self._began_s = 0.0  # … its last one before
+        self._running: LatenessTrial | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether tokens are being read, or the stream has not shown yet what that cost."""
+        return self._running is not None
 
     def may_read(self, num_tokens: int, allowance_s: float) -> bool:
         """Whether a call may read a prompt of so many tokens, where so much time may be lost."""
@@ -58,28 +60,24 @@ class PromptTrial:
                 return None
         else:
             num_tokens = min(num_tokens, _FIRST_TOKENS)
-        self.is_running, self._is_answered = True, False
-        self._num_tokens, self._num_streamed, self._began_s = num_tokens, 0, stream_last_s
+        self._running = LatenessTrial(known, num_tokens, stream_last_s)
         return num_tokens
 
     def note_answer(self) -> None:
         """They were read: the stream's next token shows how late it is."""
-        self._is_answered = True
+        if self._running is not None:
+            self._running.note_answer()
 
     def stop(self) -> None:
         """The stream has ended, and shows nothing more."""
-        self.is_running = False
+        self._running = None
 
     def add_streamed(self, num_tokens: int, arrived_s: float, step_s: float) -> float:
         """Tokens of the stream came, which has a token each step; gives how late it is where a trial ends with them."""
-        if not self.is_running or not num_tokens:
+        late_s = None if self._running is None else self._running.add_streamed(num_tokens, arrived_s, step_s)
+        if late_s is None:
             return 0.0
-        self._num_streamed += num_tokens
-        if not self._is_answered:
-            return 0.0
-        self.is_running = False
-        late_s = max(0.0, arrived_s - self._began_s - self._num_streamed * step_s)
-        self._reading.add(self._num_tokens, late_s)
+        self._running = None
         return late_s
 
 

@@ -30,6 +30,7 @@ from llm_spec.contract.endpoint import SampledToken
 from llm_spec.pair_stats import PairStats
 from llm_spec.row_stats import DraftAgreementStats, SingleCall
 from llm_spec.strategies.drafted_tokens import DraftedTokens
+from llm_spec.strategies.lateness_trial import LatenessTrial
 from llm_spec.strategies.loss_budget import LossBudget
 from llm_spec.strategies.prompt_trial import PromptTrial
 
@@ -94,16 +95,6 @@ class ConfirmedToken(NamedTuple):
 
 
 @dataclass(slots=True)
-class _RowTrial:
-    """Rows that were sent beside a stream since its token at `began_s`, and its tokens since."""
-
-    began_s: float
-    num_rows: int = 0
-    num_streamed: int = 0
-    is_answered: bool = False
-
-
-@dataclass(slots=True)
 class RowDecision:
     """What to do now; `wait_s`: when to decide again, unless something happens before (None: only then).
 
@@ -158,7 +149,7 @@ class RowScheduler:
         self._max_rows = max_rows
         self._is_off = False  # no more rows
         self._budget = LossBudget(pair_stats, now_s)
-        self._trial: _RowTrial | None = None  # of the calls under way
+        self._row_trial: LatenessTrial | None = None
         self._stream_opened_s: float | None = now_s  # None: its first token has come
         self._stream_last_s = now_s
         self._rows_from: int | None = None  # the first position of sampled text that the stream may not write
@@ -187,7 +178,7 @@ class RowScheduler:
         """The stream writes no more, or nobody reads it: rows are alone."""
         self._phase_s, self._phase_at = now_s, len(self.ids)
         self._closed_at = len(self.ids) if self.stream_at is None else self.stream_at
-        self.stream_at = self._trial = None
+        self.stream_at = self._row_trial = None
         self.prompt_trial.stop()
 
     def confirm_streamed_tokens(self, token_ids: Sequence[int], now_s: float) -> range:
@@ -222,8 +213,8 @@ class RowScheduler:
     def record_call_answer(self, call: RowCall, tokens: list[SampledToken], seconds: float) -> None:
         """A call was answered."""
         call.tokens, call.verify_s = tokens, seconds
-        if self._trial is not None:
-            self._trial.is_answered = True
+        if self._row_trial is not None:
+            self._row_trial.note_answer()
         self._rows.add_call_time(call.num_rows, seconds)
 
     def take_confirmed(self, now_s: float) -> ConfirmedToken | None:
@@ -342,8 +333,8 @@ class RowScheduler:
         if self.stream_at is not None and self._rows_from is None and self._rows.is_measured and not self._is_greedy:
             self._rows_from = call.start
         if self.stream_at is not None and self._stream_opened_s is None:
-            self._trial = self._trial or _RowTrial(self._stream_last_s)
-            self._trial.num_rows += num_rows
+            self._row_trial = self._row_trial or LatenessTrial(self._rows.lateness, 0, self._stream_last_s)
+            self._row_trial.amount += num_rows
         self.calls.append(call)
         decision.calls.append(call)
         self._send_calls(first + num_rows, now_s, decision)
@@ -519,12 +510,6 @@ class RowScheduler:
         self._dropped_calls += self.calls
         self.calls.clear()
 
-    def _end_trial_if_answered(self, trial: _RowTrial, late_s: float) -> None:
-        """The stream is so late: because of the trial's rows, once a call of them is answered."""
-        if trial.is_answered:
-            self._rows.lateness.add(trial.num_rows, max(0.0, late_s))
-            self._trial = None
-
     def _pause_rows(self) -> None:
         """Rows took longer than the stream would have: they are tried later, and later each time."""
         self._resume_at = len(self.ids) + self._pause_tokens
@@ -566,9 +551,8 @@ class RowScheduler:
         token_s = self._pair_stats.target_token_s
         gap_s, step_s = now_s - self._stream_last_s, token_s * num_tokens
         self._budget.add_lost_time(self.prompt_trial.add_streamed(num_tokens, now_s, token_s))
-        if self._trial is not None:
-            self._trial.num_streamed += num_tokens
-            self._end_trial_if_answered(self._trial, now_s - self._trial.began_s - self._trial.num_streamed * token_s)
+        if self._row_trial is not None and self._row_trial.add_streamed(num_tokens, now_s, token_s) is not None:
+            self._row_trial = None
         is_first, self._stream_opened_s = self._stream_opened_s is not None, None
         self._stream_last_s = now_s
         if is_first or not self.calls or gap_s <= _MAX_GAP * step_s:

@@ -128,7 +128,7 @@ class ServerFeatures:
             self._findings.requested.add("token_endpoint")
         probes: dict[Feature, _FeatureProbe] = {"token_endpoint": self._endpoint, "token_scorer": self._scorer}
         requested = [probes[feature] for feature in self._findings.requested]
-        is_settled = all(probe.is_supported or probe.is_missing for probe in requested)
+        is_settled = self._endpoint.is_missing or all(probe.is_supported or probe.is_missing for probe in requested)
         return opened if is_settled else self.pace.watch(opened)
 
     def get_untried_token_endpoint(self) -> HttpTokenEndpoint | None:
@@ -151,9 +151,10 @@ class ServerFeatures:
             if self._known.continue_prefix:
                 await self._continuation.probe_if_due(self._check_continuation)
         elif tokens is not None and trial is not None:
-            self._findings.requested |= {"token_endpoint", feature}
+            self._findings.requested.add("token_endpoint")
             await self._endpoint.probe_if_due(trial.run_to_end)
             if feature == "token_scorer" and tokens.max_top and self._endpoint.is_supported:
+                self._findings.requested.add(feature)
                 await self._scorer.probe_if_due(lambda: _passes_check(_can_score_at_pace(tokens, self.pace)))
 
     def mark_feature_lost(self, feature: Feature) -> None:
