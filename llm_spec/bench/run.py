@@ -16,8 +16,9 @@ from llm_spec.bench.rotation import iterate_contender_orders
 from llm_spec.chat import ChatMessage, ChatRequest, ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from llm_spec.contract.chat import LlmProvider
 from llm_spec.contract.draft import DraftProvider, get_draft_capabilities
+from llm_spec.contract.endpoint import Discoverable
 from llm_spec.decoder import SpeculativeDecoder
-from llm_spec.errors import ConfigError, TargetError
+from llm_spec.errors import ConfigError, LlmSpecError, TargetError
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
 
 __all__ = ["BenchOptions", "BenchRun"]
@@ -171,12 +172,15 @@ class BenchRun:
     # ------------------------------------------------------------------------------------ before it counts
 
     async def _call_each_model_once(self) -> None:
-        """Call each model once: connections are made and kernels loaded."""
+        """Call each model once: connections are made and kernels loaded, those for scores where they are needed."""
         request = ChatRequest.create(_WARMUP_PROMPTS[0], max_tokens=4, temperature=0.0)
         for contender in self.contenders:
             self._on_progress(0, self._num_planned, f"{contender.name}, first calls")
             if contender.target is not None:
                 await _try_target_call(contender.target, request)
+                if isinstance(contender.target, Discoverable) and contender.spec.strategy == "score":
+                    with suppress(LlmSpecError):  # its answers will say so
+                        await contender.target.discover("token_scorer")
             if contender.draft is not None:
                 await _try_draft_call(contender.draft, request)
 

@@ -13,6 +13,7 @@ import pytest
 from llm_spec import ChatMessage, ChatRequest, ConfigError, PromptLookup, StreamEvent, TransientError
 from llm_spec.bench.prompts import BenchPrompt
 from llm_spec.bench.run import BenchOptions, BenchRun
+from llm_spec.contract.endpoint import Feature
 from llm_spec.drafting.suffix import SuffixDraft
 from llm_spec.errors import InvalidRequestError, TargetError
 from llm_spec.testing import RuleBasedProvider, ScriptedProvider
@@ -82,6 +83,26 @@ async def test_warm_up_is_not_counted() -> None:
     run = await measure([plain(target)], prompts(2), warmup=3, primes=False)
     assert len(target.requests) == 1 + 3 + 2  # one to connect
     assert len(run.answers) == 2
+
+
+async def test_a_server_is_asked_for_scores_before_it_is_timed() -> None:
+    """Where a strategy reads them: the first may take seconds. That it gives none is said by its answers."""
+
+    class Discovering(ScriptedProvider):
+        discovered: tuple[tuple[Feature, int], ...] = ()  # and how many requests came before
+
+        async def discover(self, feature: Feature) -> None:
+            self.discovered += ((feature, len(self.requests)),)
+            raise TransientError("nothing is known")
+
+        def mark_feature_lost(self, feature: Feature) -> None:
+            pass
+
+    scored, probed = Discovering(TEXT), Discovering(TEXT)
+    contenders = [plain(script()), pair(PromptLookup(), scored, "score"), pair(PromptLookup(), probed, "probe")]
+    await measure(contenders, prompts(1))
+    assert ("token_scorer", 1) in scored.discovered  # after the one that connects
+    assert min(number for _, number in probed.discovered) > 1  # when its answers need it
 
 
 async def test_a_strategy_that_refuses_is_left_out_at_once() -> None:
