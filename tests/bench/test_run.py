@@ -91,20 +91,22 @@ async def test_a_server_is_asked_for_scores_before_it_is_timed() -> None:
     class Discovering(ScriptedProvider):
         def __init__(self) -> None:
             super().__init__(TEXT)
-            self.discovered: list[tuple[Feature, int]] = []  # and how many requests came before
+            self.discovered: list[tuple[Feature, str]] = []  # and what was done then
 
         async def discover(self, feature: Feature) -> None:
-            self.discovered.append((feature, len(self.requests)))
+            self.discovered.append((feature, steps[-1]))
             raise TransientError("nothing is known")
 
         def mark_feature_lost(self, feature: Feature) -> None:
             pass
 
+    steps: list[str] = []
     scored, probed = Discovering(), Discovering()
     contenders = [plain(script()), pair(PromptLookup(), scored, "score"), pair(PromptLookup(), probed, "probe")]
-    await measure(contenders, prompts(1))
-    assert ("token_scorer", 1) in scored.discovered  # after the one that connects
-    assert "token_scorer" not in dict(probed.discovered)
+    run = BenchRun(contenders, prompts(1), BenchOptions(), lambda _done, _total, step: steps.append(step))
+    await run.measure_all_contenders()
+    assert scored.discovered[0] == ("token_scorer", "score, first calls")
+    assert "probe, first calls" not in dict(probed.discovered).values()
 
 
 async def test_a_strategy_that_refuses_is_left_out_at_once() -> None:
