@@ -20,6 +20,7 @@ from llm_spec.contract.endpoint import Discoverable
 from llm_spec.decoder import SpeculativeDecoder
 from llm_spec.errors import ConfigError, LlmSpecError, TargetError
 from llm_spec.result import SpeculativeFinish, SpeculativeResult
+from llm_spec.strategies.registry import get_strategies_by_name
 
 __all__ = ["BenchOptions", "BenchRun"]
 
@@ -178,7 +179,7 @@ class BenchRun:
             self._on_progress(0, self._num_planned, f"{contender.name}, first calls")
             if contender.target is not None:
                 await _try_target_call(contender.target, request)
-                if isinstance(contender.target, Discoverable) and contender.spec.strategy == "score":
+                if isinstance(contender.target, Discoverable) and _needs_scores(contender.spec.strategy):
                     with suppress(LlmSpecError):  # its answers will say so
                         await contender.target.discover("token_scorer")
             if contender.draft is not None:
@@ -232,6 +233,11 @@ async def _answer_with_piece_times(
 
 def _is_answer_piece(event: StreamEvent) -> bool:
     return isinstance(event, ToolCallDelta) or (isinstance(event, (TextDelta, ReasoningDelta)) and event.text != "")
+
+
+def _needs_scores(strategy: str) -> bool:
+    entry = get_strategies_by_name().get(strategy)
+    return entry is not None and "token_scorer" in entry.needs
 
 
 async def _try_target_call(target: LlmProvider, request: ChatRequest) -> bool:
