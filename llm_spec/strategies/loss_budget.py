@@ -8,7 +8,7 @@ from llm_spec.pair_stats import PairStats
 
 __all__ = ["LossBudget"]
 
-_MAX_SHARE: Final = 0.08  # of one answer's time, whatever all answers together may lose
+_MAX_SHARE: Final = 0.1  # of one answer's time, whatever all answers together may lose
 
 
 class LossBudget:

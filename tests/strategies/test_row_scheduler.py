@@ -150,7 +150,7 @@ def test_a_prompt_that_takes_too_long_to_read_is_not_read_again() -> None:
         run.stream()
     run.stats.rows.add_answer_time(1000.0)
     decision = run.decide()
-    assert (decision.num_trial_tokens, decision.calls) == (11, [])
+    assert (decision.num_trial_tokens, decision.calls) == (14, [])
 
 
 def test_a_longer_trial_costs_what_may_be_lost() -> None:
@@ -207,10 +207,10 @@ def test_one_answer_does_not_lose_what_all_may() -> None:
     for _ in range(400):
         stats.rows.add_answer_time(2.5)
     budget = LossBudget(stats, 0.0)
-    assert budget.estimate_left_s(1.0, 400) == pytest.approx(0.2)
+    assert budget.estimate_left_s(1.0, 400) == pytest.approx(0.25)
     budget.add_lost_time(0.15)
-    assert budget.estimate_left_s(1.0, 400) == pytest.approx(0.05)
-    assert LossBudget(stats, 0.0).estimate_left_s(1.0, 400) == pytest.approx(0.2)  # the next answer's own
+    assert budget.estimate_left_s(1.0, 400) == pytest.approx(0.1)
+    assert LossBudget(stats, 0.0).estimate_left_s(1.0, 400) == pytest.approx(0.25)  # the next answer's own
     assert stats.rows.estimate_allowed_loss_s(1.0, STEP_S, 400) == pytest.approx(0.02 * (1000 + 6.4) - 0.15)
 
 
