@@ -151,7 +151,8 @@ class _ServerRounds:
             max_rows=min(MAX_LOOKAHEAD, config.lookahead.start().limit()) + 1,
             max_tokens=request.max_tokens,
             now_s=self._clock(),
-            is_cache_shared=self._target.capabilities.shares_prompt_cache,
+            # a server that is to score a prompt reads all of it
+            is_cache_shared=self._target.capabilities.shares_prompt_cache and not is_read_from_scores,
         )
         self._prompt_ids: list[int] | None = None
         self._stream: StreamReader | None = None

@@ -303,7 +303,7 @@ class _TokenIdTrial:
     """Whether chat, continued ids and batched one-token completions give the same tokens, and text survives ids.
 
     An answer may be under way, which a server without room to spare writes more slowly meanwhile. So it reads few
-    tokens: the beginnings of a few words, and one short conversation, in two ways at once.
+    tokens: the beginnings of a few words, and one short conversation, in two ways.
     What a call gave is kept: a trial that was left goes on where it was.
     """
 

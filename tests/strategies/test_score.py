@@ -19,8 +19,11 @@ from llm_spec import (
     SpeculativeResult,
     TopTokens,
 )
+from llm_spec.config import StrategyName
 from llm_spec.drafting.text_pieces import split_into_pieces
 from llm_spec.simulation import SimulatedDraft, SimulatedTarget, run_virtual
+from llm_spec.strategies import server_rounds
+from llm_spec.strategies.row_scheduler import RowScheduler
 
 TEXT = " ".join(f"word{i}" for i in range(40))
 Rows: TypeAlias = list[Any]
@@ -134,3 +137,28 @@ def test_a_top_k_of_one_draws_the_likeliest() -> None:
     """More than one is asked for, and only one is drawn from."""
     target = Scorer(each(lambda top: tuple((token_id, -0.01 * n) for n, (token_id, _) in enumerate(top))), num_good=0)
     assert scored(target, temperature=1.0, top_k=1).content == TEXT
+
+
+@pytest.mark.parametrize(("strategy", "is_shared"), [("probe", True), ("score", False)])
+def test_scores_are_read_without_a_cache(
+    strategy: StrategyName, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that shares what it has read of prompts scores all of one again: some tokens of it are tried first."""
+    seen: list[bool] = []
+
+    class Scheduler(RowScheduler):
+        def __init__(self, *args: Any, is_cache_shared: bool, **options: Any) -> None:
+            seen.append(is_cache_shared)
+            super().__init__(*args, is_cache_shared=is_cache_shared, **options)
+
+    monkeypatch.setattr(server_rounds, "RowScheduler", Scheduler)
+    target = Scorer(lambda rows: rows)
+    target.capabilities = replace(target.capabilities, shares_prompt_cache=True)
+
+    async def run() -> None:
+        config = SpeculativeConfig(strategy=strategy)
+        async with SpeculativeDecoder(SimulatedDraft(TEXT, 1.0, 0), target, config) as decoder:
+            assert (await decoder.decode("q", temperature=0.0)).content == TEXT
+
+    run_virtual(run())
+    assert seen == [is_shared]
