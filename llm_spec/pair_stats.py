@@ -7,20 +7,14 @@ from typing import Final
 from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import TargetSpeedBaseline
 from llm_spec.row_stats import RowCallStats
+from llm_spec.run_stats import DraftRunStats
 from llm_spec.stream_stats import ExtraStreamStats
-from llm_spec.tokens.statistics import (
-    AcceptanceEstimate,
-    ExponentialMovingAverage,
-    RobustTokenCostAverage,
-    TokenCostMean,
-)
+from llm_spec.tokens.statistics import ExponentialMovingAverage, RobustTokenCostAverage, TokenCostMean
 
 __all__ = ["PairStats", "StreamTimer"]
 
 _STREAM_HALF_LIFE: Final = 8.0  # half-lives: of first tokens, one a stream;
 _TOKEN_HALF_LIFE: Final = 256.0  # of tokens
-_PRIOR_ACCEPTANCE: Final = 0.98  # a pair is given the benefit of the doubt, for a few tokens
-_PRIOR_TOKENS: Final = 10.0
 _PRIOR_TOKEN_S: Final = 0.02
 _MAX_FIRST_TOKEN_TOKENS: Final = 1e6  # where tokens come all at once
 
@@ -30,7 +24,7 @@ class PairStats:
 
     baseline: the target alone. first_token_s, token_s: of one of the target's streams, be there others beside it.
     rows: calls that ask for several tokens at once. streams: those that are open beside the first one. draft_token_s:
-    of the draft. acceptance: of a drafted token.
+    of the draft. runs: how often the draft is right.
     """
 
     def __init__(self) -> None:
@@ -40,9 +34,7 @@ class PairStats:
         self.rows = RowCallStats()
         self.streams = ExtraStreamStats()
         self.draft_token_s = RobustTokenCostAverage(half_life=_TOKEN_HALF_LIFE)
-        self.acceptance = AcceptanceEstimate(
-            half_life=_TOKEN_HALF_LIFE, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_TOKENS
-        )
+        self.runs = DraftRunStats()
 
     def add_plain_answer(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:
         """The target alone answered; the arguments are those of `TargetSpeedBaseline.add_answer`."""

@@ -252,10 +252,10 @@ class _Race:
 
     def _is_pace_undisturbed(self, stream: RaceStream) -> bool:
         """Whether a stream tells the target's pace although others are open beside it."""
-        num_extra = self._pair_stats.streams.num_extra
-        is_first_token = stream.timer.first_s is None
-        is_first = stream is self._chain.streams[0] and not is_first_token
-        return is_first and self._num_open_streams - 1 <= num_extra and not self._race_target.is_being_tried
+        streams = self._pair_stats.streams
+        is_first = stream is self._chain.streams[0] and stream.timer.first_s is not None
+        has_room = streams.are_free and self._num_open_streams - 1 <= streams.num_extra
+        return is_first and has_room and not self._race_target.is_being_tried
 
     async def _prepare_further_streams(self) -> None:
         """Find out how further streams are begun."""

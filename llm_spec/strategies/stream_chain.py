@@ -53,7 +53,8 @@ class StreamChain:
         self.output_events: list[StreamEvent] = []
         self.finish: Finish | None = None
         self.num_takeovers = 0
-        self.num_agreed = 0  # tokens that were as the draft had them
+        self.num_agreed = 0  # tokens that were as the draft had them, …
+        self.run_length = 0  # … and those since one was not
         self.num_cancelled_tokens = 0
         self.is_cut = False  # by a limit, where the target would have gone on
         self.is_draft_wrong = False  # the last runner wrote something else than the draft: the draft is to begin anew
@@ -202,12 +203,14 @@ class StreamChain:
         if num_agreed:
             stream.num_agreed += num_agreed
             self.num_agreed += num_agreed
-            self._pair_stats.acceptance.update(num_agreed, rejected=False)
+            self._pair_stats.runs.add_right_tokens(self.run_length, num_agreed)
+            self.run_length += num_agreed
         return num_agreed is not None
 
     def _handle_departure_from_draft(self, stream: RaceStream) -> None:
         """It wrote something else than the draft."""
-        self._pair_stats.acceptance.update(0, rejected=True)
+        self._pair_stats.runs.add_wrong_token(self.run_length)
+        self.run_length = 0
         self._end_draft_round(stream, rejected=True)
         self._drafted.drop_after(stream.num_checked_characters)
         self._drop_streams_after(stream)

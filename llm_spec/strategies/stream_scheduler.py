@@ -10,9 +10,11 @@ stream whose segment it is in.
     stream 1                                 |------>|          all have written their segment at once,
     stream 2                                         |-------->  and the answer is at the end of the last one
 
-Streams beside the first one may slow it down. The draft is judged against the first stream, for nothing; where it is
-promising, one stream is opened beside it, and a few tokens later several more. Where they cost more than they gain they
-end, and what was lost is charged to the budget of `RowCallStats`, out of which later trials are paid.
+Streams beside the first one may slow it down, while they are opened (their prompt is read) and afterwards. The draft is
+judged against the first stream, for nothing; where it is promising, one stream is opened beside it, and a few tokens
+later several more. `ExtraStreamStats` measures what they cost. A stream is opened where it is likely to win more than
+that, and segments are as long as that takes. Where the answer is later than it may be the streams end, and what was
+lost is charged to the budget of `RowCallStats`, out of which later trials are paid.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ _TRIAL_FACTOR: Final = 4  # so many times as many streams are tried next
 _MAX_TRIAL_LOSS: Final = 1.0  # tokens that a trial may be late, for the server to have room
 _MAX_LATE: Final = 2.0  # tokens that an answer may be late beside streams whatever the budget is: hiccups happen
 _LATE_TOLERANCE: Final = 0.05  # of a time, that measuring may be off
-_MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup
+_MAX_GAP: Final = 3.0  # times its usual step that a token counts at most: more is a hiccup, …
+_MAX_OPENING_COST: Final = 8.0  # … and tokens that the answer may be late by each stream that is being opened
 _FIRST_PAUSE: Final = 32  # tokens without further streams after they did not pay, twice as many each time
 
 
@@ -111,7 +114,11 @@ class StreamScheduler:
         self._num_seen_agreed = 0
         self._num_extra = 0  # streams that are open beside the first one …
         self._num_tokens_since_change = 0  # … and tokens of the answer since there are so many
-        self._late_s = 0.0  # that the answer is later than without them
+        self._late_s = 0.0  # that the answer is later than without them; earlier, if negative
+        self._opening: list[RaceStream] = []  # streams that were opened and had not all begun …
+        self._opening_late_s = 0.0  # … when the answer was that late by them
+        self._first_stream = chain.streams[0]  # whose token came last, …
+        self._has_come_alone = True  # … and after another one of its own
         self._num_tokens = 0
         self._last_s: float | None = None  # when the answer's last token came
         self._pause_tokens = _FIRST_PAUSE
@@ -127,14 +134,10 @@ class StreamScheduler:
     @property
     def max_useful_draft_tokens(self) -> int:
         """Tokens that are worth drafting at once: as far as all streams together can reach."""
-        rate, lead = self._pair_stats.acceptance.rate, math.ceil(self._estimate_lead_tokens())
-        num_useful = math.log(_MIN_SURVIVAL) / math.log(rate) if 0.0 < rate < 1.0 else _MAX_DRAFT_REACH
-        num_useful = max(num_useful, _MIN_USEFUL_RUN, self.num_tokens_between_streams)
-        return min(
-            lead + 2 * (self._max_streams + 1) * self.num_tokens_between_streams,
-            math.ceil(num_useful),
-            _MAX_DRAFT_REACH,
-        )
+        num_likely = self._pair_stats.runs.count_likely_tokens(self._chain.run_length, _MIN_SURVIVAL, _MAX_DRAFT_REACH)
+        num_reached = math.ceil(self._estimate_lead_tokens())
+        num_reached += 2 * (self._max_streams + 1) * self.num_tokens_between_streams
+        return min(num_reached, max(num_likely, _MIN_USEFUL_RUN, self.num_tokens_between_streams), _MAX_DRAFT_REACH)
 
     def choose_draft_request(self, *, has_ended: bool, is_cut: bool) -> DraftRequest | None:
         """The next request to the draft; None: none now. `is_cut`: it has ended, and would have gone on."""
@@ -171,7 +174,7 @@ class StreamScheduler:
     def _is_draft_promising(self) -> bool:
         """Whether it is likely enough to be right where a stream could begin."""
         num_tokens = math.ceil(self._estimate_lead_tokens()) + _MIN_SEGMENT
-        return self._pair_stats.acceptance.rate**num_tokens >= _MIN_SURVIVAL
+        return self._estimate_survival(num_tokens) >= _MIN_SURVIVAL
 
     # ----------------------------------------------------------------------------------------- streams
 
@@ -189,19 +192,21 @@ class StreamScheduler:
         lead = self._estimate_lead_tokens()
         if tail.timer.first_s is None:
             lead = min(lead or math.inf, (now_s - tail.timer.opened_s) / self._pair_stats.target_token_s)
-        num_before = self._count_unverified_tokens(tail)
-        num_pieces = math.ceil(lead) + self._find_segment_length(num_before + lead)
+        num_before = self._count_unverified_tokens(tail) + math.ceil(lead)
+        segment = self._find_segment_length(num_before)
         if is_draft_whole:  # the streams divide what is left
             num_left = len(split_into_pieces(tail.expected[len(tail.text) :])) - math.ceil(lead)
-            share = num_left // (self._max_streams - num_open + 1)
-            num_pieces = min(num_pieces, math.ceil(lead) + max(share, _MIN_SEGMENT))
-        if self._pair_stats.acceptance.rate ** (num_before + num_pieces) < _MIN_SURVIVAL:
+            segment = min(segment, max(num_left // (self._max_streams - num_open + 1), _MIN_SEGMENT))
+        worthwhile = self._find_worthwhile_segment(segment, num_before)
+        if worthwhile is None or not self._may_be_late_by_opening(now_s):
             return None
-        end = find_stream_boundary(tail.expected, len(tail.text), num_pieces)
+        end = find_stream_boundary(tail.expected, len(tail.text), math.ceil(lead) + worthwhile)
         if end is None or not self._can_afford_stream(end):
             return None
         child = self._make_stream(tail.prefix + tail.expected[:end])
         chain.append_stream(child, end)
+        self._opening.append(child)
+        self._num_tokens_since_change = 0
         self.num_opened += 1
         return child
 
@@ -218,14 +223,16 @@ class StreamScheduler:
         if not self.can_begin or self._num_tokens < self._resume_at:
             return 1
         num_known = self._stats.num_extra
+        if self._last_s is None and not (num_known and self._stats.are_free):
+            return 1  # nobody could tell how late the first token is by it
         if not num_known and not (self._may_try_stream(now_s) and self._may_read_prompt(now_s)):
             return 1
         return min(self._max_streams, 1 + max(1, _TRIAL_FACTOR * num_known))
 
     def _may_try_stream(self, now_s: float) -> bool:
         """Whether a second stream may be opened to see whether the server has room."""
-        step_s, acceptance = self._pair_stats.token_s.value, self._pair_stats.acceptance
-        if step_s is None or acceptance.accepted + acceptance.rejected < _MIN_JUDGED:
+        step_s = self._pair_stats.token_s.value
+        if step_s is None or self._pair_stats.runs.num_judged < _MIN_JUDGED:
             return False
         return self._num_tokens >= self._resume_at and _TRIAL_TOKENS * step_s <= self._estimate_allowance(now_s)
 
@@ -239,6 +246,10 @@ class StreamScheduler:
     def _estimate_allowance(self, now_s: float) -> float:
         """How much may be lost now."""
         return self._budget.estimate_left_s(now_s, self._max_tokens)
+
+    def _estimate_survival(self, num_tokens: int) -> float:
+        """The probability that the draft's next tokens are all right."""
+        return self._pair_stats.runs.estimate_survival(self._chain.run_length, num_tokens)
 
     def _estimate_lead_tokens(self) -> float:
         """How many tokens a stream writes while another waits for its first one."""
@@ -255,9 +266,25 @@ class StreamScheduler:
 
     def _find_segment_length(self, num_before: float) -> int:
         """Tokens from one stream to the next, where the draft has to be right for so many before."""
-        wrong = max(1.0 - self._pair_stats.acceptance.rate, 1e-3)
+        wrong = max(1.0 - self._pair_stats.runs.estimate_rate(self._chain.run_length + round(num_before)), 1e-3)
         growth = math.exp(min(_SEGMENT_GROWTH * wrong * num_before, 5.0))
         return min(max(round(_SEGMENT_SHARE / wrong / self._max_streams * growth), _MIN_SEGMENT), _MAX_SEGMENT)
+
+    def _find_worthwhile_segment(self, segment: int, num_before: int) -> int | None:
+        """The shortest segment from `segment` on that pays for its stream; None: there is none."""
+        for length in range(segment, max(segment, _MAX_SEGMENT) + 1):
+            num_right = num_before + length
+            survival = self._estimate_survival(num_right)
+            if survival < _MIN_SURVIVAL:
+                return None
+            if self._stats.is_worthwhile(survival * length, num_right):
+                return length
+        return None
+
+    def _may_be_late_by_opening(self, now_s: float) -> bool:
+        """Whether one more stream may be opened now, as late as the answer will be by it."""
+        cost_s = self._stats.opening_cost * self._pair_stats.target_token_s
+        return not cost_s or self._late_s + (len(self._opening) + 1) * cost_s <= self._estimate_allowance(now_s)
 
     def _can_afford_stream(self, end: int) -> bool:
         """Whether one more stream stays within `max_extra_cost`."""
@@ -273,7 +300,7 @@ class StreamScheduler:
     # --------------------------------------------------------------------------------------- lost time
 
     def record_progress(self, num_open: int, arrived_s: float) -> None:
-        """Something came while so many streams were open: where they slow the answer down, all but the first end."""
+        """Something came while so many streams were open: where they make the answer late, all but the first end."""
         num_new = self._chain.num_answer_tokens - self._num_tokens
         self._num_tokens += num_new
         if num_open - 1 != self._num_extra:
@@ -281,26 +308,56 @@ class StreamScheduler:
         if num_new < 1:
             return
         last_s, self._last_s = self._last_s, arrived_s
-        step_s = self._pair_stats.target_token_s * num_new
-        late_s = self.prompt_trial.add_streamed(num_new, arrived_s, self._pair_stats.target_token_s)
-        self._budget.add_lost_time(late_s)
+        step_s = self._pair_stats.target_token_s
+        self._budget.add_lost_time(self.prompt_trial.add_streamed(num_new, arrived_s, step_s))
         if last_s is None or num_open < 2 or self._pair_stats.token_s.value is None:
+            self._opening.clear()
             self._charge_lost_time()
             return
-        gap_s = min(arrived_s - last_s, _MAX_GAP * step_s) * (1.0 - _LATE_TOLERANCE)
-        self._late_s = max(0.0, self._late_s + gap_s - step_s)
+        max_gap = _MAX_GAP * num_new + _MAX_OPENING_COST * len(self._opening)
+        gap_s = min(arrived_s - last_s, max_gap * step_s)
+        if self._chain.streams[0] is not self._first_stream:  # the tokens of another stream were won
+            self._first_stream, self._has_come_alone = self._chain.streams[0], False
+            self._opening.clear()
+            self._late_s += gap_s - step_s * num_new
+        elif not self._has_come_alone:  # since what it wrote before, and that came all at once
+            self._has_come_alone = True
+        else:
+            self._measure_costs(num_new, gap_s - step_s * num_new)
+            late_s = gap_s * (1.0 - _LATE_TOLERANCE) - step_s * num_new
+            self._late_s = max(min(0.0, self._late_s), self._late_s + late_s)
         self._num_tokens_since_change += num_new
         self._judge_server_room(arrived_s)
 
+    def _measure_costs(self, num_new: int, late_s: float) -> None:
+        """What the streams beside the first one cost it: while they are opened, and afterwards."""
+        step_s = self._pair_stats.target_token_s
+        if not self._opening:
+            self._opening_late_s = 0.0
+            self._stats.add_token(self._num_extra, late_s / step_s / num_new)
+            return
+        self._opening_late_s += late_s
+        if any(stream.timer.first_s is None and stream in self._chain.streams for stream in self._opening):
+            return
+        num_begun = sum(stream.timer.first_s is not None for stream in self._opening)
+        num_late = self._opening_late_s / step_s
+        if num_begun or num_late > len(self._opening):  # else they ended before the server had begun with them
+            self._stats.add_opening(max(1, num_begun), num_late)
+        self._opening.clear()
+
     def _judge_server_room(self, now_s: float) -> None:
         step_s = self._pair_stats.target_token_s
-        is_trial = self._num_extra > self._stats.num_extra
+        is_trial = self._num_extra > self._stats.num_extra and self._num_tokens_since_change >= _TRIAL_TOKENS
         has_room = self._late_s <= _MAX_TRIAL_LOSS * step_s
-        if is_trial and self._num_tokens_since_change >= _TRIAL_TOKENS and has_room:
+        is_refuted = is_trial and not has_room and not self._opening
+        if (
+            is_refuted
+            and self._find_worthwhile_segment(_MIN_SEGMENT, math.ceil(self._estimate_lead_tokens())) is not None
+        ):
+            has_room, is_refuted = True, False  # it is late by what it costs to open streams, which pays
+        if is_trial and has_room:
             self._stats.num_extra = self._num_extra
-        allowance_s = self._estimate_allowance(now_s)
-        is_refuted = is_trial and self._num_tokens_since_change >= _TRIAL_TOKENS and not has_room
-        if is_refuted or self._late_s > max(allowance_s, _MAX_LATE * step_s):
+        if is_refuted or self._late_s > max(self._estimate_allowance(now_s), _MAX_LATE * step_s):
             self._stats.num_extra = 0
             self._resume_at = self._num_tokens + self._pause_tokens
             self._pause_tokens *= 2
@@ -308,7 +365,7 @@ class StreamScheduler:
             self._charge_lost_time()
 
     def _charge_lost_time(self) -> None:
-        if self._late_s:
+        if self._late_s > 0.0:
             self._budget.add_lost_time(self._late_s)
             self._late_s = 0.0
 

@@ -154,10 +154,81 @@ def test_a_hiccup_is_no_lack_of_room() -> None:
         answer = Answer(known_pair(num_extra=11))
         answer.draft()
         await answer.write(*WORDS[:5])
-        answer.open_all()
-        await answer.write(WORDS[5], after_s=50 * STEP_S)
-        await answer.write(*WORDS[6:10])
+        for stream in answer.open_all():
+            stream.timer.add_tokens(0)
+        await answer.write(WORDS[5])
+        await answer.write(WORDS[6], after_s=50 * STEP_S)
+        await answer.write(*WORDS[7:10])
         assert answer.closed == []
+
+    run_virtual(check())
+
+
+async def open_one_that_makes_late(answer: Answer, num_steps: float) -> None:
+    """A trial: a stream is opened, and the answer's next token is that many steps late."""
+    answer.draft()
+    await answer.write(*WORDS[:5])
+    [stream] = answer.open_all()
+    await answer.write(WORDS[5], after_s=(1.0 + num_steps) * STEP_S)
+    stream.timer.add_tokens(1, is_disturbed=True)
+    await answer.write(*WORDS[6:12])
+
+
+def test_a_stream_that_costs_less_than_it_wins_is_kept() -> None:
+    """Its prompt is read in a step of the first one, which is late by that once, and by more than a token."""
+
+    async def check() -> None:
+        answer = Answer(known_pair())
+        answer.pair_stats.runs.add_right_tokens(0, 200)
+        await open_one_that_makes_late(answer, 1.6)
+        assert answer.closed == []
+        assert answer.pair_stats.streams.num_extra == 1
+        assert answer.pair_stats.streams.opening_cost == pytest.approx(1.6)
+
+    run_virtual(check())
+
+
+def test_a_stream_that_costs_more_than_it_wins_ends() -> None:
+    """The draft is wrong at every fifth token: no stream wins as much."""
+
+    async def check() -> None:
+        answer = Answer(known_pair())
+        for _ in range(20):
+            answer.pair_stats.runs.add_right_tokens(0, 9)
+            answer.pair_stats.runs.add_wrong_token(9)
+        await open_one_that_makes_late(answer, 2.6)
+        assert len(answer.closed) == 1
+        assert answer.pair_stats.streams.num_extra == 0
+
+    run_virtual(check())
+
+
+def test_streams_that_cost_time_are_opened_as_far_as_the_answer_may_be_late() -> None:
+    """Twelve would make it late by twelve tokens, of which it may lose a few."""
+
+    async def check() -> None:
+        pair_stats = known_pair(num_extra=11)
+        pair_stats.runs.add_right_tokens(0, 500)
+        pair_stats.streams.add_opening(1, 1.0)
+        answer = Answer(pair_stats)
+        answer.draft()
+        await answer.write(*WORDS[:5])
+        assert 1 <= len(answer.open_all()) <= 0.02 * 256
+
+    run_virtual(check())
+
+
+@pytest.mark.parametrize("is_free", [False, True])
+def test_before_the_first_token_only_streams_that_cost_nothing_are_opened(*, is_free: bool) -> None:
+    """Nobody could tell how late the first token is by the others."""
+
+    async def check() -> None:
+        pair_stats = known_pair(num_extra=11)
+        pair_stats.runs.add_right_tokens(0, 500)
+        pair_stats.streams.add_opening(1, 0.0 if is_free else 0.5)
+        answer = Answer(pair_stats)
+        answer.draft()
+        assert bool(answer.open_all()) == is_free
 
     run_virtual(check())
 
@@ -205,7 +276,7 @@ def test_a_whole_draft_is_divided_among_the_streams() -> None:
 
     async def check() -> None:
         answer = Answer(known_pair(num_extra=3), max_streams=4)
-        answer.pair_stats.acceptance.update(1000, rejected=False)
+        answer.pair_stats.runs.add_right_tokens(0, 1000)
         answer.draft(words=WORDS[:60])
         await answer.write(*WORDS[:5])
         while (
