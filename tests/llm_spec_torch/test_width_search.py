@@ -87,7 +87,7 @@ def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load_widths(folder: Path) -> list[int]:
     model = TorchModel(folder, max_requests=1)
-    return list(model._exact_shape.widths) if model.same_text else []
+    return list(model.pass_widths) if model.same_text else []
 
 
 @pytest.mark.parametrize(
