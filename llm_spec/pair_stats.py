@@ -8,6 +8,7 @@ from llm_spec._clock import get_loop_clock
 from llm_spec.baseline import TargetSpeedBaseline
 from llm_spec.row_stats import RowCallStats
 from llm_spec.stream_stats import ExtraStreamStats
+from llm_spec.tokens.lookahead import LookaheadCostMemory
 from llm_spec.tokens.statistics import (
     AcceptanceEstimate,
     ExponentialMovingAverage,
@@ -30,7 +31,7 @@ class PairStats:
 
     baseline: the target alone. first_token_s, token_s: of one of the target's streams, be there others beside it.
     rows: calls that ask for several tokens at once. streams: those that are open beside the first one. draft_token_s:
-    of the draft. acceptance: of a drafted token.
+    of the draft. acceptance: of a drafted token. lookahead_costs: of the rounds of a target in this process.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,7 @@ class PairStats:
         self.acceptance = AcceptanceEstimate(
             half_life=_TOKEN_HALF_LIFE, prior=_PRIOR_ACCEPTANCE, prior_weight=_PRIOR_TOKENS
         )
+        self.lookahead_costs = LookaheadCostMemory()
 
     def add_plain_answer(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:
         """The target alone answered; the arguments are those of `TargetSpeedBaseline.add_answer`."""
