@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import json
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,8 @@ from llm_spec_torch import TorchModel, TorchProvider
 
 from llm_spec import ChatRequest, PromptLookup, ProviderDraft, SpeculativeDecoder, SuffixDraft
 from llm_spec.bench.prompts import get_default_prompts
+
+transformers: Any = importlib.import_module("transformers")  # of which little is typed
 
 COPY_CATEGORIES: Final = ("edit", "quote", "json")
 OPEN_QUESTIONS: Final = (
@@ -74,7 +75,6 @@ def make_prompts(num_prompts: int) -> dict[str, list[str]]:
 
 def load_transformers(folder: Path) -> tuple[Any, Any]:
     """Model and tokenizer as transformers loads them."""
-    transformers: Any = importlib.import_module("transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -88,7 +88,7 @@ def make_transformers_contender(model: Any, tokenizer: Any, **options: Any) -> C
         messages = [message.to_openai() for message in request.messages]
         temperature = request.sampling.temperature
         sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
-        torch.manual_seed(1)
+        transformers.set_seed(1)
         started = time.perf_counter()
         inputs = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -232,7 +232,7 @@ def main() -> None:
     elif arguments.part:
         measure_loading(arguments.part, arguments.folder, arguments.threads[0])
     else:
-        print(f"torch {torch.__version__}, float32, {json.dumps(torch.backends.cpu.get_cpu_capability())}")
+        print(f"torch {torch.__version__}, float32, {torch.backends.cpu.get_cpu_capability()}")
         for threads in arguments.threads:
             for part in ("transformers", "torch:", "torch:", "compare"):  # twice: what was found once is kept
                 options = ["--threads", str(threads), "--part", part]
