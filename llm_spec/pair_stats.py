@@ -9,6 +9,7 @@ from llm_spec.baseline import TargetSpeedBaseline
 from llm_spec.row_stats import RowCallStats
 from llm_spec.run_stats import DraftRunStats
 from llm_spec.stream_stats import ExtraStreamStats
+from llm_spec.tokens.lookahead import LookaheadCostMemory
 from llm_spec.tokens.statistics import ExponentialMovingAverage, RobustTokenCostAverage, TokenCostMean
 
 __all__ = ["PairStats", "StreamTimer"]
@@ -24,7 +25,7 @@ class PairStats:
 
     baseline: the target alone. first_token_s, token_s: of one of the target's streams, be there others beside it.
     rows: calls that ask for several tokens at once. streams: those that are open beside the first one. draft_token_s:
-    of the draft. runs: how often the draft is right.
+    of the draft. runs: how often the draft is right. lookahead_costs: of the rounds of a target in this process.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class PairStats:
         self.streams = ExtraStreamStats()
         self.draft_token_s = RobustTokenCostAverage(half_life=_TOKEN_HALF_LIFE)
         self.runs = DraftRunStats()
+        self.lookahead_costs = LookaheadCostMemory()
 
     def add_plain_answer(self, num_characters: int, num_tokens: int, first_s: float, rest_s: float) -> None:
         """The target alone answered; the arguments are those of `TargetSpeedBaseline.add_answer`."""

@@ -114,6 +114,7 @@ class StrategyPlanner:
 
     def record_result(self, result: SpeculativeResult) -> None:
         """Take in an answer that came to its end."""
+        self.pair_stats.lookahead_costs.observe(result.lookahead)
         if result.strategy != PLAIN.name and result.plain_reason in ("refused", "retried"):
             self.record_failure(result.strategy)
             return

@@ -53,7 +53,7 @@ def test_the_result_says_how_far_it_agrees(
     assert OnnxModel(tmp_path / "out").vocab_size == TINY.vocab_size
 
 
-@pytest.mark.parametrize("weights_dtype", ["fp32", "fp16", "q8", "int8"])
+@pytest.mark.parametrize("weights_dtype", ["fp32", "fp16", "q8", "int8", "q4"])
 def test_what_is_compared_is_the_model_that_was_written(
     checkpoint: Path, tmp_path: Path, weights_dtype: WeightsDtype
 ) -> None:
@@ -64,3 +64,19 @@ def test_what_is_compared_is_the_model_that_was_written(
     save_file(create_random_weights(TINY, 1), checkpoint / "model.safetensors")
     convert(checkpoint, tmp_path / "other", cache="shared", weights_dtype="fp32", prompts=PROMPTS)
     assert measure_agreement(tmp_path / "other", tmp_path / "out", PROMPTS).share < 0.2
+
+
+def test_a_table_compares_all_kinds_of_weights(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each kind once, float32 first and in full agreement with itself; smaller weights take less room."""
+    main([str(checkpoint), "--compare"])
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0].strip("`") for row in rows] == ["fp32", "int8", "fp16", "q8", "q4"]
+    assert rows[0][-1] == "100.0 % (10 of 10)"
+    assert all(float(cell) > 0 for row in rows for cell in row[2:4])
+
+
+def test_without_a_folder_there_is_nothing_to_write(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message says what to give."""
+    with pytest.raises(SystemExit):
+        main([str(checkpoint)])
+    assert "give a folder to write, or --compare" in capsys.readouterr().err

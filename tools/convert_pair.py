@@ -1,6 +1,7 @@
 """Converts a Hugging Face Llama folder to an ONNX folder that `llm_spec_onnx` can open.
 
 python tools/convert_pair.py path/to/llama path/to/onnx
+python tools/convert_pair.py path/to/llama --compare      # writes nothing, and prints a table of all kinds of weights
 
 It says how far the result agrees with the float32 weights, and writes that into `conversion.json` beside the model: the
 share of the tokens of greedy float32 answers that it would have written at the same places.
@@ -11,7 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +36,8 @@ _COPIED_FILES = (
 )
 _MAX_FILE_BYTES = 2_000_000_000  # bytes of an ONNX file
 _NUM_TOKENS = 48  # of an answer
+_TIMED_WIDTHS = (1, 8)  # tokens a pass: plain decoding, and verifying
+_NUM_TIMED = 30
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
     "Write a Python function that reverses a linked list.",
@@ -91,18 +95,67 @@ def convert(
 
 def measure_agreement(reference: Path, folder: Path, prompts: Sequence[str] = PROMPTS) -> Agreement:
     """Compare a model's choices along the greedy answers of another one, in folders of the same tokenizer."""
-    model = OnnxModel(reference)
+    answers = _answer_prompts(reference, prompts)
+    return _compare_along_answers(OnnxModel(folder), answers)
+
+
+def compare_weights(source: Path, *, cache: CacheKind, prompts: Sequence[str] = PROMPTS) -> Iterator[str]:
+    """A table of all kinds of weights, line by line: size, times on this machine, agreement with float32.
+
+    Kinds are timed one after another, each by the fastest of some passes.
+    """
+    config = LlamaConfig.from_huggingface(json.loads((source / "config.json").read_text(encoding="utf-8")))
+    weights = load_file(source / "model.safetensors")
+    yield "| weights | MB | " + " | ".join(f"{width} tokens, ms" for width in _TIMED_WIDTHS) + " | agreement |"
+    yield "| --- " * (3 + len(_TIMED_WIDTHS)) + "|"
+    answers = None
+    for weights_dtype in ("fp32", *(kind for kind in get_args(WeightsDtype) if kind != "fp32")):
+        with TemporaryDirectory() as folder:
+            _write_folder(source, Path(folder), config, weights, cache=cache, weights_dtype=weights_dtype)
+            if answers is None:
+                answers = _answer_prompts(Path(folder), prompts)
+            model = OnnxModel(Path(folder))
+            times = " | ".join(f"{1e3 * _time_pass(model, width):.2f}" for width in _TIMED_WIDTHS)
+            agreement = _compare_along_answers(model, answers)
+            size = (Path(folder) / "model.onnx").stat().st_size / 1e6
+            del model  # before the next one is loaded
+        yield (
+            f"| `{weights_dtype}` | {size:.0f} | {times} | "
+            f"{100 * agreement.share:.1f} % ({agreement.num_same_answers} of {agreement.num_prompts}) |"
+        )
+
+
+def _answer_prompts(folder: Path, prompts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """Each prompt's ids, and a model's greedy answer to it."""
+    model = OnnxModel(folder)
     questions = [list(model.tokenizer.encode_chat(ChatRequest.create(prompt))) for prompt in prompts]
-    answers = [_generate_greedy(model, prompt_ids) for prompt_ids in questions]
-    del model  # before the other one is loaded
-    other = OnnxModel(folder)
-    same = [_predict_tokens(other, q, a) == np.array(a) for q, a in zip(questions, answers, strict=True)]
+    return [(prompt_ids, _generate_greedy(model, prompt_ids)) for prompt_ids in questions]
+
+
+def _compare_along_answers(model: OnnxModel, answers: Sequence[tuple[list[int], list[int]]]) -> Agreement:
+    same = [_predict_tokens(model, prompt_ids, answer) == np.array(answer) for prompt_ids, answer in answers]
     return Agreement(
-        num_prompts=len(prompts),
+        num_prompts=len(same),
         num_same_answers=sum(bool(row.all()) for row in same),
-        num_tokens=sum(map(len, answers)),
+        num_tokens=sum(map(len, same)),
         num_same_tokens=sum(int(row.sum()) for row in same),
     )
+
+
+def _time_pass(model: OnnxModel, width: int) -> float:
+    """Seconds of a pass of so many tokens behind a short text, the fastest of some."""
+    session, token_ids = model.open(), list(range(32))
+    try:
+        session.forward(token_ids, num_rows=1)
+        times = list[float]()
+        for _ in range(_NUM_TIMED):
+            started = time.perf_counter()
+            session.forward(token_ids[:width], num_rows=width)
+            times.append(time.perf_counter() - started)
+            session.truncate(len(token_ids))
+        return min(times)
+    finally:
+        session.close()
 
 
 def _generate_greedy(model: OnnxModel, prompt_ids: list[int]) -> list[int]:
@@ -147,12 +200,19 @@ def _write_folder(
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Convert a Hugging Face Llama folder to ONNX.")
     parser.add_argument("source", type=Path, help="folder with config.json, model.safetensors and tokenizer files")
-    parser.add_argument("destination", type=Path, help="folder to write")
+    parser.add_argument("destination", type=Path, nargs="?", help="folder to write")
+    parser.add_argument("--compare", action="store_true", help="print a table of all kinds of weights instead")
     parser.add_argument("--cache", choices=get_args(CacheKind), default="shared")
     parser.add_argument("--weights", choices=get_args(WeightsDtype), default="q8", help="default: %(default)s")
     parser.add_argument("--prompts", type=Path, help="a file with one prompt a line, to measure the agreement by")
     options = parser.parse_args(arguments)
     prompts = PROMPTS if options.prompts is None else options.prompts.read_text(encoding="utf-8").splitlines()
+    if options.compare:
+        for line in compare_weights(options.source, cache=options.cache, prompts=prompts):
+            print(line, flush=True)
+        return
+    if options.destination is None:
+        parser.error("give a folder to write, or --compare")
     agreement = convert(
         options.source, options.destination, cache=options.cache, weights_dtype=options.weights, prompts=prompts
     )

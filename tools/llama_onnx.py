@@ -31,7 +31,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 Array: TypeAlias = npt.NDArray[Any]
 CacheKind: TypeAlias = Literal["shared", "concat"]
-WeightsDtype: TypeAlias = Literal["int8", "fp16", "fp32", "q8"]
+WeightsDtype: TypeAlias = Literal["int8", "fp16", "fp32", "q8", "q4"]
 
 KV_CACHE_KEY = "llm_spec.kv_cache"
 """Key in the model's metadata; the value `shared` says that past and present may be one buffer."""
@@ -40,6 +40,7 @@ _OPSET = 17
 _IR_VERSION = 8
 _CONTRIB = "com.microsoft"
 _BLOCK = 32
+_IN_BLOCKS = ("q8", "q4")
 _MASKED = float(np.finfo(np.float32).min)
 
 
@@ -228,36 +229,52 @@ class _Llama(_Graph):
         """One MatMul by the named projections side by side."""
         rows = np.concatenate([self.weights[f"{prefix}.{name}.weight"] for name in names])
         full_name = f"{prefix}.{'_'.join(names)}.weight"
-        if self.weights_dtype == "q8":
-            return self._add_blockwise_linear(hidden, rows, full_name)
+        if self.weights_dtype in _IN_BLOCKS:
+            return self._add_blockwise_linear(hidden, rows, full_name, bits=4 if self.weights_dtype == "q4" else 8)
         stored, scale = self._store_matrix(full_name, rows.T, scale_axis=1)
         return self.add_op("MatMul", hidden, self._to_float(stored, scale, full_name))
 
-    def _add_blockwise_linear(self, hidden: str, matrix: Array, name: str, output: str = "") -> str:
-        """MatMulNBits by `matrix` [out, in]: 8-bit weights with a scale for every 32, and activations likewise."""
+    def _add_blockwise_linear(
+        self, hidden: str, matrix: Array, name: str, *, bits: Literal[8, 4] = 8, output: str = ""
+    ) -> str:
+        """MatMulNBits by `matrix` [out, in]: weights with a scale for every 32, and activations likewise in 8 bits."""
         num_out, num_in = matrix.shape
+        stored = self._store_in_blocks(name, matrix) if bits == 8 else self._store_in_half_bytes(name, matrix)
         return self.add_op(
             "MatMulNBits",
-            *(hidden, *self._store_in_blocks(name, matrix)),
+            *(hidden, *stored),
             domain=_CONTRIB,
             name=output,
             K=num_in,
             N=num_out,
-            bits=8,
+            bits=bits,
             block_size=_BLOCK,
             accuracy_level=4,
         )
 
     def _store_in_blocks(self, name: str, matrix: Array) -> tuple[str, str]:
         """Stores `matrix` [out, in] in 8 bits: levels [out, in / 32, 32], of which 128 is zero, and their scales."""
-        num_out, num_in = matrix.shape
-        if num_in % _BLOCK:
-            raise ValueError(f"{name} has {num_in} columns; q8 needs a multiple of {_BLOCK}")
-        blocks = matrix.astype(np.float32).reshape(num_out, num_in // _BLOCK, _BLOCK)
+        blocks = self._split_into_blocks(name, matrix)
         scales = np.abs(blocks).max(axis=-1) / np.float32(127)
         scales = np.where(scales == 0, np.float32(1), scales)
         levels = (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8)
         return self.add_constant(f"{name}.levels", levels), self.add_constant(f"{name}.scales", scales)
+
+    def _store_in_half_bytes(self, name: str, matrix: Array) -> tuple[str, str]:
+        """The same in 4 bits, two levels a byte, of which 8 is zero. The largest value of a block is level 0."""
+        blocks = self._split_into_blocks(name, matrix)
+        largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)[..., 0]
+        scales = np.where(largest == 0, np.float32(1), largest / np.float32(-8))
+        levels = np.clip(np.rint(blocks / scales[..., None]) + 8, 0, 15).astype(np.uint8)
+        pairs = levels[..., 0::2] | levels[..., 1::2] << 4
+        return self.add_constant(f"{name}.levels", pairs), self.add_constant(f"{name}.scales", scales)
+
+    def _split_into_blocks(self, name: str, matrix: Array) -> Array:
+        """A matrix [out, in] as [out, in / 32, 32] in float32."""
+        num_out, num_in = matrix.shape
+        if num_in % _BLOCK:
+            raise ValueError(f"{name} has {num_in} columns; {self.weights_dtype} needs a multiple of {_BLOCK}")
+        return matrix.astype(np.float32).reshape(num_out, num_in // _BLOCK, _BLOCK)
 
     def add_vector(self, name: str) -> str:
         return self.add_constant(name, self.weights[name].astype(np.float32))
@@ -265,7 +282,7 @@ class _Llama(_Graph):
     def embed(self) -> str:
         """Looks rows up in the stored dtype, so that the float32 table exists once, as the output matrix."""
         name = "model.embed_tokens.weight"
-        if self.weights_dtype == "q8":
+        if self.weights_dtype in _IN_BLOCKS:
             return self._embed_from_blocks(name)
         table, scale = self._store_matrix(name, self.weights[name], scale_axis=0)
         rows = self.add_op("Gather", table, "input_ids", axis=0)
@@ -282,7 +299,7 @@ class _Llama(_Graph):
 
     def project_to_vocabulary(self, hidden: str) -> None:
         name = "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
-        if self.weights_dtype == "q8":
+        if self.weights_dtype in _IN_BLOCKS:
             self._add_blockwise_linear(hidden, self.weights[name], name, output="logits")
             return
         table, scale = self._store_matrix(name, self.weights[name], scale_axis=0)

@@ -52,7 +52,7 @@ def _open_local_answer(
         context.request,
         drafter=drafter,
         acceptance=config.acceptance,
-        lookahead=config.lookahead,
+        lookahead=context.pair_stats.lookahead_costs.apply(config.lookahead),
         limits=GenerationLimits(
             max_iterations=config.max_iterations,
             max_draft_tokens=config.max_draft_tokens,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from llm_spec._checks import check_number
@@ -32,6 +32,7 @@ __all__ = [
     "Ewma",
     "Fixed",
     "LookaheadController",
+    "LookaheadCostMemory",
     "LookaheadPolicy",
     "RoundFeedback",
     "Threshold",
@@ -217,6 +218,8 @@ _CONFIDENCE_BUCKETS = (
     0.99,
 )  # borders between confidences; finer where drafts are mostly sure
 _COST_HALF_LIFE = 64.0  # rounds
+_COST_MEMORY = 4.0  # requests after which what one of them has measured counts half
+_PRIOR_WIDTH = 8.0  # tokens more than one, in the prior of what a forward costs
 _PRIOR_WEIGHT = 2.0  # tokens
 _BUCKET_WEIGHT = 4.0  # tokens
 _FIRST_PAUSE = 8  # plain steps before speculation is tried again; twice as many each time that it fails
@@ -232,20 +235,24 @@ _PLAIN_EVERY = 64  # rounds
 class CostAware:
     """Draft one token more while it pays, by acceptance and costs measured in this request.
 
-    prior_acceptance, prior_draft_cost: what is believed before the first round; the cost of a drafted token is in
-    plain steps of the target. half_life: judged tokens after which a token's weight in the acceptance has halved.
+    prior_acceptance, prior_draft_cost, prior_verify_cost: what is believed before the first round. Costs are those of
+    drafting a token and of verifying one token more, in plain steps of the target; from a decoder's second request on
+    they are what its earlier ones measured. half_life: judged tokens after which a token's weight in the acceptance
+    has halved.
     """
 
     max_lookahead: int = 16
     half_life: float = 48.0
     prior_acceptance: float = 0.7
     prior_draft_cost: float = 0.1
+    prior_verify_cost: float = 0.0625
 
     def __post_init__(self) -> None:
         _check_lookahead_range("max_lookahead", self.max_lookahead)
         check_number(ConfigError, "half_life", self.half_life, 0.0, above=True)
         check_number(ConfigError, "prior_acceptance", self.prior_acceptance, 0.0, 1.0)
         check_number(ConfigError, "prior_draft_cost", self.prior_draft_cost, 0.0)
+        check_number(ConfigError, "prior_verify_cost", self.prior_verify_cost, 0.0)
 
     def start(self) -> LookaheadController:
         return _CostAwareController(self)
@@ -260,7 +267,9 @@ class _CostAwareController:
         self._acceptance = self._make_acceptance_estimate(_PRIOR_WEIGHT)
         self._buckets = [self._make_acceptance_estimate(_BUCKET_WEIGHT) for _ in range(len(_CONFIDENCE_BUCKETS) + 1)]
         self._draft = RobustTokenCostAverage(half_life=_COST_HALF_LIFE)
-        self._verify = ForwardCostLine(half_life=_COST_HALF_LIFE)
+        self._verify = ForwardCostLine(
+            half_life=_COST_HALF_LIFE, prior_ratio=1.0 + _PRIOR_WIDTH * self._policy.prior_verify_cost
+        )
         self._plain_steps = 0  # still to take before the next trial
         self._pause = _FIRST_PAUSE // 2
         self._is_trial_due = False
@@ -366,6 +375,30 @@ class _CostAwareController:
             "verify_token_s": self._verify.per_token_s,
             "plain_steps_left": self._plain_steps,
         }
+
+
+class LookaheadCostMemory:
+    """What drafting and verifying cost in earlier requests of a target with a draft, for the next one to begin with.
+
+    In plain steps: how busy the machine was matters less then. What was accepted is not kept, since it depends on what
+    the request is about.
+    """
+
+    def __init__(self) -> None:
+        self._draft = ExponentialMovingAverage(half_life=_COST_MEMORY)
+        self._verify = ExponentialMovingAverage(half_life=_COST_MEMORY)
+
+    def observe(self, state: Mapping[str, float]) -> None:
+        """Take in what a controller says of itself at the end of a request (`describe`), if it has measured costs."""
+        if state.get("plain_step_s") and "draft_token_s" in state and "verify_token_s" in state:
+            self._draft.update(state["draft_token_s"] / state["plain_step_s"])
+            self._verify.update(state["verify_token_s"] / state["plain_step_s"])
+
+    def apply(self, policy: LookaheadPolicy) -> LookaheadPolicy:
+        """The policy for the next request."""
+        if not isinstance(policy, CostAware) or self._draft.value is None or self._verify.value is None:
+            return policy
+        return replace(policy, prior_draft_cost=self._draft.value, prior_verify_cost=self._verify.value)
 
 
 def _check_lookahead_range(name: str, value: int, high: int = MAX_LOOKAHEAD) -> None:

@@ -48,7 +48,7 @@ class AgreeingWidthsCacheFile:
             facts, widths = kept["facts"], [int(width) for width in kept["widths"]]
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return []
-        is_possible = all(1 < width <= self._max_width for width in widths) and widths == sorted(set(widths))
+        is_possible = all(0 < width <= self._max_width for width in widths) and widths == sorted(set(widths))
         return widths if facts == self._facts and is_possible else []
 
     def write_widths(self, widths: list[int]) -> None:

@@ -45,7 +45,7 @@ _BATCHED_KEY_PADDING: Final = 512  # a CPU's attention reads blocks of so many k
 _CPU_MEMORY_SHARE: Final = 0.25  # of the machine's memory, for caches
 _CUDA_MEMORY_SHARE: Final = 0.8  # of what is free after the weights
 _NUM_CHECKED_TOKENS: Final = 48
-_CPU_WIDTHS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # tried, below max_width; a pass is padded to the next
+_CPU_WIDTHS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # tried, below max_width; a pass is padded to the next
 
 
 class TorchModel:
@@ -104,6 +104,14 @@ class TorchModel:
     def max_requests(self) -> int:
         """How many answers may run at once."""
         return self._options.get("max_requests", MAX_REQUESTS)
+
+    @property
+    def pass_widths(self) -> Sequence[int]:
+        """How many rows a pass of an exact session may have, ascending; shorter ones are padded.
+
+        With `same_text`, these gave each row the same bits when the model was loaded.
+        """
+        return self._exact_shape.widths
 
     # ------------------------------------------------------------------------------------- TokenModel
 
@@ -183,7 +191,7 @@ class TorchModel:
         self._facts = describe_model_for_kernels(module.config, self.dtype, self._options)
         self.vocab_size = self._network.vocab_size
         is_cuda = self.device.type == "cuda"
-        self._loose_shape = PassShape(range(1 if is_cuda else 2, max_width + 1), _KEY_PADDING, doubling=is_cuda)
+        self._loose_shape = PassShape(range(1, max_width + 1), _KEY_PADDING, doubling=is_cuda)
         self._pool = self._make_cache_pool(context, max_width)
         self.context_length = self._pool.cache.capacity - max_width
         slot = self._pool.acquire_slot((), exact=True)

@@ -22,7 +22,7 @@ class TorchOptions(TypedDict, total=False):
     `attention`: "sdpa" (torch's fused one, the default) or "eager".
     `layers`: only the first so many, followed by the last norm and head: an early-exit draft.
     `exact`: False gives up the same-text promise: passes are as wide as their tokens. What the promise costs: on a CPU
-    passes are padded to the next width of equal bits (mostly none, and a single row is read as two either way); on CUDA
+    passes are padded to the next width of equal bits (mostly none, but a single row is read as two); on CUDA
     every pass has `max_width` rows, which costs little as long as reading the weights takes longer than multiplying.
     `max_width`: most tokens of one verifying pass, 16 by default; lookahead is one less.
     `max_requests`: answers that may run at once, 8 by default; others wait their turn.

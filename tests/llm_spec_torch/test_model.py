@@ -15,6 +15,7 @@ import pytest
 import torch
 from llm_spec_torch import TorchModel, TorchProvider
 from llm_spec_torch.caches import CHUNK_TOKENS
+from llm_spec_torch.network import TransformerNetwork
 from support.text_checks import check_one_text, check_texts
 
 from llm_spec import (
@@ -52,6 +53,24 @@ def test_without_exact_it_is_as_wide_as_its_tokens(tiny_folder: Path) -> None:
     model = TorchModel(tiny_folder, exact=False)
     assert not model.same_text
     check_token_model_conformance(model)
+
+
+def test_without_exact_no_row_is_added(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token is one row, in sessions of a model without the promise and in drafts of one with it."""
+    widths: list[int] = []
+    compute = TransformerNetwork.compute_hidden_states
+
+    def record(self: TransformerNetwork, ids: torch.Tensor, *others: Any) -> torch.Tensor:
+        widths.append(ids.shape[1])
+        return compute(self, ids, *others)
+
+    models = TorchModel(tiny_folder, exact=False), TorchModel(tiny_folder)
+    monkeypatch.setattr(TransformerNetwork, "compute_hidden_states", record)
+    for session in (models[0].open(), models[1].open(exact=False)):
+        with closing(session):
+            for count in (1, 2, 7):
+                session.forward(IDS[:count], num_rows=count)
+    assert widths == 2 * [1, 2, 7]
 
 
 async def test_keeps_the_promises_of_a_provider(tiny_model: TorchModel) -> None:

@@ -16,7 +16,7 @@ from llm_spec_torch.width_search import AgreeingWidthSearch
 from torch import Tensor
 from torch.nn import functional
 
-WIDTHS = [2, 3, 4, 5, 6, 8, 10, 12, 16]
+WIDTHS = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16]
 HEAD = 0  # in place of a number of keys
 
 
@@ -87,7 +87,7 @@ def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load_widths(folder: Path) -> list[int]:
     model = TorchModel(folder, max_requests=1)
-    return list(model._exact_shape.widths) if model.same_text else []
+    return list(model.pass_widths) if model.same_text else []
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,10 @@ def test_a_finding_that_is_no_longer_true_is_not_used(
         b"[" * 100_000,
         b"[]",
         b'{"widths": [2, 16]}',
-        *[json.dumps({"facts": None, "widths": widths}).encode() for widths in (2, ["a"], [None], [], [4, 2], [99])],
+        *[
+            json.dumps({"facts": None, "widths": widths}).encode()
+            for widths in (2, ["a"], [None], [], [0, 2], [4, 2], [99])
+        ],
     ],
     ids=lambda text: text[:40].decode(errors="replace"),
 )

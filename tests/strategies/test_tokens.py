@@ -6,8 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from llm_spec import (
     Fixed,
     LookaheadPolicy,
     ProviderDraft,
+    ReferenceDraft,
     Round,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -39,7 +41,7 @@ from llm_spec.strategies.base import StrategyContext
 from llm_spec.strategies.choice import choose_strategy
 from llm_spec.testing import CharTokenizer, LocalProvider, RandomDraft, TableModel
 from llm_spec.tokens.acceptance_name import AcceptanceName
-from llm_spec.tokens.lookahead import CostAware
+from llm_spec.tokens.lookahead import CostAware, LookaheadController, RoundFeedback
 
 STORY = "once upon a time, in a café, a quick brown fox jumped over 3 lazy dogs."
 Propose = Callable[[Sequence[int]], Iterator[DraftToken]]
@@ -219,6 +221,38 @@ async def decode(
     result = await decoder.decode("tell", **options)
     assert model.num_open == 0
     return result
+
+
+class DearDrafts:
+    """A policy, and its own controller, that says a drafted token had cost ten plain steps."""
+
+    def start(self) -> LookaheadController:
+        return self
+
+    def limit(self) -> int:
+        return 4
+
+    def wants_more(self, confidences: Sequence[float | None]) -> bool:
+        return len(confidences) < 4
+
+    def update(self, report: RoundFeedback) -> None:
+        """Nothing is learned."""
+
+    def describe(self) -> Mapping[str, float]:
+        return {"plain_step_s": 1.0, "draft_token_s": 10.0, "verify_token_s": 0.1}
+
+    def reset(self) -> None:
+        """Nothing is to be forgotten."""
+
+
+@pytest.mark.parametrize(("before", "num_drafted"), [(Fixed(4), 4), (DearDrafts(), 1)], ids=["unknown", "dear"])
+async def test_a_request_begins_with_the_costs_of_earlier_ones(before: LookaheadPolicy, num_drafted: int) -> None:
+    """A draft that was dear is given one token to show itself; the text is the same."""
+    config = SpeculativeConfig(strategy="tokens", lookahead=before, baseline_every=0)
+    first = SpeculativeDecoder(ReferenceDraft(STORY), LocalProvider(TableModel(STORY, order=16)), config)
+    await first.decode("tell")
+    later = await first.with_config(replace(config, lookahead=CostAware())).decode("tell")
+    assert (later.content, later.rounds[0].num_draft_tokens) == (STORY, num_drafted)
 
 
 @pytest.mark.parametrize("lookahead", [Fixed(4), CostAware()], ids=["fixed", "cost"])

@@ -16,6 +16,7 @@ from llm_spec.tokens.lookahead import (
     Ewma,
     Fixed,
     LookaheadController,
+    LookaheadCostMemory,
     LookaheadPolicy,
     RoundFeedback,
     Threshold,
@@ -150,6 +151,47 @@ def test_short_answers_from_a_cold_start(acceptance: float, draft: float, slope:
     policy, model = CostAware(), constant(acceptance)
     times = [96 / simulate(policy, model, draft, slope, num_tokens=96, seed=seed) for seed in range(60)]
     assert 96 * len(times) / sum(times) >= 0.87 * best_constant(acceptance, draft, slope)
+
+
+def remember(draft: float, slope: float) -> LookaheadCostMemory:
+    """What a request leaves behind in which a drafted token and a verified one had these costs, in plain steps."""
+    memory, controller = LookaheadCostMemory(), CostAware().start()
+    for num_draft in (0, 1, 4, 0, 8, 2) * 4:
+        controller.update(
+            RoundFeedback(num_draft, num_draft // 2, 0.02 * draft * num_draft, 0.02 * (1 + slope * num_draft))
+        )
+    memory.observe(controller.describe())
+    return memory
+
+
+@pytest.mark.parametrize(("draft", "slope"), [(0.6, 0.02), (0.01, 0.5)])
+def test_costs_of_an_earlier_request_are_known_in_the_first_round(draft: float, slope: float) -> None:
+    """A dear draft, or a target that verifies dearly, is given one token to show itself, and not five."""
+    rng = random.Random(0)  # noqa: S311 # no secret
+    first = draft_round(CostAware().start(), constant(0.0), 0, rng)[0]
+    later = draft_round(remember(draft, slope).apply(CostAware()).start(), constant(0.0), 0, rng)[0]
+    assert (first > 2, later) == (True, 1)
+
+
+@pytest.mark.parametrize(("draft", "slope"), COSTS)
+@pytest.mark.parametrize("acceptance", [0.2, 0.6, 0.9])
+def test_a_request_after_others_is_not_slower_than_the_first(acceptance: float, draft: float, slope: float) -> None:
+    """And faster where the draft does not pay, because verifying costs more than is believed at first."""
+    model, policies = constant(acceptance), (CostAware(), remember(draft, slope).apply(CostAware()))
+    first, later = (
+        sum(simulate(policy, model, draft, slope, num_tokens=64, seed=seed) for seed in range(100))
+        for policy in policies
+    )
+    assert later > (1.02 if slope == 0.3 and acceptance == 0.2 else 0.97) * first
+
+
+@pytest.mark.parametrize("state", [{}, {"plain_step_s": 0.0}, {"plain_step_s": 1.0}, Fixed(3).start().describe()])
+def test_a_state_without_costs_leaves_the_policy_as_it_is(state: dict[str, float]) -> None:
+    """Of a policy that measures none, also one of another package; and those take in none."""
+    memory = LookaheadCostMemory()
+    memory.observe(state)
+    assert memory.apply(CostAware()) == CostAware()
+    assert remember(0.6, 0.5).apply(Fixed(3)) == Fixed(3)
 
 
 def test_hopeless_draft_is_left_alone_and_tried_again() -> None:
