@@ -30,7 +30,8 @@ ValueType: TypeAlias = Literal["float16", "bfloat16"]  # of the cached values; k
 PASS_TOKENS: Final = 256  # most tokens of one call of llama_decode, as many as prompts are read in at once
 
 _LOG: Final = logging.getLogger("llm_spec.gguf")
-_ERROR_LEVEL: Final = 3  # GGML_LOG_LEVEL_ERROR
+_ERROR_LEVEL: Final = 4  # GGML_LOG_LEVEL_ERROR
+_SPARE_BYTES: Final = 128 * 2**20  # for what is computed, and for others
 _SEQUENCE: Final = 0  # a context has one
 _GGML_TYPES: Final[dict[ValueType, int]] = {"float16": 1, "bfloat16": 30}
 _errors: deque[str] = deque(maxlen=16)
@@ -67,6 +68,13 @@ class LlamaModel:
         if reason := self._find_architecture_refusal():
             raise ModelLoadError(f"{path} {reason}")
 
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """About what a key-value cache takes: its keys and values have 16 bits."""
+        num_heads, num_kv_heads = llama.llama_model_n_head(self.pointer), llama.llama_model_n_head_kv(self.pointer)
+        head_dim = llama.llama_model_n_embd(self.pointer) // max(1, num_heads)
+        return int(2 * 2 * llama.llama_model_n_layer(self.pointer) * num_kv_heads * head_dim)
+
     def _find_architecture_refusal(self) -> str | None:
         if llama.llama_model_has_encoder(self.pointer) or not llama.llama_model_has_decoder(self.pointer):
             return "has an encoder; only decoder-only models can be used"
@@ -89,7 +97,8 @@ class LlamaModel:
 class LlamaContext:
     """One key-value cache with room for `capacity` tokens, used by one thread at a time.
 
-    `num_sequences` is 1, but for the search of widths. Raises MemoryError where there is no memory for it.
+    `num_sequences` is 1, but for the search of widths. Raises MemoryError where there is no memory for it; that is
+    looked at first, as llama.cpp ends the process where there is none at all.
     """
 
     def __init__(
@@ -111,7 +120,8 @@ class LlamaContext:
         parameters.kv_unified = True
         parameters.type_v = _GGML_TYPES[value_type]
         parameters.no_perf = True
-        self._pointer = llama.llama_init_from_model(model.pointer, parameters)
+        has_room = capacity * model.cache_bytes_per_token + _SPARE_BYTES < _read_available_bytes()
+        self._pointer = llama.llama_init_from_model(model.pointer, parameters) if has_room else None
         if not self._pointer:
             raise MemoryError(f"no memory for a key-value cache of {capacity} tokens")
         self.close = weakref.finalize(self, llama.llama_free, self._pointer)
@@ -164,6 +174,15 @@ class LlamaContext:
         """Append a saved state as a sequence that has none yet."""
         if not llama.llama_state_seq_set_data(self._pointer, state, len(state), sequence):
             raise TargetError("llama.cpp could not copy its cache")
+
+
+def _read_available_bytes() -> float:
+    """Memory that may still be taken, where Linux says so."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
+    except (OSError, StopIteration):
+        return float("inf")
 
 
 def _check_is_gguf(path: Path) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -18,10 +17,6 @@ from llm_spec_gguf.library import LlamaModel, llama
 
 __all__ = ["GgufTokenizer"]
 
-_BYTE_LEVEL: Final = llama.LLAMA_VOCAB_TYPE_BPE  # tokens are written with one character for each byte
-_WITH_BYTE_NAMES: Final = llama.LLAMA_VOCAB_TYPE_SPM  # tokens are text; a byte that is none is named <0xNN>
-_SHOWN_IN_TEXT: Final = llama.LLAMA_TOKEN_ATTR_USER_DEFINED  # added tokens that are part of the text
-_SPACE: Final = "▁"
 _APART: Final = "\n"  # begins no longer token of a vocabulary that puts a space before a text
 
 
@@ -37,7 +32,6 @@ class GgufTokenizer:
         self._context_length = context_length
         self.vocab_size = model.vocab_size
         token_ids = range(self.vocab_size)
-        self._texts: list[bytes] = [llama.llama_vocab_get_text(model.vocab, token_id) for token_id in token_ids]
         self._bytes = [_read_piece(model, token_id, special=True) for token_id in token_ids]
         self._shown = [_read_piece(model, token_id, special=False) for token_id in token_ids]
         self.eos_token_ids = frozenset(i for i in token_ids if llama.llama_vocab_is_eog(model.vocab, i))
@@ -72,8 +66,8 @@ class GgufTokenizer:
     def encode(self, text: str) -> list[int]:
         if not self._begins_with_space:
             return self._tokenize(text)
-        if text.startswith(" "):
-            return self._tokenize(text[1:]) if text != " " else self._tokenize("")
+        if text.startswith(" ") and text != " ":
+            return self._tokenize(text[1:])
         before = self._tokenize(_APART)
         token_ids = self._tokenize(_APART + text)
         return token_ids[len(before) :] if token_ids[: len(before)] == before else self._tokenize(text)
@@ -93,53 +87,11 @@ class GgufTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
 
-    def to_tokenizer_json(self) -> str:
-        """As much of one as grammars need: what the ids stand for. It encodes no text.
+    def list_tokens(self) -> list[bytes]:
+        return self._bytes
 
-        Raises InvalidRequestError for a vocabulary of another kind than byte-level BPE and SentencePiece.
-        """
-        kind = llama.llama_vocab_type(self._model.vocab)
-        decoders: dict[int, dict[str, Any]] = {
-            _BYTE_LEVEL: {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-            _WITH_BYTE_NAMES: {
-                "type": "Sequence",
-                "decoders": [
-                    {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-                    {"type": "ByteFallback"},
-                    {"type": "Fuse"},
-                ],
-            },
-        }
-        if kind not in decoders:
-            raise InvalidRequestError(
-                f"response_format or tools are set; grammars cannot read the kind of vocabulary in {self._path}"
-            )
-        names = [text.decode(errors="replace") for text in self._texts]
-        added = [
-            self._make_added_token(token_id, name)
-            for token_id, name in enumerate(names)
-            if not self._shown[token_id] or llama.llama_vocab_get_attr(self._model.vocab, token_id) & _SHOWN_IN_TEXT
-        ]
-        return json.dumps(
-            {
-                "version": "1.0",
-                "added_tokens": added,
-                "normalizer": None,
-                "pre_tokenizer": None,
-                "post_processor": None,
-                "decoder": decoders[kind],
-                "model": {
-                    "type": "BPE",
-                    "byte_fallback": kind == _WITH_BYTE_NAMES,
-                    "vocab": {name: token_id for token_id, name in enumerate(names)},
-                    "merges": [],
-                },
-            }
-        )
-
-    def _make_added_token(self, token_id: int, name: str) -> dict[str, Any]:
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        return {"id": token_id, "content": name, "special": not self._shown[token_id], **flags}
+    def list_control_token_ids(self) -> list[int]:
+        return [token_id for token_id, shown in enumerate(self._shown) if not shown]
 
     def _encode_prompt(self, text: str, *, add_special: bool = False) -> list[int]:
         token_ids = self._tokenize(text, add_special=add_special, parse_special=True)
