@@ -76,6 +76,12 @@ class GgufModel:
             name=self.name,
         )
 
+    def describe_passes(self) -> str:
+        """What exact passes look like on this machine, in one line."""
+        if not self.same_text:
+            return "rows depend on the width of a pass"
+        return f"equal bits with {self._value_type} values in passes of {', '.join(map(str, self._widths))} rows"
+
     def close(self) -> None:
         """Release the caches of closed sessions. The weights go with the last reference to the model."""
         with self._idle_lock:

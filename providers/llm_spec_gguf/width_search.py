@@ -9,11 +9,12 @@ row may see, fill the cache up to where rows are compared.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llm_spec_gguf.library import LlamaContext
+if TYPE_CHECKING:
+    from llm_spec_gguf.library import LlamaContext
 
 __all__ = ["SEARCH_CAPACITY", "SEARCH_SEQUENCES", "find_agreeing_widths"]
 
