@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import resource
 import statistics
 import time
@@ -22,9 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import llama_cpp as high_level
-from llama_cpp import llama_cpp as low_level
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llm_spec_gguf import GgufModel, GgufProvider
 
 from llm_spec import (
@@ -37,8 +35,9 @@ from llm_spec import (
 )
 from llm_spec.bench.prompts import BenchPrompt, get_default_prompts
 
-llama: Any = low_level
-Llama: Any = high_level.Llama
+llama: Any = importlib.import_module("llama_cpp.llama_cpp")
+Llama: Any = importlib.import_module("llama_cpp").Llama
+LlamaPromptLookup: Any = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
 
 COPY: Final = ("edit", "quote", "code 1", "code 2")
 OPEN: Final = ("open", "summary", "code 3", "json 4")
@@ -72,7 +71,9 @@ class LlamaCppLoop:
         self._context = llama.llama_init_from_model(self._model, parameters)
         self._vocab = llama.llama_model_get_vocab(self._model)
 
-    def answer(self, prompt_ids: Sequence[int], temperature: float, max_tokens: int, stop_ids: frozenset[int]) -> Any:
+    def answer(
+        self, prompt_ids: Sequence[int], temperature: float, max_tokens: int, stop_ids: frozenset[int]
+    ) -> list[int]:
         """The ids of an answer."""
         llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
         sampler = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
@@ -104,7 +105,7 @@ def make_llama_cpp(path: Path, model: GgufModel, threads: int) -> Contender:
         started = time.perf_counter()
         prompt_ids = model.tokenizer.encode_chat(request)
         answer_ids = loop.answer(
-            prompt_ids, request.sampling.temperature, request.max_tokens or 1, model.tokenizer.eos_token_ids
+            prompt_ids, request.sampling.temperature or 0.0, request.max_tokens or 1, model.tokenizer.eos_token_ids
         )
         text = model.tokenizer.decode(answer_ids)
         return Answer(len(answer_ids), time.perf_counter() - started, text)
@@ -113,7 +114,7 @@ def make_llama_cpp(path: Path, model: GgufModel, threads: int) -> Contender:
 
 
 def make_llama_class(path: Path, model: GgufModel, threads: int, *, has_lookup: bool) -> Contender:
-    draft = LlamaPromptLookupDecoding(num_pred_tokens=10) if has_lookup else None
+    draft = LlamaPromptLookup(num_pred_tokens=10) if has_lookup else None
     options = {"n_ctx": CONTEXT, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
     llama_class = Llama(model_path=str(path), draft_model=draft, logits_all=has_lookup, **options)
 
@@ -136,6 +137,7 @@ def make_gguf(provider: GgufProvider, draft: DraftProvider | None) -> Contender:
     async def answer(request: ChatRequest) -> Answer:
         started = time.perf_counter()
         result = await decoder.decode(request)
+        assert result.usage is not None
         return Answer(result.usage.output_tokens, time.perf_counter() - started, result.content)
 
     return answer

@@ -284,8 +284,11 @@ def _build_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer | Vocabu
     from llguidance import LLTokenizer, TokenizerWrapper
 
     eos_token_ids = sorted(tokenizer.eos_token_ids)
-    is_listed = isinstance(tokenizer, VocabularyTokenizer)
-    vocabulary = TokenizerWrapper(_ListedVocabulary(tokenizer)) if is_listed else tokenizer.to_tokenizer_json()
+    vocabulary: TokenizerWrapper | str
+    if isinstance(tokenizer, VocabularyTokenizer):
+        vocabulary = TokenizerWrapper(_ListedVocabulary(tokenizer))
+    else:
+        vocabulary = tokenizer.to_tokenizer_json()
     try:
         return LLTokenizer(vocabulary, n_vocab=target.vocab_size, eos_token=eos_token_ids)
     except ValueError as error:

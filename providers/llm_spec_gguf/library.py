@@ -38,7 +38,6 @@ _errors: deque[str] = deque(maxlen=16)
 _loading = threading.Lock()  # one at a time, so that an error belongs to its load
 
 
-@llama.llama_log_callback
 def _log(level: int, text: bytes | None, _: object) -> None:
     line = (text or b"").decode(errors="replace").strip()
     if level == _ERROR_LEVEL and line:
@@ -47,7 +46,8 @@ def _log(level: int, text: bytes | None, _: object) -> None:
         _LOG.log(logging.INFO if level == _ERROR_LEVEL else logging.DEBUG, "%s", line)
 
 
-llama.llama_log_set(_log, ctypes.c_void_p(0))
+_log_callback: Final = llama.llama_log_callback(_log)  # kept as long as the process, which calls it
+llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
 llama.llama_backend_init()
 
 
@@ -129,7 +129,7 @@ class LlamaContext:
         self._token_ids = np.zeros(PASS_TOKENS, np.int32)
         self._is_output = np.zeros(PASS_TOKENS, np.int8)
         self._batch = llama.llama_batch(
-            token=self._token_ids.ctypes.data_as(ctypes.POINTER(llama.llama_token)),
+            token=self._token_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             logits=self._is_output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
@@ -146,9 +146,10 @@ class LlamaContext:
         status = llama.llama_decode(self._pointer, self._batch)
         if status != 0:
             raise TargetError(f"llama.cpp could not read {count} tokens (llama_decode returned {status})")
-        address = ctypes.addressof(llama.llama_get_logits(self._pointer).contents)
-        values = (ctypes.c_float * (num_rows * self._model.vocab_size)).from_address(address)
-        return np.frombuffer(values, np.float32).reshape(num_rows, self._model.vocab_size)
+        logits: NDArray[np.float32] = np.ctypeslib.as_array(
+            llama.llama_get_logits(self._pointer), (num_rows, self._model.vocab_size)
+        )
+        return logits
 
     def forget_from(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -166,7 +167,7 @@ class LlamaContext:
     def save_state(self) -> ctypes.Array[ctypes.c_uint8]:
         """What the context holds, as llama.cpp writes it."""
         size = llama.llama_state_seq_get_size(self._pointer, _SEQUENCE)
-        state = (ctypes.c_uint8 * size)()
+        state: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * size)()
         llama.llama_state_seq_get_data(self._pointer, state, size, _SEQUENCE)
         return state
 

@@ -50,7 +50,7 @@ class GgufSession:
         width = next(width for width in self._widths if width >= count)
         context = self._get_context(self.length + width)
         # Every row has its logits, whoever reads them: the head's kernel goes by their number, too.
-        rows = self._read(context, [*token_ids, *token_ids[-1:] * (width - count)], num_rows=width)
+        rows = self._read(context, [*token_ids, *[token_ids[-1]] * (width - count)], num_rows=width)
         self.length += count
         if width > count:
             context.forget_from(self.length)

@@ -107,7 +107,7 @@ class GgufTokenizer:
         room = len(data) + 8
         while True:
             ids = np.empty(room, np.int32)
-            pointer = ids.ctypes.data_as(ctypes.POINTER(llama.llama_token))
+            pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
             count = llama.llama_tokenize(self._model.vocab, data, len(data), pointer, room, add_special, parse_special)
             if count >= 0:
                 return [int(token_id) for token_id in ids[:count]]
