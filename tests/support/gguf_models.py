@@ -11,6 +11,19 @@ import numpy as np
 import pytest
 from llm_spec_gguf import GgufModel, GgufProvider
 
+__all__ = [
+    "PAIR",
+    "WriteModel",
+    "byte_level_vocabulary",
+    "gguf_draft",
+    "pair",
+    "sentencepiece_vocabulary",
+    "target",
+    "tiny",
+    "write_mamba",
+    "write_model",
+]
+
 ROOT = Path(__file__).parents[2]
 PAIR = ROOT / "tests" / "peers" / "models"
 _SPEC = importlib.util.spec_from_file_location("to_gguf", ROOT / "tools" / "peers" / "to_gguf.py")
@@ -92,6 +105,43 @@ def random_weights(vocab_size: int, seed: int = 0) -> dict[str, np.ndarray]:
             f"blk.{layer}.ffn_down.weight": draw(HIDDEN, FFN),
         }
     return tensors
+
+
+def write_mamba(path: Path) -> Path:
+    """A tiny model that keeps a state in place of a cache."""
+    vocabulary = byte_level_vocabulary()
+    inner, state, rank, conv = 2 * HIDDEN, 16, 4, 4
+    metadata = {
+        **vocabulary,
+        "general.architecture": "mamba",
+        "mamba.context_length": 256,
+        "mamba.embedding_length": HIDDEN,
+        "mamba.feed_forward_length": 0,
+        "mamba.attention.head_count": 0,
+        "mamba.attention.layer_norm_rms_epsilon": 1e-6,
+        "mamba.block_count": 1,
+        "mamba.ssm.conv_kernel": conv,
+        "mamba.ssm.inner_size": inner,
+        "mamba.ssm.state_size": state,
+        "mamba.ssm.time_step_rank": rank,
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (len(vocabulary["tokenizer.ggml.tokens"]), HIDDEN),
+        "output_norm.weight": (HIDDEN,),
+        "blk.0.attn_norm.weight": (HIDDEN,),
+        "blk.0.ssm_in.weight": (2 * inner, HIDDEN),
+        "blk.0.ssm_conv1d.weight": (inner, conv),
+        "blk.0.ssm_conv1d.bias": (inner,),
+        "blk.0.ssm_x.weight": (rank + 2 * state, inner),
+        "blk.0.ssm_dt.weight": (inner, rank),
+        "blk.0.ssm_dt.bias": (inner,),
+        "blk.0.ssm_a": (inner, state),
+        "blk.0.ssm_d": (inner,),
+        "blk.0.ssm_out.weight": (HIDDEN, inner),
+    }
+    with path.open("wb") as file:
+        to_gguf.write_gguf(file, metadata, {name: np.ones(shape, np.float32) for name, shape in shapes.items()})
+    return path
 
 
 @pytest.fixture
