@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import logging
+import re
 import threading
 import weakref
 from collections import deque
@@ -34,6 +35,7 @@ _ERROR_LEVEL: Final = 4  # GGML_LOG_LEVEL_ERROR
 _SPARE_BYTES: Final = 128 * 2**20  # for what is computed, and for others
 _SEQUENCE: Final = 0  # a context has one
 _GGML_TYPES: Final[dict[ValueType, int]] = {"float16": 1, "bfloat16": 30}
+_FUNCTION_NAME: Final = re.compile(r"^\w+: ")
 _errors: deque[str] = deque(maxlen=16)
 _loading = threading.Lock()  # one at a time, so that an error belongs to its load
 
@@ -197,7 +199,6 @@ def _check_is_gguf(path: Path) -> None:
 
 
 def _describe_load_error() -> str:
-    """The cause among llama.cpp's lines; those after it say that the load failed."""
-    lines = [line.partition(": ")[2] or line for line in _errors]  # without the function's name
-    causes = [line.partition("error loading model: ")[2] for line in lines if "error loading model: " in line]
-    return "; ".join([*lines[:1], *causes[:1]] if lines[:1] != causes[:1] else causes[:1]) or "it does not say why"
+    """The first error that llama.cpp reported, without the names of its functions: those after it follow from it."""
+    first = _errors[0] if _errors else "it does not say why"
+    return _FUNCTION_NAME.sub("", first).removeprefix("error loading model: ")

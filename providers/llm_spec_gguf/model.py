@@ -106,26 +106,21 @@ class GgufModel:
 
     def _search_exact_passes(self) -> tuple[ValueType, Sequence[int]]:
         """Values and widths with which a row has the same bits: such that a single row is one of them, if there are."""
-        found: list[tuple[ValueType, Sequence[int]]] = []
         max_width = self.max_width
         while max_width > 1:
             for value_type in get_args(ValueType):
-                widths = self._search_widths(value_type, max_width)
-                if widths and widths[0] == 1:
-                    return value_type, widths
-                if widths:
-                    found.append((value_type, widths))
+                if self._search_widths(value_type, [1, max_width]) == [1, max_width]:
+                    return value_type, self._search_widths(value_type, _list_widths(max_width))
             max_width //= 2
-        return found[0] if found else ("float16", ())
+        return "float16", self._search_widths("float16", _list_widths(self.max_width))
 
-    def _search_widths(self, value_type: ValueType, max_width: int) -> Sequence[int]:
-        candidates = [*(width for width in _WIDTHS if width < max_width), max_width]
+    def _search_widths(self, value_type: ValueType, candidates: Sequence[int]) -> Sequence[int]:
         context = self._make_search_context(value_type)
         try:
             widths = find_agreeing_widths(context, candidates, self.vocab_size)
         finally:
             context.close()
-        return widths if max_width in widths else ()
+        return widths if candidates[-1] in widths else ()
 
     def _make_search_context(self, value_type: ValueType) -> LlamaContext:
         try:
@@ -147,6 +142,10 @@ class GgufModel:
         architecture = self._model.read_metadata("general.architecture")
         depends = self._model.read_metadata(f"{architecture}.rope.scaling.original_context_length") is not None
         return self.context_length if depends else min(_FIRST_CAPACITY, self.context_length)
+
+
+def _list_widths(max_width: int) -> list[int]:
+    return [*(width for width in _WIDTHS if width < max_width), max_width]
 
 
 def _count_usable_cpus() -> int:

@@ -28,18 +28,22 @@ SEARCH_CAPACITY: Final = 3 * _STEP
 def find_agreeing_widths(context: LlamaContext, widths: Sequence[int], vocab_size: int) -> list[int]:
     """Those of the ascending widths at which rows have the bits that they have in the widest pass.
 
-    It is looked at in an empty cache, and in one in which attention's way changes within the text that is read. The
-    context is empty, with room for SEARCH_CAPACITY tokens and SEARCH_SEQUENCES; it is of no use afterwards.
+    It is looked at in a cache in which attention's way changes within the text that is read, and for some of the widths
+    in an empty one, too. The context is empty, with room for SEARCH_CAPACITY tokens and SEARCH_SEQUENCES; it is of no
+    use afterwards.
     """
     text_ids = [int(token_id) for token_id in np.random.default_rng(0).integers(0, vocab_size, 2 * widths[-1])]
     prompt_ids, text_ids = (text_ids * _PROMPT_TOKENS)[-_PROMPT_TOKENS:], text_ids[: widths[-1]]
     context.read(prompt_ids, num_rows=1)
     state = context.save_state()
-    agreeing = _filter_agreeing(context, widths, text_ids)
-    context.forget_from(_PROMPT_TOKENS)
     for sequence in range(1, SEARCH_SEQUENCES):
         context.load_state(state, sequence)
-    return _filter_agreeing(context, agreeing, text_ids) if agreeing else []
+    agreeing = _filter_agreeing(context, widths, text_ids)
+    context.clear()
+    context.load_state(state, 0)
+    some = sorted({agreeing[0], agreeing[len(agreeing) // 2], agreeing[-1]}) if agreeing else []
+    differing = {*some}.difference(_filter_agreeing(context, some, text_ids) if some else [])
+    return [width for width in agreeing if width not in differing]
 
 
 def _filter_agreeing(context: LlamaContext, widths: Sequence[int], text_ids: Sequence[int]) -> list[int]:

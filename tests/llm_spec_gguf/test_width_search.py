@@ -42,11 +42,15 @@ class MadeUpContext:
         gone = {*own[length:]}
         self._cells = [cell for index, cell in enumerate(self._cells) if index not in gone]
 
+    def clear(self) -> None:
+        self._cells = []
+
     def save_state(self) -> Any:
         return [cell for cell in self._cells if cell[0] == 0]
 
     def load_state(self, state: Any, sequence: int) -> None:
-        assert 0 < sequence < SEARCH_SEQUENCES
+        assert 0 <= sequence < SEARCH_SEQUENCES
+        assert sequence not in {cell[0] for cell in self._cells}
         self._cells += [(sequence, token_id, wrong) for _, token_id, wrong in state]
 
 
@@ -69,6 +73,10 @@ def test_a_single_row_for_which_a_full_cache_is_divided_is_left_out() -> None:
     """As llama.cpp does with several threads: in a cache of 256 tokens it agrees."""
     found = search(lambda width, steps: float(width == 1 and steps > 1))
     assert found == [*WIDTHS[1:]]
+
+
+def test_a_single_row_of_another_kind_in_an_empty_cache_is_left_out() -> None:
+    assert search(lambda width, steps: float(width == 1 and steps == 1)) == [*WIDTHS[1:]]
 
 
 def test_widths_that_notice_how_much_the_cache_holds_are_left_out() -> None:
