@@ -4,10 +4,14 @@ One text with and without speculation needs equal logits, and kernels differ wit
 only run passes of widths at which a row has the same bits (`width_search.py`), padded to the next of them. A single
 row, which plain decoding reads, is among them if that can be had: with several threads llama.cpp treats it in a way of
 its own where keys and values are both float16, which is its default. Then the values are kept as bfloat16.
+
+For some kinds of weights llama.cpp has no kernel that reads several rows faster than one after the other. No draft
+can pay there, and `max_width` is 1, unless it was given: nothing is drafted.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -19,12 +23,13 @@ from llm_spec.provider_kit import MAX_LOOKAHEAD, check_number
 from llm_spec_gguf.library import LlamaContext, LlamaModel, ValueType
 from llm_spec_gguf.session import GgufSession
 from llm_spec_gguf.tokenizer import GgufTokenizer
-from llm_spec_gguf.width_search import SEARCH_CAPACITY, SEARCH_SEQUENCES, find_agreeing_widths
+from llm_spec_gguf.width_search import SEARCH_CAPACITY, SEARCH_SEQUENCES, AgreeingWidths, find_agreeing_widths
 
 __all__ = ["GgufModel"]
 
 _MAX_WIDTH: Final = 16
 _WIDTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28)  # that are looked at
+_MIN_BEST_SPEEDUP: Final = 1.5  # of drafts that are always right; real ones gain much less, and trials cost
 _MIN_CONTEXT: Final = 256  # tokens; with room for less a model is not worth loading
 _FIRST_CAPACITY: Final = 1024  # tokens a session's cache has room for at first
 _MAX_IDLE_CONTEXTS: Final = 2  # of closed sessions, kept for the next ones: to make one takes as long as some tokens
@@ -40,7 +45,7 @@ class GgufModel:
         name: str | None = None,
         threads: int | None = None,
         exact: bool = True,
-        max_width: int = _MAX_WIDTH,
+        max_width: int | None = None,
         max_context: int | None = None,
     ) -> None:
         check_number(ConfigError, "threads", threads, 1, integer=True)
@@ -53,17 +58,21 @@ class GgufModel:
         self.context_length = min(self._model.context_length, max_context or self._model.context_length)
         self.vocab_size = self._model.vocab_size
         self.tokenizer = GgufTokenizer(self._model, path, self.context_length)
-        self.max_width = min(max_width, self.context_length)
+        self.max_width = min(max_width or _MAX_WIDTH, self.context_length)
         self._idle: list[LlamaContext] = []
         self._idle_lock = threading.Lock()
         self._all_widths = range(1, self.max_width + 1)
         self._first_capacity = self._get_first_capacity()
         self._value_type: ValueType = "float16"
         self._widths: Sequence[int] = []
+        self._best_speedup = math.inf
         if exact:
-            self._value_type, self._widths = self._search_exact_passes()
+            self._value_type, found = self._search_exact_passes()
+            self._widths, self._best_speedup = found.widths, found.best_speedup
         self.same_text = bool(self._widths)
         if self.same_text:
+            if max_width is None and self._best_speedup < _MIN_BEST_SPEEDUP:
+                self._widths = self._widths[:1]
             self.max_width = self._widths[-1]
 
     def open(self, *, exact: bool = True) -> TokenSession:
@@ -80,7 +89,9 @@ class GgufModel:
         """What exact passes look like on this machine, in one line."""
         if not self.same_text:
             return "rows depend on the width of a pass"
-        return f"equal bits with {self._value_type} values in passes of {', '.join(map(str, self._widths))} rows"
+        widths = ", ".join(map(str, self._widths))
+        speedup = f"verifying is at best {self._best_speedup:.2f}x as fast as single rows"
+        return f"equal bits with {self._value_type} values in passes of {widths} rows; {speedup}"
 
     def close(self) -> None:
         """Release the caches of closed sessions. The weights go with the last reference to the model."""
@@ -104,23 +115,23 @@ class GgufModel:
         if oldest is not None:
             oldest.close()
 
-    def _search_exact_passes(self) -> tuple[ValueType, Sequence[int]]:
+    def _search_exact_passes(self) -> tuple[ValueType, AgreeingWidths]:
         """Values and widths with which a row has the same bits: such that a single row is one of them, if there are."""
         max_width = self.max_width
         while max_width > 1:
             for value_type in get_args(ValueType):
-                if self._search_widths(value_type, [1, max_width]) == [1, max_width]:
+                if self._search_widths(value_type, [1, max_width]).widths == [1, max_width]:
                     return value_type, self._search_widths(value_type, _list_widths(max_width))
             max_width //= 2
         return "float16", self._search_widths("float16", _list_widths(self.max_width))
 
-    def _search_widths(self, value_type: ValueType, candidates: Sequence[int]) -> Sequence[int]:
+    def _search_widths(self, value_type: ValueType, candidates: Sequence[int]) -> AgreeingWidths:
         context = self._make_search_context(value_type)
         try:
-            widths = find_agreeing_widths(context, candidates, self.vocab_size)
+            found = find_agreeing_widths(context, candidates, self.vocab_size)
         finally:
             context.close()
-        return widths if candidates[-1] in widths else ()
+        return found if candidates[-1] in found.widths else found._replace(widths=())
 
     def _make_search_context(self, value_type: ValueType) -> LlamaContext:
         try:

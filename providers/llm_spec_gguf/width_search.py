@@ -8,15 +8,18 @@ row may see, fill the cache up to where rows are compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from llm_spec_gguf.library import LlamaContext
 
-__all__ = ["SEARCH_CAPACITY", "SEARCH_SEQUENCES", "find_agreeing_widths"]
+__all__ = ["SEARCH_CAPACITY", "SEARCH_SEQUENCES", "AgreeingWidths", "find_agreeing_widths"]
 
 _PROMPT_TOKENS: Final = 24
 _STEP: Final = 256  # tokens by which attention reads more
@@ -25,7 +28,21 @@ SEARCH_SEQUENCES: Final = _NUM_COPIES + 1
 SEARCH_CAPACITY: Final = 3 * _STEP
 
 
-def find_agreeing_widths(context: LlamaContext, widths: Sequence[int], vocab_size: int) -> list[int]:
+class AgreeingWidths(NamedTuple):
+    """`widths` are ascending; [] for none. `pass_s`: what the fastest pass of each width took, in seconds."""
+
+    widths: Sequence[int]
+    pass_s: Mapping[int, float]
+
+    @property
+    def best_speedup(self) -> float:
+        """Of verifying in the widest pass over single rows, if every drafted token is accepted; infinite if unknown."""
+        if not self.widths or self.widths[0] != 1:
+            return math.inf
+        return self.widths[-1] * self.pass_s[1] / self.pass_s[self.widths[-1]]
+
+
+def find_agreeing_widths(context: LlamaContext, widths: Sequence[int], vocab_size: int) -> AgreeingWidths:
     """Those of the ascending widths at which rows have the bits that they have in the widest pass.
 
     It is looked at in a cache in which attention's way changes within the text that is read, and for some of the widths
@@ -38,30 +55,45 @@ def find_agreeing_widths(context: LlamaContext, widths: Sequence[int], vocab_siz
     state = context.save_state()
     for sequence in range(1, SEARCH_SEQUENCES):
         context.load_state(state, sequence)
-    agreeing = _filter_agreeing(context, widths, text_ids)
-    context.clear()
-    context.load_state(state, 0)
-    some = sorted({agreeing[0], agreeing[len(agreeing) // 2], agreeing[-1]}) if agreeing else []
-    differing = {*some}.difference(_filter_agreeing(context, some, text_ids) if some else [])
-    return [width for width in agreeing if width not in differing]
+    reader = _TextReader(context, text_ids)
+    agreeing = reader.filter_agreeing_widths(widths)
+    if agreeing:
+        context.clear()
+        context.load_state(state, 0)
+        some = sorted({agreeing[0], agreeing[len(agreeing) // 2], agreeing[-1]})
+        differing = {*some}.difference(reader.filter_agreeing_widths(some))
+        agreeing = [width for width in agreeing if width not in differing]
+    return AgreeingWidths(agreeing, reader.pass_s)
 
 
-def _filter_agreeing(context: LlamaContext, widths: Sequence[int], text_ids: Sequence[int]) -> list[int]:
-    """The widths take turns at reading on in the text, from its first token again where it is over."""
-    num_tokens = widths[-1]
-    reference = context.read(text_ids, num_rows=num_tokens).copy()
-    agreeing: list[int] = []
-    at = num_tokens
-    for width in widths:
-        if at + width > num_tokens:
-            at = 0
-        context.forget_from(_PROMPT_TOKENS + at)
-        rows = context.read(text_ids[at : at + width], num_rows=width)
-        if np.array_equal(rows, reference[at : at + width]):
-            agreeing.append(width)
-            at += width
-        else:  # what it left in the cache may differ, too
-            context.forget_from(_PROMPT_TOKENS)
-            context.read(text_ids, num_rows=num_tokens)
-            at = num_tokens
-    return agreeing
+class _TextReader:
+    """Reads a text, as many tokens as the widest pass has, behind a prompt that is cached."""
+
+    def __init__(self, context: LlamaContext, text_ids: Sequence[int]) -> None:
+        self._context = context
+        self._text_ids = text_ids
+        self.pass_s: dict[int, float] = {}
+
+    def filter_agreeing_widths(self, widths: Sequence[int]) -> list[int]:
+        """The widths take turns at reading on in the text, from its first token again where it is over."""
+        num_tokens = len(self._text_ids)
+        reference = self._read(0, num_tokens).copy()
+        agreeing: list[int] = []
+        at = num_tokens
+        for width in widths:
+            if at + width > num_tokens:
+                at = 0
+            if np.array_equal(self._read(at, width), reference[at : at + width]):
+                agreeing.append(width)
+                at += width
+            else:  # what it left in the cache may differ, too
+                self._read(0, num_tokens)
+                at = num_tokens
+        return agreeing
+
+    def _read(self, at: int, width: int) -> NDArray[np.float32]:
+        self._context.forget_from(_PROMPT_TOKENS + at)
+        started = time.perf_counter()
+        rows = self._context.read(self._text_ids[at : at + width], num_rows=width)
+        self.pass_s[width] = min(time.perf_counter() - started, self.pass_s.get(width, math.inf))
+        return rows

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llm_spec_gguf.width_search import SEARCH_CAPACITY, SEARCH_SEQUENCES, find_agreeing_widths
+from llm_spec_gguf.width_search import SEARCH_CAPACITY, SEARCH_SEQUENCES, AgreeingWidths, find_agreeing_widths
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 
@@ -56,7 +56,7 @@ class MadeUpContext:
 
 def search(add_error: Callable[[int, int], float]) -> list[int]:
     context: Any = MadeUpContext(add_error)
-    return find_agreeing_widths(context, WIDTHS, vocab_size=1000)
+    return [*find_agreeing_widths(context, WIDTHS, vocab_size=1000).widths]
 
 
 def test_where_nothing_matters_all_widths_agree() -> None:
@@ -86,3 +86,10 @@ def test_widths_that_notice_how_much_the_cache_holds_are_left_out() -> None:
 
 def test_if_the_widest_differs_from_all_others_only_it_is_left() -> None:
     assert search(lambda width, _steps: float(width == 16)) == [16]
+
+
+def test_what_verifying_gains_at_best() -> None:
+    """All tokens of the widest pass in its time, against single rows; not known where there are none of those."""
+    assert AgreeingWidths([1, 2, 16], {1: 0.25, 2: 0.5, 16: 2.0}).best_speedup == 2.0
+    assert AgreeingWidths([2, 16], {1: 0.25, 2: 0.5, 16: 2.0}).best_speedup == float("inf")
+    assert AgreeingWidths([], {}).best_speedup == float("inf")

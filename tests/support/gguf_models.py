@@ -173,7 +173,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def target(pair: dict[str, Path]) -> GgufProvider:
-    return GgufProvider(pair["target"], threads=1)
+    return GgufProvider(pair["target"], threads=1, max_width=16)
 
 
 @pytest.fixture(scope="session")
@@ -183,4 +183,4 @@ def gguf_draft(pair: dict[str, Path]) -> GgufProvider:
 
 @pytest.fixture
 def tiny(write_model: WriteModel) -> GgufModel:
-    return GgufModel(write_model(), threads=1)
+    return GgufModel(write_model(), threads=1, max_width=16)

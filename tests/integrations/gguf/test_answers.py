@@ -61,7 +61,7 @@ async def test_one_seed_gives_one_text(
     pair: dict[str, Path], gguf_draft: GgufProvider, prompt: str, temperature: float, threads: int
 ) -> None:
     """With any draft and without, wherever the model promises it."""
-    target = GgufProvider(pair["target"], threads=threads)
+    target = GgufProvider(pair["target"], threads=threads, max_width=16)
     model = target.capabilities.token_model
     assert model is not None
     if not model.same_text:
@@ -103,7 +103,7 @@ async def test_grammars_read_sentencepiece(write_model: WriteModel) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 async def test_tools_that_are_demanded_are_called(write_model: WriteModel, temperature: float) -> None:
     """By the template in the file; its marks are control tokens."""
-    provider = GgufProvider(write_model({"tokenizer.chat_template": TOOL_TEMPLATE}), threads=1)
+    provider = GgufProvider(write_model({"tokenizer.chat_template": TOOL_TEMPLATE}), threads=1, max_width=16)
     assert provider.capabilities.tools
     request = ChatRequest.create(
         "rate it",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from llm_spec_gguf import GgufModel, GgufProvider, library
+from llm_spec_gguf import GgufModel, GgufProvider, library, model
 from llm_spec_gguf.library import LlamaContext, LlamaModel
+from llm_spec_gguf.width_search import AgreeingWidths
 from support.gguf_models import WriteModel, byte_level_vocabulary, sentencepiece_vocabulary, write_mamba
 
 from llm_spec import ConfigError, ModelLoadError, ProviderDraft, TargetError, open_provider
@@ -21,18 +23,32 @@ from llm_spec.testing import check_token_model_conformance
 @pytest.mark.parametrize("threads", [1, 2])
 def test_trained_model_conforms(pair: dict[str, Path], threads: int) -> None:
     """Rows independent of the width among what is promised, wherever the model says so."""
-    check_token_model_conformance(GgufModel(pair["target"], threads=threads))
+    check_token_model_conformance(GgufModel(pair["target"], threads=threads, max_width=16))
 
 
 @pytest.mark.parametrize("vocabulary", [byte_level_vocabulary(), sentencepiece_vocabulary()], ids=["bytes", "pieces"])
 def test_tiny_model_conforms(write_model: WriteModel, vocabulary: dict[str, Any]) -> None:
     """With both kinds of vocabulary that most files have."""
-    check_token_model_conformance(GgufModel(write_model(vocabulary=vocabulary), threads=1))
+    check_token_model_conformance(GgufModel(write_model(vocabulary=vocabulary), threads=1, max_width=16))
 
 
 def test_rows_that_depend_on_the_width_are_not_promised(pair: dict[str, Path]) -> None:
     """`exact=False` gives up the promise and says so."""
     assert not GgufModel(pair["draft"], exact=False).same_text
+
+
+@pytest.mark.parametrize(("given", "max_width"), [(None, 1), (8, 8)])
+def test_where_no_draft_can_pay_nothing_is_drafted(
+    write_model: WriteModel, monkeypatch: pytest.MonkeyPatch, given: int | None, max_width: int
+) -> None:
+    """Unless a width was asked for; the text is promised all the same."""
+
+    def find_slow_widths(_context: LlamaContext, widths: Sequence[int], _vocab_size: int) -> AgreeingWidths:
+        return AgreeingWidths(widths, {width: 1.0 * width for width in widths})
+
+    monkeypatch.setattr(model, "find_agreeing_widths", find_slow_widths)
+    loaded = GgufModel(write_model(), threads=1, max_width=given)
+    assert (loaded.max_width, loaded.same_text) == (max_width, True)
 
 
 def test_a_cache_that_is_full_moves_to_a_larger_one(tiny: GgufModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +186,9 @@ def count_loaded_models() -> int:
 async def test_another_tokenizer_cannot_draft_by_ids(write_model: WriteModel, target: GgufProvider) -> None:
     """Ids would mean other texts; the reason says so."""
     other = ProviderDraft(GgufProvider(write_model(), threads=1))
-    model = target.capabilities.token_model
-    assert model is not None
-    assert "have different tokenizers" in (other.token_draft_refusal(model) or "")
+    target_model = target.capabilities.token_model
+    assert target_model is not None
+    assert "have different tokenizers" in (other.token_draft_refusal(target_model) or "")
 
 
 def run_python(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -228,5 +244,5 @@ def test_nothing_goes_to_the_standard_streams(write_model: WriteModel) -> None:
 def test_what_llama_cpp_reports_is_logged(write_model: WriteModel, caplog: pytest.LogCaptureFixture) -> None:
     """For those who ask for it."""
     with caplog.at_level("DEBUG", logger="llm_spec.gguf"):
-        GgufModel(write_model(), threads=1)
+        GgufModel(write_model(), threads=1, max_width=16)
     assert "llama_model_loader" in caplog.text
