@@ -5,13 +5,12 @@ only run passes of widths at which a row has the same bits (`width_search.py`), 
 row, which plain decoding reads, is among them if that can be had: with several threads llama.cpp treats it in a way of
 its own where keys and values are both float16, which is its default. Then the values are kept as bfloat16.
 
-For some kinds of weights llama.cpp has no kernel that reads several rows faster than one after the other. No draft
-can pay there, and `max_width` is 1, unless it was given: nothing is drafted.
+For some kinds of weights llama.cpp reads several rows no faster than one after the other, or a single row only agrees
+where it is padded to several. No draft can pay there, and `max_width` is 1, unless it was given: nothing is drafted.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Sequence
@@ -29,7 +28,9 @@ __all__ = ["GgufModel"]
 
 _MAX_WIDTH: Final = 16
 _WIDTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28)  # that are looked at
-_MIN_BEST_SPEEDUP: Final = 1.5  # of drafts that are always right; real ones gain much less, and trials cost
+# What drafting may cost where no draft is right, and must gain where one always is: real ones gain much less.
+_MAX_PLAIN_COST: Final = 1.1
+_MIN_BEST_SPEEDUP: Final = 1.5
 _MIN_CONTEXT: Final = 256  # tokens; with room for less a model is not worth loading
 _FIRST_CAPACITY: Final = 1024  # tokens a session's cache has room for at first
 _MAX_IDLE_CONTEXTS: Final = 2  # of closed sessions, kept for the next ones: to make one takes as long as some tokens
@@ -65,15 +66,14 @@ class GgufModel:
         self._first_capacity = self._get_first_capacity()
         self._value_type: ValueType = "float16"
         self._widths: Sequence[int] = []
-        self._best_speedup = math.inf
+        self._found: AgreeingWidths | None = None
         if exact:
             self._value_type, found = self._search_exact_passes()
-            self._widths, self._best_speedup = found.widths, found.best_speedup
+            if found.widths:
+                self._found = found
+                self._widths = found.widths if max_width is not None or _can_pay(found) else [1]
+                self.max_width = self._widths[-1]
         self.same_text = bool(self._widths)
-        if self.same_text:
-            if max_width is None and self._best_speedup < _MIN_BEST_SPEEDUP:
-                self._widths = self._widths[:1]
-            self.max_width = self._widths[-1]
 
     def open(self, *, exact: bool = True) -> TokenSession:
         return GgufSession(
@@ -87,11 +87,12 @@ class GgufModel:
 
     def describe_passes(self) -> str:
         """What exact passes look like on this machine, in one line."""
-        if not self.same_text:
+        if self._found is None:
             return "rows depend on the width of a pass"
-        widths = ", ".join(map(str, self._widths))
-        speedup = f"verifying is at best {self._best_speedup:.2f}x as fast as single rows"
-        return f"equal bits with {self._value_type} values in passes of {widths} rows; {speedup}"
+        found, widths = self._found, ", ".join(map(str, self._found.widths))
+        costs = f"a plain step {found.plain_cost:.2f}x, verifying at best {found.best_speedup:.2f}x the speed"
+        drafts = "nothing is drafted" if self.max_width == 1 else f"up to {self.max_width - 1} tokens are drafted"
+        return f"equal bits with {self._value_type} values in passes of {widths} rows: {costs}; {drafts}"
 
     def close(self) -> None:
         """Release the caches of closed sessions. The weights go with the last reference to the model."""
@@ -153,6 +154,10 @@ class GgufModel:
         architecture = self._model.read_metadata("general.architecture")
         depends = self._model.read_metadata(f"{architecture}.rope.scaling.original_context_length") is not None
         return self.context_length if depends else min(_FIRST_CAPACITY, self.context_length)
+
+
+def _can_pay(found: AgreeingWidths) -> bool:
+    return found.plain_cost < _MAX_PLAIN_COST and found.best_speedup > _MIN_BEST_SPEEDUP
 
 
 def _list_widths(max_width: int) -> list[int]:

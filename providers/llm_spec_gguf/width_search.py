@@ -29,16 +29,22 @@ SEARCH_CAPACITY: Final = 3 * _STEP
 
 
 class AgreeingWidths(NamedTuple):
-    """`widths` are ascending; [] for none. `pass_s`: what the fastest pass of each width took, in seconds."""
+    """`widths` are ascending; [] for none. `pass_s`: what the fastest pass of each width took, in seconds.
+
+    The costs are known where there are widths, and a single row was among the candidates.
+    """
 
     widths: Sequence[int]
     pass_s: Mapping[int, float]
 
     @property
+    def plain_cost(self) -> float:
+        """The time of the narrowest pass, which is what a plain step takes, in that of a single row."""
+        return self.pass_s[self.widths[0]] / self.pass_s[1]
+
+    @property
     def best_speedup(self) -> float:
-        """Of verifying in the widest pass over single rows, if every drafted token is accepted; infinite if unknown."""
-        if not self.widths or self.widths[0] != 1:
-            return math.inf
+        """Of verifying in the widest pass over single rows, if every drafted token is accepted."""
         return self.widths[-1] * self.pass_s[1] / self.pass_s[self.widths[-1]]
 
 

@@ -88,8 +88,7 @@ def test_if_the_widest_differs_from_all_others_only_it_is_left() -> None:
     assert search(lambda width, _steps: float(width == 16)) == [16]
 
 
-def test_what_verifying_gains_at_best() -> None:
-    """All tokens of the widest pass in its time, against single rows; not known where there are none of those."""
-    assert AgreeingWidths([1, 2, 16], {1: 0.25, 2: 0.5, 16: 2.0}).best_speedup == 2.0
-    assert AgreeingWidths([2, 16], {1: 0.25, 2: 0.5, 16: 2.0}).best_speedup == float("inf")
-    assert AgreeingWidths([], {}).best_speedup == float("inf")
+def test_what_exact_passes_cost() -> None:
+    """A plain step in single rows; and verifying, if all drafted tokens stand, in their place."""
+    found = AgreeingWidths([2, 16], {1: 0.25, 2: 0.5, 16: 2.0})
+    assert (found.plain_cost, found.best_speedup) == (2.0, 2.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +36,26 @@ def test_rows_that_depend_on_the_width_are_not_promised(pair: dict[str, Path]) -
     assert not GgufModel(pair["draft"], exact=False).same_text
 
 
-@pytest.mark.parametrize(("given", "max_width"), [(None, 1), (8, 8)])
-def test_where_no_draft_can_pay_nothing_is_drafted(
-    write_model: WriteModel, monkeypatch: pytest.MonkeyPatch, given: int | None, max_width: int
+@pytest.mark.parametrize(
+    ("widths", "seconds", "given", "max_width"),
+    [
+        ([1, 2, 16], {1: 1.0, 2: 1.5, 16: 8.0}, None, 16),
+        ([1, 2, 16], {1: 1.0, 2: 2.0, 16: 14.0}, None, 1),  # verifying takes as long as writing
+        ([2, 16], {1: 1.0, 2: 2.0, 16: 4.0}, None, 1),  # a plain step would take longer than without drafts
+        ([2, 16], {1: 1.0, 2: 1.05, 16: 4.0}, None, 16),
+        ([2, 16], {1: 1.0, 2: 2.0, 16: 14.0}, 16, 16),
+    ],
+)
+def test_where_no_draft_can_pay_nothing_is_drafted(  # noqa: PLR0917 - fixtures and the combination
+    write_model: WriteModel,
+    monkeypatch: pytest.MonkeyPatch,
+    widths: list[int],
+    seconds: dict[int, float],
+    given: int | None,
+    max_width: int,
 ) -> None:
     """Unless a width was asked for; the text is promised all the same."""
-
-    def find_slow_widths(_context: LlamaContext, widths: Sequence[int], _vocab_size: int) -> AgreeingWidths:
-        return AgreeingWidths(widths, {width: 1.0 * width for width in widths})
-
-    monkeypatch.setattr(model, "find_agreeing_widths", find_slow_widths)
+    monkeypatch.setattr(model, "find_agreeing_widths", lambda *_: AgreeingWidths(widths, seconds))
     loaded = GgufModel(write_model(), threads=1, max_width=given)
     assert (loaded.max_width, loaded.same_text) == (max_width, True)
 
