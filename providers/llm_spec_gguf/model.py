@@ -28,6 +28,7 @@ __all__ = ["GgufModel"]
 
 _MAX_WIDTH: Final = 16
 _WIDTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28)  # that are looked at
+_WIDTHS_OF_NARROW_KERNELS: Final = (7, 3)  # wider passes are read by kernels for 8 or 4 rows, where there are such
 # What drafting may cost where no draft is right, and must gain where one always is: real ones gain much less.
 _MAX_PLAIN_COST: Final = 1.1
 _MIN_BEST_SPEEDUP: Final = 1.5
@@ -118,13 +119,14 @@ class GgufModel:
 
     def _search_exact_passes(self) -> tuple[ValueType, AgreeingWidths]:
         """Values and widths with which a row has the same bits: such that a single row is one of them, if there are."""
-        max_width = self.max_width
-        while max_width > 1:
+        found: list[tuple[ValueType, AgreeingWidths]] = []
+        for max_width in [self.max_width, *(width for width in _WIDTHS_OF_NARROW_KERNELS if width < self.max_width)]:
             for value_type in get_args(ValueType):
-                if self._search_widths(value_type, [1, max_width]).widths == [1, max_width]:
-                    return value_type, self._search_widths(value_type, _list_widths(max_width))
-            max_width //= 2
-        return "float16", self._search_widths("float16", _list_widths(self.max_width))
+                agreeing = self._search_widths(value_type, _list_widths(max_width))
+                if 1 in agreeing.widths:
+                    return value_type, agreeing
+                found += [(value_type, agreeing)] if agreeing.widths else []
+        return found[0] if found else ("float16", AgreeingWidths((), {}))
 
     def _search_widths(self, value_type: ValueType, candidates: Sequence[int]) -> AgreeingWidths:
         context = self._make_search_context(value_type)

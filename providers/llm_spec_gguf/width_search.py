@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["SEARCH_CAPACITY", "SEARCH_SEQUENCES", "AgreeingWidths", "find_agreeing_widths"]
 
 _PROMPT_TOKENS: Final = 24
+_TEXT_TOKENS: Final = 16  # at least: rows may agree by chance, as what differs in a few bits is rounded to 8 of them
 _STEP: Final = 256  # tokens by which attention reads more
 _NUM_COPIES: Final = 2 * _STEP // _PROMPT_TOKENS - 1  # the cache is then some tokens short of the second step
 SEARCH_SEQUENCES: Final = _NUM_COPIES + 1
@@ -55,8 +56,9 @@ def find_agreeing_widths(context: LlamaContext, widths: Sequence[int], vocab_siz
     in an empty one, too. The context is empty, with room for SEARCH_CAPACITY tokens and SEARCH_SEQUENCES; it is of no
     use afterwards.
     """
-    text_ids = [int(token_id) for token_id in np.random.default_rng(0).integers(0, vocab_size, 2 * widths[-1])]
-    prompt_ids, text_ids = (text_ids * _PROMPT_TOKENS)[-_PROMPT_TOKENS:], text_ids[: widths[-1]]
+    num_tokens = max(_TEXT_TOKENS, widths[-1])
+    ids = [int(token_id) for token_id in np.random.default_rng(0).integers(0, vocab_size, num_tokens + _PROMPT_TOKENS)]
+    text_ids, prompt_ids = ids[:num_tokens], ids[num_tokens:]
     context.read(prompt_ids, num_rows=1)
     state = context.save_state()
     for sequence in range(1, SEARCH_SEQUENCES):
@@ -73,7 +75,7 @@ def find_agreeing_widths(context: LlamaContext, widths: Sequence[int], vocab_siz
 
 
 class _TextReader:
-    """Reads a text, as many tokens as the widest pass has, behind a prompt that is cached."""
+    """Reads a text in passes of one width, behind a prompt that is cached."""
 
     def __init__(self, context: LlamaContext, text_ids: Sequence[int]) -> None:
         self._context = context
@@ -81,25 +83,22 @@ class _TextReader:
         self.pass_s: dict[int, float] = {}
 
     def filter_agreeing_widths(self, widths: Sequence[int]) -> list[int]:
-        """The widths take turns at reading on in the text, from its first token again where it is over."""
-        num_tokens = len(self._text_ids)
-        reference = self._read(0, num_tokens).copy()
-        agreeing: list[int] = []
-        at = num_tokens
-        for width in widths:
-            if at + width > num_tokens:
-                at = 0
-            if np.array_equal(self._read(at, width), reference[at : at + width]):
-                agreeing.append(width)
-                at += width
-            else:  # what it left in the cache may differ, too
-                self._read(0, num_tokens)
-                at = num_tokens
-        return agreeing
+        """The widths whose rows are those of the widest, as often as they are looked at."""
+        reference = self._read_in_passes(widths[-1])
+        return [width for width in widths if _have_equal_rows(self._read_in_passes(width), reference)]
 
-    def _read(self, at: int, width: int) -> NDArray[np.float32]:
-        self._context.forget_from(_PROMPT_TOKENS + at)
-        started = time.perf_counter()
-        rows = self._context.read(self._text_ids[at : at + width], num_rows=width)
-        self.pass_s[width] = min(time.perf_counter() - started, self.pass_s.get(width, math.inf))
-        return rows
+    def _read_in_passes(self, width: int) -> NDArray[np.float32]:
+        """The rows of the text, but for a rest that fills no pass."""
+        self._context.forget_from(_PROMPT_TOKENS)
+        rows: list[NDArray[np.float32]] = []
+        for start in range(0, len(self._text_ids) - width + 1, width):
+            started = time.perf_counter()
+            logits = self._context.read(self._text_ids[start : start + width], num_rows=width)
+            self.pass_s[width] = min(time.perf_counter() - started, self.pass_s.get(width, math.inf))
+            rows.append(logits.copy())
+        return np.concatenate(rows)
+
+
+def _have_equal_rows(rows: NDArray[np.float32], others: NDArray[np.float32]) -> bool:
+    num_rows = min(len(rows), len(others))
+    return np.array_equal(rows[:num_rows], others[:num_rows])
