@@ -598,8 +598,8 @@ def test_a_listed_vocabulary_gives_the_masks_of_a_tokenizer_file(response_format
     generator = random.Random(0)  # noqa: S311 - repeatable, not secret
     answer_ids: list[int] = []
     for _ in range(40):
-        masks = [constraint.mask(answer_ids) for constraint in constraints if constraint is not None]
-        assert np.array_equal(*masks)
-        answer_ids.append(generator.choice([int(token_id) for token_id in np.flatnonzero(masks[0])]))
+        by_file, by_list = (constraint.mask(answer_ids) for constraint in constraints if constraint is not None)
+        assert np.array_equal(by_file, by_list)
+        answer_ids.append(generator.choice([int(token_id) for token_id in np.flatnonzero(by_file)]))
         if answer_ids[-1] in TOKENIZER.eos_token_ids:
             break
