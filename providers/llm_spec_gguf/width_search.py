@@ -23,6 +23,7 @@ __all__ = ["SEARCH_CAPACITY", "SEARCH_SEQUENCES", "AgreeingWidths", "find_agreei
 
 _PROMPT_TOKENS: Final = 24
 _TEXT_TOKENS: Final = 16  # at least: rows may agree by chance, as what differs in a few bits is rounded to 8 of them
+_USUAL_ROWS: Final = 4  # of a verifying pass
 _STEP: Final = 256  # tokens by which attention reads more
 _NUM_COPIES: Final = 2 * _STEP // _PROMPT_TOKENS - 1  # the cache is then some tokens short of the second step
 SEARCH_SEQUENCES: Final = _NUM_COPIES + 1
@@ -44,9 +45,10 @@ class AgreeingWidths(NamedTuple):
         return self.pass_s[self.widths[0]] / self.pass_s[1]
 
     @property
-    def best_speedup(self) -> float:
-        """Of verifying in the widest pass over single rows, if every drafted token is accepted."""
-        return self.widths[-1] * self.pass_s[1] / self.pass_s[self.widths[-1]]
+    def verifying_speed(self) -> float:
+        """Of a pass of about four rows, which is a usual draft, over as many single rows."""
+        width = max([width for width in self.widths if width <= _USUAL_ROWS] or self.widths[:1])
+        return width * self.pass_s[1] / self.pass_s[width]
 
 
 def find_agreeing_widths(context: LlamaContext, widths: Sequence[int], vocab_size: int) -> AgreeingWidths:

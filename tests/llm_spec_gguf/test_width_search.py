@@ -90,5 +90,5 @@ def test_if_the_widest_differs_from_all_others_only_it_is_left() -> None:
 
 def test_what_exact_passes_cost() -> None:
     """A plain step in single rows; and verifying, if all drafted tokens stand, in their place."""
-    found = AgreeingWidths([2, 16], {1: 0.25, 2: 0.5, 16: 2.0})
-    assert (found.plain_cost, found.best_speedup) == (2.0, 2.0)
+    found = AgreeingWidths([2, 4, 16], {1: 0.25, 2: 0.5, 4: 0.5, 16: 2.0})
+    assert (found.plain_cost, found.verifying_speed) == (2.0, 2.0)
