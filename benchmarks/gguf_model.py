@@ -1,7 +1,7 @@
 """A GGUF file through `gguf:` beside llama.cpp's own decoding, in one run: plain, and with drafts that copy.
 
     python benchmarks/gguf_model.py MODEL.gguf [--threads 1 2] [--temperatures 0 0.7] [--prompts 10] [--max-tokens 64]
-                                    [--no-llama-class] [--cpu-time]
+                                    [--no-llama-class] [--max-width 16] [--cpu-time]
 
 `llama.cpp` is a loop over llama.cpp's functions without this library: its default cache, its own sampler. `llama-cpp`
 and `llama-cpp lookup` are llama-cpp-python's class `Llama`, without and with its prompt lookup (greedily only). All
@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from llm_spec_gguf import GgufModel, GgufProvider
+from llm_spec_gguf import GgufModel, GgufOptions, GgufProvider
 
 from llm_spec import (
     CascadeDraft,
@@ -188,7 +188,8 @@ def read_memory_mb() -> float:
 
 async def measure_threads(options: argparse.Namespace, threads: int) -> None:
     before_mb, started = read_memory_mb(), time.perf_counter()
-    provider = GgufProvider(options.model, threads=threads)
+    width: GgufOptions = {} if options.max_width is None else {"max_width": options.max_width}
+    provider = GgufProvider(options.model, threads=threads, **width)
     load_s = time.perf_counter() - started
     model = provider.capabilities.token_model
     assert isinstance(model, GgufModel)
@@ -230,6 +231,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=10, help="of each kind")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--no-llama-class", dest="llama_class", action="store_false", help="without llama-cpp-python's")
+    parser.add_argument("--max-width", type=int, help="drafts even where they do not pay")
     parser.add_argument("--cpu-time", action="store_true", help="of this process: with one thread, on a busy machine")
     options = parser.parse_args()
     for threads in options.threads:
