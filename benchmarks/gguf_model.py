@@ -188,8 +188,10 @@ def read_memory_mb() -> float:
 
 async def measure_threads(options: argparse.Namespace, threads: int) -> None:
     before_mb, started = read_memory_mb(), time.perf_counter()
-    width: GgufOptions = {} if options.max_width is None else {"max_width": options.max_width}
-    provider = GgufProvider(options.model, threads=threads, **width)
+    how: GgufOptions = {"threads": threads}
+    if options.max_width is not None:
+        how["max_width"] = options.max_width
+    provider = GgufProvider(options.model, **how)
     load_s = time.perf_counter() - started
     model = provider.capabilities.token_model
     assert isinstance(model, GgufModel)
