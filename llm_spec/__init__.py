@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         TokenModel,
         TokenSampler,
         TokenSession,
+        VocabularyTokenizer,
     )
     from llm_spec.decoder import SpeculativeDecoder
     from llm_spec.decoder_stats import DecoderStats
@@ -207,6 +208,7 @@ __all__ = [
     "UnknownProviderError",
     "UnsupportedError",
     "Usage",
+    "VocabularyTokenizer",
     "__version__",
     "complete_from_stream",
     "generate_events",
@@ -236,7 +238,7 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.contract.local": (
         "BoundedTokenizer DeviceRoundModel DeviceRoundResult DeviceRoundRunner DraftToken GrammarTokenizer "
         "PrefixReusingSession RequestAdmittingModel TokenDraft TokenDrafter TokenModel TokenSampler TokenSession "
-        "Tokenizer"
+        "Tokenizer VocabularyTokenizer"
     ),
     "llm_spec.decoder": "SpeculativeDecoder",
     "llm_spec.decoder_stats": "DecoderStats",

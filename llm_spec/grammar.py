@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_spec.contract.local import GrammarTokenizer, MessageFormatTokenizer, Tokenizer, TokenModel
+from llm_spec.contract.local import (
+    GrammarTokenizer,
+    MessageFormatTokenizer,
+    Tokenizer,
+    TokenModel,
+    VocabularyTokenizer,
+)
 from llm_spec.errors import InvalidRequestError, MissingExtraError
 from llm_spec.message_format.grammar import write_tool_grammar
 from llm_spec.tools import ToolUse
@@ -50,7 +56,7 @@ _CACHED_TOKENIZERS: Final = 4  # of 128,000 ids one takes 0.6 s to make
 
 def supports_response_format(tokenizer: Tokenizer) -> bool:
     """Whether a local model's answers can be held to a format: its tokenizer allows it, and the extra is installed."""
-    return isinstance(tokenizer, GrammarTokenizer) and _is_grammar_library_installed()
+    return isinstance(tokenizer, GrammarTokenizer | VocabularyTokenizer) and _is_grammar_library_installed()
 
 
 def build_answer_constraint(
@@ -69,7 +75,7 @@ def build_answer_constraint(
         return None
     source.check_source_length()
     tokenizer = target.tokenizer
-    if not isinstance(tokenizer, GrammarTokenizer):
+    if not isinstance(tokenizer, GrammarTokenizer | VocabularyTokenizer):
         raise InvalidRequestError(f"{source.field} is set; {target.name} does not share its vocabulary with grammars")
     if not tokenizer.eos_token_ids:
         raise InvalidRequestError(f"{source.field} is set; {target.name} has no token that ends an answer")
@@ -263,7 +269,7 @@ _tokenizers: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}
 _tokenizers_lock = threading.Lock()
 
 
-def _get_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLTokenizer:
+def _get_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer | VocabularyTokenizer) -> LLTokenizer:
     """The vocabulary in the library's form: slow to make, never changed, shared by all requests of such models."""
     key = (tokenizer.fingerprint, target.vocab_size, tokenizer.eos_token_ids)
     with _tokenizers_lock:
@@ -274,18 +280,39 @@ def _get_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLToke
         return _tokenizers[key]
 
 
-def _build_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer) -> LLTokenizer:
-    from llguidance import LLTokenizer
+def _build_ll_tokenizer(target: TokenModel, tokenizer: GrammarTokenizer | VocabularyTokenizer) -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
 
-    text, eos_token_ids = tokenizer.to_tokenizer_json(), sorted(tokenizer.eos_token_ids)
+    eos_token_ids = sorted(tokenizer.eos_token_ids)
+    vocabulary: TokenizerWrapper | str
+    if isinstance(tokenizer, VocabularyTokenizer):
+        vocabulary = TokenizerWrapper(_ListedVocabulary(tokenizer))
+    else:
+        vocabulary = tokenizer.to_tokenizer_json()
     try:
-        return LLTokenizer(text, n_vocab=target.vocab_size, eos_token=eos_token_ids)
+        return LLTokenizer(vocabulary, n_vocab=target.vocab_size, eos_token=eos_token_ids)
     except ValueError as error:
         what = f"{_LIBRARY} cannot read the tokenizer of {target.name}: {error}"
         raise InvalidRequestError(f"response_format or tools are set; {what}") from error
 
 
-def _make_grammar_matcher(source: _GrammarSource, target: TokenModel, tokenizer: GrammarTokenizer) -> LLMatcher:
+class _ListedVocabulary:
+    """A listed vocabulary as the library takes it; it encodes text of which a grammar leaves no choice."""
+
+    def __init__(self, tokenizer: VocabularyTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = tokenizer.list_tokens()
+        self.special_token_ids = tokenizer.list_control_token_ids()
+        self.eos_token_id = min(tokenizer.eos_token_ids)
+        self.bos_token_id = None
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+
+def _make_grammar_matcher(
+    source: _GrammarSource, target: TokenModel, tokenizer: GrammarTokenizer | VocabularyTokenizer
+) -> LLMatcher:
     from llguidance import LLMatcher
 
     vocabulary = _get_ll_tokenizer(target, tokenizer)

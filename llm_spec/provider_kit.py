@@ -27,6 +27,7 @@ Server features
 - `ContinuationTest`: whether a server continues an assistant's text.
 
 Local models
+- `ChatTemplate`: messages to the text of a prompt (needs the package jinja2).
 - `FolderTokenizer`: the tokenizer and chat template of a model folder (needs the packages tokenizers and jinja2).
 - `find_file`, `read_json`: files of a model folder, with errors that name them.
 - `prefill_prompt`: reads a prompt into a session, piece by piece.
@@ -39,6 +40,7 @@ Sampling on a device
 
 Options
 - `check_number`: refuses a number that is out of range, in one form of words.
+- `parse_query_options`: what stands after the question mark in a model's string.
 """
 
 from __future__ import annotations
@@ -56,11 +58,13 @@ if TYPE_CHECKING:
     from llm_spec.event_loops import PerLoopResource, SingleLoopGuard
     from llm_spec.grammar import supports_response_format
     from llm_spec.json_text import dumps, loads
+    from llm_spec.model_folder.chat_template import ChatTemplate
     from llm_spec.model_folder.files import find_file, read_json
     from llm_spec.model_folder.tokenizer import FolderTokenizer
     from llm_spec.openai_chat import ChunkReader, ReadTokenIds, has_finish_reason, parse_finish_reason
     from llm_spec.openai_logprobs import build_logprob_fields
     from llm_spec.prefill import prefill_prompt
+    from llm_spec.query_options import parse_query_options
     from llm_spec.session_affinity import get_session_headers
     from llm_spec.status_errors import make_status_error, mask_secrets, read_stream_error_status
     from llm_spec.tokens.lookahead import MAX_LOOKAHEAD
@@ -71,6 +75,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_LOOKAHEAD",
     "ChatResponseBuilder",
+    "ChatTemplate",
     "ChunkReader",
     "ContentPart",
     "ContinuationTest",
@@ -94,6 +99,7 @@ __all__ = [
     "needs_no_penalties",
     "now",
     "parse_finish_reason",
+    "parse_query_options",
     "philox4x32",
     "prefill_prompt",
     "read_json",
@@ -110,11 +116,13 @@ _NAMES_BY_MODULE: Final = {
     "llm_spec.event_loops": "PerLoopResource SingleLoopGuard",
     "llm_spec.grammar": "supports_response_format",
     "llm_spec.json_text": "dumps loads",
+    "llm_spec.model_folder.chat_template": "ChatTemplate",
     "llm_spec.model_folder.files": "find_file read_json",
     "llm_spec.model_folder.tokenizer": "FolderTokenizer",
     "llm_spec.openai_chat": "ChunkReader ReadTokenIds has_finish_reason parse_finish_reason",
     "llm_spec.openai_logprobs": "build_logprob_fields",
     "llm_spec.prefill": "prefill_prompt",
+    "llm_spec.query_options": "parse_query_options",
     "llm_spec.session_affinity": "get_session_headers",
     "llm_spec.status_errors": "make_status_error mask_secrets read_stream_error_status",
     "llm_spec.tokens.lookahead": "MAX_LOOKAHEAD",

@@ -566,3 +566,40 @@ def test_the_tokenizers_file_is_told_without_its_truncation(tmp_path: Path) -> N
     assert isinstance(tokenizer, GrammarTokenizer)
     told = json.loads(tokenizer.to_tokenizer_json())
     assert (told["truncation"], told["padding"], told["model"]) == (None, None, parts["model"])
+
+
+class ListedTokenizer:
+    """The built-in tokenizer without its tokenizer.json: it lists its tokens."""
+
+    fingerprint = "listed"
+    eos_token_ids = TOKENIZER.eos_token_ids
+    decode = staticmethod(TOKENIZER.decode)
+    encode = staticmethod(TOKENIZER.encode)
+    encode_chat = staticmethod(TOKENIZER.encode_chat)
+
+    def list_tokens(self) -> list[bytes]:
+        return [TOKENIZER.token_bytes(token_id) for token_id in range(TOKENIZER.vocab_size)]
+
+    def list_control_token_ids(self) -> list[int]:
+        return [i for i, token in enumerate(self.list_tokens()) if token and not TOKENIZER.decode([i])]
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [*FORMATS.values(), {"type": "regex", "pattern": "(naïve café, 日本語 |a forced text 😀 ){3}"}],
+    ids=[*FORMATS, "forced"],
+)
+def test_a_listed_vocabulary_gives_the_masks_of_a_tokenizer_file(response_format: dict[str, Any]) -> None:
+    """Where a grammar leaves no choice among texts, only the tokens that the tokenizer would write are allowed."""
+    request = ask(response_format)
+    target = token_model(TARGET)
+    listed = SimpleNamespace(name="listed", tokenizer=ListedTokenizer(), vocab_size=target.vocab_size)
+    constraints = [build_answer_constraint(model, request) for model in (target, cast("TokenModel", listed))]
+    generator = random.Random(0)  # noqa: S311 - repeatable, not secret
+    answer_ids: list[int] = []
+    for _ in range(40):
+        by_file, by_list = (constraint.mask(answer_ids) for constraint in constraints if constraint is not None)
+        assert np.array_equal(by_file, by_list)
+        answer_ids.append(generator.choice([int(token_id) for token_id in np.flatnonzero(by_file)]))
+        if answer_ids[-1] in TOKENIZER.eos_token_ids:
+            break

@@ -36,6 +36,7 @@ __all__ = [
     "TokenSampler",
     "TokenSession",
     "Tokenizer",
+    "VocabularyTokenizer",
 ]
 
 
@@ -67,6 +68,19 @@ class GrammarTokenizer(Tokenizer, Protocol):
 
     def to_tokenizer_json(self) -> str:
         """The vocabulary and how it is decoded, as the text of a Hugging Face tokenizer.json."""
+        ...
+
+
+@runtime_checkable
+class VocabularyTokenizer(Tokenizer, Protocol):
+    """A tokenizer that can list its tokens; takes the place of `GrammarTokenizer` where there is no tokenizer.json."""
+
+    def list_tokens(self) -> Sequence[bytes]:
+        """UTF-8 of each id's token within a text; of a control token its name."""
+        ...
+
+    def list_control_token_ids(self) -> Sequence[int]:
+        """The ids that `decode` leaves out."""
         ...
 
 

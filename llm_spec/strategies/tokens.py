@@ -37,6 +37,8 @@ def prepare_or_refuse(context: StrategyContext) -> ReadyStrategy | Refusal:
         refusal = f"draft {draft.name} failed: {format_error_line(error)}"
     if refusal is not None:
         return Refusal(refusal)
+    if model.max_width < 2:
+        return Refusal(f"target {model.name} verifies no token faster than it writes one")
     same_text = config.acceptance == "coupled" and model.same_text
     guarantee: Guarantee = "lossy" if config.acceptance.startswith("lossy") else "exact"
     return ReadyStrategy(TextGuarantee(guarantee, same_text), partial(_open_local_answer, context, model, draft))

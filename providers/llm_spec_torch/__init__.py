@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, get_type_hints
-from urllib.parse import parse_qsl
+from typing import TYPE_CHECKING, Final
 
 from llm_spec import ConfigError, ProviderEntry
 
@@ -32,6 +31,8 @@ def __getattr__(name: str) -> object:
 
 
 def _load_torch_provider(model: str, base_url: str | None) -> TorchProvider:
+    from llm_spec.provider_kit import parse_query_options
+    from llm_spec_torch.options import TorchOptions
     from llm_spec_torch.provider import TorchProvider
 
     path, _, query = model.partition("?")
@@ -40,33 +41,7 @@ def _load_torch_provider(model: str, base_url: str | None) -> TorchProvider:
             "torch takes a folder or a Hugging Face name, torch:/path/to/model or torch:org/name?dtype=bfloat16, not "
             f"{base_url or 'nothing'!r}"
         )
-    return TorchProvider(path, name=f"torch:{path}", **_parse_query_options(query))
-
-
-def _parse_query_options(query: str) -> Any:
-    """The options after a question mark, each in its type."""
-    from llm_spec_torch.options import TorchOptions
-
-    types = get_type_hints(TorchOptions)
-    options: dict[str, Any] = {}
-    for name, text in parse_qsl(query, keep_blank_values=True):
-        if name not in types:
-            raise ConfigError(f"torch has no option {name!r}; it has {', '.join(types)}")
-        options[name] = _parse_option_value(name, types[name], text)
-    return options
-
-
-def _parse_option_value(name: str, expected_type: Any, text: str) -> Any:
-    if expected_type is bool:
-        if text not in {"true", "false"}:
-            raise ConfigError(f"{name} is {text!r}; it must be true or false")
-        return text == "true"
-    if expected_type in {int, float}:
-        try:
-            return expected_type(text)
-        except ValueError as error:
-            raise ConfigError(f"{name} is {text!r}; it must be a number") from error
-    return text
+    return TorchProvider(path, name=f"torch:{path}", **parse_query_options("torch", query, TorchOptions))
 
 
 TORCH: Final = ProviderEntry(

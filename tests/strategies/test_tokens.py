@@ -479,3 +479,11 @@ async def test_mismatched_vocabularies_are_refused_with_the_reason(same: str) ->
     else:  # the same tokenizer, padded differently (vLLM #10913): serving or refusing are both right, failing is not
         result = await SpeculativeDecoder(draft, target, config).decode("abc", max_tokens=5)
         assert result.fallbacks == ()
+
+
+async def test_a_target_that_verifies_no_token_faster_than_it_writes_one_is_left_alone() -> None:
+    """It reads one token a pass: a draft could only cost; and the result says why nothing was drafted."""
+    target = LocalProvider(TableModel(max_width=1))
+    result = await SpeculativeDecoder(RandomDraft(0), target).decode("p", max_tokens=8)
+    assert (result.strategy, result.stats.num_draft_tokens) == ("plain", 0)
+    assert result.plain_detail == "target table:model verifies no token faster than it writes one"

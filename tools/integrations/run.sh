@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests the adapters for other frameworks and the clients of the server, each in a virtual environment of its own, because
-# their pins conflict.
+# their pins conflict; and the provider `gguf`, which would compile llama.cpp wherever the usual tests are installed.
 #
 #     tools/integrations/run.sh [--install] [NAME...]        # names of tests/integrations/; all of them without
 #

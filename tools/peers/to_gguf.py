@@ -21,11 +21,12 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-Value: TypeAlias = str | bool | int | float | Sequence[str] | Sequence[int]
+Value: TypeAlias = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 
 _VERSION = 3
 _ALIGNMENT = 32  # of every tensor's data, the format's default
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # types of values
+_INT32_ITEM, _FLOAT32_ITEM = struct.Struct("<i"), struct.Struct("<f")  # of arrays
 _TENSOR_FLOAT32 = 0  # a type of tensors
 _NORMAL, _CONTROL = 1, 3  # types of tokens
 
@@ -149,9 +150,9 @@ def _encode_value(value: Value) -> bytes:
         return struct.pack("<II", _UINT32, value)
     if isinstance(value, float):
         return struct.pack("<If", _FLOAT32, value)
-    of_texts = isinstance(value[0], str)
-    items = (_encode_text(item) if isinstance(item, str) else struct.pack("<i", item) for item in value)
-    return struct.pack("<IIQ", _ARRAY, _STRING if of_texts else _INT32, len(value)) + b"".join(items)
+    kinds = {str: (_STRING, _encode_text), int: (_INT32, _INT32_ITEM.pack), float: (_FLOAT32, _FLOAT32_ITEM.pack)}
+    kind, encode = kinds[type(value[0])]
+    return struct.pack("<IIQ", _ARRAY, kind, len(value)) + b"".join(map(encode, value))
 
 
 def _encode_text(text: str) -> bytes:

@@ -1,0 +1,244 @@
+"""A GGUF file through `gguf:` beside llama.cpp's own decoding, in one run: plain, and with drafts that copy.
+
+    python benchmarks/gguf_model.py MODEL.gguf [--threads 1 2] [--temperatures 0 0.7] [--prompts 10] [--max-tokens 64]
+                                    [--no-llama-class] [--max-width 16] [--cpu-time]
+
+`llama.cpp` is a loop over llama.cpp's functions without this library: its default cache, its own sampler. `llama-cpp`
+and `llama-cpp lookup` are llama-cpp-python's class `Llama`, without and with its prompt lookup (greedily only). All
+contenders answer each prompt in turn, in an order that rotates. Prompts are the package's: `copy` ones ask for text
+that repeats theirs (edits, quotes), `open` ones do not. Figures are tokens a second over whole answers, reading of
+prompts included, and for each prompt the ratio of the times for a token. `same` counts the answers that equal those of
+`gguf` without a draft; for llama.cpp's they say how far a cache of another type and another sampler lead elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from llm_spec_gguf import GgufModel, GgufOptions, GgufProvider
+
+from llm_spec import (
+    CascadeDraft,
+    ChatRequest,
+    DraftProvider,
+    PromptLookup,
+    SpeculativeDecoder,
+    SuffixDraft,
+)
+from llm_spec.bench.prompts import BenchPrompt, get_default_prompts
+
+llama: Any = importlib.import_module("llama_cpp.llama_cpp")
+Llama: Any = importlib.import_module("llama_cpp").Llama
+LlamaPromptLookup: Any = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
+
+COPY: Final = ("edit", "quote", "code 1", "code 2")
+OPEN: Final = ("open", "summary", "code 3", "json 4")
+CONTEXT: Final = 2048
+SEED: Final = 1
+HAS_CPU_TIME: Final = "--cpu-time" in sys.argv
+
+
+def read_clock() -> float:
+    """Seconds; of this process alone where `--cpu-time` is given."""
+    return time.process_time() if HAS_CPU_TIME else time.perf_counter()
+
+
+class Answer(NamedTuple):
+    """What a contender said, and how fast."""
+
+    num_tokens: int
+    seconds: float
+    text: str
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / self.num_tokens
+
+
+Contender = Callable[[ChatRequest], Awaitable[Answer]]
+
+
+class LlamaCppLoop:
+    """llama.cpp's own decoding: a context with its defaults, its sampler, a token after the other."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self._model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
+        parameters = llama.llama_context_default_params()
+        parameters.n_ctx = CONTEXT
+        parameters.n_threads = parameters.n_threads_batch = threads
+        self._context = llama.llama_init_from_model(self._model, parameters)
+        self._vocab = llama.llama_model_get_vocab(self._model)
+
+    def answer(
+        self, prompt_ids: Sequence[int], temperature: float, max_tokens: int, stop_ids: frozenset[int]
+    ) -> list[int]:
+        """The ids of an answer."""
+        llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
+        sampler = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+        if temperature:
+            llama.llama_sampler_chain_add(sampler, llama.llama_sampler_init_temp(temperature))
+            llama.llama_sampler_chain_add(sampler, llama.llama_sampler_init_dist(SEED))
+        else:
+            llama.llama_sampler_chain_add(sampler, llama.llama_sampler_init_greedy())
+        tokens = (llama.llama_token * len(prompt_ids))(*prompt_ids)
+        answer_ids: list[int] = []
+        while True:
+            if llama.llama_decode(self._context, llama.llama_batch_get_one(tokens, len(tokens))):
+                raise RuntimeError("llama_decode failed")
+            answer_ids.append(llama.llama_sampler_sample(sampler, self._context, -1))
+            if answer_ids[-1] in stop_ids or len(answer_ids) == max_tokens:
+                llama.llama_sampler_free(sampler)
+                return answer_ids
+            tokens = (llama.llama_token * 1)(answer_ids[-1])
+
+    def close(self) -> None:
+        llama.llama_free(self._context)
+        llama.llama_model_free(self._model)
+
+
+def make_llama_cpp(path: Path, model: GgufModel, threads: int) -> Contender:
+    loop = LlamaCppLoop(path, threads)
+
+    async def answer(request: ChatRequest) -> Answer:
+        started = read_clock()
+        prompt_ids = model.tokenizer.encode_chat(request)
+        answer_ids = loop.answer(
+            prompt_ids, request.sampling.temperature or 0.0, request.max_tokens or 1, model.tokenizer.eos_token_ids
+        )
+        text = model.tokenizer.decode(answer_ids)
+        return Answer(len(answer_ids), read_clock() - started, text)
+
+    return answer
+
+
+def make_llama_class(path: Path, model: GgufModel, threads: int, *, has_lookup: bool) -> Contender:
+    draft = LlamaPromptLookup(num_pred_tokens=10) if has_lookup else None
+    options = {"n_ctx": CONTEXT, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
+    llama_class = Llama(model_path=str(path), draft_model=draft, logits_all=has_lookup, **options)
+
+    async def answer(request: ChatRequest) -> Answer:
+        started = read_clock()
+        prompt_ids = model.tokenizer.encode_chat(request)
+        answer_ids: list[int] = []
+        for token_id in llama_class.generate(prompt_ids, temp=0.0, reset=True, repeat_penalty=1.0):
+            answer_ids.append(token_id)
+            if token_id in model.tokenizer.eos_token_ids or len(answer_ids) == request.max_tokens:
+                break
+        return Answer(len(answer_ids), read_clock() - started, model.tokenizer.decode(answer_ids))
+
+    return answer
+
+
+def make_gguf(provider: GgufProvider, draft: DraftProvider | None) -> Contender:
+    decoder = SpeculativeDecoder(draft, provider)
+
+    async def answer(request: ChatRequest) -> Answer:
+        started = read_clock()
+        result = await decoder.decode(request)
+        assert result.usage is not None
+        return Answer(result.usage.output_tokens, read_clock() - started, result.content)
+
+    return answer
+
+
+def choose_prompts(kinds: Sequence[str], num_prompts: int) -> list[BenchPrompt]:
+    prompts = get_default_prompts("gguf")
+    return [prompt for prompt in prompts if prompt.id in kinds or prompt.category in kinds][:num_prompts]
+
+
+def describe(name: str, answers: Sequence[Answer], plain: Sequence[Answer], reference: Sequence[Answer]) -> str:
+    """A contender's line: its speed, and its ratios to ours without a draft and to llama.cpp's own loop."""
+    speed = sum(answer.num_tokens for answer in answers) / sum(answer.seconds for answer in answers)
+    columns = [f"{name:22}{speed:8.1f} tokens/s"]
+    for other in (plain, reference):
+        ratios = [
+            theirs.seconds_per_token / ours.seconds_per_token for ours, theirs in zip(answers, other, strict=True)
+        ]
+        columns.append(f"{statistics.median(ratios):6.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    same = sum(ours.text == theirs.text for ours, theirs in zip(answers, plain, strict=True))
+    return "  ".join([*columns, f"same {same} of {len(answers)}"])
+
+
+async def compare(contenders: dict[str, Contender], requests: Sequence[ChatRequest]) -> dict[str, list[Answer]]:
+    """The answers of all contenders, which take turns at being the first."""
+    answers: dict[str, list[Answer]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for number, request in enumerate(requests):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            answers[name].append(await contenders[name](request))
+    return answers
+
+
+def read_memory_mb() -> float:
+    """Resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+async def measure_threads(options: argparse.Namespace, threads: int) -> None:
+    before_mb, started = read_memory_mb(), time.perf_counter()
+    how: GgufOptions = {"threads": threads}
+    if options.max_width is not None:
+        how["max_width"] = options.max_width
+    provider = GgufProvider(options.model, **how)
+    load_s = time.perf_counter() - started
+    model = provider.capabilities.token_model
+    assert isinstance(model, GgufModel)
+    memory_mb = read_memory_mb() - before_mb
+    print(f"\n{threads} threads: loaded in {load_s:.2f} s, {memory_mb:.0f} MB; {model.describe_passes()}")
+    for temperature in options.temperatures:
+        for kind, kinds in (("copy", COPY), ("open", OPEN)):
+            contenders = {
+                "llama.cpp": make_llama_cpp(options.model, model, threads),
+                "gguf": make_gguf(provider, None),
+                "gguf lookup": make_gguf(provider, PromptLookup()),
+                "gguf suffix": make_gguf(provider, SuffixDraft()),
+                "gguf lookup+suffix": make_gguf(provider, CascadeDraft(PromptLookup(), SuffixDraft())),
+            }
+            if not temperature and options.llama_class:
+                contenders["llama-cpp"] = make_llama_class(options.model, model, threads, has_lookup=False)
+                contenders["llama-cpp lookup"] = make_llama_class(options.model, model, threads, has_lookup=True)
+            requests = [
+                ChatRequest.create(
+                    list(prompt.turns[0]), temperature=temperature, seed=SEED, max_tokens=options.max_tokens
+                )
+                for prompt in choose_prompts(kinds, options.prompts)
+            ]
+            for contender in contenders.values():  # nothing is loaded or allocated while it is measured
+                await contender(replace(requests[0], max_tokens=2))
+            answers = await compare(contenders, requests)
+            print(f"{kind}, temperature {temperature}: ratio to gguf without a draft, and to llama.cpp's own loop")
+            for name, given in answers.items():
+                print("  " + describe(name, given, answers["gguf"], answers["llama.cpp"]), flush=True)
+    print(f"resident at the end: {read_memory_mb():.0f} MB")
+    await provider.aclose()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
+    parser.add_argument("--prompts", type=int, default=10, help="of each kind")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--no-llama-class", dest="llama_class", action="store_false", help="without llama-cpp-python's")
+    parser.add_argument("--max-width", type=int, help="drafts even where they do not pay")
+    parser.add_argument("--cpu-time", action="store_true", help="of this process: with one thread, on a busy machine")
+    options = parser.parse_args()
+    for threads in options.threads:
+        asyncio.run(measure_threads(options, threads))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""llama.cpp through llama-cpp-python's low-level API: models and contexts whose memory goes with the last reference.
+
+What llama.cpp reports goes to the logger `llm_spec.gguf`: what it calls an error as information, since each becomes an
+exception here, and the rest for debugging. The process has one such log: other users of llama-cpp-python share it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import re
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_spec import ModelLoadError, TargetError
+
+__all__ = ["PASS_TOKENS", "LlamaContext", "LlamaModel", "ValueType", "llama"]
+
+llama: Any = importlib.import_module("llama_cpp.llama_cpp")  # its functions are made by a decorator that hides types
+
+ValueType: TypeAlias = Literal["float16", "bfloat16"]  # of the cached values; keys are float16
+
+PASS_TOKENS: Final = 256  # most tokens of one call of llama_decode, as many as prompts are read in at once
+
+_LOG: Final = logging.getLogger("llm_spec.gguf")
+_ERROR_LEVEL: Final = 4  # GGML_LOG_LEVEL_ERROR
+_SPARE_BYTES: Final = 128 * 2**20  # for what is computed, and for others
+_SEQUENCE: Final = 0  # a context has one
+_GGML_TYPES: Final[dict[ValueType, int]] = {"float16": 1, "bfloat16": 30}
+_FUNCTION_NAME: Final = re.compile(r"^\w+: ")
+_errors: deque[str] = deque(maxlen=16)
+_loading = threading.Lock()  # one at a time, so that an error belongs to its load
+
+
+def _log(level: int, text: bytes | None, _: object) -> None:
+    line = (text or b"").decode(errors="replace").strip()
+    if level == _ERROR_LEVEL and line:
+        _errors.append(line)
+    if line.strip("."):  # dots are progress
+        _LOG.log(logging.INFO if level == _ERROR_LEVEL else logging.DEBUG, "%s", line)
+
+
+_log_callback: Final = llama.llama_log_callback(_log)  # kept as long as the process, which calls it
+llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+llama.llama_backend_init()
+
+
+class LlamaModel:
+    """The weights and the vocabulary of a GGUF file. Raises ModelLoadError with what llama.cpp says."""
+
+    def __init__(self, path: Path) -> None:
+        _check_is_gguf(path)
+        with _loading:
+            _errors.clear()
+            self.pointer = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
+            if not self.pointer:
+                raise ModelLoadError(f"{path} is not a model that llama.cpp can load: {_describe_load_error()}")
+        weakref.finalize(self, llama.llama_model_free, self.pointer)
+        self.vocab = llama.llama_model_get_vocab(self.pointer)
+        self.vocab_size: int = llama.llama_vocab_n_tokens(self.vocab)
+        self.context_length: int = llama.llama_model_n_ctx_train(self.pointer)
+        if reason := self._find_architecture_refusal():
+            raise ModelLoadError(f"{path} {reason}")
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """About what a key-value cache takes: its keys and values have 16 bits."""
+        num_heads, num_kv_heads = llama.llama_model_n_head(self.pointer), llama.llama_model_n_head_kv(self.pointer)
+        head_dim = llama.llama_model_n_embd(self.pointer) // max(1, num_heads)
+        return int(2 * 2 * llama.llama_model_n_layer(self.pointer) * num_kv_heads * head_dim)
+
+    def _find_architecture_refusal(self) -> str | None:
+        if llama.llama_model_has_encoder(self.pointer) or not llama.llama_model_has_decoder(self.pointer):
+            return "has an encoder; only decoder-only models can be used"
+        if llama.llama_model_is_diffusion(self.pointer):
+            return "writes by diffusion, not token by token"
+        if llama.llama_model_is_recurrent(self.pointer) or llama.llama_model_is_hybrid(self.pointer):
+            return "keeps a recurrent state, from which rejected tokens cannot be taken back"
+        return None
+
+    def read_metadata(self, key: str) -> str | None:
+        """A text of the file's metadata."""
+        size = llama.llama_model_meta_val_str(self.pointer, key.encode(), None, 0)
+        if size < 0:
+            return None
+        buffer = ctypes.create_string_buffer(size + 1)
+        llama.llama_model_meta_val_str(self.pointer, key.encode(), buffer, size + 1)
+        return buffer.value.decode(errors="replace")
+
+
+class LlamaContext:
+    """One key-value cache with room for `capacity` tokens, used by one thread at a time.
+
+    `num_sequences` is 1, but for the search of widths. Raises MemoryError where there is no memory for it; that is
+    looked at first, as llama.cpp ends the process where there is none at all.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        capacity: int,
+        threads: int,
+        value_type: ValueType = "float16",
+        num_sequences: int = 1,
+    ) -> None:
+        self._model = model  # it must live as long
+        self.capacity = capacity
+        parameters = llama.llama_context_default_params()
+        parameters.n_ctx = capacity
+        parameters.n_batch = parameters.n_ubatch = min(PASS_TOKENS, capacity)
+        parameters.n_threads = parameters.n_threads_batch = threads
+        parameters.n_seq_max = num_sequences
+        parameters.kv_unified = True
+        parameters.type_v = _GGML_TYPES[value_type]
+        parameters.no_perf = True
+        has_room = capacity * model.cache_bytes_per_token + _SPARE_BYTES < _read_available_bytes()
+        self._pointer = llama.llama_init_from_model(model.pointer, parameters) if has_room else None
+        if not self._pointer:
+            raise MemoryError(f"no memory for a key-value cache of {capacity} tokens")
+        self.close = weakref.finalize(self, llama.llama_free, self._pointer)
+        self._memory = llama.llama_get_memory(self._pointer)
+        self._token_ids = np.zeros(PASS_TOKENS, np.int32)
+        self._is_output = np.zeros(PASS_TOKENS, np.int8)
+        self._batch = llama.llama_batch(
+            token=self._token_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            logits=self._is_output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def read(self, token_ids: Sequence[int], *, num_rows: int) -> NDArray[np.float32]:
+        """Append at most PASS_TOKENS tokens; the logits after the last `num_rows` of them, valid until the next call.
+
+        Raises TargetError where llama.cpp cannot compute them.
+        """
+        count = len(token_ids)
+        self._token_ids[:count] = token_ids
+        self._is_output[:count] = 0
+        self._is_output[count - num_rows : count] = 1
+        self._batch.n_tokens = count
+        status = llama.llama_decode(self._pointer, self._batch)
+        if status != 0:
+            raise TargetError(f"llama.cpp could not read {count} tokens (llama_decode returned {status})")
+        logits: NDArray[np.float32] = np.ctypeslib.as_array(
+            llama.llama_get_logits(self._pointer), (num_rows, self._model.vocab_size)
+        )
+        return logits
+
+    def forget_from(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        if not llama.llama_memory_seq_rm(self._memory, _SEQUENCE, length, -1):
+            raise TargetError(f"llama.cpp could not cut its cache to {length} tokens")
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+        llama.llama_memory_clear(self._memory, False)
+
+    def copy_from(self, other: LlamaContext) -> None:
+        """Take over what another context of this model holds; this one is empty."""
+        self.load_state(other.save_state(), _SEQUENCE)
+
+    def save_state(self) -> ctypes.Array[ctypes.c_uint8]:
+        """What the context holds, as llama.cpp writes it."""
+        size = llama.llama_state_seq_get_size(self._pointer, _SEQUENCE)
+        state: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * size)()
+        llama.llama_state_seq_get_data(self._pointer, state, size, _SEQUENCE)
+        return state
+
+    def load_state(self, state: ctypes.Array[ctypes.c_uint8], sequence: int) -> None:
+        """Append a saved state as a sequence that has none yet."""
+        if not llama.llama_state_seq_set_data(self._pointer, state, len(state), sequence):
+            raise TargetError("llama.cpp could not copy its cache")
+
+
+def _read_available_bytes() -> float:
+    """Memory that may still be taken, where Linux says so."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
+    except (OSError, StopIteration):
+        return float("inf")
+
+
+def _check_is_gguf(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error.strerror}") from error
+    if magic != b"GGUF":
+        raise ModelLoadError(f"{path} is not a GGUF file: it begins with {magic!r}")
+
+
+def _describe_load_error() -> str:
+    """The first error that llama.cpp reported, without the names of its functions: those after it follow from it."""
+    first = _errors[0] if _errors else "it does not say why"
+    return _FUNCTION_NAME.sub("", first).removeprefix("error loading model: ")

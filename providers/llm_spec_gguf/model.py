@@ -1,0 +1,173 @@
+"""A GGUF file as a TokenModel.
+
+One text with and without speculation needs equal logits, and kernels differ with the number of rows. So exact sessions
+only run passes of widths at which a row has the same bits (`width_search.py`), padded to the next of them. A single
+row, which plain decoding reads, is among them if that can be had: with several threads llama.cpp treats it in a way of
+its own where keys and values are both float16, which is its default. Then the values are kept as bfloat16.
+
+For some kinds of weights llama.cpp reads several rows hardly faster than one by one, or a single row only agrees where
+it is padded to several. No draft can pay there, and `max_width` is 1, unless it was given: nothing is drafted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, get_args
+
+from llm_spec import ConfigError, ModelLoadError, TokenSession
+from llm_spec.provider_kit import MAX_LOOKAHEAD, check_number
+from llm_spec_gguf.library import LlamaContext, LlamaModel, ValueType
+from llm_spec_gguf.session import GgufSession
+from llm_spec_gguf.tokenizer import GgufTokenizer
+from llm_spec_gguf.width_search import SEARCH_CAPACITY, SEARCH_SEQUENCES, AgreeingWidths, find_agreeing_widths
+
+__all__ = ["GgufModel"]
+
+_MAX_WIDTH: Final = 16
+_WIDTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28)  # that are looked at
+_WIDTHS_OF_NARROW_KERNELS: Final = (7, 3)  # wider passes are read by kernels for 8 or 4 rows, where there are such
+# What drafting may cost where no draft is right, and must gain where one always is: at 1.2x real drafts made answers
+# longer by a fifth.
+_MAX_PLAIN_COST: Final = 1.1
+_MIN_VERIFYING_SPEED: Final = 2.0
+_MIN_CONTEXT: Final = 256  # tokens; with room for less a model is not worth loading
+_FIRST_CAPACITY: Final = 1024  # tokens a session's cache has room for at first
+_MAX_IDLE_CONTEXTS: Final = 2  # of closed sessions, kept for the next ones: to make one takes as long as some tokens
+
+
+class GgufModel:
+    """A file, loaded; see `GgufOptions`. Raises ModelLoadError naming the file, and ConfigError for an option."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        name: str | None = None,
+        threads: int | None = None,
+        exact: bool = True,
+        max_width: int | None = None,
+        max_context: int | None = None,
+    ) -> None:
+        check_number(ConfigError, "threads", threads, 1, integer=True)
+        check_number(ConfigError, "max_width", max_width, 2, MAX_LOOKAHEAD + 1, integer=True)
+        check_number(ConfigError, "max_context", max_context, _MIN_CONTEXT, integer=True)
+        path = Path(path).expanduser()
+        self.name = name or f"gguf:{path}"
+        self._threads = threads or _count_usable_cpus()
+        self._model = LlamaModel(path)
+        self.context_length = min(self._model.context_length, max_context or self._model.context_length)
+        self.vocab_size = self._model.vocab_size
+        self.tokenizer = GgufTokenizer(self._model, path, self.context_length)
+        self.max_width = min(max_width or _MAX_WIDTH, self.context_length)
+        self._idle: list[LlamaContext] = []
+        self._idle_lock = threading.Lock()
+        self._all_widths = range(1, self.max_width + 1)
+        self._first_capacity = self._get_first_capacity()
+        self._value_type: ValueType = "float16"
+        self._widths: Sequence[int] = []
+        self._found: AgreeingWidths | None = None
+        if exact:
+            self._value_type, found = self._search_exact_passes()
+            if found.widths:
+                self._found = found
+                self._widths = found.widths if max_width is not None or _can_pay(found) else [1]
+                self.max_width = self._widths[-1]
+        self.same_text = bool(self._widths)
+
+    def open(self, *, exact: bool = True) -> TokenSession:
+        return GgufSession(
+            self._acquire_context,
+            self._release_context,
+            widths=self._widths if exact and self.same_text else self._all_widths,
+            first_capacity=self._first_capacity,
+            context_length=self.context_length,
+            name=self.name,
+        )
+
+    def describe_passes(self) -> str:
+        """What exact passes look like on this machine, in one line."""
+        if self._found is None:
+            return "rows depend on the width of a pass"
+        found, widths = self._found, ", ".join(map(str, self._found.widths))
+        costs = f"a plain step {found.plain_cost:.2f}x, four rows at once {found.verifying_speed:.2f}x the speed"
+        drafts = "nothing is drafted" if self.max_width == 1 else f"up to {self.max_width - 1} tokens are drafted"
+        return f"equal bits with {self._value_type} values in passes of {widths} rows: {costs}; {drafts}"
+
+    def close(self) -> None:
+        """Release the caches of closed sessions. The weights go with the last reference to the model."""
+        with self._idle_lock:
+            idle, self._idle = self._idle, []
+        for context in idle:
+            context.close()
+
+    def _acquire_context(self, capacity: int) -> LlamaContext:
+        with self._idle_lock:
+            index = next((i for i, context in enumerate(self._idle) if context.capacity >= capacity), None)
+            if index is not None:
+                return self._idle.pop(index)
+        return LlamaContext(self._model, capacity=capacity, threads=self._threads, value_type=self._value_type)
+
+    def _release_context(self, context: LlamaContext) -> None:
+        context.clear()
+        with self._idle_lock:
+            self._idle.append(context)
+            oldest = self._idle.pop(0) if len(self._idle) > _MAX_IDLE_CONTEXTS else None
+        if oldest is not None:
+            oldest.close()
+
+    def _search_exact_passes(self) -> tuple[ValueType, AgreeingWidths]:
+        """Values and widths with which a row has the same bits: such that a single row is one of them, if there are."""
+        found: list[tuple[ValueType, AgreeingWidths]] = []
+        for max_width in [self.max_width, *(width for width in _WIDTHS_OF_NARROW_KERNELS if width < self.max_width)]:
+            for value_type in get_args(ValueType):
+                agreeing = self._search_widths(value_type, _list_widths(max_width))
+                if 1 in agreeing.widths:
+                    return value_type, agreeing
+                found += [(value_type, agreeing)] if agreeing.widths else []
+        return found[0] if found else ("float16", AgreeingWidths((), {}))
+
+    def _search_widths(self, value_type: ValueType, candidates: Sequence[int]) -> AgreeingWidths:
+        context = self._make_search_context(value_type)
+        try:
+            found = find_agreeing_widths(context, candidates, self.vocab_size)
+        finally:
+            context.close()
+        return found if candidates[-1] in found.widths else found._replace(widths=())
+
+    def _make_search_context(self, value_type: ValueType) -> LlamaContext:
+        try:
+            return LlamaContext(
+                self._model,
+                capacity=SEARCH_CAPACITY,
+                threads=self._threads,
+                value_type=value_type,
+                num_sequences=SEARCH_SEQUENCES,
+            )
+        except MemoryError as error:
+            raise ModelLoadError(f"{self.name}: {error}") from error
+
+    def _get_first_capacity(self) -> int:
+        """Tokens that a cache has room for at first.
+
+        All of them where the model's rotary embeddings depend on that number: what was read would not fit the rest.
+        """
+        architecture = self._model.read_metadata("general.architecture")
+        depends = self._model.read_metadata(f"{architecture}.rope.scaling.original_context_length") is not None
+        return self.context_length if depends else min(_FIRST_CAPACITY, self.context_length)
+
+
+def _can_pay(found: AgreeingWidths) -> bool:
+    return found.plain_cost < _MAX_PLAIN_COST and found.verifying_speed > _MIN_VERIFYING_SPEED
+
+
+def _list_widths(max_width: int) -> list[int]:
+    return [*(width for width in _WIDTHS if width < max_width), max_width]
+
+
+def _count_usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
