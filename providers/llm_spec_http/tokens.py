@@ -17,6 +17,7 @@ from llm_spec import (
     ChatRequest,
     InvalidRequestError,
     LlmSpecError,
+    ReasoningDelta,
     SampledToken,
     Sampling,
     StreamEvent,
@@ -53,6 +54,7 @@ class HttpTokenEndpoint:
         on_lost: Callable[[Feature], None],
     ) -> None:
         self.context_length: int | None = None
+        self.on_reasoning: Callable[[], None] = _ignore  # called when chat takes reasoning out of an answer's text
         self.max_top = api.max_top
         self._client = client
         self._model = model
@@ -217,8 +219,19 @@ class HttpTokenEndpoint:
         self, response: aiohttp.ClientResponse, repeated: str, read_token_ids: ReadTokenIds
     ) -> AsyncGenerator[AsyncIterator[StreamEvent]]:
         answer = read_http_answer_events(self._client, response, repeated=repeated, read_token_ids=read_token_ids)
-        async with response, aclosing(answer):
-            yield answer
+        async with response, aclosing(self._note_reasoning(answer)) as noted:
+            yield noted
+
+    async def _note_reasoning(self, events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, ReasoningDelta):
+                    self.on_reasoning()
+                yield event
+
+
+def _ignore() -> None:
+    """Nobody wants to know."""
 
 
 def _parse_scored_rows(choice: Mapping[str, Any], num_rows: int, top: int) -> list[TopTokens]:
