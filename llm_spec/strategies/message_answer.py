@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, NoReturn
 
 from llm_spec._clock import get_loop_clock
 from llm_spec.chat import (
@@ -30,7 +30,6 @@ from llm_spec.chat import (
     ChatResponse,
     Fallback,
     Finish,
-    FinishReason,
     ReasoningDelta,
     ReasoningDetail,
     Sampling,
@@ -124,6 +123,11 @@ class _ChatRun:
         """The prompt, as the strategy has encoded it, or had it encoded."""
         return await self.endpoint.encode_chat(self.request)
 
+    def end_chat(self, made: Sequence[StreamEvent]) -> None:
+        """Chat's answer is whole."""
+        self.add_piece((), made)
+        self.has_ended = True
+
     def forget_chat(self) -> None:
         """Chat begins anew; nothing that it wrote was confirmed."""
         self.token_ids.clear()
@@ -215,25 +219,15 @@ class _RawEndpoint:
 async def _write_raw_text(
     endpoint: TokenEndpoint, events: AsyncIterator[StreamEvent], run: _ChatRun, *, is_chat: bool
 ) -> AsyncGenerator[StreamEvent]:
-    """The tokens of a stream with their own text, whatever the server made of them; `run` is told that of chat's.
-
-    The token that ends an answer comes without a text: one that may be it waits for what follows.
-    """
-    held: list[int] = []
+    """The tokens of a stream with their own text, whatever the server made of them; `run` is told that of chat's."""
+    raw_text = _RawText(endpoint)
     made: list[StreamEvent] = []  # of the tokens whose ids come next
     async for event in events:
         if isinstance(event, Finish):
             if is_chat:
-                run.add_piece((), made)
-                run.has_ended = True
-            written, ending = held, list[int]()
-            if event.finish_reason in ("stop", "tool_calls"):
-                written, ending = held[:-1], held[-1:]
-                run.end_ids.update(ending)
-            if written:
-                yield TextDelta(await _decode_tokens(endpoint, written), "plain", tuple(written))
-            if ending:
-                yield TextDelta("", "plain", tuple(ending))
+                run.end_chat(made)
+            for delta in await raw_text.end(event, run.end_ids):
+                yield delta
             yield event
         elif not isinstance(event, _MESSAGE_EVENTS):
             yield event
@@ -244,14 +238,40 @@ async def _write_raw_text(
                 made.append(replace(event, token_ids=None))
             if is_chat:
                 run.add_piece(event.token_ids, made)
-            held += event.token_ids
-            text = await _decode_tokens(endpoint, held)
-            may_be_end = not made and _CONTROL_TOKEN.fullmatch(text) is not None
+            delta = await raw_text.add_tokens(event.token_ids, may_be_end=not made)
             made.clear()
-            is_cut = text.endswith(REPLACEMENT_CHARACTER) and len(held) <= 2 * MAX_CHARACTER_TOKENS
-            if held and not (may_be_end or is_cut):
-                yield TextDelta(text, "plain", tuple(held))
-                held.clear()
+            if delta is not None:
+                yield delta
+
+
+class _RawText:
+    """The text of one stream's tokens. The one that ends it has none: what may be it waits for what follows."""
+
+    def __init__(self, endpoint: TokenEndpoint) -> None:
+        self._endpoint = endpoint
+        self._held_ids: list[int] = []
+
+    async def add_tokens(self, token_ids: Sequence[int], *, may_be_end: bool) -> TextDelta | None:
+        """More tokens, of which the server has made nothing if one `may_be_end`."""
+        held = self._held_ids
+        held += token_ids
+        text = await _decode_tokens(self._endpoint, held)
+        is_cut = text.endswith(REPLACEMENT_CHARACTER) and len(held) <= 2 * MAX_CHARACTER_TOKENS
+        if not held or is_cut or (may_be_end and _CONTROL_TOKEN.fullmatch(text) is not None):
+            return None
+        delta = TextDelta(text, "plain", tuple(held))
+        held.clear()
+        return delta
+
+    async def end(self, finish: Finish, end_ids: set[int]) -> list[TextDelta]:
+        """What is left; the token that ended the answer is added to `end_ids`."""
+        written, ending = self._held_ids, list[int]()
+        if finish.finish_reason in ("stop", "tool_calls"):
+            written, ending = written[:-1], written[-1:]
+            end_ids.update(ending)
+        text = await _decode_tokens(self._endpoint, written)
+        pieces = [(text, written), ("", ending)]
+        return [TextDelta(text, "plain", tuple(token_ids)) for text, token_ids in pieces if token_ids]
 
 
 async def _decode_tokens(endpoint: TokenEndpoint, token_ids: Sequence[int]) -> str:
@@ -361,6 +381,7 @@ class _MessageAnswer:
         self._num_parsed = 0
         self._num_chat_events = 0  # that were emitted
         self._is_chat_behind = False  # or wrote something else: from there on the parser tells
+        self._num_chat_tokens = 0  # confirmed ones that are chat's own, up to there
         self._next_parse_s = 0.0
         self._finish: Finish | None = None
         self._has_ended = False
@@ -438,6 +459,8 @@ class _MessageAnswer:
         if delta.token_ids is None:
             raise TargetError(f"{self._context.target.name} does not tell the token ids of its answer")
         start = len(self._token_ids)
+        if not self._is_chat_behind:
+            self._num_chat_tokens = start
         # a stream that others wait for may have come to its end before it is confirmed
         self._token_ids += [token_id for token_id in delta.token_ids if token_id not in self._run.end_ids]
         end = len(self._token_ids)
@@ -471,10 +494,11 @@ class _MessageAnswer:
     async def _parse(self) -> list[StreamEvent]:
         """What is new in the message of all confirmed tokens."""
         began_s, num_tokens, finish = self._clock(), len(self._token_ids), self._finish
+        reason = None if finish is None else finish.finish_reason
         try:
-            prompt_ids = await self._run.get_prompt_ids()
+            await self._compare_with_chat()
             message = await self._parser.parse(
-                self._context.request, prompt_ids, self._token_ids, None if finish is None else finish.finish_reason
+                self._context.request, await self._run.get_prompt_ids(), self._token_ids, reason
             )
         except LlmSpecError as error:
             raise _ParserError(format_error_line(error)) from error
@@ -483,14 +507,30 @@ class _MessageAnswer:
         self._next_parse_s = ended_s + _PAUSE_PER_PARSE * (ended_s - began_s)
         missing = self._emitted.list_missing_events(message)
         if missing is None:
-            self._parser.reject()
-            raise _ParserError("the server's message parser does not agree with its chat endpoint")
+            self._reject_parser()
         for event in missing:
             self._emitted.add_event(event)
         if finish is not None and message.finish_reason is not None:
             stopped_by = "tool_calls" if message.finish_reason == "tool_calls" else finish.stopped_by
             self._finish = replace(finish, finish_reason=message.finish_reason, stopped_by=stopped_by)
         return missing
+
+    async def _compare_with_chat(self) -> None:
+        """Before the parser is heard for the first time: whether it reads chat's own tokens of this answer as chat."""
+        num_tokens, self._num_chat_tokens = self._num_chat_tokens, 0
+        if num_tokens:
+            written = self._token_ids[:num_tokens]
+            own = await self._parser.parse(self._context.request, await self._run.get_prompt_ids(), written, None)
+            by_chat = _Emitted()
+            for at, event in self._run.events:
+                if at <= num_tokens:
+                    by_chat.add_event(event)
+            if by_chat.list_missing_events(own) != []:
+                self._reject_parser()
+
+    def _reject_parser(self) -> NoReturn:
+        self._parser.reject()
+        raise _ParserError("the server's message parser does not agree with its chat endpoint")
 
     async def _answer_by_chat(self, failure: _ParserError) -> AsyncGenerator[StreamEvent]:
         """The rest of the answer, which the chat endpoint writes anew.

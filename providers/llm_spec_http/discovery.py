@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from llm_spec import Capabilities, ChatRequest, LlmSpecError, Sampling, StreamEvent, TextDelta
+from llm_spec import Capabilities, ChatRequest, LlmSpecError, ReasoningDelta, Sampling, StreamEvent, TextDelta
 from llm_spec.contract.endpoint import Feature, MessagePart
 from llm_spec.errors import TransientError
 from llm_spec.provider_kit import now
@@ -117,7 +117,7 @@ class ServerFeatures:
         self._message_parser = _FeatureProbe(findings.messages)
         self._capabilities_by_findings: dict[tuple[bool, ...], Capabilities] = {}
         if tokens is not None:
-            tokens.on_reasoning = self._note_reasoning
+            tokens.note_reasoning = self.note_reasoning
 
     @property
     def capabilities(self) -> Capabilities:
@@ -190,8 +190,16 @@ class ServerFeatures:
             self._findings.message_parts |= parts
             self._message_parser.mark_supported()
 
-    def _note_reasoning(self) -> None:
-        self._findings.separates_reasoning = self._messages is not None
+    def note_reasoning(self, events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        """Chat's stream; whether the server takes reasoning out of it is found out, where that matters."""
+        return events if self._messages is None or self._findings.separates_reasoning else self._watch_reasoning(events)
+
+    async def _watch_reasoning(self, events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[StreamEvent]:
+        async with aclosing(events):
+            async for event in events:
+                if type(event) is ReasoningDelta:
+                    self._findings.separates_reasoning = True
+                yield event
 
     def get_untried_token_endpoint(self) -> HttpTokenEndpoint | None:
         """The calls with token ids, unless they were found to be missing."""

@@ -64,7 +64,7 @@ class HttpMessageParser:
         body = self._build_body(request)
         try:
             choice = await self._api.parse(self._post_json, body, prompt_ids, token_ids, finish_reason)
-            return _read_message(choice)
+            message = _read_message(choice)
         except TransientError:
             raise
         except LlmSpecError:
@@ -74,6 +74,8 @@ class HttpMessageParser:
             self.reject()
             what = f"answered in another form ({type(error).__name__}: {error})"
             raise TargetError(self._client.format_error_message(what)) from error
+        # vLLM's parser of streams also calls an answer that was cut "tool_calls", which its chat does not
+        return message if finish_reason == "stop" else message._replace(finish_reason=finish_reason)
 
     def reject(self) -> None:
         self._on_lost("message_parser")
@@ -88,40 +90,32 @@ class HttpMessageParser:
 
         `on_tried` is told what the answer had beside text, and both read alike; None: they do not agree.
         """
-        began_s, builder, token_ids = now(), ChatResponseBuilder(), list[int]()
-        has_all_ids = True
-        async for told in events:
-            event = told
-            if isinstance(told, TextDelta):
-                has_all_ids = has_all_ids and told.token_ids is not None
-                token_ids += told.token_ids or ()
-                if not told.text:
-                    continue
-                event = replace(told, token_ids=None)
-            response = builder.add_event(event)
-            if response is not None and has_all_ids and token_ids:
+        began_s, builder, answer = now(), ChatResponseBuilder(), _ChatAnswer()
+        async for event in events:
+            token_ids = event.token_ids if isinstance(event, TextDelta) else None
+            shown = replace(event, token_ids=None) if isinstance(event, TextDelta) else event
+            response = builder.add_event(shown)
+            if response is None:
+                answer.add(shown, token_ids)
+            elif answer.has_all_ids:
                 try:
                     async with asyncio.timeout(max(_MIN_TRIAL_S, _MAX_LATE * (now() - began_s))):
-                        on_tried(await self._try_on_message(request, token_ids, response))
+                        on_tried(await self._try_on_message(request, answer, response))
                 except (TimeoutError, TransientError):
                     pass  # the next answer may tell
                 except LlmSpecError:
                     on_tried(None)
-            yield event
+            if not isinstance(shown, TextDelta) or shown.text:
+                yield shown
 
     # ------------------------------------------------------------------------------------------ inside
 
     async def _try_on_message(
-        self, request: ChatRequest, token_ids: list[int], response: ChatResponse
+        self, request: ChatRequest, answer: _ChatAnswer, response: ChatResponse
     ) -> frozenset[MessagePart] | None:
-        """What an answer has beside text that the parser reads as chat did, or None: it does not."""
-        message, own = (
-            response.message,
-            ParsedMessage(
-                response.message.text, response.reasoning, response.message.tool_calls, response.finish_reason
-            ),
-        )
-        names: dict[MessagePart, bool] = {"tool_calls": bool(message.tool_calls), "reasoning": bool(response.reasoning)}
+        """What an answer has beside text that the parser reads as chat did, all along; None: it does not."""
+        own = _make_message(response)._replace(finish_reason=response.finish_reason)
+        names: dict[MessagePart, bool] = {"tool_calls": bool(own.tool_calls), "reasoning": bool(own.reasoning)}
         parts = frozenset(name for name, is_there in names.items() if is_there)
         if not parts:
             return parts
@@ -132,12 +126,15 @@ class HttpMessageParser:
         if is_constrained or prompt_ids != await self._tokens.encode_chat(request):
             return None
         is_cut = response.finish_reason == "length"
-        written = token_ids if is_cut else token_ids[:-1]  # without the token that ends it
-        reason: FinishReason = "length" if is_cut else "stop"
-        whole = await self.parse(request, prompt_ids, written, reason)
-        so_far = [await self.parse(request, prompt_ids, written[: int(cut * len(written))], None) for cut in _CUTS]
-        agrees = _strip_ids(whole) == _strip_ids(own) and all(_begins_with(whole, part) for part in so_far)
-        return parts if agrees else None
+        written = answer.token_ids if is_cut else answer.token_ids[:-1]  # without the token that ends it
+        if _strip_ids(await self.parse(request, prompt_ids, written, "length" if is_cut else "stop")) != _strip_ids(
+            own
+        ):
+            return None
+        for num_tokens, message in answer.list_beginnings():
+            if _strip_ids(await self.parse(request, prompt_ids, written[:num_tokens], None)) != _strip_ids(message):
+                return None
+        return parts
 
     def _build_body(self, request: ChatRequest) -> Body:
         return build_request_body(request, self._model, self._dialect, stream=False)
@@ -146,32 +143,52 @@ class HttpMessageParser:
         return await self._client.post_json(path, {"model": self._model, **body})
 
 
+class _ChatAnswer:
+    """An answer as it came from chat: what it made of the first tokens, at a few places."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self._events: list[tuple[int, StreamEvent]] = []  # with the number of tokens that there were then
+        self._undated: list[StreamEvent] = []  # made of tokens whose ids come next
+
+    @property
+    def has_all_ids(self) -> bool:
+        return bool(self.token_ids) and not self._undated
+
+    def add(self, event: StreamEvent, token_ids: Sequence[int] | None) -> None:
+        self._undated.append(event)
+        if token_ids is not None:
+            self.token_ids += token_ids
+            self._events += [(len(self.token_ids), event) for event in self._undated]
+            self._undated.clear()
+
+    def list_beginnings(self) -> list[tuple[int, ParsedMessage]]:
+        """After so many tokens chat had made this of them."""
+        ends = [end for end, _ in self._events]
+        chosen = {ends[int(cut * len(ends))] for cut in _CUTS} - {0, len(self.token_ids)}
+        return [(end, self._join(end)) for end in sorted(chosen)]
+
+    def _join(self, num_tokens: int) -> ParsedMessage:
+        builder = ChatResponseBuilder()
+        for end, event in self._events:
+            if end <= num_tokens:
+                builder.add_event(event)
+        return _make_message(cast("ChatResponse", builder.add_event(Finish("stop"))))
+
+
 def _read_message(choice: Mapping[str, Any]) -> ParsedMessage:
     reader, builder = ChunkReader(), ChatResponseBuilder()
     for event in reader.read_chunk({"choices": [choice]}):
         builder.add_event(event)
     finish = reader.make_finish()
-    response = cast("ChatResponse", builder.add_event(finish or Finish("stop")))
-    return ParsedMessage(
-        response.message.text,
-        response.reasoning,
-        response.message.tool_calls,
-        None if finish is None else finish.finish_reason,
-    )
+    message = _make_message(cast("ChatResponse", builder.add_event(finish or Finish("stop"))))
+    return message._replace(finish_reason=None if finish is None else finish.finish_reason)
+
+
+def _make_message(response: ChatResponse) -> ParsedMessage:
+    return ParsedMessage(response.message.text, response.reasoning, response.message.tool_calls)
 
 
 def _strip_ids(message: ParsedMessage) -> ParsedMessage:
     """A message without the ids of its calls, which are made up."""
     return message._replace(tool_calls=tuple(replace(call, id="") for call in message.tool_calls))
-
-
-def _begins_with(whole: ParsedMessage, part: ParsedMessage) -> bool:
-    """Whether a message may become the whole one when more of it comes."""
-    if not (whole.content.startswith(part.content) and whole.reasoning.startswith(part.reasoning)):
-        return False
-    if len(part.tool_calls) > len(whole.tool_calls):
-        return False
-    return all(
-        own.name == call.name and call.arguments.startswith(own.arguments)
-        for own, call in zip(part.tool_calls, whole.tool_calls, strict=False)
-    )

@@ -106,8 +106,8 @@ class HttpProvider:
         async with await self._post_request(request) as response:
             repeated, has_logprobs = self._get_repeated_text(request), request.top_logprobs is not None
             events = read_http_answer_events(self._client, response, repeated=repeated, has_logprobs=has_logprobs)
-            async with aclosing(events):
-                yield events
+            async with aclosing(self._features.note_reasoning(events)) as noted:
+                yield noted
 
     def stream_with_token_ids(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         tokens = self._features.get_untried_token_endpoint()

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from llm_spec_http import DIALECTS, HttpProvider
-from support.message_server import MessageServer, call, serving_messages
+from support.message_server import DRAWN, MessageServer, call, serving_messages
 from support.probe_targets import Patient
 
-from llm_spec import ChatRequest, ReferenceDraft, SpeculativeConfig, SpeculativeDecoder, SpeculativeResult
+from llm_spec import (
+    ChatRequest,
+    ReferenceDraft,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SpeculativeFinish,
+    SpeculativeResult,
+    TextDelta,
+    ToolCallDelta,
+)
 from llm_spec.contract.draft import DraftProvider
 
 pytestmark = pytest.mark.virtual_clock
@@ -32,6 +43,7 @@ ANSWERS = {
     "two": TWO,
     "unicode": UNICODE,
     "long": call("read", json.dumps({"lines": list(range(100))})),
+    "both": f"All of its lines, from the first to the last one, in one go: {call('read', json.dumps(list(range(80))))}",
     "text": "There is no file of that name, and there never was one; 3 < 4 and <tool is no mark.",
     "broken": BROKEN,
     "thought": THOUGHT,
@@ -65,9 +77,7 @@ async def opened(server: MessageServer, *, taught_by: Sequence[str] = ("one",)) 
 
 
 async def answer(target: HttpProvider, strategy: str, draft: DraftProvider, request: ChatRequest) -> SpeculativeResult:
-    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy))
-    decoder._planner.pair_stats = Patient()
-    return await decoder.decode(request)
+    return await speculate(target, strategy, draft).decode(request)
 
 
 async def answer_plain(target: HttpProvider, request: ChatRequest) -> SpeculativeResult:
@@ -87,3 +97,181 @@ async def test_the_message_is_chats_own(strategy: str, question: str) -> None:
             assert result.strategy == strategy
             if text == ANSWERS[question] and question == "long":
                 assert result.stats.num_accepted_draft_tokens > 20
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_what_is_streamed_is_the_message(strategy: str) -> None:
+    """Piece by piece, text before a call, each call with one id; finish reason and usage are chat's own."""
+    async with opened(MessageServer(dict(ANSWERS))) as target:
+        plain = await answer_plain(target, ask("two"))
+        decoder = speculate(target, strategy, ReferenceDraft(TWO))
+        pieces = Counter[str]()
+        ids: dict[int, set[str]] = {0: set(), 1: set()}
+        content, arguments = "", {0: "", 1: ""}
+        async with decoder.stream(ask("two")) as events:
+            async for event in events:
+                pieces[type(event).__name__] += 1
+                if isinstance(event, TextDelta):
+                    assert not any(arguments.values())
+                    content += event.text
+                elif isinstance(event, ToolCallDelta):
+                    arguments[event.index] += event.arguments
+                    ids[event.index] |= {event.id} if event.id else set()
+                elif isinstance(event, SpeculativeFinish):
+                    finish = event
+        assert (content, tuple(arguments.values())) == (plain.content, tuple(c.arguments for c in plain.tool_calls))
+        assert [len(given) for given in ids.values()] == [1, 1]
+        assert pieces["TextDelta"] > 1
+        assert pieces["ToolCallDelta"] > 3
+        assert finish.finish_reason == "tool_calls"
+        assert finish.stopped_by == plain.stopped_by == "tool_calls"
+        assert finish.result is not None
+        assert finish.result.usage is not None
+        assert plain.usage is not None
+        assert finish.result.usage.answer_tokens == plain.usage.output_tokens
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("max_tokens", [1, 7, 20, 37, 60])
+async def test_an_answer_that_is_cut(strategy: str, max_tokens: int) -> None:
+    """In a mark, a name, an argument: as chat cuts it."""
+    async with opened(MessageServer(dict(ANSWERS))) as target:
+        request = ask("two", max_tokens=max_tokens)
+        plain = await answer_plain(target, request)
+        result = await answer(target, strategy, ReferenceDraft(TWO), request)
+        assert (message(result), result.stopped_by) == (message(plain), plain.stopped_by)
+        assert result.usage is not None
+        assert result.usage.answer_tokens == max_tokens
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_reasoning_without_tools(strategy: str) -> None:
+    """A server that takes reasoning out of every answer; before that is known, and after."""
+    thought = "<think>Two and two are four, as everybody knows who can count.</think>It is four, as far as I know."
+    async with opened(MessageServer({"sum": thought}, reasons=True), taught_by=()) as target:
+        request = ask("sum", tools=())
+        plain = await answer_plain(target, request)
+        assert plain.reasoning.startswith("Two and two")
+        results = [await answer(target, strategy, ReferenceDraft(thought), request) for _ in range(4)]
+        assert {message(result) for result in results} == {message(plain)}
+        assert results[-1].strategy == strategy
+        assert results[-1].stats.num_accepted_draft_tokens > 5
+        assert results[-1].fallbacks == ()
+
+
+@pytest.mark.parametrize("strategy", ["race", "probe"])
+async def test_a_sampled_call_has_chats_own_distribution(strategy: str) -> None:
+    """The drawn digit of an argument, whatever the draft says it is; a draft's own digit is not preferred."""
+    written = call("add", '{"a": #, "b": [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]}')
+    drafted = ReferenceDraft(written.replace("#", "2"))
+    num_drawn = 100
+    async with opened(MessageServer({"one": ONE, "draw": written}, token_s=0.001)) as target:
+        decoder = speculate(target, strategy, drafted)
+        results = [await decoder.decode(ask("draw", temperature=1.0)) for _ in range(num_drawn)]
+        assert sum(result.stats.num_accepted_draft_tokens for result in results) > num_drawn
+        drawn = Counter(result.tool_calls[0].arguments[6] for result in results)
+    chi_square = sum((drawn[text] - num_drawn * p) ** 2 / (num_drawn * p) for text, p in DRAWN)
+    assert drawn.keys() <= {text for text, _ in DRAWN}
+    assert chi_square < 27.6  # of 2 degrees of freedom: one in a million
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_server_that_does_not_read_its_tokens(strategy: str) -> None:
+    """Without `--enable-scale-out`: plain, and the reason is told; nothing is asked again for a while."""
+    async with opened(MessageServer(dict(ANSWERS), derender_status=403)) as target:
+        server_url_calls = target.capabilities.message_parser
+        assert server_url_calls is None
+        result = await answer(target, strategy, ReferenceDraft(TWO), ask("two"))
+        assert (result.strategy, result.plain_reason) == ("plain", "target")
+        assert "no message parser" in (result.plain_detail or "")
+        assert result.fallbacks == ()
+        assert message(result) == message(await answer_plain(target, ask("two")))
+
+
+@pytest.mark.parametrize("flaw", [{"corrupts": True}, {"is_constrained": True}])
+async def test_a_parser_that_differs_from_chat_is_not_believed(flaw: Mapping[str, bool]) -> None:
+    """It reads an answer otherwise, or chat's answers are held by a grammar."""
+    async with opened(MessageServer(dict(ANSWERS), **flaw)) as target:
+        result = await answer(target, "probe", ReferenceDraft(TWO), ask("two"))
+        assert (result.strategy, result.plain_reason) == ("plain", "target")
+
+
+async def test_answers_without_a_call_teach_nothing() -> None:
+    async with opened(MessageServer(dict(ANSWERS)), taught_by=("text", "text")) as target:
+        assert target.capabilities.message_parser is None
+        result = await answer(target, "probe", ReferenceDraft(ONE), ask("one"))
+        assert result.plain_reason == "discovery"
+        assert (await answer(target, "probe", ReferenceDraft(ONE), ask("one"))).strategy == "probe"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("flaw", ["lost", "corrupt"])
+async def test_a_parser_that_is_lost_midway(strategy: str, flaw: str) -> None:
+    """The answer goes on from chat, without a piece twice or lost; said once, and plain from then on."""
+    server = MessageServer(dict(ANSWERS))
+    async with opened(server) as target:
+        plain = await answer_plain(target, ask("both"))
+        if flaw == "lost":
+            server.num_derenders_left = 1
+        else:
+            server.corrupts = True
+        result = await answer(target, strategy, ReferenceDraft(ANSWERS["both"]), ask("both"))
+        assert message(result) == message(plain)
+        assert len(result.fallbacks) == 1
+        after = await answer(target, strategy, ReferenceDraft(ANSWERS["both"]), ask("both"))
+        assert (message(after), after.plain_reason, after.fallbacks) == (message(plain), "target", ())
+        assert server.num_open == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_leaving_in_the_middle_of_a_call_closes_everything(strategy: str) -> None:
+    server = MessageServer(dict(ANSWERS), token_s=0.01)
+    async with opened(server) as target:
+        before = asyncio.all_tasks()
+        decoder = speculate(target, strategy, ReferenceDraft(ANSWERS["long"]))
+        async with decoder.stream(ask("long")) as events:
+            async for event in events:
+                if isinstance(event, ToolCallDelta) and event.arguments:
+                    break
+        await asyncio.sleep(0.05)
+        assert server.num_open == 0
+        assert {task for task in asyncio.all_tasks() - before if not _is_of_server(task)} == set()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+        {"tools": [{"type": "function", "function": {"name": "read", "strict": True}}]},
+        {"response_format": {"type": "json_object"}},
+        {"stop": ["x"]},
+        {"extra": {"parallel_tool_calls": False}},
+    ],
+)
+async def test_what_a_server_holds_to_a_form_stays_plain(options: dict[str, Any]) -> None:
+    request = ask("two", **options)
+    async with opened(MessageServer(dict(ANSWERS))) as target:
+        auto = SpeculativeDecoder(ReferenceDraft(TWO), target, SpeculativeConfig())
+        for _ in range(4):
+            result = await auto.decode(request)
+        assert (result.strategy, result.plain_reason) == ("plain", "request")
+
+
+async def test_nothing_is_asked_of_a_parser_while_chat_is_ahead() -> None:
+    """A draft that is of no use costs the server no reading of its own answer."""
+    server = MessageServer(dict(ANSWERS))
+    async with opened(server) as target:
+        server.paths.clear()
+        await answer(target, "probe", ReferenceDraft("nothing of the kind"), ask("two"))
+        assert server.paths["/v1/chat/completions/derender"] == 0
+
+
+def speculate(target: HttpProvider, strategy: str, draft: DraftProvider) -> SpeculativeDecoder:
+    decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy))
+    decoder._planner.pair_stats = Patient()
+    return decoder
+
+
+def _is_of_server(task: asyncio.Task[Any]) -> bool:
+    return "RequestHandler" in repr(task)

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-__all__ = ["END", "MessageServer", "ReadMessage", "call", "read_message", "serving_messages"]
+__all__ = ["DRAWN", "END", "MessageServer", "ReadMessage", "call", "read_message", "serving_messages"]
 
 _ANSWER: Final = "\nanswer\n"
 _numbers: Final = itertools.count()
@@ -251,8 +251,8 @@ class MessageServer:
         reason = choice["finish_reason"]
         text = self._decode_whole_characters(choice["token_ids"])
         message = self._read(text, body["chat_request"], is_whole=reason is not None)
-        if self.corrupts and message.calls:
-            message = message._replace(calls=tuple((name, given + " ") for name, given in message.calls))
+        if self.corrupts:
+            message = message._replace(content=message.content.swapcase(), calls=message.calls[:-1])
         reason = "tool_calls" if reason == "stop" and message.calls else reason
         parsed = {"index": 0, "delta": _diff(ReadMessage("", "", ()), message), "finish_reason": reason}
         return web.json_response({"chunk": {"choices": [parsed]}, "stream_state": {}})
