@@ -238,10 +238,10 @@ async def _write_raw_text(
                 made.append(replace(event, token_ids=None))
             if is_chat:
                 run.add_piece(event.token_ids, made)
-            delta = await raw_text.add_tokens(event.token_ids, may_be_end=not made)
+            written = await raw_text.add_tokens(event.token_ids, may_be_end=not made)
             made.clear()
-            if delta is not None:
-                yield delta
+            if written is not None:
+                yield written
 
 
 class _RawText:
