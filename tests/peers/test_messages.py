@@ -1,4 +1,4 @@
-"""Requests with tools against a real vLLM: the message is its chat endpoint's own, with `--enable-scale-out` and without.
+"""Requests with tools at a real vLLM: the message is its chat endpoint's own, with `--enable-scale-out` and without.
 
 They need a chat model that calls tools in Hermes' form; `LLM_SPEC_PEER_CHAT_MODEL` names its Hugging Face folder.
 """
