@@ -39,7 +39,7 @@ from llm_spec import (
     open_provider,
 )
 from llm_spec.pair_stats import PairStats
-from llm_spec.row_stats import RowCallStats
+from llm_spec.row_stats import DraftAgreementStats, RowCallStats
 
 GREEDY = Sampling(temperature=0.0)
 QUESTIONS = (
@@ -69,13 +69,13 @@ QUESTIONS = (
 class EagerRows(RowCallStats):
     """Rows that always pay."""
 
-    def estimate_speedup(self, *_: Any) -> float:
+    def estimate_speedup(self, agreement: DraftAgreementStats, step_s: float, max_calls: int) -> float:
         return 1e9
 
-    def estimate_allowed_loss_s(self, *_: Any) -> float:
+    def estimate_allowed_loss_s(self, elapsed_s: float, step_s: float, max_tokens: int | None) -> float:
         return 1e9
 
-    def estimate_answer_s(self, *_: Any) -> float:
+    def estimate_answer_s(self, step_s: float, max_tokens: int | None) -> float:
         return 1e10
 
 
@@ -158,7 +158,8 @@ def make_reasoning_request(question: str, max_tokens: int) -> ChatRequest:
 def open_decoder(target: LlmProvider, draft: Any, strategy: str, *, is_eager: bool) -> SpeculativeDecoder:
     decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy, stream_always=True))
     if is_eager:
-        decoder._planner.pair_stats = EagerStats()  # noqa: SLF001 - there is no option for what nobody should want
+        planner: Any = decoder._planner  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - nobody should want it
+        planner.pair_stats = EagerStats()
     return decoder
 
 

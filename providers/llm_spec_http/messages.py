@@ -116,7 +116,7 @@ class HttpMessageParser:
         """What an answer has beside text that the parser reads as chat did, all along; None: it does not."""
         own = _make_message(response)._replace(finish_reason=response.finish_reason)
         names: dict[MessagePart, bool] = {"tool_calls": bool(own.tool_calls), "reasoning": bool(own.reasoning)}
-        parts = frozenset(name for name, is_there in names.items() if is_there)
+        parts: frozenset[MessagePart] = frozenset(name for name, is_there in names.items() if is_there)
         if not parts:
             return parts
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -52,7 +52,8 @@ STRATEGIES = ("race", "probe", "score")
 
 
 def ask(question: str, **options: Any) -> ChatRequest:
-    return ChatRequest.create(question, **{"tools": TOOLS, "temperature": 0.0, **options})
+    given: dict[str, Any] = {"tools": TOOLS, "temperature": 0.0, **options}
+    return ChatRequest.create(question, **given)
 
 
 def message(result: SpeculativeResult) -> tuple[Any, ...]:
@@ -108,6 +109,7 @@ async def test_what_is_streamed_is_the_message(strategy: str) -> None:
         pieces = Counter[str]()
         ids: dict[int, set[str]] = {0: set(), 1: set()}
         content, arguments = "", {0: "", 1: ""}
+        finish: SpeculativeFinish | None = None
         async with decoder.stream(ask("two")) as events:
             async for event in events:
                 pieces[type(event).__name__] += 1
@@ -123,6 +125,7 @@ async def test_what_is_streamed_is_the_message(strategy: str) -> None:
         assert [len(given) for given in ids.values()] == [1, 1]
         assert pieces["TextDelta"] > 1
         assert pieces["ToolCallDelta"] > 3
+        assert finish is not None
         assert finish.finish_reason == "tool_calls"
         assert finish.stopped_by == plain.stopped_by == "tool_calls"
         assert finish.result is not None
@@ -179,8 +182,7 @@ async def test_a_sampled_call_has_chats_own_distribution(strategy: str) -> None:
 async def test_a_server_that_does_not_read_its_tokens(strategy: str) -> None:
     """Without `--enable-scale-out`: plain, and the reason is told; nothing is asked again for a while."""
     async with opened(MessageServer(dict(ANSWERS), derender_status=403)) as target:
-        server_url_calls = target.capabilities.message_parser
-        assert server_url_calls is None
+        assert target.capabilities.message_parser is None
         result = await answer(target, strategy, ReferenceDraft(TWO), ask("two"))
         assert (result.strategy, result.plain_reason) == ("plain", "target")
         assert "no message parser" in (result.plain_detail or "")
@@ -188,10 +190,14 @@ async def test_a_server_that_does_not_read_its_tokens(strategy: str) -> None:
         assert message(result) == message(await answer_plain(target, ask("two")))
 
 
-@pytest.mark.parametrize("flaw", [{"corrupts": True}, {"is_constrained": True}])
-async def test_a_parser_that_differs_from_chat_is_not_believed(flaw: Mapping[str, bool]) -> None:
+@pytest.mark.parametrize(
+    "server",
+    [MessageServer(dict(ANSWERS), corrupts=True), MessageServer(dict(ANSWERS), is_constrained=True)],
+    ids=["corrupt", "constrained"],
+)
+async def test_a_parser_that_differs_from_chat_is_not_believed(server: MessageServer) -> None:
     """It reads an answer otherwise, or chat's answers are held by a grammar."""
-    async with opened(MessageServer(dict(ANSWERS), **flaw)) as target:
+    async with opened(server) as target:
         result = await answer(target, "probe", ReferenceDraft(TWO), ask("two"))
         assert (result.strategy, result.plain_reason) == ("plain", "target")
 
@@ -253,9 +259,8 @@ async def test_what_a_server_holds_to_a_form_stays_plain(options: dict[str, Any]
     request = ask("two", **options)
     async with opened(MessageServer(dict(ANSWERS))) as target:
         auto = SpeculativeDecoder(ReferenceDraft(TWO), target, SpeculativeConfig())
-        for _ in range(4):
-            result = await auto.decode(request)
-        assert (result.strategy, result.plain_reason) == ("plain", "request")
+        *_, last = [await auto.decode(request) for _ in range(4)]
+        assert (last.strategy, last.plain_reason) == ("plain", "request")
 
 
 async def test_nothing_is_asked_of_a_parser_while_chat_is_ahead() -> None:
