@@ -23,6 +23,7 @@ from llm_spec import (
     SpeculativeResult,
     TextDelta,
     ToolCallDelta,
+    TransientError,
 )
 from llm_spec.contract.draft import DraftProvider
 
@@ -192,8 +193,12 @@ async def test_a_server_that_does_not_read_its_tokens(strategy: str) -> None:
 
 @pytest.mark.parametrize(
     "server",
-    [MessageServer(dict(ANSWERS), corrupts=True), MessageServer(dict(ANSWERS), is_constrained=True)],
-    ids=["corrupt", "constrained"],
+    [
+        MessageServer(dict(ANSWERS), corrupts=True),
+        MessageServer(dict(ANSWERS), corrupts_parts=True),
+        MessageServer(dict(ANSWERS), is_constrained=True),
+    ],
+    ids=["corrupt", "corrupt parts", "constrained"],
 )
 async def test_a_parser_that_differs_from_chat_is_not_believed(server: MessageServer) -> None:
     """It reads an answer otherwise, or chat's answers are held by a grammar."""
@@ -227,6 +232,22 @@ async def test_a_parser_that_is_lost_midway(strategy: str, flaw: str) -> None:
         after = await answer(target, strategy, ReferenceDraft(ANSWERS["both"]), ask("both"))
         assert (message(after), after.plain_reason, after.fallbacks) == (message(plain), "target", ())
         assert server.num_open == 0
+
+
+async def test_what_was_sampled_and_shown_is_not_written_anew() -> None:
+    """A parser that is lost within a sampled answer ends it; an answer of which nothing was shown begins anew."""
+    server = MessageServer(dict(ANSWERS))
+    async with opened(server) as target:
+        request = ask("both", temperature=1.0)
+        server.num_derenders_left = 1
+        with pytest.raises(TransientError, match="does not read its own answer"):
+            await stream_to_end(speculate(target, "race", ReferenceDraft(ANSWERS["both"])), request)
+    server = MessageServer(dict(ANSWERS))
+    async with opened(server) as target:
+        server.num_derenders_left = 1
+        result = await answer(target, "race", ReferenceDraft(ANSWERS["both"]), request)
+        assert message(result) == message(await answer_plain(target, request))
+        assert len(result.retries) == 1
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -276,6 +297,12 @@ def speculate(target: HttpProvider, strategy: str, draft: DraftProvider) -> Spec
     decoder = SpeculativeDecoder(draft, target, SpeculativeConfig(strategy=strategy))
     decoder._planner.pair_stats = Patient()
     return decoder
+
+
+async def stream_to_end(decoder: SpeculativeDecoder, request: ChatRequest) -> None:
+    async with decoder.stream(request) as events:
+        async for _ in events:
+            pass
 
 
 def _is_of_server(task: asyncio.Task[Any]) -> bool:

@@ -92,6 +92,7 @@ class MessageServer:
     derender_status: int = 200
     num_derenders_left: int | None = None  # after which it answers 404
     corrupts: bool = False
+    corrupts_parts: bool = False  # a call that is not whole is missing
     is_constrained: bool = False
     reasons: bool = False  # its chat takes reasoning out of every answer
     url: str = ""
@@ -253,7 +254,9 @@ class MessageServer:
         message = self._read(text, body["chat_request"], is_whole=reason is not None)
         if self.corrupts:
             message = message._replace(content=message.content.swapcase(), calls=message.calls[:-1])
-        reason = "tool_calls" if reason == "stop" and message.calls else reason
+        if self.corrupts_parts and reason is None:
+            message = message._replace(calls=message.calls[:-1])
+        reason = "tool_calls" if reason is not None and message.calls else reason  # as vLLM, of a cut answer, too
         parsed = {"index": 0, "delta": _diff(ReadMessage("", "", ()), message), "finish_reason": reason}
         return web.json_response({"chunk": {"choices": [parsed]}, "stream_state": {}})
 
