@@ -53,6 +53,7 @@ __all__ = ["find_needed_message_parts", "prepare_with_message_parser"]
 _READ_AHEAD: Final = 256  # events of a strategy that may wait
 _PAUSE_PER_PARSE: Final = 8.0  # of a parser's own time that passes before it is asked again
 _CONTROL_TOKEN: Final = re.compile(r"[<\[]\S*[>\]]")  # may end an answer: then it has no text
+_UNKNOWN_TEXT: Final = "?"
 _MESSAGE_EVENTS: Final = (TextDelta, ReasoningDelta, ReasoningDetail, ToolCallDelta)
 
 
@@ -275,10 +276,16 @@ class _RawText:
 
 
 async def _decode_tokens(endpoint: TokenEndpoint, token_ids: Sequence[int]) -> str:
-    """The text of tokens, put together from single ones, which are remembered, as far as those are whole."""
-    texts = [await endpoint.decode([token_id]) for token_id in token_ids]
-    is_cut = len(texts) > 1 and any(REPLACEMENT_CHARACTER in text for text in texts)
-    return await endpoint.decode(token_ids) if is_cut else "".join(texts)
+    """The text of tokens, put together from single ones, which are remembered, as far as those are whole.
+
+    Only drafts go by it: where the server cannot tell it, any text will do, and no answer fails for it.
+    """
+    try:
+        texts = [await endpoint.decode([token_id]) for token_id in token_ids]
+        is_cut = len(texts) > 1 and any(REPLACEMENT_CHARACTER in text for text in texts)
+        return await endpoint.decode(token_ids) if is_cut else "".join(texts)
+    except LlmSpecError:
+        return _UNKNOWN_TEXT
 
 
 def _take_exception(future: asyncio.Future[list[int]]) -> None:

@@ -234,6 +234,17 @@ async def test_a_parser_that_is_lost_midway(strategy: str, flaw: str) -> None:
         assert server.num_open == 0
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_no_answer_fails_for_the_text_of_its_tokens(strategy: str) -> None:
+    """Only drafts need it."""
+    server = MessageServer(dict(ANSWERS))
+    async with opened(server) as target:
+        server.detokenize_status = 500
+        result = await answer(target, strategy, ReferenceDraft("nothing of the kind"), ask("unicode"))
+        assert message(result) == message(await answer_plain(target, ask("unicode")))
+        assert not result.retries
+
+
 async def test_what_was_sampled_and_shown_is_not_written_anew() -> None:
     """A parser that is lost within a sampled answer ends it; an answer of which nothing was shown begins anew."""
     server = MessageServer(dict(ANSWERS))

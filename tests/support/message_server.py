@@ -90,6 +90,7 @@ class MessageServer:
     token_s: float = 0.002
     first_token_s: float = 0.004
     derender_status: int = 200
+    detokenize_status: int = 200
     num_derenders_left: int | None = None  # after which it answers 404
     corrupts: bool = False
     corrupts_parts: bool = False  # a call that is not whole is missing
@@ -279,6 +280,8 @@ class MessageServer:
         return web.json_response({"tokens": ids, "max_model_len": 100_000})
 
     async def _detokenize(self, body: dict[str, Any]) -> web.Response:
+        if self.detokenize_status != 200:
+            return _refuse(self.detokenize_status)
         return web.json_response({"prompt": self.decode(body["tokens"])})
 
     async def _tell_prompt(self, body: dict[str, Any]) -> web.Response:
